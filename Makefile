@@ -1,0 +1,41 @@
+# Two commands do everything on a new machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+
+.PHONY: help setup demo test test-long lint bench ci system-deps clean
+
+help:  ## what each target does
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+setup: $(VENV)/.installed  ## make .venv with det_core (editable) and all that the tests need
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: setup  ## train the quickstart on two ranks, interrupt it, resume it, show what is kept
+	$(PY) examples/quickstart/demo.py
+
+test: setup lint  ## all tests but the slow proofs
+	$(PY) -m pytest -m 'not long' $(ARGS)
+
+test-long: setup  ## the slow proofs: random kills by the hundred, soak
+	$(PY) -m pytest -m long --timeout 3600 $(ARGS)
+
+lint: setup  ## ruff and mypy
+	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+
+bench: setup  ## every benchmark, ours beside the peers (peers in venvs of their own)
+	$(PY) -m benchmarks $(ARGS)
+
+system-deps:  ## the system packages CI needs (the only target that uses apt)
+	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+	  command -v git >/dev/null && $(PYTHON) -c 'import venv, ensurepip' || \
+	  { apt-get update -qq && apt-get install -y --no-install-recommends git python3-venv; }; fi
+
+ci: system-deps test  ## what .ci/run calls
+
+clean:  ## remove what the targets above made
+	rm -rf $(VENV) .venvs build dist *.egg-info demo-home

@@ -1,0 +1,105 @@
+"""Every environment variable det_core reads, in one frozen object.
+
+``Environment.read()`` takes a snapshot; nothing else in the package looks at ``os.environ``. What the launchers of
+the frameworks set for their ranks (``RANK``, ``SLURM_PROCID``, …) is kept as one mapping, ``launch``, that the rank
+detectors of :mod:`det_core.core` read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+LAUNCH_PREFIXES = ("HOROVOD_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
+LAUNCH_NAMES = frozenset(
+    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE GROUP_RANK GROUP_WORLD_SIZE CROSS_RANK CROSS_SIZE "
+    "MASTER_ADDR MASTER_PORT TF_CONFIG USE_TORCH_DISTRIBUTED USE_DEEPSPEED USE_HOROVOD".split()
+)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A snapshot of the variables that steer det_core. ``None``: not set."""
+
+    home: Path
+    """``DET_CORE_HOME``, else the platform's user data folder: where runs are kept."""
+    resume: str | None = None
+    """``DET_CORE_RESUME``: ``latest`` or a run id, the default of ``core.init(resume=)``."""
+    secret: str | None = None
+    """``DET_CORE_SECRET``, else the content of the file ``DET_CORE_SECRET_FILE`` names, else ``DET_SESSION_TOKEN``."""
+    timeout: float | None = None
+    """``DET_CORE_TIMEOUT``: seconds after which a collective raises; without it, it waits while every rank lives."""
+    info_dir: Path | None = None
+    """``DET_CORE_INFO_DIR``: the folder of cluster.json and its siblings, instead of the contract's fixed path."""
+    chief_ip: str | None = None
+    """``DET_CHIEF_IP``: the address of the chief when there is more than one machine."""
+    port: int | None = None
+    """``INTER_TRAIN_PROCESS_COMM_PORT_1``: the port that links machines."""
+    cuda_visible_devices: str | None = None
+    """``CUDA_VISIBLE_DEVICES``: which GPUs the profiler reports and the launcher counts."""
+    launch: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """What a framework's launcher or a job scheduler set for this process."""
+
+    @classmethod
+    def read(cls, environ: Mapping[str, str] | None = None) -> Environment:
+        """Read ``environ`` (default: this process's).
+
+        Raises:
+            ValueError: a variable's value cannot be used; the message names the variable.
+        """
+        e = os.environ if environ is None else environ
+        return cls(
+            home=Path(e["DET_CORE_HOME"]).expanduser().absolute() if e.get("DET_CORE_HOME") else _default_home(),
+            resume=e.get("DET_CORE_RESUME") or None,
+            secret=_secret(e),
+            timeout=_number(e, "DET_CORE_TIMEOUT"),
+            info_dir=Path(e["DET_CORE_INFO_DIR"]) if e.get("DET_CORE_INFO_DIR") else None,
+            chief_ip=e.get("DET_CHIEF_IP") or None,
+            port=_port(e, "INTER_TRAIN_PROCESS_COMM_PORT_1"),
+            cuda_visible_devices=e.get("CUDA_VISIBLE_DEVICES"),
+            launch=MappingProxyType(
+                {k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}
+            ),
+        )
+
+
+def _default_home() -> Path:
+    from platformdirs import user_data_path
+
+    return user_data_path("det_core")
+
+
+def _secret(e: Mapping[str, str]) -> str | None:
+    if e.get("DET_CORE_SECRET"):
+        return e["DET_CORE_SECRET"]
+    if path := e.get("DET_CORE_SECRET_FILE"):
+        try:
+            return Path(path).read_text().strip() or None
+        except OSError as error:
+            raise ValueError(f"DET_CORE_SECRET_FILE={path}: {error.strerror}") from error
+    return e.get("DET_SESSION_TOKEN") or None
+
+
+def _number(e: Mapping[str, str], name: str) -> float | None:
+    text = e.get(name)
+    if not text:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name}={text!r}: expected a number of seconds above 0")
+    return value
+
+
+def _port(e: Mapping[str, str], name: str) -> int | None:
+    text = e.get(name)
+    if not text:
+        return None
+    if not text.isdigit() or not 0 < int(text) < 65536:
+        raise ValueError(f"{name}={text!r}: expected a port number from 1 to 65535")
+    return int(text)

@@ -1,0 +1,113 @@
+"""The errors det_core raises, as one tree.
+
+::
+
+    DetCoreError
+    ├── InvalidHP                 raised by the user: these hyperparameters cannot be trained
+    ├── ReportsNotKept            reports that could not be written anywhere (also an OSError)
+    ├── CloseError                parts of a Context that could not be closed
+    ├── RunError                  a run folder that cannot be used
+    │   ├── RunNotFound           no run of that id (also a LookupError)
+    │   └── RunLocked             another process writes this run
+    ├── CheckpointError
+    │   ├── CheckpointNotFound    no checkpoint of that storage_id (also a LookupError)
+    │   ├── CheckpointCorrupt     a file differs from the manifest
+    │   ├── CheckpointConflict    ranks disagree on a file or on metadata
+    │   └── StorageError          the store itself refused (also an OSError)
+    ├── DistributedError
+    │   ├── PeerLost              a rank died or left its context
+    │   ├── CollectiveMismatch    ranks called different collectives
+    │   ├── CollectiveTimeout     a deadline that was set has passed (also a TimeoutError)
+    │   ├── RendezvousError       the ranks could not find or trust each other
+    │   └── ContextClosed         a call on a closed context
+    └── MissingExtra              an optional dependency is not installed (also an ImportError)
+
+User mistakes in arguments raise ValueError or TypeError; calls in the wrong order or on the wrong rank raise
+RuntimeError. A message says what happened, where, and what to do.
+"""
+
+from __future__ import annotations
+
+
+class DetCoreError(Exception):
+    """The root of every error that det_core defines."""
+
+
+class InvalidHP(DetCoreError):
+    """Raise inside ``with core.init() as ctx`` when the hyperparameters cannot be trained.
+
+    The context reports the early exit, closes, and ends every rank with status 0.
+    """
+
+
+class ReportsNotKept(DetCoreError, OSError):
+    """Reports that reached no journal file. Raised by ``close()``, never by a report."""
+
+
+class CloseError(DetCoreError):
+    """One or more parts of a Context could not finish closing; ``failures`` maps part to exception."""
+
+    def __init__(self, failures: dict[str, BaseException]) -> None:
+        self.failures = failures
+        parts = "; ".join(f"{part}: {type(e).__name__}: {e}" for part, e in failures.items())
+        super().__init__(f"closing the context, {len(failures)} part(s) could not finish: {parts}")
+
+
+class RunError(DetCoreError):
+    """A run folder that cannot be used."""
+
+
+class RunNotFound(RunError, LookupError):
+    """No run of that id in the home folder."""
+
+
+class RunLocked(RunError):
+    """Another process is writing this run."""
+
+
+class CheckpointError(DetCoreError):
+    """The root of what goes wrong with checkpoints."""
+
+
+class CheckpointNotFound(CheckpointError, LookupError):
+    """No checkpoint of that storage_id in the store."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """A file of a checkpoint differs from its manifest; the message names the file."""
+
+
+class CheckpointConflict(CheckpointError):
+    """Ranks disagree on a file or a metadata key of a sharded checkpoint."""
+
+
+class StorageError(CheckpointError, OSError):
+    """The store refused an operation; the message names store, path and operation."""
+
+
+class DistributedError(DetCoreError):
+    """The root of what goes wrong between ranks."""
+
+
+class PeerLost(DistributedError):
+    """A rank died or left its context; the message gives rank, host, pid and its last call."""
+
+
+class CollectiveMismatch(DistributedError):
+    """Ranks called different collectives; the message says which rank called what."""
+
+
+class CollectiveTimeout(DistributedError, TimeoutError):
+    """A collective did not end within the deadline that was set."""
+
+
+class RendezvousError(DistributedError):
+    """The ranks could not find, or could not trust, each other."""
+
+
+class ContextClosed(DistributedError, RuntimeError):
+    """A call on a context that is closed, or in a process forked from the one that opened it."""
+
+
+class MissingExtra(DetCoreError, ImportError):
+    """An optional dependency is not installed; the message is the command that installs it."""
