@@ -1,7 +1,7 @@
 """The peers, in a virtual environment of their own beside ours.
 
-Each script names what it needs; the environment is made on first use and grows. It is never imported from: a peer
-is run as a child process of its own interpreter.
+Each script names what it needs; the environment is made on first use and grows. It is never imported from: a
+peer is run as a child process of its own interpreter.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ def peers_python(*requirements: str) -> Path:
     """Return the interpreter of the peers' environment, in which ``requirements`` are installed.
 
     Args:
-        requirements: as pip takes them, pinned where a row of the table names a version ("determined==0.38.1").
-            Everything is installed under the repository's constraints file.
+        requirements: as pip takes them, pinned where a row of the table names a version
+            ("determined==0.38.1"). Everything is installed under the repository's constraints file.
 
     Raises:
         subprocess.CalledProcessError: pip could not install them; its output is on the terminal.
@@ -36,18 +36,8 @@ def peers_python(*requirements: str) -> Path:
         installed = set(done.read_text().splitlines()) if done.exists() else set()
         if missing := sorted(set(requirements) - installed):
             print(f"installing {' '.join(missing)} into {VENV}", file=sys.stderr, flush=True)
-            constraints = ROOT / "constraints.txt"
-            command = [
-                python,
-                "-m",
-                "pip",
-                "install",
-                "-q",
-                "--disable-pip-version-check",
-                "-c",
-                constraints,
-                *missing,
-            ]
-            subprocess.run(command, check=True, timeout=PIP_TIMEOUT)
+            pip = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+            pip += ["-c", str(ROOT / "constraints.txt"), *missing]
+            subprocess.run(pip, check=True, timeout=PIP_TIMEOUT)
             done.write_text("\n".join(sorted(installed | set(missing))) + "\n")
     return python

@@ -18,9 +18,8 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
     print(f"\n{title}")
     for number, line in enumerate(lines):
-        cells = [
-            c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))
-        ]
+        cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
+        cells[0] = line[0].ljust(widths[0])
         print("  " + "  ".join(cells).rstrip(), flush=True)
         if number == 0:
             print("  " + "  ".join("-" * w for w in widths))
