@@ -1,0 +1,354 @@
+"""What a cluster tells a task about itself: the files of the wire contract, section 3.1.
+
+The files lie in ``/run/determined/info``, or where ``DET_CORE_INFO_DIR`` says. Unknown keys are accepted, so
+that a newer cluster can add some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from det_core._errors import InfoError
+
+INFO_DIR = Path("/run/determined/info")
+"""Where a cluster of the contract's kind writes the files."""
+
+_T = TypeVar("_T")
+
+
+class TrialInfo:
+    """The trial that the current task runs.
+
+    Attributes:
+        trial_id: the ID of the trial.
+        experiment_id: the ID of its experiment.
+        trial_seed: the random seed for this trial.
+        hparams: the hyperparameter values selected for this trial.
+    """
+
+    def __init__(
+        self,
+        trial_id: int,
+        experiment_id: int,
+        trial_seed: int,
+        hparams: dict[str, Any],
+        config: dict[str, Any],
+        steps_completed: int,
+        trial_run_id: int,
+        debug: bool,
+        inter_node_network_interface: str | None,
+    ) -> None:
+        self.trial_id = trial_id
+        self.experiment_id = experiment_id
+        self.trial_seed = trial_seed
+        self.hparams = hparams
+        self._config = config
+        self._steps_completed = steps_completed
+        self._trial_run_id = trial_run_id
+        self._debug = debug
+        self._inter_node_network_interface = inter_node_network_interface
+
+    def __repr__(self) -> str:
+        return f"TrialInfo(trial_id={self.trial_id}, experiment_id={self.experiment_id})"
+
+    @classmethod
+    def _read(cls, path: Path) -> TrialInfo:
+        keys = _Keys(path)
+        return cls(
+            trial_id=keys.need("trial_id", int),
+            experiment_id=keys.need("experiment_id", int),
+            trial_seed=keys.need("trial_seed", int),
+            hparams=keys.need("hparams", dict),
+            config=keys.need("config", dict),
+            steps_completed=keys.need("steps_completed", int),
+            trial_run_id=keys.need("trial_run_id", int),
+            debug=keys.need("debug", bool),
+            inter_node_network_interface=keys.maybe("inter_node_network_interface", str),
+        )
+
+
+class RendezvousInfo:
+    """The containers of the current allocation.
+
+    Attributes:
+        container_addrs: one address per container; the first is the chief's.
+        container_rank: the index of this container.
+        container_slot_counts: how many slots each container has.
+    """
+
+    def __init__(
+        self, container_addrs: list[str], container_rank: int, container_slot_counts: list[int]
+    ) -> None:
+        self.container_addrs = container_addrs
+        self.container_rank = container_rank
+        self.container_slot_counts = container_slot_counts
+
+    def __repr__(self) -> str:
+        return f"RendezvousInfo(container_addrs={self.container_addrs}, container_rank={self.container_rank})"
+
+    @classmethod
+    def _read(cls, path: Path) -> RendezvousInfo:
+        keys = _Keys(path)
+        return cls(
+            container_addrs=keys.need_list("container_addrs", str),
+            container_rank=keys.need("container_rank", int),
+            container_slot_counts=keys.need_list("container_slot_counts", int),
+        )
+
+
+class ResourcesInfo:
+    """The accelerators of this container.
+
+    Attributes:
+        gpu_uuids: the UUIDs of its GPUs; empty without one.
+    """
+
+    def __init__(self, gpu_uuids: list[str]) -> None:
+        self.gpu_uuids = gpu_uuids
+
+    def __repr__(self) -> str:
+        return f"ResourcesInfo(gpu_uuids={self.gpu_uuids})"
+
+    @classmethod
+    def _read(cls, path: Path) -> ResourcesInfo:
+        return cls(gpu_uuids=_Keys(path).need_list("gpu_uuids", str))
+
+
+class ClusterInfo:
+    """The cluster, the task and the allocation that this process runs in; see :func:`get_cluster_info`.
+
+    Attributes:
+        master_url: the master's address, with scheme and port and without a trailing slash.
+        cluster_id: the ID of the cluster.
+        agent_id: the ID of the agent that runs this container.
+        slot_ids: the slots of this container.
+        task_id: the ID of the task.
+        allocation_id: the ID of the allocation: of this one run of the task.
+        session_token: the credential of the allocation.
+        task_type: ``TRIAL``, or ``NOTEBOOK``, ``SHELL``, ``COMMAND``, ``TENSORBOARD``, ``CHECKPOINT_GC``,
+            ``GENERIC``.
+        master_cert_name: the host name that the master's certificate is issued for, when it is another one.
+        master_cert_file: a PEM file that signs the master's certificate, or ``noverify``.
+    """
+
+    def __init__(
+        self,
+        master_url: str,
+        cluster_id: str,
+        agent_id: str,
+        slot_ids: list[int],
+        task_id: str,
+        allocation_id: str,
+        session_token: str,
+        task_type: str,
+        master_cert_name: str | None = None,
+        master_cert_file: str | None = None,
+        latest_checkpoint: str | None = None,
+        trial_info: TrialInfo | None = None,
+        rendezvous_info: RendezvousInfo | None = None,
+        resources_info: ResourcesInfo | None = None,
+    ) -> None:
+        """Keep what is given.
+
+        Args:
+            trial_info: the trial, where ``task_type`` is ``TRIAL``.
+            rendezvous_info: the containers; an object read from the info folder reads them when asked for.
+            resources_info: the GPUs; read likewise.
+
+        Raises:
+            ValueError: ``master_url`` is not an http or https address, or holds user, query or fragment.
+        """
+        self.master_url = canonical_url(master_url)
+        self.cluster_id = cluster_id
+        self.agent_id = agent_id
+        self.slot_ids = slot_ids
+        self.task_id = task_id
+        self.allocation_id = allocation_id
+        self.session_token = session_token
+        self.task_type = task_type
+        self.master_cert_name = master_cert_name
+        self.master_cert_file = master_cert_file
+        self._latest_checkpoint = latest_checkpoint
+        self._trial_info = trial_info
+        self._rendezvous_info = rendezvous_info
+        self._resources_info = resources_info
+        self._folder: Path | None = None
+
+    def __repr__(self) -> str:
+        return f"ClusterInfo(master_url={self.master_url!r}, task_id={self.task_id!r})"
+
+    @classmethod
+    def _read(cls, folder: Path) -> ClusterInfo:
+        keys = _Keys(folder / "cluster.json")
+        info = cls(
+            master_url=keys.convert("master_url", canonical_url),
+            cluster_id=keys.need("cluster_id", str),
+            agent_id=keys.need("agent_id", str),
+            slot_ids=keys.need_list("slot_ids", int),
+            task_id=keys.need("task_id", str),
+            allocation_id=keys.need("allocation_id", str),
+            session_token=keys.need("session_token", str),
+            task_type=keys.need("task_type", str),
+            master_cert_name=keys.maybe("master_cert_name", str),
+            master_cert_file=keys.maybe("master_cert_file", str),
+            latest_checkpoint=keys.maybe("latest_checkpoint", str),
+        )
+        info._folder = folder
+        if info.task_type == "TRIAL":
+            info._trial_info = TrialInfo._read(folder / "trial.json")
+        return info
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The storage_id of the checkpoint to start from; None without one and in a task that is no trial."""
+        return self._latest_checkpoint if self.task_type == "TRIAL" else None
+
+    @property
+    def trial(self) -> TrialInfo:
+        """The trial that this task runs.
+
+        Raises:
+            RuntimeError: this task is no trial.
+        """
+        if self.task_type != "TRIAL" or self._trial_info is None:
+            raise RuntimeError(f"there is no trial: task {self.task_id} is of type {self.task_type}")
+        return self._trial_info
+
+    @property
+    def user_data(self) -> dict[str, Any]:
+        """The ``data`` section of the experiment's config; empty without one or without a trial."""
+        data = self._trial_info._config.get("data") if self._trial_info else None
+        return data if isinstance(data, dict) else {}
+
+    @property
+    def container_addrs(self) -> list[str]:
+        """One address per container of the allocation; the first is the chief's."""
+        return self._rendezvous().container_addrs
+
+    @property
+    def container_rank(self) -> int:
+        """The index of this container in the allocation."""
+        return self._rendezvous().container_rank
+
+    @property
+    def container_slot_counts(self) -> list[int]:
+        """How many slots each container of the allocation has."""
+        return self._rendezvous().container_slot_counts
+
+    @property
+    def gpu_uuids(self) -> list[str]:
+        """The UUIDs of this container's GPUs."""
+        if self._resources_info is None:
+            self._resources_info = ResourcesInfo._read(self._file("resources.json"))
+        return self._resources_info.gpu_uuids
+
+    def _rendezvous(self) -> RendezvousInfo:
+        if self._rendezvous_info is None:
+            if self.task_type == "TRIAL":
+                self._rendezvous_info = RendezvousInfo._read(self._file("rendezvous.json"))
+            else:
+                self._rendezvous_info = RendezvousInfo(["127.0.0.1"], 0, [len(self.slot_ids)])
+        return self._rendezvous_info
+
+    def _file(self, name: str) -> Path:
+        if self._folder is None:
+            raise RuntimeError(f"this ClusterInfo was not read from a folder, so there is no {name} to ask")
+        return self._folder / name
+
+
+def get_cluster_info() -> ClusterInfo | None:
+    """Return what the cluster tells this task, or None where there is no cluster.
+
+    Every call reads the files anew; they are small.
+
+    Raises:
+        InfoError: a file is there and cannot be used; the message names file and key.
+    """
+    from det_core._env import Environment
+
+    folder = Environment.read().info_dir or INFO_DIR
+    return ClusterInfo._read(folder) if (folder / "cluster.json").exists() else None
+
+
+def canonical_url(url: str) -> str:
+    """Return a master's address in the form of the wire contract, section 2.1.
+
+    A missing scheme means http on port 8080, unless there is a port; http and https without a port get 80 and
+    443. A path prefix stays, without a trailing slash.
+
+    Raises:
+        ValueError: the scheme is neither, there is no host, or there is a user, a query or a fragment.
+    """
+    from urllib.parse import urlsplit
+
+    has_scheme = "://" in url
+    parts = urlsplit(url if has_scheme else f"http://{url}")
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"master address {url!r}: the scheme is http or https, not {parts.scheme}")
+    if not parts.hostname:
+        raise ValueError(f"master address {url!r} names no host")
+    if parts.username is not None or parts.query or parts.fragment:
+        raise ValueError(f"master address {url!r}: user, query and fragment are not allowed")
+    default = (443 if parts.scheme == "https" else 80) if has_scheme else 8080
+    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+    return f"{parts.scheme}://{host}:{parts.port or default}{parts.path.rstrip('/')}"
+
+
+class _Keys:
+    """The JSON object in one file, asked key by key; an error names the file and the key."""
+
+    def __init__(self, path: Path) -> None:
+        import json
+
+        self._path = path
+        try:
+            found = json.loads(path.read_bytes())
+        except OSError as e:
+            raise InfoError(f"{path}: {e.strerror}") from e
+        except ValueError as e:
+            raise InfoError(f"{path} is not JSON: {e}") from e
+        if not isinstance(found, dict):
+            raise InfoError(f"{path}: expected a JSON object, found {_kind(found)}")
+        self._found: Mapping[str, Any] = found
+
+    def need(self, key: str, kind: type[_T]) -> _T:
+        if key not in self._found:
+            raise InfoError(f"{self._path}: the required key {key!r} is missing")
+        return self._checked(key, self._found[key], kind)
+
+    def need_list(self, key: str, kind: type[_T]) -> list[_T]:
+        items = self.need(key, list)
+        return [self._checked(f"{key}[{i}]", item, kind) for i, item in enumerate(items)]
+
+    def maybe(self, key: str, kind: type[_T]) -> _T | None:
+        """The value, or None where it is absent, null or the empty string."""
+        value = self._found.get(key)
+        return None if value is None or value == "" else self._checked(key, value, kind)
+
+    def convert(self, key: str, to: Callable[[str], _T]) -> _T:
+        try:
+            return to(self.need(key, str))
+        except ValueError as e:
+            raise e if isinstance(e, InfoError) else InfoError(f"{self._path}: {key!r}: {e}") from e
+
+    def _checked(self, key: str, value: object, kind: type[_T]) -> _T:
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise InfoError(f"{self._path}: {key!r} is {_kind(value)}, expected {_KINDS[kind]}")
+        return value
+
+
+_KINDS: Mapping[type, str] = {
+    str: "a string",
+    int: "an integer",
+    bool: "true or false",
+    list: "a list",
+    dict: "an object",
+    float: "a number",
+    type(None): "null",
+}
+
+
+def _kind(value: object) -> str:
+    return _KINDS[type(value)]
