@@ -1,0 +1,63 @@
+"""One TensorBoard event file, through tensorboardX's records and messages."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from det_core._optional import require
+from det_core.core._tensorboard_values import Scalar
+
+
+class EventFile:
+    """A file ``events.out.tfevents.<time>.<host>.<pid>`` in ``folder``, which it makes.
+
+    Args:
+        folder: a folder; file names sort by the time at which they were opened. first_step: the step of
+            the first row. If there are older event files, it is written first as the start of a session:
+            TensorBoard then drops the older files' points from that step on.
+    """
+
+    def __init__(self, folder: Path, *, first_step: int) -> None:
+        event = require("tensorboardX.proto.event_pb2", extra="tensorboard", purpose="writing event files")
+        summary = require(
+            "tensorboardX.proto.summary_pb2", extra="tensorboard", purpose="writing event files"
+        )
+        record = require("tensorboardX.record_writer", extra="tensorboard", purpose="writing event files")
+        self._event, self._value, self._summary = event.Event, summary.Summary.Value, summary.Summary
+        folder.mkdir(parents=True, exist_ok=True)
+        older = any("tfevents" in name for name in os.listdir(folder))
+        now = time.time()
+        name = f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
+        self.path = folder / name
+        self._records = record.RecordWriter(str(self.path))
+        self._write(self._event(wall_time=now, file_version="brain.Event:2"))
+        if older:
+            start = event.SessionLog(status=event.SessionLog.START)
+            self._write(self._event(wall_time=now, step=first_step, session_log=start))
+
+    def write(self, wall_time: float, step: int, values: Sequence[tuple[str, Scalar]]) -> None:
+        """Append one point to each tag.
+
+        Args:
+            wall_time: seconds since the epoch.
+            step: the step of the points.
+            values: tag and number of each; kept with the precision of a 32-bit float, as TensorBoard does.
+        """
+        points = [self._value(tag=t, simple_value=v if isinstance(v, float) else v()) for t, v in values]
+        self._write(self._event(wall_time=wall_time, step=step, summary=self._summary(value=points)))
+
+    def flush(self) -> None:
+        """Bring what was written to the disk."""
+        self._records.flush()
+
+    def close(self) -> None:
+        """Close the file; what was not flushed may be lost."""
+        self._records.close()
+
+    def _write(self, event: Any) -> None:
+        self._records.write(event.SerializeToString())
