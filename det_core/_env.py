@@ -38,6 +38,8 @@ class Environment:
     """``DET_CHIEF_IP``: the address of the chief when there is more than one machine."""
     port: int | None = None
     """``INTER_TRAIN_PROCESS_COMM_PORT_1``: the port that links machines."""
+    command: str | None = None
+    """``DET_CORE_COMMAND``: the command line that started this job, which the launcher hands to its ranks."""
     cuda_visible_devices: str | None = None
     """``CUDA_VISIBLE_DEVICES``: which GPUs the profiler reports and the launcher counts."""
     launch: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
@@ -52,13 +54,16 @@ class Environment:
         """
         e = os.environ if environ is None else environ
         return cls(
-            home=Path(e["DET_CORE_HOME"]).expanduser().absolute() if e.get("DET_CORE_HOME") else _default_home(),
+            home=Path(e["DET_CORE_HOME"]).expanduser().absolute()
+            if e.get("DET_CORE_HOME")
+            else _default_home(),
             resume=e.get("DET_CORE_RESUME") or None,
             secret=_secret(e),
             timeout=_number(e, "DET_CORE_TIMEOUT"),
             info_dir=Path(e["DET_CORE_INFO_DIR"]) if e.get("DET_CORE_INFO_DIR") else None,
             chief_ip=e.get("DET_CHIEF_IP") or None,
             port=_port(e, "INTER_TRAIN_PROCESS_COMM_PORT_1"),
+            command=e.get("DET_CORE_COMMAND") or None,
             cuda_visible_devices=e.get("CUDA_VISIBLE_DEVICES"),
             launch=MappingProxyType(
                 {k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}

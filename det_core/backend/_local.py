@@ -1,0 +1,89 @@
+"""The backend of a bare run: answers from the run's own folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from det_core.journal import RunRecord, read_run
+
+logger = logging.getLogger("det_core")
+_LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
+
+
+class LocalBackend:
+    """Answers questions from the journals under ``folder``; the facts themselves are journaled by the contexts.
+
+    Args:
+        folder: the run's folder.
+        length: how far the run is to be trained.
+        latest_checkpoint: the storage_id a resumed run starts from.
+        searcher_metric: the validation metric that is best validation's key; None: the metric that operations were
+            completed with.
+        smaller_is_better: which end of the metric is best.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        length: int,
+        latest_checkpoint: str | None = None,
+        searcher_metric: str | None = None,
+        smaller_is_better: bool = True,
+    ) -> None:
+        self._folder = folder
+        self._length = length
+        self._latest_checkpoint = latest_checkpoint
+        self._searcher_metric = searcher_metric
+        self._smaller_is_better = smaller_is_better
+        self._completed: int | None = None
+
+    def latest_checkpoint(self) -> str | None:
+        """The newest complete checkpoint when the run was opened."""
+        return self._latest_checkpoint
+
+    def next_operation(self) -> int | None:
+        """The run's one operation, until it was completed, in this restart or in an earlier one."""
+        if self._completed is None:
+            self._completed = max((int(r["length"]) for r in self._run().records("operation")), default=0)
+        return self._length if self._completed < self._length else None
+
+    def complete_operation(self, length: int, searcher_metric: Any) -> None:
+        """Remember that ``length`` was reached."""
+        self._completed = max(length, self._completed or 0)
+
+    def acknowledge_out_of_operations(self) -> None:
+        """Nobody waits for it in a bare run; the journal has it."""
+
+    def acknowledge_preemption(self) -> None:
+        """Nobody waits for it in a bare run; the journal has it."""
+
+    def best_validation(self) -> float | None:
+        """The best value in the run's rows that no later restart has superseded."""
+        run = self._run()
+        if self._searcher_metric is None:
+            found = [r["searcher_metric"] for r in run.records("operation")]
+        else:
+            found = [row.metrics.get(self._searcher_metric) for row in run.rows("validation")]
+        values = [float(v) for v in found if isinstance(v, (int, float)) and v == v]
+        if not values:
+            return None
+        return min(values) if self._smaller_is_better else max(values)
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """The journal has it already."""
+        return dict(metadata)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """What was set last, by any rank in any restart."""
+        return dict(self._run().metadata)
+
+    def alert(self, title: str, description: str, level: str) -> None:
+        """Log it: a bare run has nobody else to tell."""
+        logger.log(_LEVELS[level], "%s: %s" if description else "%s%s", title, description)
+
+    def _run(self) -> RunRecord:
+        return read_run(self._folder)

@@ -1,0 +1,110 @@
+"""A bare run: its folder opened by the chief and known to every rank, its first and last line."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from det_core._env import Environment
+from det_core.core._distributed import DistributedContext
+from det_core.core._ranks import on_chief
+from det_core.journal import RunFolder
+
+
+@dataclass(frozen=True)
+class BareRun:
+    """Where this rank records, in which run and restart."""
+
+    run_id: str
+    restart: int
+    resumed: bool
+    path: Path
+    """The run's folder as this rank sees it: the chief's where it is visible here, else one of the same name."""
+    host: str
+    """The chief's host."""
+    command: str
+    """The command line that started the job, for a person to type again."""
+    folder: RunFolder | None
+    """The chief's hold on the run; None on the workers."""
+
+    def release(self) -> None:
+        """Let another process write this run."""
+        if self.folder is not None:
+            self.folder.release()
+
+
+def open_bare_run(
+    distributed: DistributedContext, environment: Environment, *, name: str | None, resume: str | None
+) -> BareRun:
+    """Start a run, or take up the one that ``resume`` names, on all ranks together.
+
+    Args:
+        distributed: the ranks of the run.
+        environment: says where runs are kept, and which to resume where ``resume`` is None.
+        name: what ``latest`` goes by; None: the script's absolute path.
+        resume: ``"latest"``, a run's id, or None for a new run.
+
+    Raises:
+        RunNotFound: there is no run of that id. ``latest`` without any run of that name starts a new one.
+        RunLocked: another process writes that run.
+    """
+    held: list[RunFolder] = []
+    command = environment.command or shlex.join(["python", *sys.argv])
+
+    def open_on_chief() -> tuple[str, int, bool, str, str]:
+        folder, resumed = _chosen_folder(
+            environment, name or _script(), resume or environment.resume, command
+        )
+        restart = folder.begin_restart()
+        held.append(folder)
+        return folder.run_id, restart, resumed, str(folder.path), socket.gethostname()
+
+    run_id, restart, resumed, path, host = on_chief(distributed, "init", open_on_chief)
+    seen = Path(path)
+    if not held and not seen.is_dir():
+        seen = environment.home / "runs" / run_id
+        seen.mkdir(parents=True, exist_ok=True)
+    return BareRun(run_id, restart, resumed, seen, host, command, held[0] if held else None)
+
+
+def _chosen_folder(
+    environment: Environment, name: str, resume: str | None, command: str
+) -> tuple[RunFolder, bool]:
+    if resume == "latest":
+        if (latest := RunFolder.latest(environment.home, name)) is not None:
+            return latest, True
+    elif resume is not None:
+        return RunFolder.open(environment.home, resume), True
+    return RunFolder.create(environment.home, name=name, argv=shlex.split(command)), False
+
+
+def _script() -> str:
+    """The script's absolute path; for an interactive session, the folder it runs in."""
+    script = sys.argv[0] if sys.argv else ""
+    return os.path.abspath(script) if script and script != "-c" else os.getcwd()
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal, apart from the script's own output."""
+    print(f"det_core: {text}", file=sys.stderr, flush=True)
+
+
+def first_line(run: BareRun, latest_checkpoint: str | None) -> str:
+    """What a bare run says when it starts."""
+    if not run.resumed:
+        return f"run {run.run_id} in {run.path}"
+    start = (
+        f"from checkpoint {latest_checkpoint}" if latest_checkpoint else "without a checkpoint to start from"
+    )
+    return f"run {run.run_id} resumed (restart {run.restart}) {start}, in {run.path}"
+
+
+def last_line(run: BareRun, outcome: str) -> str:
+    """What a bare run says when it ends."""
+    if outcome == "completed":
+        return f"run {run.run_id} completed; det-core runs show {run.run_id}"
+    return f"run {run.run_id} {outcome}; to resume it: DET_CORE_RESUME={run.run_id} {run.command}"

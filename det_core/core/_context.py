@@ -1,0 +1,170 @@
+"""The Context: all parts of the SDK for one script, opened and closed together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import TracebackType
+
+from det_core._errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept
+from det_core._info import ClusterInfo
+from det_core.backend import Backend
+from det_core.core._bare import BareRun, last_line, say
+from det_core.core._checkpoint import CheckpointContext
+from det_core.core._distributed import DistributedContext
+from det_core.core._preempt import PreemptContext
+from det_core.core._profiler import ProfilerContext
+from det_core.core._ranks import raise_if_ended
+from det_core.core._searcher import SearcherContext
+from det_core.core._train import EarlyExitReason, TrainContext
+from det_core.journal import Journal
+
+logger = logging.getLogger("det_core.core")
+_INVALID_HP = "ended early: invalid hyperparameters"
+_ALERT_LEVELS = ("debug", "info", "warning", "error")
+
+
+class Context:
+    """What ``core.init()`` gives: one part for each thing a training script needs. Not made by hand.
+
+    Attributes:
+        distributed: talks to the other ranks.
+        checkpoint: stores and restores.
+        preempt: says when to save and exit.
+        train: reports metrics, status and metadata.
+        searcher: says what to train.
+        profiler: samples the machine.
+        info: what the cluster says of this task; None in a bare run.
+        latest_checkpoint: the storage_id to start from; None: from scratch.
+        run_id: what ``det-core runs`` knows this run by.
+    """
+
+    def __init__(
+        self,
+        *,
+        distributed: DistributedContext,
+        checkpoint: CheckpointContext,
+        preempt: PreemptContext,
+        train: TrainContext,
+        searcher: SearcherContext,
+        profiler: ProfilerContext,
+        journal: Journal,
+        backend: Backend,
+        run: BareRun,
+        latest_checkpoint: str | None,
+        info: ClusterInfo | None = None,
+    ) -> None:
+        self.distributed = distributed
+        self.checkpoint = checkpoint
+        self.preempt = preempt
+        self.train = train
+        self.searcher = searcher
+        self.profiler = profiler
+        self.info = info
+        self.latest_checkpoint = latest_checkpoint
+        self.run_id = run.run_id
+        self._journal = journal
+        self._backend = backend
+        self._run = run
+        self._closed = False
+
+    def __enter__(self) -> Context:
+        if self._closed:
+            raise ContextClosed("this context is closed; each run needs a core.init() of its own")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, InvalidHP):
+            self._end_job(error)
+        try:
+            self._close(error)
+        except Exception as failure:
+            if error is None:
+                raise
+            logger.error("after %s: %s", type(error).__name__, failure)
+            if hasattr(error, "add_note"):
+                error.add_note(str(failure))
+        if isinstance(error, InvalidHP):
+            raise SystemExit(0) from error
+
+    def alert(self, title: str | None = None, description: str | None = None, level: str = "info") -> None:
+        """Bring something to a person's attention: in a bare run, a journaled line in the log.
+
+        Args:
+            title: one line.
+            description: more, if there is more.
+            level: ``debug``, ``info``, ``warning`` (or ``warn``) or ``error``.
+        """
+        if self._closed:
+            raise ContextClosed("alert() was called on a context that is closed")
+        chosen = "warning" if str(level).lower() == "warn" else str(level).lower()
+        if chosen not in _ALERT_LEVELS:
+            raise ValueError(f"level={level!r}: expected one of {', '.join(_ALERT_LEVELS)}")
+        if not title and not description:
+            raise ValueError("an alert needs a title or a description")
+        self._journal.record(
+            "alert", {"title": title or "", "description": description or "", "level": chosen}
+        )
+        self._backend.alert(title or "", description or "", chosen)
+
+    def close(self) -> None:
+        """Close every part, also if another fails to.
+
+        Raises:
+            ReportsNotKept: reports that reached no disk, when nothing else went wrong.
+            CloseError: names each part that could not finish.
+        """
+        self._close(None)
+
+    def _end_job(self, error: InvalidHP) -> None:
+        """Report the early exit, and tell every other rank to exit with status 0 as well."""
+        self.train.report_early_exit(EarlyExitReason.INVALID_HP)
+        if self.distributed.star is not None:
+            reason = f"rank {self.distributed.rank} raised InvalidHP: {error}"
+            self.distributed.star.end_job("invalid_hp", reason)
+
+    def _close(self, error: BaseException | None) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        outcome = self._outcome(error)
+        failures: dict[str, BaseException] = {}
+        for part, finish in self._closers(outcome, error):
+            try:
+                finish()
+            except Exception as e:
+                failures[part] = e
+        if self.distributed.rank == 0:
+            say(last_line(self._run, outcome))
+        if len(failures) == 1 and isinstance(only := next(iter(failures.values())), ReportsNotKept):
+            raise only
+        if failures:
+            raise CloseError(failures)
+
+    def _closers(self, outcome: str, error: BaseException | None) -> list[tuple[str, Callable[[], None]]]:
+        """Each part with what closes it, in order: sources of reports, then the ranks' links, then the journal."""
+        failure = error if outcome.startswith("failed") else None
+        return [
+            ("profiler", self.profiler.close),
+            ("searcher", self.searcher.close),
+            ("preempt", self.preempt.close),
+            ("checkpoint", self.checkpoint.close),
+            ("train", self.train.close),
+            ("run", lambda: self._journal.record("run_end", {"outcome": outcome})),
+            ("distributed", lambda: self.distributed.close(failure=failure)),
+            ("journal", self._journal.close),
+            ("run folder", self._run.release),
+        ]
+
+    def _outcome(self, error: BaseException | None) -> str:
+        if isinstance(error, InvalidHP):
+            return _INVALID_HP
+        if error is not None and not (isinstance(error, SystemExit) and error.code in (0, None)):
+            return f"failed: {type(error).__name__}: {error}".splitlines()[0]
+        try:
+            raise_if_ended(self.distributed)
+        except SystemExit:
+            return _INVALID_HP
+        return "preempted" if self.preempt.acknowledged else "completed"

@@ -1,0 +1,176 @@
+"""``core.init()``: checks what was asked for, then puts the parts together."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from det_core._env import Environment
+from det_core._errors import RunError
+from det_core._info import get_cluster_info
+from det_core.backend import LocalBackend
+from det_core.core._bare import BareRun, first_line, open_bare_run, say
+from det_core.core._checkpoint import CheckpointContext
+from det_core.core._context import Context
+from det_core.core._distributed import DistributedContext
+from det_core.core._environments import launched_ranks
+from det_core.core._preempt import PreemptContext, PreemptMode
+from det_core.core._profiler import ProfilerContext
+from det_core.core._ranks import on_chief
+from det_core.core._searcher import SearcherContext, Unit, configured_length
+from det_core.core._tensorboard_mode import Tensorboard, TensorboardMode, chosen_mode
+from det_core.core._train import TrainContext
+from det_core.journal import Journal
+from det_core.storage import Store, open_store
+
+
+def init(
+    *,
+    distributed: DistributedContext | None = None,
+    checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | None = None,
+    preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+    tensorboard_mode: TensorboardMode | None = None,
+    max_length: int | Mapping[str, int] | None = None,
+    name: str | None = None,
+    resume: str | None = None,
+    searcher_metric: str | None = None,
+    smaller_is_better: bool = True,
+) -> Context:
+    """Build the :class:`Context` of a training script. Use it as ``with core.init() as ctx:``.
+
+    Args:
+        distributed: the ranks that train together; needed as soon as there is more than one.
+        checkpoint_storage: a folder, a ``file://`` URL, or a dictionary like the ``checkpoint_storage`` field of an
+            experiment's configuration. Left out: ``checkpoints`` in the run's own folder.
+        preempt_mode: who may call ``ctx.preempt.should_preempt()``.
+        tensorboard_mode: whether metrics are also written as TensorBoard events. Left out: yes, where the extra
+            ``tensorboard`` is installed.
+        max_length: the length of a bare run's one searcher operation: a number, or a number with its unit, as in
+            ``{"epochs": 10}``. Left out: 1.
+        name: what ``resume="latest"`` goes by. Left out: the script's absolute path.
+        resume: ``"latest"`` or the id of a run to continue. Left out: ``DET_CORE_RESUME``, else a new run.
+        searcher_metric: the validation metric of ``ctx.train.get_experiment_best_validation()`` in a bare run. Left
+            out: the metric that operations are completed with.
+        smaller_is_better: which end of that metric is best.
+
+    Raises:
+        ValueError, TypeError: an argument cannot be used, or the environment says that there are more ranks.
+        RunNotFound, RunLocked: the run to resume is not there, or is being written.
+    """
+    environment = Environment.read()
+    _check(distributed, preempt_mode, tensorboard_mode, name, resume, searcher_metric, environment)
+    length, units = configured_length(1 if max_length is None else max_length)
+    if get_cluster_info() is not None:
+        raise RunError(
+            "this process runs under a master, and this release of det_core records bare runs only: "
+            "start the script outside of it"
+        )
+    if distributed is None:
+        distributed = DistributedContext(
+            rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1
+        )
+    given = None if checkpoint_storage is None else open_store(checkpoint_storage, default=environment.home)
+    run = open_bare_run(distributed, environment, name=name, resume=resume)
+    try:
+        return _compose(
+            distributed, run, given, preempt_mode, tensorboard_mode, length, units,
+            searcher_metric, smaller_is_better,
+        )  # fmt: skip
+    except BaseException:
+        run.release()
+        raise
+
+
+def _compose(
+    distributed: DistributedContext,
+    run: BareRun,
+    given: Store | None,
+    preempt_mode: PreemptMode,
+    tensorboard_mode: TensorboardMode | None,
+    length: int,
+    units: Unit | None,
+    searcher_metric: str | None,
+    smaller_is_better: bool,
+) -> Context:
+    store = given or open_store(None, default=run.path / "checkpoints")
+    latest = on_chief(distributed, "init", lambda: store.newest(run.run_id) if run.resumed else None)
+    journal = Journal(run.path, run_id=run.run_id, restart=run.restart, rank=distributed.rank)
+    backend = LocalBackend(
+        run.path,
+        length=length,
+        latest_checkpoint=latest,
+        searcher_metric=searcher_metric,
+        smaller_is_better=smaller_is_better,
+    )
+    local = run.path / "tensorboard" / f"rank-{distributed.rank}"
+    kept = None if given is None else Path(given.root) / "tensorboard" / run.run_id
+    tensorboard = Tensorboard(chosen_mode(tensorboard_mode), local=local, kept=kept, rank=distributed.rank)
+    facts = _CheckpointFacts(journal, tensorboard)
+    if distributed.rank == 0:
+        say(first_line(run, latest))
+    journal.record("run_start", {"size": distributed.size, "host": socket.gethostname(), "pid": os.getpid()})
+    return Context(
+        distributed=distributed,
+        checkpoint=CheckpointContext(
+            distributed, store, run_id=run.run_id, restart=run.restart,
+            registered=facts.registered, deleted=facts.deleted, restored=facts.restored,
+        ),
+        preempt=PreemptContext(
+            distributed, preempt_mode, acknowledge=backend.acknowledge_preemption, record=journal.record
+        ),
+        train=TrainContext(distributed, journal, backend, tensorboard),
+        searcher=SearcherContext(distributed, backend, record=journal.record, units=units),
+        profiler=ProfilerContext(distributed, journal.metrics, agent_id=socket.gethostname()),
+        journal=journal,
+        backend=backend,
+        run=run,
+        latest_checkpoint=latest,
+    )  # fmt: skip
+
+
+class _CheckpointFacts:
+    """Journals what happens to checkpoints; a checkpoint takes the reports before it to the disk with it."""
+
+    def __init__(self, journal: Journal, tensorboard: Tensorboard) -> None:
+        self._journal = journal
+        self._tensorboard = tensorboard
+
+    def registered(self, checkpoint: Mapping[str, Any]) -> None:
+        self._journal.record("checkpoint", checkpoint)
+        self._journal.flush()
+        self._tensorboard.sync()
+
+    def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+        self._journal.record("checkpoint_deleted", {"storage_id": storage_id, "resources": dict(remaining)})
+
+    def restored(self, storage_id: str, steps_completed: int | None) -> None:
+        self._journal.record("restore", {"storage_id": storage_id, "steps_completed": steps_completed})
+
+
+def _check(
+    distributed: Any,
+    preempt_mode: Any,
+    tensorboard_mode: Any,
+    name: Any,
+    resume: Any,
+    searcher_metric: Any,
+    environment: Environment,
+) -> None:
+    """Refuse what cannot work, before anything is made."""
+    if distributed is not None and not isinstance(distributed, DistributedContext):
+        raise TypeError(f"distributed must be a core.DistributedContext, not {type(distributed).__name__}")
+    if not isinstance(preempt_mode, PreemptMode):
+        raise TypeError(f"preempt_mode must be a core.PreemptMode, not {preempt_mode!r}")
+    if tensorboard_mode is not None and not isinstance(tensorboard_mode, TensorboardMode):
+        raise TypeError(f"tensorboard_mode must be a core.TensorboardMode, not {tensorboard_mode!r}")
+    for argument, value in (("name", name), ("resume", resume), ("searcher_metric", searcher_metric)):
+        if value is not None and (not isinstance(value, str) or not value.strip()):
+            raise ValueError(f"{argument}={value!r}: expected a text that is not empty, or None")
+    if distributed is None and (ranks := launched_ranks(environment)) is not None:
+        raise ValueError(
+            f"{ranks.launcher} started {ranks.size} processes, so core.init() needs to know the ranks: "
+            f"core.init(distributed={ranks.line})"
+        )

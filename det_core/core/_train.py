@@ -1,0 +1,180 @@
+"""What a training script reports, and what it may ask about itself."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from det_core._errors import ContextClosed
+from det_core.backend import Backend
+from det_core.core._distributed import DistributedContext
+from det_core.core._metadata import checked_metadata
+from det_core.core._ranks import raise_if_ended
+from det_core.core._tensorboard_mode import Tensorboard
+from det_core.journal import Journal
+
+
+class EarlyExitReason(enum.Enum):
+    """Why a trial ends before its time."""
+
+    INVALID_HP = "EXITED_REASON_INVALID_HP"
+    """The hyperparameters cannot be trained; reported for the script when it raises :class:`det_core.InvalidHP`."""
+    USER_REQUESTED_STOP = "EXITED_REASON_USER_REQUESTED_STOP"
+    """The script decided to stop."""
+
+
+class TrainContext:
+    """Reports metrics, status, progress and metadata. Any rank may report; no report waits for a disk or a network.
+
+    Args:
+        distributed: the ranks that train together.
+        journal: where reports go.
+        backend: who answers questions.
+        tensorboard: the event files that go with the metrics.
+    """
+
+    def __init__(
+        self, distributed: DistributedContext, journal: Journal, backend: Backend, tensorboard: Tensorboard
+    ) -> None:
+        self._distributed = distributed
+        self._journal = journal
+        self._backend = backend
+        self._tensorboard = tensorboard
+        self._closed = False
+        self._look_after = tensorboard.writes
+        if distributed.star is not None:
+            distributed.star.on_trouble(self._on_trouble)
+
+    def report_training_metrics(
+        self,
+        steps_completed: int,
+        metrics: Mapping[str, Any],
+        batch_metrics: Sequence[Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Report training metrics.
+
+        Args:
+            steps_completed: the global step, for example batches trained in all; an integer from 0 on.
+            metrics: what can be stored as JSON; numpy and torch scalars, NaN and infinities too.
+            batch_metrics: one dictionary a batch since the last report, kept beside the row.
+
+        Raises:
+            TypeError, ValueError: an argument cannot be stored (the message gives the path of the key), or this group and
+                step already have another value for a key.
+        """
+        self._journal.metrics("training", steps_completed, metrics, batch_metrics)
+        if self._look_after:
+            self._after_report("training", steps_completed, metrics)
+
+    def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Report validation metrics. Arguments and errors as in :meth:`report_training_metrics`."""
+        self._journal.metrics("validation", steps_completed, metrics)
+        if self._look_after:
+            self._after_report("validation", steps_completed, metrics)
+
+    def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        """Report metrics of any group; ``training`` and ``validation`` are the built-in ones.
+
+        Args:
+            group: a name without ``.``.
+            steps_completed: as in :meth:`report_training_metrics`.
+            metrics: as in :meth:`report_training_metrics`.
+        """
+        self._journal.metrics(group, steps_completed, metrics)
+        if self._look_after:
+            self._after_report(group, steps_completed, metrics)
+
+    def set_status(self, status: str) -> None:
+        """Report a short text for people: what the trial is working on."""
+        self._require_open("set_status")
+        if not isinstance(status, str):
+            raise TypeError(f"status must be a string, not {type(status).__name__}")
+        self._journal.record("status", {"status": status})
+
+    def report_progress(self, progress: float) -> None:
+        """Report how much of the whole training is done.
+
+        Args:
+            progress: a fraction from 0 to 1.
+        """
+        self._require_open("report_progress")
+        if isinstance(progress, bool) or not isinstance(progress, (int, float)):
+            raise TypeError(f"progress must be a number from 0 to 1, not {type(progress).__name__}")
+        if math.isnan(progress) or not 0 <= progress <= 1:
+            raise ValueError(f"progress is {progress}: expected a fraction from 0 to 1")
+        self._journal.record("progress", {"fraction": float(progress)})
+
+    def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Replace the run's metadata, and return what is now set.
+
+        Raises:
+            ValueError: beyond the limits: strings of 5,000 characters, keys of 50 without any of ``$.[]``, lists of
+                100, 10 levels, 1,000 values.
+        """
+        self._require_open("set_metadata")
+        checked = checked_metadata(metadata)
+        self._journal.record("metadata", {"metadata": checked})
+        return self._backend.set_metadata(checked)
+
+    def get_metadata(self) -> dict[str, Any]:
+        """The run's metadata: what was set last; empty if nothing was."""
+        self._require_open("get_metadata")
+        return self._backend.get_metadata()
+
+    def get_experiment_best_validation(self) -> float | None:
+        """The best searcher metric reported so far; None before the first. Any rank may ask.
+
+        In a bare run that is the metric that ``core.init(searcher_metric=, smaller_is_better=)`` names, else the one
+        that operations were completed with.
+        """
+        self._require_open("get_experiment_best_validation")
+        return self._backend.best_validation()
+
+    def report_early_exit(self, reason: EarlyExitReason) -> None:
+        """Report why the trial ends early. Done by itself for :class:`det_core.InvalidHP`."""
+        self._require_open("report_early_exit")
+        if not isinstance(reason, EarlyExitReason):
+            raise TypeError(f"reason must be an EarlyExitReason, not {reason!r}")
+        self._journal.record("early_exit", {"reason": reason.name})
+
+    def get_tensorboard_path(self) -> Path:
+        """The folder for this rank's event files; it exists."""
+        return self._tensorboard.folder()
+
+    def upload_tensorboard_files(
+        self,
+        selector: Callable[[Path], bool] = lambda _: True,
+        mangler: Callable[[Path, int], Path] = lambda path, _: path,
+    ) -> None:
+        """Copy this rank's event files beside the checkpoints, in the mode MANUAL.
+
+        Args:
+            selector: is given each path below :meth:`get_tensorboard_path`; True for a file to copy.
+            mangler: is given that path and the rank; returns the path to copy to, so that ranks do not overwrite each other.
+
+        Raises:
+            RuntimeError: in the mode AUTO, which uploads by itself.
+        """
+        self._require_open("upload_tensorboard_files")
+        self._tensorboard.upload(selector, mangler)
+
+    def close(self) -> None:
+        """Finish the event files."""
+        self._closed = True
+        self._tensorboard.close()
+
+    def _after_report(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
+        if self._tensorboard.writes:
+            self._tensorboard.scalars(group, steps_completed, metrics)
+        raise_if_ended(self._distributed)
+
+    def _on_trouble(self) -> None:
+        self._look_after = True
+
+    def _require_open(self, method: str) -> None:
+        if self._closed:
+            raise ContextClosed(f"{method}() was called on a context that is closed")
+        raise_if_ended(self._distributed)

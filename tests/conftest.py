@@ -1,0 +1,96 @@
+"""What every test gets: a home folder of its own, and a check that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("det_core", deadline=None, print_blob=True)
+settings.load_profile("det_core")
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """``DET_CORE_HOME`` of this test; no variable of the outside that det_core reads."""
+    for name in list(os.environ):
+        if name.startswith(("DET_", "SLURM_", "OMPI_", "PMI", "HOROVOD_", "TORCHELASTIC_")):
+            monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    path = tmp_path / "home"
+    monkeypatch.setenv("DET_CORE_HOME", str(path))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def nothing_leaks(home: Path) -> Iterator[None]:
+    """Fail a test that leaves a thread, an open file, a child process, a signal handler or a variable behind."""
+    threads, files, handlers, variables = _threads(), _files(), _handlers(), _variables()
+    yield
+    deadline = time.monotonic() + 5
+    while (leaked := _leaks(threads, files)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not leaked, f"the test leaves behind: {', '.join(leaked)}"
+    assert _handlers() == handlers, "the test leaves signal handlers behind"
+    assert _variables() == variables, "the test leaves environment variables behind"
+
+
+def _leaks(threads: set[int], files: set[str]) -> list[str]:
+    alive = [f"thread {t.name}" for t in threading.enumerate() if t.ident not in threads]
+    return (
+        alive + [f"file {name}" for name in sorted(_files() - files)] + [f"process {p}" for p in _children()]
+    )
+
+
+def _threads() -> set[int]:
+    return {t.ident for t in threading.enumerate() if t.ident is not None}
+
+
+def _files() -> set[str]:
+    """Open regular files and sockets of this process, by what they are."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith(("/proc", "/dev", "/memfd:pytest", "pipe:")) or "/site-packages/" in target:
+            continue
+        found.add(f"{fd}:{target}")
+    return found
+
+
+def _children() -> list[str]:
+    """Children that still run (multiprocessing's own helpers live as long as the interpreter)."""
+    found = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            pids = Path(f"/proc/self/task/{task}/children").read_text().split()
+        except OSError:
+            continue
+        for pid in pids:
+            try:
+                command = (
+                    Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+            except OSError:
+                continue
+            if command and "resource_tracker" not in command and "forkserver" not in command:
+                found.append(f"{pid} ({command.strip()[:120]})")
+    return found
+
+
+def _variables() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+
+
+def _handlers() -> list[object]:
+    return [signal.getsignal(number) for number in _SIGNALS]

@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.ranks import running
+from support.threads import as_ranks
+
+from det_core import InvalidHP, core
+from det_core._errors import CloseError, PeerLost, RunLocked, RunNotFound
+from det_core.journal import RunRecord, read_run
+
+
+def _run(home: Path) -> RunRecord:
+    (folder,) = (home / "runs").iterdir()
+    return read_run(folder)
+
+
+def test_first_and_last_line_say_how_to_go_on(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with core.init() as ctx:
+        run_id = ctx.run_id
+    first, *_, last = capsys.readouterr().err.strip().splitlines()
+    assert run_id in first and str(home / "runs" / run_id) in first
+    assert run_id in last and "completed" in last
+    with pytest.raises(ValueError, match="mine"), core.init(resume=run_id):
+        raise ValueError("mine")
+    first, *_, last = capsys.readouterr().err.strip().splitlines()
+    assert "resumed (restart 1)" in first
+    assert f"DET_CORE_RESUME={run_id}" in last and "failed: ValueError: mine" in last
+
+
+def test_the_users_error_comes_out_as_it_is(home: Path) -> None:
+    error = KeyError("mine")
+    with pytest.raises(KeyError) as e, core.init():
+        raise error
+    assert e.value is error
+    assert _run(home).state == "failed"
+
+
+def test_every_part_closes_though_one_fails(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ctx = core.init()
+    ctx.train.report_training_metrics(1, {"loss": 1.0})
+
+    def broken() -> None:
+        raise OSError("the profiler's disk is gone")
+
+    monkeypatch.setattr(ctx.profiler, "close", broken)
+    with pytest.raises(CloseError) as e:
+        ctx.close()
+    assert "profiler: OSError: the profiler's disk is gone" in str(e.value)
+    assert list(e.value.failures) == ["profiler"]
+    assert _run(home).rows("training")[0].metrics == {"loss": 1.0}
+    core.init(resume=ctx.run_id).close()  # the lock is free
+    ctx.close()  # closing again is nothing
+
+
+def test_a_failure_to_close_does_not_hide_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="mine") as e, core.init() as ctx:
+        monkeypatch.setattr(ctx.profiler, "close", lambda: 1 / 0)
+        raise ValueError("mine")
+    if sys.version_info >= (3, 11):
+        assert "ZeroDivisionError" in e.value.__notes__[0]
+
+
+def test_invalid_hp_alone(home: Path) -> None:
+    with pytest.raises(SystemExit) as e, core.init():
+        raise InvalidHP("lr too large")
+    assert e.value.code == 0
+    run = _run(home)
+    assert [r["reason"] for r in run.records("early_exit")] == ["INVALID_HP"]
+
+
+INVALID = """
+    import sys, time
+    import det_core as det
+    from det_core import core
+
+    distributed = core.DistributedContext.from_torch_distributed()
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+        distributed.allgather(None)
+        if distributed.rank == 2:
+            raise det.InvalidHP("no")
+        step = 0
+        while True:
+            step += 1
+            if distributed.rank == 0:
+                ctx.train.report_training_metrics(step, {"loss": 1.0})
+            elif distributed.rank == 1:
+                ctx.preempt.should_preempt()
+            else:
+                distributed.lane("user").gather(step)
+            time.sleep(0.001)
+"""
+
+
+def test_invalid_hp_of_one_rank_ends_all_with_status_0(home: Path, tmp_path: Path) -> None:
+    with running(INVALID, 4, tmp_path) as ranks:
+        assert ranks.wait() == [0, 0, 0, 0], "\n".join(ranks.output(r) for r in range(4))
+    run = _run(home)
+    assert len(run.records("early_exit")) == 1
+    assert "invalid hyperparameters" in run.records("run_end")[0]["outcome"]
+    assert "Traceback" not in "".join(ranks.output(r) for r in range(4) if r != 2)
+
+
+def test_a_rank_that_fails_is_named_to_the_others() -> None:
+    def rank(distributed: core.DistributedContext) -> str:
+        with core.init(distributed=distributed) as ctx:
+            if distributed.rank == 1:
+                raise ValueError("out of data")
+            with pytest.raises(PeerLost) as e:
+                ctx.distributed.allgather(None)
+            return str(e.value)
+
+    said: list[str] = []
+
+    def work(distributed: core.DistributedContext) -> None:
+        try:
+            said.append(rank(distributed))
+        except ValueError as e:
+            assert str(e) == "out of data"
+
+    as_ranks(2, work)
+    assert "rank 1" in said[0] and "out of data" in said[0]
+
+
+def test_a_second_writer_is_told_who_writes() -> None:
+    import os
+    import socket
+
+    with core.init(name="one") as ctx:
+        with pytest.raises(RunLocked) as e:
+            core.init(resume=ctx.run_id)
+        assert str(os.getpid()) in str(e.value) and socket.gethostname() in str(e.value)
+
+
+def test_an_error_of_the_chief_reaches_every_rank() -> None:
+    def rank(distributed: core.DistributedContext) -> str:
+        with pytest.raises(RunNotFound) as e:
+            core.init(distributed=distributed, resume="no-such-run")
+        return str(e.value)
+
+    said = as_ranks(3, rank)
+    assert len(set(said)) == 1 and "no-such-run" in said[0]
+
+
+def test_latest_goes_by_name_and_starts_anew_where_there_is_none() -> None:
+    with core.init(name="a", resume="latest") as a:
+        assert a.latest_checkpoint is None
+    with core.init(name="b") as b:
+        pass
+    with core.init(name="a", resume="latest") as again:
+        assert again.run_id == a.run_id != b.run_id
+
+
+def test_resume_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    with core.init() as first:
+        pass
+    monkeypatch.setenv("DET_CORE_RESUME", first.run_id)
+    with core.init() as second:
+        assert second.run_id == first.run_id
+
+
+def test_latest_checkpoint_is_the_newest_of_this_run(tmp_path: Path) -> None:
+    storage = str(tmp_path / "storage")
+    with core.init(name="a", checkpoint_storage=storage) as ctx:
+        assert ctx.latest_checkpoint is None
+        for step in (1, 2):
+            with ctx.checkpoint.store_path({"steps_completed": step}) as (path, newest):
+                (path / "f").write_text(str(step))
+    with core.init(name="other", checkpoint_storage=storage) as ctx:
+        with ctx.checkpoint.store_path({"steps_completed": 9}) as (path, _):
+            (path / "f").write_text("9")
+    with core.init(name="a", checkpoint_storage=storage, resume="latest") as ctx:
+        assert ctx.latest_checkpoint == newest
+        with ctx.checkpoint.restore_path(newest) as path:
+            assert (path / "f").read_text() == "2"
+        ctx.checkpoint.delete(newest)
+    with core.init(name="a", checkpoint_storage=storage, resume="latest") as ctx:
+        assert ctx.latest_checkpoint not in (None, newest)
+
+
+def test_rows_after_the_restored_step_are_superseded(home: Path) -> None:
+    with core.init(name="s") as ctx:
+        for step in range(1, 6):
+            ctx.train.report_training_metrics(step, {"loss": 1.0})
+            if step == 3:
+                with ctx.checkpoint.store_path({"steps_completed": step}) as (path, _):
+                    (path / "f").write_text("x")
+    with core.init(name="s", resume="latest") as ctx:
+        assert ctx.latest_checkpoint is not None
+        with ctx.checkpoint.restore_path(ctx.latest_checkpoint):
+            pass
+        for step in range(4, 7):
+            ctx.train.report_training_metrics(step, {"loss": 2.0})
+    run = _run(home)
+    assert [(row.steps_completed, row.metrics["loss"]) for row in run.rows("training")] == [
+        (1, 1.0), (2, 1.0), (3, 1.0), (4, 2.0), (5, 2.0), (6, 2.0)
+    ]  # fmt: skip
+    assert len(run.rows("training", superseded=True)) == 8
+
+
+def test_a_foreign_checkpoint_supersedes_nothing(home: Path, tmp_path: Path) -> None:
+    storage = str(tmp_path / "storage")
+    with core.init(name="pretrained", checkpoint_storage=storage) as ctx:
+        with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, pretrained):
+            (path / "f").write_text("x")
+    with core.init(name="fine", checkpoint_storage=storage) as ctx:
+        for step in (1, 2, 3):
+            ctx.train.report_training_metrics(step, {"loss": 1.0})
+        fine = ctx.run_id
+    with core.init(name="fine", checkpoint_storage=storage, resume="latest") as ctx:
+        with ctx.checkpoint.restore_path(pretrained):
+            pass
+    assert len(read_run(home / "runs" / fine).rows("training")) == 3
+
+
+@pytest.mark.parametrize(("level", "logged"), [("info", "INFO"), ("WARN", "WARNING"), ("error", "ERROR")])
+def test_alert(home: Path, caplog: pytest.LogCaptureFixture, level: str, logged: str) -> None:
+    caplog.set_level("DEBUG", logger="det_core")
+    with core.init() as ctx:
+        ctx.alert("disk", "is nearly full", level)
+        with pytest.raises(ValueError, match="level="):
+            ctx.alert("x", level="loud")
+        with pytest.raises(ValueError, match="title"):
+            ctx.alert()
+    assert [(r.levelname, r.getMessage()) for r in caplog.records if "disk" in r.getMessage()] == [
+        (logged, "disk: is nearly full")
+    ]
+    assert _run(home).records("alert")[0]["title"] == "disk"
+
+
+def test_threads_may_report_at_once(home: Path) -> None:
+    with core.init() as ctx:
+
+        def report(group: str) -> None:
+            for step in range(200):
+                ctx.train.report_metrics(group, step, {"x": step})
+
+        threads = [threading.Thread(target=report, args=(f"g{i}",)) for i in range(4)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+    run = _run(home)
+    assert all([row.steps_completed for row in run.rows(f"g{i}")] == list(range(200)) for i in range(4))

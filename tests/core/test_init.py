@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core import core
+from det_core._errors import RunError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"distributed": 3}, "distributed must be a core.DistributedContext, not int"),
+        ({"preempt_mode": "ChiefOnly"}, "preempt_mode must be a core.PreemptMode"),
+        ({"tensorboard_mode": "AUTO"}, "tensorboard_mode must be a core.TensorboardMode"),
+        ({"name": " "}, "name="),
+        ({"resume": ""}, "resume="),
+        ({"searcher_metric": 3}, "searcher_metric="),
+        ({"max_length": 0}, "max_length="),
+        ({"checkpoint_storage": {"type": "floppy"}}, "floppy"),
+        ({"checkpoint_storage": 7}, "checkpoint_storage"),
+    ],
+)
+def test_arguments_are_checked_before_anything_is_made(
+    home: Path, arguments: dict[str, Any], said: str
+) -> None:
+    with pytest.raises((TypeError, ValueError)) as e:
+        core.init(**arguments)
+    assert said in str(e.value)
+    assert not (home / "runs").exists()
+
+
+def test_more_ranks_need_a_distributed_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    with pytest.raises(
+        ValueError, match=r"core\.init\(distributed=core\.DistributedContext\.from_torch_distributed\(\)\)"
+    ):
+        core.init()
+
+
+def test_under_a_master_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import json
+
+    info = {
+        "master_url": "http://m:8080", "cluster_id": "c", "agent_id": "a", "slot_ids": [0], "task_id": "t",
+        "allocation_id": "al", "session_token": "s", "task_type": "NOTEBOOK",
+    }  # fmt: skip
+    (tmp_path / "cluster.json").write_text(json.dumps(info))
+    monkeypatch.setenv("DET_CORE_INFO_DIR", str(tmp_path))
+    with pytest.raises(RunError, match="under a master"):
+        core.init()
+
+
+def test_wrong_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DET_CORE_TIMEOUT", "soon")
+    with pytest.raises(ValueError, match="DET_CORE_TIMEOUT='soon'"):
+        core.init()

@@ -1,0 +1,283 @@
+"""Preemption by signal, on real ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.ranks import running
+
+from det_core import core
+
+ROUNDS = """
+    import json, random, sys, time
+    from det_core import core
+
+    rounds = int(sys.argv[1])
+    for round in range(rounds):
+        distributed = core.DistributedContext.from_torch_distributed()
+        rng = random.Random(round * 100 + distributed.rank)
+        with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+            calls = 1
+            stopped = ctx.preempt.should_preempt()
+            print("ready", flush=True)
+            while not stopped:
+                if rng.random() < 0.3:
+                    time.sleep(rng.random() * 0.004)
+                calls += 1
+                stopped = ctx.preempt.should_preempt()
+            again = ctx.preempt.should_preempt()
+            print("stopped " + json.dumps([calls, again]), flush=True)
+"""
+
+
+def _signal_every_round(tmp_path: Path, size: int, rounds: int, seed: int) -> None:
+    rng = random.Random(seed)
+    print(f"seed {seed}")
+    with running(ROUNDS, size, tmp_path, args=(str(rounds),)) as ranks:
+        for done in range(1, rounds + 1):
+            ranks.wait_for("ready", times=done)
+            time.sleep(rng.random() * 0.03)
+            target = rng.randrange(size)
+            os.kill(ranks.processes[target].pid, rng.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]))
+            ranks.wait_for("stopped", times=done)
+        assert ranks.wait() == [0] * size
+    told = [
+        [
+            json.loads(line.split(" ", 1)[1])
+            for line in ranks.output(rank).splitlines()
+            if line.startswith("stopped")
+        ]
+        for rank in range(size)
+    ]
+    for round_ in range(rounds):
+        calls = {told[rank][round_][0] for rank in range(size)}
+        assert len(calls) == 1, f"round {round_}: the ranks stopped at calls {[t[round_] for t in told]}"
+        assert all(told[rank][round_][1] for rank in range(size)), "a later call returned False"
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_a_signal_to_any_rank_stops_all_at_the_same_call(tmp_path: Path, size: int) -> None:
+    _signal_every_round(tmp_path, size, rounds=12, seed=random.randrange(10**6))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 4, 8])
+def test_a_signal_to_any_rank_stops_all_at_the_same_call_100_times(tmp_path: Path, size: int) -> None:
+    _signal_every_round(tmp_path, size, rounds=100, seed=random.randrange(10**6))
+
+
+def test_two_signals_at_once_are_one_request(tmp_path: Path) -> None:
+    with running(ROUNDS, 4, tmp_path, args=("1",)) as ranks:
+        ranks.wait_for("ready")
+        for process in ranks.processes:
+            os.kill(process.pid, signal.SIGTERM)
+        assert ranks.wait() == [0] * 4
+    assert len({ranks.output(rank).split("stopped ")[1].splitlines()[0] for rank in range(4)}) == 1
+
+
+MODES = """
+    import sys, time
+    from det_core import core
+
+    mode = core.PreemptMode[sys.argv[1]]
+    distributed = core.DistributedContext.from_torch_distributed()
+    with core.init(distributed=distributed, preempt_mode=mode) as ctx:
+        if mode is core.PreemptMode.ChiefOnly and distributed.rank:
+            try:
+                ctx.preempt.should_preempt()
+            except RuntimeError as e:
+                print("refused", e)
+            print("ready", flush=True)
+            assert distributed.broadcast(None) == "stop"
+        else:
+            ctx.preempt.should_preempt()
+            print("ready", flush=True)
+            while not ctx.preempt.should_preempt():
+                time.sleep(0.002)
+            if mode is core.PreemptMode.ChiefOnly:
+                distributed.broadcast("stop")
+        print("stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize("target", [0, 1])
+def test_workers_ask_master(tmp_path: Path, target: int) -> None:
+    with running(MODES, 3, tmp_path, args=("WorkersAskMaster",)) as ranks:
+        ranks.wait_for("ready")
+        os.kill(ranks.processes[target].pid, signal.SIGTERM)
+        assert ranks.wait() == [0, 0, 0]
+    assert all("stopped" in ranks.output(rank) for rank in range(3))
+
+
+def test_chief_only(tmp_path: Path) -> None:
+    with running(MODES, 2, tmp_path, args=("ChiefOnly",)) as ranks:
+        ranks.wait_for("ready")
+        os.kill(ranks.processes[0].pid, signal.SIGTERM)
+        assert ranks.wait() == [0, 0]
+    assert (
+        "refused rank 1 called should_preempt(), which the mode ChiefOnly allows on rank 0 alone"
+        in ranks.output(1)
+    )
+
+
+DEATH = """
+    import sys, time
+    from det_core import core
+
+    distributed = core.DistributedContext.from_torch_distributed()
+    with core.init(distributed=distributed) as ctx:
+        ctx.preempt.should_preempt()
+        print("ready", flush=True)
+        while True:
+            try:
+                stopped = ctx.preempt.should_preempt()
+            except Exception as e:
+                print("raised", type(e).__name__, e, flush=True)
+                assert not ctx.preempt.acknowledged
+                sys.exit(3)
+            if stopped:
+                print("took it for a preemption", flush=True)
+                sys.exit(4)
+            time.sleep(0.001)
+"""
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_signal_after_the_loss_of_a_rank_is_no_preemption(tmp_path: Path, victim: int) -> None:
+    with running(DEATH, 3, tmp_path) as ranks:
+        ranks.wait_for("ready")
+        os.kill(ranks.processes[victim].pid, signal.SIGKILL)
+        time.sleep(0.1)  # what torchrun leaves between a rank's death and its SIGTERM to the others
+        for rank in range(3):
+            if rank != victim:
+                os.kill(ranks.processes[rank].pid, signal.SIGTERM)
+        status = ranks.wait()
+    for rank in range(3):
+        if rank != victim:
+            assert status[rank] == 3, ranks.output(rank)
+            assert "raised PeerLost" in ranks.output(rank)
+            assert f"rank {victim}" in ranks.output(rank)
+
+
+ENDS = """
+    import sys, time
+    from det_core import core
+
+    distributed = core.DistributedContext.from_torch_distributed()
+    slow = int(sys.argv[1])
+    with core.init(distributed=distributed) as ctx:
+        for call in range(200):
+            if ctx.preempt.should_preempt():
+                print("stopped at", call, flush=True)
+                break
+            if call == 0:
+                print("ready", flush=True)
+            if distributed.rank == slow:
+                time.sleep(0.005)
+        else:
+            print("finished", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("slow", "target"), [(0, 0), (0, 1), (1, 0), (1, 1)])
+def test_a_rank_that_has_finished_does_not_hold_up_the_others(tmp_path: Path, slow: int, target: int) -> None:
+    """The fast rank has made its last call when the signal comes: nobody stops early, nobody waits for ever."""
+    with running(ENDS, 2, tmp_path, args=(str(slow),)) as ranks:
+        ranks.wait_for("ready")
+        ranks.wait_for("finished", ranks=[1 - slow])
+        if ranks.processes[target].poll() is None:
+            os.kill(ranks.processes[slow].pid, signal.SIGTERM)
+        assert ranks.wait() == [0, 0]
+    assert "finished" in ranks.output(slow)
+
+
+HANDLERS = """
+    import os, signal, sys, time
+    from det_core import core
+
+    seen = []
+    signal.signal(signal.SIGUSR1, lambda *a: seen.append("mine"))
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    before = [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    with core.init() as ctx:
+        assert not ctx.preempt.should_preempt()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert not ctx.preempt.should_preempt(), "an ignored signal stays ignored"
+        child = os.fork()
+        if child == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+            os._exit(0 if not ctx.preempt._side.stop_at else 1)
+        assert os.waitpid(child, 0)[1] == 0
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert ctx.preempt.should_preempt()
+        assert seen == ["mine"]
+        os.kill(os.getpid(), signal.SIGINT)
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    assert [signal.getsignal(s) for s in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
+    print("restored", flush=True)
+"""
+
+
+def test_handlers_are_chained_and_restored(tmp_path: Path) -> None:
+    with running(HANDLERS, 1, tmp_path) as ranks:
+        assert ranks.wait() == [0], ranks.output(0)
+    said = ranks.output(0)
+    assert "stopping at the next should_preempt(); Ctrl-C again to interrupt now" in said
+    assert "interrupted" in said and "restored" in said
+
+
+def test_a_forked_child_dies_of_sigterm(tmp_path: Path) -> None:
+    code = """
+        import os, signal, time
+        from det_core import core
+
+        with core.init() as ctx:
+            ctx.preempt.should_preempt()
+            child = os.fork()
+            if child == 0:
+                time.sleep(60)
+                os._exit(0)
+            os.kill(child, signal.SIGTERM)
+            _, status = os.waitpid(child, 0)
+            print("child", os.WTERMSIG(status), ctx.preempt.should_preempt(), flush=True)
+    """
+    with running(code, 1, tmp_path) as ranks:
+        assert ranks.wait() == [0], ranks.output(0)
+    assert "child 15 False" in ranks.output(0)
+
+
+def test_acknowledgement_is_the_callers_without_auto_ack() -> None:
+    with core.init() as ctx:
+        ctx.preempt.should_preempt()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert ctx.preempt.should_preempt(auto_ack=False)
+        assert not ctx.preempt.acknowledged
+        ctx.preempt.acknowledge_preemption_signal()
+        assert ctx.preempt.acknowledged
+
+
+def test_off_the_main_thread_nothing_is_installed(caplog: pytest.LogCaptureFixture) -> None:
+    import threading
+
+    with core.init() as ctx:
+        thread = threading.Thread(target=ctx.preempt.should_preempt)
+        thread.start()
+        thread.join()
+        assert "not on the main thread" in caplog.text
+
+
+def test_closed() -> None:
+    ctx = core.init()
+    ctx.close()
+    with pytest.raises(Exception, match="context that is closed"):
+        ctx.preempt.should_preempt()

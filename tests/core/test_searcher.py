@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from support.threads import as_ranks
+
+from det_core import core
+from det_core.journal import read_run
+
+
+def _run_folder(home: Path) -> Path:
+    (folder,) = (home / "runs").iterdir()
+    return folder
+
+
+def test_one_operation_of_the_given_length(home: Path) -> None:
+    with core.init(max_length={"epochs": 3}) as ctx:
+        lengths = []
+        for op in ctx.searcher.operations():
+            lengths.append(op.length)
+            op.report_progress(1.5)
+            op.report_completed(0.25)
+        assert lengths == [3]
+        assert ctx.searcher.get_configured_units() is core.Unit.EPOCHS
+    run = read_run(_run_folder(home))
+    assert [r["searcher_metric"] for r in run.records("operation")] == [0.25]
+    assert [r["units"] for r in run.records("progress")] == [1.5]
+    assert len(run.records("out_of_operations")) == 1
+
+
+def test_without_max_length_the_length_is_1() -> None:
+    with core.init() as ctx:
+        assert [op.length for op in _completing(ctx)] == [1]
+        assert ctx.searcher.get_configured_units() is None
+
+
+def _completing(ctx: core.Context) -> list[core.SearcherOperation]:
+    seen = []
+    for op in ctx.searcher.operations():
+        op.report_completed(1.0)
+        seen.append(op)
+    return seen
+
+
+def test_a_resumed_run_does_not_repeat_a_completed_operation() -> None:
+    with core.init(max_length=2, name="n") as ctx:
+        assert len(_completing(ctx)) == 1
+    with core.init(max_length=2, name="n", resume="latest") as ctx:
+        assert _completing(ctx) == []
+    with core.init(max_length=5, name="n", resume="latest") as ctx:
+        assert [op.length for op in _completing(ctx)] == [5]
+
+
+def test_an_operation_must_be_completed_before_the_next() -> None:
+    with core.init() as ctx:
+        operations = ctx.searcher.operations()
+        next(operations)
+        with pytest.raises(RuntimeError, match="before report_completed"):
+            next(operations)
+
+
+def test_leaving_the_loop_early_is_fine() -> None:
+    with core.init(max_length=2) as ctx:
+        for _ in ctx.searcher.operations():
+            break
+
+
+def test_wrong_order_and_values() -> None:
+    with core.init() as ctx:
+        op = next(ctx.searcher.operations())
+        for bad in (-1, float("nan"), float("inf")):
+            with pytest.raises(ValueError, match="length is"):
+                op.report_progress(bad)
+        with pytest.raises(TypeError, match="searcher_metric must be a number, not str"):
+            op.report_completed("good")
+        op.report_completed(1)
+        with pytest.raises(RuntimeError, match="twice"):
+            op.report_completed(1)
+        op.report_progress(op.length)
+        with pytest.raises(RuntimeError, match="after report_completed"):
+            op.report_progress(0)
+        with pytest.raises(TypeError, match="SearcherMode"):
+            ctx.searcher.operations("CHEIF_ONLY")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "bad", [0, -1, True, 1.5, "3", {"epochs": 1, "batches": 2}, {"steps": 1}, {"epochs": 1.5}, {}]
+)
+def test_a_max_length_that_says_nothing(home: Path, bad: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="max_length="):
+        core.init(max_length=bad)  # type: ignore[arg-type]
+    assert not home.exists(), "refused before anything is made"
+
+
+def test_workers_ask_chief() -> None:
+    def rank(distributed: core.DistributedContext) -> list[int]:
+        lengths = []
+        with core.init(distributed=distributed, max_length=4) as ctx:
+            for op in ctx.searcher.operations():
+                lengths.append(op.length)
+                if distributed.rank == 0:
+                    op.report_completed(0.5)
+                else:
+                    with pytest.raises(RuntimeError, match="only be called on the chief"):
+                        op.report_completed(0.5)
+        return lengths
+
+    assert as_ranks(3, rank) == [[4], [4], [4]]
+
+
+def test_chief_only() -> None:
+    done = threading.Event()
+
+    def rank(distributed: core.DistributedContext) -> int:
+        with core.init(distributed=distributed) as ctx:
+            if distributed.rank:
+                with pytest.raises(RuntimeError, match="ChiefOnly"):
+                    ctx.searcher.operations(core.SearcherMode.ChiefOnly)
+                done.wait(20)
+                return 0
+            count = 0
+            for op in ctx.searcher.operations(core.SearcherMode.ChiefOnly):
+                op.report_completed(1.0)
+                count += 1
+            done.set()
+            return count
+
+    assert as_ranks(2, rank) == [1, 0]
+
+
+def test_closed() -> None:
+    ctx = core.init()
+    operations = ctx.searcher.operations()
+    ctx.close()
+    for call in (lambda: next(operations), ctx.searcher.operations, ctx.searcher.acknowledge_out_of_ops):
+        with pytest.raises(RuntimeError, match="closed"):
+            call()

@@ -1,0 +1,51 @@
+"""Ranks as threads of the test's own process: for what needs neither death nor signals, and is to be quick."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from det_core import core
+from support.ranks import free_port
+
+T = TypeVar("T")
+
+
+def as_ranks(size: int, work: Callable[[core.DistributedContext], T], *, timeout: float = 60) -> list[T]:
+    """Run ``work(distributed)`` on ``size`` ranks of one machine; the results in rank order.
+
+    Raises:
+        BaseException: what the lowest rank that failed has raised.
+    """
+    port = free_port()
+    results: dict[int, T] = {}
+    errors: dict[int, BaseException] = {}
+
+    def run(rank: int) -> None:
+        try:
+            distributed = core.DistributedContext(
+                rank=rank,
+                size=size,
+                local_rank=rank,
+                local_size=size,
+                cross_rank=0,
+                cross_size=1,
+                pub_port=port,
+            )
+            try:
+                results[rank] = work(distributed)
+            finally:
+                distributed.close()
+        except BaseException as e:
+            errors[rank] = e
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout)
+    assert not any(t.is_alive() for t in threads), f"ranks hang; so far {results}, {errors}"
+    if errors:
+        raise errors[min(errors)]
+    return [results[rank] for rank in range(size)]

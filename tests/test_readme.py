@@ -1,0 +1,81 @@
+"""What the README shows, run as it stands there."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
+PYTHON = [code for language, code in BLOCKS if language == "python"]
+COMMANDS = [
+    line
+    for language, code in BLOCKS
+    if not language
+    for line in code.splitlines()
+    if line.startswith("det-core ")
+]
+
+
+def _run(*command: str, folder: Path, status: int = 0, **env: str) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=100
+    )  # fmt: skip
+    assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout + done.stderr
+
+
+def test_every_block_of_python_runs(tmp_path: Path) -> None:
+    assert len(PYTHON) >= 4
+    for number, code in enumerate(PYTHON):
+        script = tmp_path / f"block{number}.py"
+        script.write_text(code)
+        _run(sys.executable, str(script), folder=tmp_path)
+
+
+def test_the_counting_script_resumes(tmp_path: Path) -> None:
+    (code,) = [code for code in PYTHON if 'name="counting"' in code]
+    (tmp_path / "count.py").write_text(
+        code.replace("loss = 1 / step", "loss = 1 / step; ctx.preempt._on_signal()", 1)
+    )
+    said = _run(sys.executable, "count.py", folder=tmp_path)
+    assert "preempted; to resume it: DET_CORE_RESUME=" in said
+    (tmp_path / "count.py").write_text(code)
+    said = _run(sys.executable, "count.py", folder=tmp_path, DET_CORE_RESUME="latest")
+    assert "from checkpoint" in said and "completed" in said
+    rows = (
+        _run("det-core", "runs", "export", "latest", "--format", "csv", folder=tmp_path).strip().splitlines()
+    )
+    assert len(rows) == 1 + 20
+
+
+def test_every_command_runs(tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(PYTHON[0])
+    _run(sys.executable, str(script), folder=tmp_path)
+    assert len(COMMANDS) >= 4
+    for command in COMMANDS:
+        words = command.split()
+        _run(
+            *[("latest" if w == "RUN" else w) for w in words],
+            *(["--yes"] if "rm" in words else []),
+            folder=tmp_path,
+        )
+
+
+@pytest.mark.parametrize("variable", re.findall(r"`(DET_[A-Z_]+)`", README))
+def test_every_variable_is_read_somewhere(variable: str) -> None:
+    sources = [*ROOT.glob("det_core/**/*.py"), *ROOT.glob("launchers/**/*.py")]
+    assert any(f'"{variable}"' in p.read_text() for p in sources)
+
+
+def test_every_room_of_the_map_is_there() -> None:
+    rooms = re.findall(r"`((?:det_core|examples|benchmarks|launchers)/[\w/]*)`", README)
+    assert len(rooms) >= 8
+    assert all((ROOT / room).exists() for room in rooms)
