@@ -1,0 +1,223 @@
+"""The folder of a run: ``<home>/runs/<run_id>/`` with run.json, run.lock, journals, checkpoints, TensorBoard files."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from det_core import _clock
+from det_core._errors import RunError, RunNotFound
+from det_core.journal._lock import WriterLock, held
+
+INFO = "run.json"
+LOCK = "run.lock"
+_ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_JOURNAL = re.compile(r"journal-(\d+)-(\d+)(?:\.(\d+))?\.jsonl")
+
+
+@dataclass
+class RunFolder:
+    """One run on disk.
+
+    Attributes:
+        path: the folder.
+        run_id: its name: the UTC time of creation and six random characters, so that names sort by age.
+        name: what ``latest`` goes by.
+        restart: the restart this process writes; -1 before :meth:`begin_restart`.
+    """
+
+    path: Path
+    run_id: str
+    name: str
+    restart: int = -1
+    _lock: WriterLock | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def create(cls, home: Path, *, name: str, argv: Sequence[str] | None = None) -> RunFolder:
+        """Make the folder of a new run.
+
+        Args:
+            home: the home folder; made if need be.
+            name: the run's name.
+            argv: the command, for people.
+
+        Raises:
+            RunError: the folder cannot be made; the message gives path and reason.
+        """
+        created = _clock.now()
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(created))
+        runs = Path(home) / "runs"
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            while True:
+                run_id = f"{stamp}-{''.join(secrets.choice(_ALPHABET) for _ in range(6))}"
+                try:
+                    (runs / run_id).mkdir()
+                    break
+                except FileExistsError:
+                    continue
+            info = {
+                "run_id": run_id,
+                "name": name,
+                "created": created,
+                "argv": list(sys.argv if argv is None else argv),
+                "cwd": os.getcwd(),
+                "restarts": [],
+            }
+            write_info(runs / run_id, info)
+        except OSError as e:
+            raise RunError(
+                f"a run cannot be kept in {runs}: {e.strerror}. Set DET_CORE_HOME to a folder of yours"
+            ) from e
+        return cls(runs / run_id, run_id, name)
+
+    @classmethod
+    def open(cls, home: Path, run_id: str) -> RunFolder:
+        """The folder of a run that exists.
+
+        Raises:
+            RunNotFound: no run of that id.
+        """
+        path = Path(home) / "runs" / run_id
+        if not _ID.fullmatch(run_id) or not path.is_dir():
+            raise RunNotFound(
+                f"no run {run_id!r} in {Path(home) / 'runs'}; det-core runs list shows those there are"
+            )
+        return cls(path, run_id, str(read_info(path).get("name", "")))
+
+    @classmethod
+    def latest(cls, home: Path, name: str) -> RunFolder | None:
+        """The newest run called ``name``, or None."""
+        for path in run_paths(home):
+            info = read_info(path)
+            if info.get("name") == name:
+                return cls(path, path.name, name)
+        return None
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where checkpoints go when no storage is configured."""
+        return self.path / "checkpoints"
+
+    @property
+    def tensorboard(self) -> Path:
+        """Where TensorBoard files go."""
+        return self.path / "tensorboard"
+
+    def journal_path(self, rank: int) -> Path:
+        """The first journal file of a rank in this restart."""
+        return self.path / f"journal-{self.restart}-{rank}.jsonl"
+
+    def begin_restart(self) -> int:
+        """Take the run for writing and count one restart more, durably.
+
+        Returns:
+            The number of this restart; a new run begins with 0.
+
+        Raises:
+            RunLocked: another process writes the run; the message names host and pid.
+            RunError: the folder cannot be written.
+        """
+        try:
+            lock = WriterLock(self.path / LOCK, self.run_id)
+            try:
+                self.restart = self._count_restart()
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as e:
+            raise RunError(f"run {self.run_id} in {self.path} cannot be written: {e.strerror}") from e
+        self._lock = lock
+        return self.restart
+
+    def release(self) -> None:
+        """Let another process write the run. Twice is fine."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _count_restart(self) -> int:
+        info = read_info(self.path)
+        info.setdefault("run_id", self.run_id)
+        info.setdefault("name", self.name)
+        info.setdefault("created", _clock.now())
+        restarts = info.setdefault("restarts", [])
+        numbers = [
+            r["restart"] for r in restarts if isinstance(r, dict) and isinstance(r.get("restart"), int)
+        ]
+        numbers += [restart for restart, _, _, _ in journal_files(self.path)]
+        restart = max(numbers, default=-1) + 1
+        begun = {"restart": restart, "time": _clock.now(), "host": os.uname().nodename, "pid": os.getpid()}
+        restarts.append(begun)
+        write_info(self.path, info)
+        return restart
+
+
+def run_paths(home: Path) -> list[Path]:
+    """The folders of all runs, newest first."""
+    runs = Path(home) / "runs"
+    try:
+        names = [entry.name for entry in os.scandir(runs) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    return sorted((runs / name for name in names if _ID.fullmatch(name)), key=_age, reverse=True)
+
+
+def _age(path: Path) -> tuple[str, float, str]:
+    """Sorts by the second in the name, and within it by the moment in run.json."""
+    stamp = path.name[:15]
+    return stamp, float(read_info(path).get("created", 0.0)), path.name
+
+
+def journal_files(folder: Path) -> Iterator[tuple[int, int, int, Path]]:
+    """Restart, rank, number and path of every journal file, in this order."""
+    found = []
+    try:
+        for entry in os.scandir(folder):
+            if match := _JOURNAL.fullmatch(entry.name):
+                found.append((int(match[1]), int(match[2]), int(match[3] or 0), Path(entry.path)))
+    except FileNotFoundError:
+        return
+    yield from sorted(found)
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """What run.json says; empty where it is gone or broken."""
+    try:
+        info = json.loads((folder / INFO).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return info if isinstance(info, dict) else {}
+
+
+def write_info(folder: Path, info: dict[str, Any]) -> None:
+    """Replace run.json: whole or not at all, and durable on return."""
+    aside = folder / f"{INFO}.{os.getpid()}"
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    try:
+        data = json.dumps(info, indent=1).encode() + b"\n"
+        while data:
+            data = data[os.write(fd, data) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(aside, folder / INFO)
+    at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(at)
+    finally:
+        os.close(at)
+
+
+def is_live(folder: Path) -> bool:
+    """Whether a process is writing the run."""
+    return held(folder / LOCK)

@@ -1,0 +1,73 @@
+"""Records as lines of JSON, and back.
+
+A line is one object: ``kind``, ``seq`` (its place among the records of its process) and ``time`` (seconds since the
+epoch), then for ``metrics`` the keys ``group``, ``steps_completed``, ``metrics`` and perhaps ``batch_metrics``, for
+every other kind ``body``. Numbers that are not finite stand as the strings of the wire contract (§2.1), and the paths
+to them in ``nonfinite``, each path a list of keys and indices from the top of the record. The first line of a file
+has the kind ``journal`` and says whose records follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import orjson
+
+FLAGS = (
+    orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+)  # what orjson would write in a way of its own comes to the careful path instead
+
+dumps = orjson.dumps
+
+_NONFINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+def encode(record: Mapping[str, Any], nonfinite: Iterable[Iterable[str | int]] = ()) -> bytes:
+    """The line of a record whose values are plain already."""
+    paths = [list(path) for path in nonfinite]
+    return dumps({**record, "nonfinite": paths} if paths else record, None, FLAGS)
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """The record on a line, or None where the line is torn or no record of ours."""
+    try:
+        record = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    if type(record) is not dict or type(record.get("kind")) is not str:
+        return None
+    if record["kind"] == "journal":
+        return record
+    if not _well_formed(record):
+        return None
+    paths = record.pop("nonfinite", None)
+    if paths is not None and not _restore(record, paths):
+        return None
+    return record
+
+
+def _well_formed(record: dict[str, Any]) -> bool:
+    if type(record.get("seq")) is not int or type(record.get("time")) not in (float, int):
+        return False
+    if record["kind"] != "metrics":
+        return type(record.get("body")) is dict
+    return (
+        type(record.get("group")) is str
+        and type(record.get("steps_completed", 0.0)) in (int, type(None))
+        and type(record.get("metrics")) is dict
+        and type(record.get("batch_metrics")) in (list, type(None))
+    )
+
+
+def _restore(record: dict[str, Any], paths: Any) -> bool:
+    """Put the numbers back that stand as strings; False where a path leads nowhere."""
+    try:
+        for *way, last in paths:
+            at: Any = record
+            for key in way:
+                at = at[key]
+            at[last] = _NONFINITE[at[last]]
+    except (LookupError, TypeError, ValueError):
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""Reading journal files: line by line, whatever state they are in."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from det_core.journal._folder import journal_files
+
+NO_STEP = -1
+
+
+@dataclass
+class Places:
+    """Where the rows of one group are, as columns: a few dozen bytes a row however large it is."""
+
+    restart: array[int] = field(default_factory=lambda: array("i"))
+    rank: array[int] = field(default_factory=lambda: array("i"))
+    seq: array[int] = field(default_factory=lambda: array("q"))
+    step: array[int] = field(default_factory=lambda: array("q"))
+    file: array[int] = field(default_factory=lambda: array("i"))
+    offset: array[int] = field(default_factory=lambda: array("q"))
+    size: array[int] = field(default_factory=lambda: array("i"))
+
+    def add(self, restart: int, rank: int, seq: int, step: int, file: int, offset: int, size: int) -> None:
+        """One more row."""
+        self.restart.append(restart)
+        self.rank.append(rank)
+        self.seq.append(seq)
+        self.step.append(step)
+        self.file.append(file)
+        self.offset.append(offset)
+        self.size.append(size)
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+
+@dataclass
+class Scan:
+    """What the files of a run hold: rows by place, other records whole."""
+
+    files: list[Path] = field(default_factory=list)
+    header: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, Places] = field(default_factory=dict)
+    records: list[tuple[int, int, dict[str, Any]]] = field(default_factory=list)
+    """(restart, rank, record), in no particular order."""
+    torn_lines: int = 0
+
+
+def scan(folder: Path) -> Scan:
+    """Read every journal file of a run once. A record that stands twice counts once."""
+    found = Scan()
+    seen: set[int] = set()
+    process = (-1, -1)
+    for restart, rank, number, path in journal_files(folder):
+        if (restart, rank) != process:
+            process, seen = (restart, rank), set()
+        _scan_file(found, restart, rank, path, seen, check=number > 0)
+    return found
+
+
+def lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Offset and content of every line, the newline left out; blank ones are passed over."""
+    at = 0
+    try:
+        with open(path, "rb", buffering=2**20) as f:
+            for line in f:
+                if line != b"\n":
+                    yield at, line.rstrip(b"\n")
+                at += len(line)
+    except FileNotFoundError:
+        return
+
+
+def next_seq(folder: Path, stem: str) -> int:
+    """The number after the last in the files of a process that wrote here before (0, as a rule)."""
+    from det_core.journal._line import decode
+
+    last = -1
+    for _, _, _, path in journal_files(folder):
+        if path.name.split(".")[0] == stem:
+            for _, line in lines(path):
+                last = max(last, (decode(line) or {}).get("seq", -1))
+    return last + 1
+
+
+def _scan_file(found: Scan, restart: int, rank: int, path: Path, seen: set[int], *, check: bool) -> None:
+    from det_core.journal._line import decode
+
+    file = len(found.files)
+    found.files.append(path)
+    for offset, line in lines(path):
+        record = decode(line)
+        if record is None:
+            found.torn_lines += 1
+            continue
+        if record["kind"] == "journal":
+            found.header = found.header or record
+            continue
+        seq = record["seq"]
+        if seq in seen:
+            continue
+        seen.add(seq)
+        if record["kind"] != "metrics":
+            found.records.append((restart, rank, record))
+            continue
+        places = found.places.get(record["group"])
+        if places is None:
+            places = found.places[record["group"]] = Places()
+        step = record["steps_completed"]
+        places.add(restart, rank, seq, NO_STEP if step is None else step, file, offset, len(line))

@@ -1,0 +1,234 @@
+"""A run read back: its rows as series, its other records, its state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from det_core._errors import RunNotFound
+from det_core.journal._folder import INFO, is_live, journal_files, read_info, run_paths
+from det_core.journal._read import NO_STEP, Places, Scan, scan
+from det_core.journal._supersede import Supersession
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a series.
+
+    Attributes:
+        group: its metric group.
+        steps_completed: its step; None for rows that belong to none.
+        metrics: values by key.
+        time: when it was reported, in seconds since the epoch.
+        restart: the restart it was made in.
+        rank: the (lowest) rank that reported it.
+        seq: its place among that rank's records.
+        superseded: whether a later restart took its place.
+        conflicts: keys to which several ranks gave different values; the lowest rank's is shown.
+        batch_metrics: what was given per batch, where asked for.
+    """
+
+    group: str
+    steps_completed: int | None
+    metrics: dict[str, Any]
+    time: float
+    restart: int
+    rank: int
+    seq: int
+    superseded: bool = False
+    conflicts: tuple[str, ...] = ()
+    batch_metrics: list[dict[str, Any]] | None = None
+
+
+class Record(Mapping[str, Any]):
+    """A record that is no metrics row: its body as a mapping, and where it stands.
+
+    Attributes:
+        kind: such as ``checkpoint``.
+        time: when it was made, in seconds since the epoch.
+        restart: the restart it was made in.
+        rank: the rank that made it.
+        seq: its place among that rank's records.
+    """
+
+    __slots__ = ("_body", "kind", "rank", "restart", "seq", "time")
+
+    def __init__(self, restart: int, rank: int, record: Mapping[str, Any]) -> None:
+        self.kind: str = record["kind"]
+        self.time: float = record["time"]
+        self.restart, self.rank, self.seq = restart, rank, int(record["seq"])
+        self._body: dict[str, Any] = record["body"]
+
+    def __getitem__(self, key: str) -> Any:
+        return self._body[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._body)
+
+    def __len__(self) -> int:
+        return len(self._body)
+
+    def __repr__(self) -> str:
+        return (
+            f"Record({self.kind}, restart={self.restart}, rank={self.rank}, seq={self.seq}, {self._body!r})"
+        )
+
+
+class RunSummary:
+    """What is known of a run without reading its journals.
+
+    Args:
+        path: the run's folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.run_id = self.path.name
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """What run.json says: name, command, restarts."""
+        return read_info(self.path)
+
+    @property
+    def name(self) -> str:
+        """What ``latest`` goes by."""
+        return str(self.info.get("name", ""))
+
+    @property
+    def created(self) -> float:
+        """When the run began, in seconds since the epoch; 0 where nothing says."""
+        return float(self.info.get("created", 0.0))
+
+    @property
+    def live(self) -> bool:
+        """Whether a process is writing it now."""
+        return is_live(self.path)
+
+
+class RunRecord(RunSummary):
+    """A run, as it was when this object was made. Rows are read when they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._scan: Scan = scan(self.path)
+        self.torn_lines = self._scan.torn_lines
+        """Lines that hold no whole record."""
+
+    @property
+    def restarts(self) -> int:
+        """How often the run was started; 1 for one that was never resumed."""
+        begun = [r.get("restart", 0) for r in self.info.get("restarts", []) if isinstance(r, dict)]
+        written = [restart for restart, _, _, _ in journal_files(self.path)]
+        return max([*begun, *written], default=-1) + 1
+
+    def groups(self) -> list[str]:
+        """The names of the metric groups, sorted."""
+        return sorted(self._scan.places)
+
+    def count(self, group: str) -> int:
+        """How many rows were written to a group, superseded ones and parts of merged ones included."""
+        return len(self._scan.places.get(group, ()))
+
+    def rows(self, group: str, *, superseded: bool = False, batches: bool = False) -> list[Row]:
+        """The series of a group: rows by restart and step; see :meth:`iter_rows`."""
+        return list(self.iter_rows(group, superseded=superseded, batches=batches))
+
+    def iter_rows(self, group: str, *, superseded: bool = False, batches: bool = False) -> Iterator[Row]:
+        """Read the series of a group row by row, without holding it in memory.
+
+        Args:
+            group: a metric group; an unknown one has no rows.
+            superseded: also the rows that a later restart took the place of; without them no step occurs twice.
+            batches: also the batch metrics.
+        """
+        places = self._scan.places.get(group)
+        if places is None:
+            return
+        from det_core.journal._series import series
+
+        yield from series(
+            group, places, self._scan.files, self._supersession, superseded=superseded, batches=batches
+        )
+
+    def records(self, kind: str) -> list[Record]:
+        """All records of a kind, oldest restart first, within it by time."""
+        found = [Record(restart, rank, r) for restart, rank, r in self._scan.records if r["kind"] == kind]
+        return sorted(found, key=lambda r: (r.restart, r.time, r.rank, r.seq))
+
+    @property
+    def status(self) -> str | None:
+        """The status set last."""
+        return self._last("status", "status")
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The run's metadata, as set last."""
+        return dict(self._last("metadata", "metadata") or {})
+
+    @property
+    def progress(self) -> float | None:
+        """The progress reported last."""
+        return self._last("progress", "fraction")
+
+    @property
+    def state(self) -> str:
+        """``running``, ``completed``, ``preempted``, ``failed`` or ``died`` (it ended without a word)."""
+        if self.live:
+            return "running"
+        ends = [r for r in self.records("run_end") if r.restart == self.restarts - 1]
+        chief = [r for r in ends if r.rank == 0]
+        return str(chief[-1].get("outcome", "completed")) if chief else "died"
+
+    def _last(self, kind: str, key: str) -> Any:
+        records = self.records(kind)
+        return records[-1].get(key) if records else None
+
+    @cached_property
+    def _supersession(self) -> Supersession:
+        first = {group: first_steps(places) for group, places in self._scan.places.items()}
+        restored: dict[int, int] = {}
+        for r in self.records("restore"):
+            step = r.get("steps_completed")
+            if isinstance(step, int):
+                restored[r.restart] = min(step, restored.get(r.restart, step))
+        return Supersession(first, restored)
+
+
+def first_steps(places: Places) -> dict[int, int]:
+    """Restart -> the step of its first row with a step: the smallest among its ranks' first rows."""
+    first: dict[tuple[int, int], tuple[int, int]] = {}
+    for restart, rank, seq, step in zip(places.restart, places.rank, places.seq, places.step, strict=True):
+        if step != NO_STEP:
+            key = (restart, rank)
+            if key not in first or seq < first[key][0]:
+                first[key] = (seq, step)
+    steps: dict[int, int] = {}
+    for (restart, _), (_, step) in first.items():
+        steps[restart] = min(step, steps.get(restart, step))
+    return steps
+
+
+def read_run(folder: Path | str) -> RunRecord:
+    """Read a run from its folder.
+
+    Raises:
+        RunNotFound: there is no such folder, or nothing of a run in it.
+    """
+    path = Path(folder)
+    if not (path / INFO).exists() and next(journal_files(path), None) is None:
+        raise RunNotFound(f"no run in {path}")
+    return RunRecord(path)
+
+
+def list_runs(home: Path | str) -> list[RunSummary]:
+    """The runs of a home folder, newest first, without reading their journals."""
+    return [
+        RunSummary(path)
+        for path in run_paths(Path(home))
+        if (path / INFO).exists() or any(e.name.startswith("journal-") for e in os.scandir(path))
+    ]
