@@ -1,7 +1,7 @@
 """The journal: the record of a run on local disk, and how it is read back.
 
-Each process of a run appends to a file of its own in the run's folder, one JSON object a line. What a report has
-written is safe from the death of the process; what cannot be written is kept in memory and tried again.
+Each process of a run appends to a file of its own in the run's folder, one JSON object a line. What a report
+has written is safe from the death of the process; what cannot be written is kept in memory and tried again.
 """
 
 from det_core.journal._folder import RunFolder

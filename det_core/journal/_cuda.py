@@ -1,8 +1,8 @@
 """Reading a CUDA tensor without stopping its stream.
 
-The tensor is copied, on the stream that is current for its device, into pinned host memory, and an event is recorded
-behind the copy. Work queued later on that stream, an in-place update for example, comes after the copy; work on
-*other* streams is the caller's to order, as for every read of a CUDA tensor.
+The tensor is copied, on the stream that is current for its device, into pinned host memory, and an event is
+recorded behind the copy. Work queued later on that stream, an in-place update for example, comes after the
+copy; work on *other* streams is the caller's to order, as for every read of a CUDA tensor.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import os
 
 
 class Doors:
-    """The calls of :mod:`os` that a :class:`~det_core.journal.Journal` uses; a test overrides what it wants to fail."""
+    """The calls of :mod:`os` that a journal uses; a test overrides what it wants to fail."""
 
     open = staticmethod(os.open)
     write = staticmethod(os.write)

@@ -1,4 +1,4 @@
-"""The folder of a run: ``<home>/runs/<run_id>/`` with run.json, run.lock, journals, checkpoints, TensorBoard files."""
+"""The folder of a run: ``<home>/runs/<run_id>/``, with its lock, journals, checkpoints, TensorBoard files."""
 
 from __future__ import annotations
 
@@ -89,9 +89,7 @@ class RunFolder:
         """
         path = Path(home) / "runs" / run_id
         if not _ID.fullmatch(run_id) or not path.is_dir():
-            raise RunNotFound(
-                f"no run {run_id!r} in {Path(home) / 'runs'}; det-core runs list shows those there are"
-            )
+            raise RunNotFound(f"no run {run_id!r} in {Path(home) / 'runs'}; det-core runs list shows those there are")
         return cls(path, run_id, str(read_info(path).get("name", "")))
 
     @classmethod
@@ -151,9 +149,7 @@ class RunFolder:
         info.setdefault("name", self.name)
         info.setdefault("created", _clock.now())
         restarts = info.setdefault("restarts", [])
-        numbers = [
-            r["restart"] for r in restarts if isinstance(r, dict) and isinstance(r.get("restart"), int)
-        ]
+        numbers = [r["restart"] for r in restarts if isinstance(r, dict) and isinstance(r.get("restart"), int)]
         numbers += [restart for restart, _, _, _ in journal_files(self.path)]
         restart = max(numbers, default=-1) + 1
         begun = {"restart": restart, "time": _clock.now(), "host": os.uname().nodename, "pid": os.getpid()}

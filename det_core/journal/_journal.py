@@ -26,8 +26,9 @@ STEPS = 2**63
 class Journal:
     """Appends the reports of one process to ``<folder>/journal-<restart>-<rank>.jsonl``.
 
-    The file is made with the first record. A report validates its arguments, then never fails: what cannot be written
-    is kept in memory, and :meth:`close` says what was not kept in the end. All methods may be called from any thread.
+    The file is made with the first record. A report validates its arguments, then never fails: what cannot be
+    written is kept in memory, and :meth:`close` says what was not kept in the end. All methods may be called
+    from any thread.
 
     Args:
         folder: the run's folder.
@@ -77,14 +78,15 @@ class Journal:
         """Record a row of metrics.
 
         Args:
-            group: a name without ``.``; ``training`` and ``validation`` are the usual ones.
-            steps_completed: the step the metrics belong to; None for a row that belongs to none.
-            metrics: what JSON can hold, and numpy and torch scalars and arrays. CUDA tensors are copied without
+            group: a name without ``.``; ``training`` and ``validation`` are the usual ones. steps_completed:
+            the step the metrics belong to; None for a row that belongs to none. metrics: what JSON can hold,
+            and numpy and torch scalars and arrays. CUDA tensors are copied without
                 waiting for the device.
             batch_metrics: one dict for each batch since the row before.
 
         Raises:
-            TypeError, ValueError: an argument cannot be stored, or the group, step and key were reported before with
+            TypeError, ValueError: an argument cannot be stored, or the group, step and key were reported
+            before with
                 another value. Nothing is written then.
             ContextClosed: the journal is closed, or this process was forked from the one that opened it.
         """
@@ -116,9 +118,7 @@ class Journal:
                         None,
                         self._flags,
                     )
-                except (
-                    TypeError
-                ):  # not plain JSON: the careful path knows more, and names what it cannot take
+                except TypeError:  # not plain JSON: the careful path knows more, and names what it cannot take
                     line = None
                 # orjson writes NaN and infinities as null, without a word.
                 if line is not None and line.find(b"null", 60) < 0:
@@ -186,12 +186,10 @@ class Journal:
             self._late.close()
             self._out.close()
         if self._lost_values:
-            raise ReportsNotKept(
-                f"{self._lost_values} value(s) never arrived from their device, in {self._folder}"
-            )
+            raise ReportsNotKept(f"{self._lost_values} value(s) never arrived from their device, in {self._folder}")
 
     def _report(self, group: Any, steps: Any, metrics: Any, batch_metrics: Any) -> None:
-        """The careful path: for the first row of a group, a step that is not new, and all that is not plain JSON."""
+        """The careful path: the first row of a group, a step that is not new, all that is not plain JSON."""
         from det_core.journal._row import Row
 
         if self._ended:
@@ -206,11 +204,7 @@ class Journal:
             self._start()
             state = self._state(row.group)
             step = -1 if row.steps is None else row.steps
-            if (
-                row.steps is not None
-                and step <= state.last
-                and (known := self._known(state, step, row.keys()))
-            ):
+            if row.steps is not None and step <= state.last and (known := self._known(state, step, row.keys())):
                 if not isinstance(known, dict):
                     return known
                 if row.pending and row.keys() & known.keys():
@@ -289,9 +283,7 @@ class Journal:
             "pid": os.getpid(),
             "time": self._now(),
         }
-        self._out = Sink(
-            self._folder, self._stem, _line.encode(header), self._doors, self._new_file, limit=self._limit
-        )
+        self._out = Sink(self._folder, self._stem, _line.encode(header), self._doors, self._new_file, limit=self._limit)
         self._started = True
 
     def _new_file(self) -> None:
@@ -301,9 +293,7 @@ class Journal:
     def _forked(self) -> None:
         """In a forked child: let go of the parent's files."""
         self._lock = threading.RLock()
-        self._ended = (
-            self._ended or "this process was forked from the one that opened it, to which the reports belong"
-        )
+        self._ended = self._ended or "this process was forked from the one that opened it, to which the reports belong"
         self._groups = {}
         if self._started:
             self._out.abandon()

@@ -1,10 +1,10 @@
 """Records as lines of JSON, and back.
 
-A line is one object: ``kind``, ``seq`` (its place among the records of its process) and ``time`` (seconds since the
-epoch), then for ``metrics`` the keys ``group``, ``steps_completed``, ``metrics`` and perhaps ``batch_metrics``, for
-every other kind ``body``. Numbers that are not finite stand as the strings of the wire contract (§2.1), and the paths
-to them in ``nonfinite``, each path a list of keys and indices from the top of the record. The first line of a file
-has the kind ``journal`` and says whose records follow.
+A line is one object: ``kind``, ``seq`` (its place among the records of its process) and ``time`` (seconds
+since the epoch), then for ``metrics`` the keys ``group``, ``steps_completed``, ``metrics`` and perhaps
+``batch_metrics``, for every other kind ``body``. Numbers that are not finite stand as the strings of the wire
+contract (§2.1), and the paths to them in ``nonfinite``, each path a list of keys and indices from the top of
+the record. The first line of a file has the kind ``journal`` and says whose records follow.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One writer a run: a lock on a file that goes away with its holder, however it dies, and says who holds it.
 
-It is an open-file-description lock: unlike ``flock`` it can be asked about without being taken, and unlike a POSIX
-record lock it is not lost when some other part of the process reads the file. It works on NFS and on Lustre.
+It is an open-file-description lock: unlike ``flock`` it can be asked about without being taken, and unlike a
+POSIX record lock it is not lost when some other part of the process reads the file. It works on NFS and on
+Lustre.
 """
 
 from __future__ import annotations
@@ -42,9 +43,7 @@ class WriterLock:
             if e.errno not in _NO_LOCKS:
                 self.release()
                 raise
-            LOG.warning(
-                "%s cannot be locked (%s): nothing keeps a second process from writing it", path, e.strerror
-            )
+            LOG.warning("%s cannot be locked (%s): nothing keeps a second process from writing it", path, e.strerror)
         holder = {"host": os.uname().nodename, "pid": os.getpid(), "time": _clock.now()}
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps(holder).encode(), 0)
@@ -88,7 +87,7 @@ def holder(path: Path) -> str:
 
 def _locked(path: Path, run_id: str) -> str:
     return (
-        f"run {run_id} is being written by {holder(path)}; wait for it to end, stop it, or start a run of its own "
+        f"run {run_id} is being written by {holder(path)}; wait for it to end, stop it, or start a new run "
         f"(without resume)"
     )
 

@@ -1,7 +1,8 @@
 """From what a script reports to what JSON holds: the careful path, for all that is not plain already.
 
-What is taken is what the wire contract's encoder takes (§2.1): numbers, strings, None, lists and dicts, numpy and
-torch scalars and arrays, bytes that are UTF-8, dates, UUIDs, enums (by value) and objects with ``__json__``.
+What is taken is what the wire contract's encoder takes (§2.1): numbers, strings, None, lists and dicts, numpy
+and torch scalars and arrays, bytes that are UTF-8, dates, UUIDs, enums (by value) and objects with
+``__json__``.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ MAX_DEPTH = 200
 
 
 class Plain:
-    """Turns one report into plain values; afterwards ``nonfinite`` and ``pending`` say what is special in it."""
+    """Turns one report into plain values; ``nonfinite`` and ``pending`` then say what is special in it."""
 
     def __init__(self) -> None:
         self.nonfinite: list[Path] = []
@@ -109,9 +110,7 @@ class Plain:
 
     def _int(self, value: int, path: Path) -> int:
         if not -(2**63) <= value < 2**64:
-            raise ValueError(
-                f"{show(path)}: the integer {str(value)[:24]}… is beyond 64 bits; report it as a float"
-            )
+            raise ValueError(f"{show(path)}: the integer {str(value)[:24]}… is beyond 64 bits; report it as a float")
         return value
 
     def _float(self, value: float, path: Path) -> float | str:
@@ -127,9 +126,7 @@ class Plain:
             try:
                 return bytes(value).decode()
             except UnicodeDecodeError:
-                raise ValueError(
-                    f"{show(path)}: these bytes are not UTF-8 text, which JSON cannot hold"
-                ) from None
+                raise ValueError(f"{show(path)}: these bytes are not UTF-8 text, which JSON cannot hold") from None
         if isinstance(value, (datetime, date, time)):
             return value.isoformat()
         if isinstance(value, UUID):
@@ -181,9 +178,7 @@ def _text(value: str, path: Path) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ValueError(
-                f"{show(path)}: a string with a lone surrogate cannot be stored as JSON"
-            ) from None
+            raise ValueError(f"{show(path)}: a string with a lone surrogate cannot be stored as JSON") from None
     return value
 
 

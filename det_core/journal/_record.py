@@ -73,9 +73,7 @@ class Record(Mapping[str, Any]):
         return len(self._body)
 
     def __repr__(self) -> str:
-        return (
-            f"Record({self.kind}, restart={self.restart}, rank={self.rank}, seq={self.seq}, {self._body!r})"
-        )
+        return f"Record({self.kind}, restart={self.restart}, rank={self.rank}, seq={self.seq}, {self._body!r})"
 
 
 class RunSummary:
@@ -142,18 +140,15 @@ class RunRecord(RunSummary):
         """Read the series of a group row by row, without holding it in memory.
 
         Args:
-            group: a metric group; an unknown one has no rows.
-            superseded: also the rows that a later restart took the place of; without them no step occurs twice.
-            batches: also the batch metrics.
+            group: a metric group; an unknown one has no rows. superseded: also the rows that a later restart
+            took the place of; without them no step occurs twice. batches: also the batch metrics.
         """
         places = self._scan.places.get(group)
         if places is None:
             return
         from det_core.journal._series import series
 
-        yield from series(
-            group, places, self._scan.files, self._supersession, superseded=superseded, batches=batches
-        )
+        yield from series(group, places, self._scan.files, self._supersession, superseded=superseded, batches=batches)
 
     def records(self, kind: str) -> list[Record]:
         """All records of a kind, oldest restart first, within it by time."""
@@ -163,7 +158,8 @@ class RunRecord(RunSummary):
     @property
     def status(self) -> str | None:
         """The status set last."""
-        return self._last("status", "status")
+        status = self._last("status", "status")
+        return None if status is None else str(status)
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -173,7 +169,8 @@ class RunRecord(RunSummary):
     @property
     def progress(self) -> float | None:
         """The progress reported last."""
-        return self._last("progress", "fraction")
+        fraction = self._last("progress", "fraction")
+        return float(fraction) if isinstance(fraction, (int, float)) else None
 
     @property
     def state(self) -> str:

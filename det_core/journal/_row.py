@@ -1,4 +1,4 @@
-"""One metrics row in the making, on the careful path: checked, made plain, compared with what was reported before."""
+"""One metrics row in the making, on the careful path: checked, made plain, compared with earlier ones."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ class Row:
             if not same(values[key], known[key]):
                 what = "batch_metrics" if key == BATCH else f"key {key!r}"
                 raise ValueError(
-                    f"group {self.group!r}, step {self.steps}, {what}: {known[key]!r} was reported before, and now "
-                    f"{values[key]!r}; a value that was reported cannot be changed"
+                    f"group {self.group!r}, step {self.steps}, {what}: {known[key]!r} was reported before, and "
+                    f"now {values[key]!r}; a value that was reported cannot be changed"
                 )
             if key == BATCH:
                 self.batch_metrics = None

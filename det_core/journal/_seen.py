@@ -1,14 +1,16 @@
 """What was reported at which step, so that a second value for the same group, step and key is found out.
 
-Steps of a group mostly grow, and a step larger than all before it cannot repeat one: that case costs a comparison.
-For the others the earlier rows are found again in three places, so that memory stays bounded however long the run:
+Steps of a group mostly grow, and a step larger than all before it cannot repeat one: that case costs a
+comparison. For the others the earlier rows are found again in three places, so that memory stays bounded
+however long the run:
 
 - the latest step's values are kept;
-- rows written in order of their steps are found in the process's own file, through an index of one entry for about
-  64 KB of file;
-- rows written out of order are noted in a private temporary database, which SQLite keeps in memory while it is small.
+- rows written in order of their steps are found in the process's own file, through an index of one entry for
+  about 64 KB of file;
+- rows written out of order are noted in a private temporary database, which SQLite keeps in memory while it
+  is small.
 
-See :class:`Seen` for the whole and :class:`Group` for what the fast path touches.
+See :class:`Group` for what the fast path touches.
 """
 
 from __future__ import annotations
@@ -128,7 +130,7 @@ class Group:
 
 
 class Late:
-    """Rows written out of order: (group, step, key) -> value, exact, in a temporary database made when first needed."""
+    """Rows written out of order: (group, step, key) -> value, in a temporary database made when needed."""
 
     def __init__(self) -> None:
         self._db: Any = None
@@ -161,9 +163,7 @@ class Late:
 def _database() -> Any:
     import sqlite3
 
-    db = sqlite3.connect(
-        "", isolation_level=None, check_same_thread=False
-    )  # no name: private, deleted by SQLite
+    db = sqlite3.connect("", isolation_level=None, check_same_thread=False)  # no name: private, deleted by SQLite
     db.execute("PRAGMA journal_mode = OFF")
     db.execute(
         "CREATE TABLE seen (grp TEXT, step INTEGER, key TEXT, value BLOB, PRIMARY KEY (grp, step, key)) WITHOUT ROWID"

@@ -27,13 +27,11 @@ def series(
     superseded: bool,
     batches: bool,
 ) -> Iterator[Row]:
-    """Yield the rows of a group by restart and step, those without a step after the others of their restart."""
+    """Yield the rows of a group by restart and step; those without a step come last in their restart."""
     again = _reported_late(places, rules, group)
     with ExitStack() as stack:
         read = _Reader(files, stack)
-        for (restart, step), same_step in groupby(
-            _order(places), key=lambda i: (places.restart[i], places.step[i])
-        ):
+        for (restart, step), same_step in groupby(_order(places), key=lambda i: (places.restart[i], places.step[i])):
             if step == NO_STEP:
                 for index in same_step:
                     yield from _merged(group, [index], places, read, batches, False)
@@ -78,9 +76,7 @@ class _Reader:
         return decode(os.pread(fd, places.size[index], places.offset[index]))
 
 
-def _merged(
-    group: str, indices: list[int], places: Places, read: _Reader, batches: bool, gone: bool
-) -> Iterator[Row]:
+def _merged(group: str, indices: list[int], places: Places, read: _Reader, batches: bool, gone: bool) -> Iterator[Row]:
     """One row from the rows of one restart and step; nothing if none can be read any more."""
     from det_core.journal._record import Row
 

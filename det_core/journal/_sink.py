@@ -1,9 +1,9 @@
 """The files of one process: appended to, watched, and replaced when they fail.
 
-A write that fails never raises. Its line, and every line after it, is kept in memory (up to ``limit`` bytes) and
-written to a new file when a later report, :meth:`Sink.flush` or :meth:`Sink.close` tries again. A file that somebody
-deleted is noticed by its link count, and what was in it is read back from the open descriptor into a new file.
-Whoever calls holds the journal's lock.
+A write that fails never raises. Its line, and every line after it, is kept in memory (up to ``limit`` bytes)
+and written to a new file when a later report, :meth:`Sink.flush` or :meth:`Sink.close` tries again. A file
+that somebody deleted is noticed by its link count, and what was in it is read back from the open descriptor
+into a new file. Whoever calls holds the journal's lock.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ class Sink:
         if not self._warned:
             self._warned = True
             LOG.warning(
-                "the journal in %s cannot be written (%s). Training goes on; reports are kept in memory, up to "
-                "%d MB, and written when it can be again.",
+                "the journal in %s cannot be written (%s). Training goes on; reports are kept in memory, up "
+                "to %d MB, and written when that is possible again.",
                 self._folder,
                 self._problem,
                 self._limit // 2**20,

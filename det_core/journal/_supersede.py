@@ -1,7 +1,7 @@
 """Which rows of a run count, after it was resumed: pure rules.
 
-A run that is killed at step 80 and resumed from a checkpoint of step 50 reports steps 51 to 80 again. In each group a
-row is superseded by a later restart that
+A run that is killed at step 80 and resumed from a checkpoint of step 50 reports steps 51 to 80 again. In each
+group a row is superseded by a later restart that
 
 - reported the same step, or
 - whose first row in that group has the same or a smaller step, or
@@ -45,9 +45,7 @@ class Supersession:
         """The step from which on this restart's rows of the group are superseded; infinite if none are."""
         return self._from.get(group, {}).get(restart, float("inf"))
 
-    def superseded(
-        self, group: str, restart: int, step: int | None, restarts_at_step: Iterable[int] = ()
-    ) -> bool:
+    def superseded(self, group: str, restart: int, step: int | None, restarts_at_step: Iterable[int] = ()) -> bool:
         """Whether a row is superseded.
 
         Args:
