@@ -93,9 +93,7 @@ def main() -> None:
         theirs = measure(peer, DETERMINED, size, CALLS["determined"], 22360 + 4 * i)
         met = ours <= BOUND_US
         rows.append([size, f"{ours:.3f}", f"{theirs:.1f}", f"<= {BOUND_US}", met])
-    print_table(
-        "should_preempt(), microseconds a call", ["ranks", "ours", "determined", "bound", "met"], rows
-    )
+    print_table("should_preempt(), microseconds a call", ["ranks", "ours", "determined", "bound", "met"], rows)
 
 
 if __name__ == "__main__":

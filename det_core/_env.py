@@ -15,8 +15,23 @@ from types import MappingProxyType
 
 LAUNCH_PREFIXES = ("HOROVOD_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
 LAUNCH_NAMES = frozenset(
-    "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE LOCAL_SIZE GROUP_RANK GROUP_WORLD_SIZE CROSS_RANK CROSS_SIZE "
-    "MASTER_ADDR MASTER_PORT TF_CONFIG USE_TORCH_DISTRIBUTED USE_DEEPSPEED USE_HOROVOD".split()
+    [
+        "RANK",
+        "WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "LOCAL_SIZE",
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "CROSS_RANK",
+        "CROSS_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "TF_CONFIG",
+        "USE_TORCH_DISTRIBUTED",
+        "USE_DEEPSPEED",
+        "USE_HOROVOD",
+    ]
 )
 
 
@@ -54,9 +69,7 @@ class Environment:
         """
         e = os.environ if environ is None else environ
         return cls(
-            home=Path(e["DET_CORE_HOME"]).expanduser().absolute()
-            if e.get("DET_CORE_HOME")
-            else _default_home(),
+            home=Path(e["DET_CORE_HOME"]).expanduser().absolute() if e.get("DET_CORE_HOME") else _default_home(),
             resume=e.get("DET_CORE_RESUME") or None,
             secret=_secret(e),
             timeout=_number(e, "DET_CORE_TIMEOUT"),
@@ -65,9 +78,7 @@ class Environment:
             port=_port(e, "INTER_TRAIN_PROCESS_COMM_PORT_1"),
             command=e.get("DET_CORE_COMMAND") or None,
             cuda_visible_devices=e.get("CUDA_VISIBLE_DEVICES"),
-            launch=MappingProxyType(
-                {k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}
-            ),
+            launch=MappingProxyType({k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}),
         )
 
 

@@ -78,9 +78,7 @@ class RendezvousInfo:
         container_slot_counts: how many slots each container has.
     """
 
-    def __init__(
-        self, container_addrs: list[str], container_rank: int, container_slot_counts: list[int]
-    ) -> None:
+    def __init__(self, container_addrs: list[str], container_rank: int, container_slot_counts: list[int]) -> None:
         self.container_addrs = container_addrs
         self.container_rank = container_rank
         self.container_slot_counts = container_slot_counts

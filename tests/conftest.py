@@ -45,9 +45,7 @@ def nothing_leaks(home: Path) -> Iterator[None]:
 
 def _leaks(threads: set[int], files: set[str]) -> list[str]:
     alive = [f"thread {t.name}" for t in threading.enumerate() if t.ident not in threads]
-    return (
-        alive + [f"file {name}" for name in sorted(_files() - files)] + [f"process {p}" for p in _children()]
-    )
+    return alive + [f"file {name}" for name in sorted(_files() - files)] + [f"process {p}" for p in _children()]
 
 
 def _threads() -> set[int]:
@@ -78,9 +76,7 @@ def _children() -> list[str]:
             continue
         for pid in pids:
             try:
-                command = (
-                    Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                )
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue
             if command and "resource_tracker" not in command and "forkserver" not in command:

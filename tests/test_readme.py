@@ -15,11 +15,7 @@ README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
 PYTHON = [code for language, code in BLOCKS if language == "python"]
 COMMANDS = [
-    line
-    for language, code in BLOCKS
-    if not language
-    for line in code.splitlines()
-    if line.startswith("det-core ")
+    line for language, code in BLOCKS if not language for line in code.splitlines() if line.startswith("det-core ")
 ]
 
 
@@ -41,17 +37,13 @@ def test_every_block_of_python_runs(tmp_path: Path) -> None:
 
 def test_the_counting_script_resumes(tmp_path: Path) -> None:
     (code,) = [code for code in PYTHON if 'name="counting"' in code]
-    (tmp_path / "count.py").write_text(
-        code.replace("loss = 1 / step", "loss = 1 / step; ctx.preempt._on_signal()", 1)
-    )
+    (tmp_path / "count.py").write_text(code.replace("loss = 1 / step", "loss = 1 / step; ctx.preempt._on_signal()", 1))
     said = _run(sys.executable, "count.py", folder=tmp_path)
     assert "preempted; to resume it: DET_CORE_RESUME=" in said
     (tmp_path / "count.py").write_text(code)
     said = _run(sys.executable, "count.py", folder=tmp_path, DET_CORE_RESUME="latest")
     assert "from checkpoint" in said and "completed" in said
-    rows = (
-        _run("det-core", "runs", "export", "latest", "--format", "csv", folder=tmp_path).strip().splitlines()
-    )
+    rows = _run("det-core", "runs", "export", "latest", "--format", "csv", folder=tmp_path).strip().splitlines()
     assert len(rows) == 1 + 20
 
 

@@ -56,9 +56,7 @@ def open_bare_run(
     command = environment.command or shlex.join(["python", *sys.argv])
 
     def open_on_chief() -> tuple[str, int, bool, str, str]:
-        folder, resumed = _chosen_folder(
-            environment, name or _script(), resume or environment.resume, command
-        )
+        folder, resumed = _chosen_folder(environment, name or _script(), resume or environment.resume, command)
         restart = folder.begin_restart()
         held.append(folder)
         return folder.run_id, restart, resumed, str(folder.path), socket.gethostname()
@@ -71,9 +69,7 @@ def open_bare_run(
     return BareRun(run_id, restart, resumed, seen, host, command, held[0] if held else None)
 
 
-def _chosen_folder(
-    environment: Environment, name: str, resume: str | None, command: str
-) -> tuple[RunFolder, bool]:
+def _chosen_folder(environment: Environment, name: str, resume: str | None, command: str) -> tuple[RunFolder, bool]:
     if resume == "latest":
         if (latest := RunFolder.latest(environment.home, name)) is not None:
             return latest, True
@@ -97,9 +93,7 @@ def first_line(run: BareRun, latest_checkpoint: str | None) -> str:
     """What a bare run says when it starts."""
     if not run.resumed:
         return f"run {run.run_id} in {run.path}"
-    start = (
-        f"from checkpoint {latest_checkpoint}" if latest_checkpoint else "without a checkpoint to start from"
-    )
+    start = f"from checkpoint {latest_checkpoint}" if latest_checkpoint else "without a checkpoint to start from"
     return f"run {run.run_id} resumed (restart {run.restart}) {start}, in {run.path}"
 
 

@@ -104,9 +104,7 @@ class Context:
             raise ValueError(f"level={level!r}: expected one of {', '.join(_ALERT_LEVELS)}")
         if not title and not description:
             raise ValueError("an alert needs a title or a description")
-        self._journal.record(
-            "alert", {"title": title or "", "description": description or "", "level": chosen}
-        )
+        self._journal.record("alert", {"title": title or "", "description": description or "", "level": chosen})
         self._backend.alert(title or "", description or "", chosen)
 
     def close(self) -> None:

@@ -69,9 +69,7 @@ def init(
             "start the script outside of it"
         )
     if distributed is None:
-        distributed = DistributedContext(
-            rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1
-        )
+        distributed = DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
     given = None if checkpoint_storage is None else open_store(checkpoint_storage, default=environment.home)
     run = open_bare_run(distributed, environment, name=name, resume=resume)
     try:

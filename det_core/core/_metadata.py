@@ -52,7 +52,8 @@ def _walk_mapping(value: Mapping[Any, Any], path: str, depth: int, problems: lis
     for key, item in value.items():
         if not isinstance(key, str) or not 0 < len(key) <= MAX_KEY or any(c in key for c in _FORBIDDEN):
             problems.append(
-                f"{path} has the key {key!r}: keys are strings of 1 to {MAX_KEY} characters without any of {_FORBIDDEN!r}"
+                f"{path} has the key {key!r}: keys are strings of 1 to {MAX_KEY} characters "
+                f"without any of {_FORBIDDEN!r}"
             )
             continue
         copy[key], n = _walk(item, f"{path}[{key!r}]", depth + 1, problems)
@@ -64,15 +65,9 @@ def _leaf_problem(value: Any) -> str | None:
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
-        return (
-            None
-            if len(value) <= MAX_STRING
-            else f"is a string of {len(value)} characters; at most {MAX_STRING}"
-        )
+        return None if len(value) <= MAX_STRING else f"is a string of {len(value)} characters; at most {MAX_STRING}"
     if isinstance(value, int):
         return None if -(2**63) <= value < 2**64 else "is an integer beyond 64 bits"
     if isinstance(value, float):
         return None if math.isfinite(value) else f"is {value}; only finite numbers can be stored"
-    return (
-        f"is a {type(value).__name__}; allowed are strings, numbers, booleans, None, lists and dictionaries"
-    )
+    return f"is a {type(value).__name__}; allowed are strings, numbers, booleans, None, lists and dictionaries"

@@ -117,7 +117,8 @@ class PreemptContext:
             raise ContextClosed("should_preempt() was called on a context that is closed")
         if self._mode is PreemptMode.ChiefOnly and self._distributed.rank != 0:
             raise RuntimeError(
-                f"rank {self._distributed.rank} called should_preempt(), which the mode ChiefOnly allows on rank 0 alone"
+                f"rank {self._distributed.rank} called should_preempt(), "
+                "which the mode ChiefOnly allows on rank 0 alone"
             )
         self._start()
         self._distributed.check()

@@ -28,7 +28,7 @@ class SearcherMode(enum.Enum):
     WorkersAskChief = "WORKERS_ASK_CHIEF"
     """All ranks iterate in step; the chief asks and tells the workers."""
     ChiefOnly = "CHEIF_ONLY"
-    """Only the chief iterates; telling the workers is up to the script. (The value is spelled as users' code knows it.)"""
+    """Only the chief iterates; telling the workers is up to the script. (The value is spelled as scripts know it.)"""
 
 
 class SearcherOperation:
@@ -84,9 +84,7 @@ class SearcherOperation:
         """
         self._require_chief("report_completed")
         if self._completed:
-            raise RuntimeError(
-                f"report_completed() was called twice for the operation of length {self._length}"
-            )
+            raise RuntimeError(f"report_completed() was called twice for the operation of length {self._length}")
         metric = _number(searcher_metric, "searcher_metric")
         self._record("operation", {"length": self._length, "searcher_metric": metric})
         self._backend.complete_operation(self._length, metric)
@@ -169,9 +167,7 @@ class SearcherContext:
                 if is_chief and auto_ack:
                     self.acknowledge_out_of_ops()
                 return
-            operation = SearcherOperation(
-                length, is_chief=is_chief, backend=self._backend, record=self._record
-            )
+            operation = SearcherOperation(length, is_chief=is_chief, backend=self._backend, record=self._record)
             yield operation
             if is_chief and not operation.completed:
                 raise RuntimeError(

@@ -89,9 +89,7 @@ class Tensorboard:
             )
         from det_core.core._tensorboard_sync import upload_files
 
-        upload_files(
-            self.folder(), self._kept or self._local.parent / "uploaded", self._rank, selector, mangler
-        )
+        upload_files(self.folder(), self._kept or self._local.parent / "uploaded", self._rank, selector, mangler)
 
     def close(self) -> None:
         """Write what is left, copy it, and close the file."""

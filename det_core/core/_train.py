@@ -62,8 +62,8 @@ class TrainContext:
             batch_metrics: one dictionary a batch since the last report, kept beside the row.
 
         Raises:
-            TypeError, ValueError: an argument cannot be stored (the message gives the path of the key), or this group and
-                step already have another value for a key.
+            TypeError, ValueError: an argument cannot be stored (the message gives the path of the key), or this
+                group and step already have another value for a key.
         """
         self._journal.metrics("training", steps_completed, metrics, batch_metrics)
         if self._look_after:
@@ -153,7 +153,8 @@ class TrainContext:
 
         Args:
             selector: is given each path below :meth:`get_tensorboard_path`; True for a file to copy.
-            mangler: is given that path and the rank; returns the path to copy to, so that ranks do not overwrite each other.
+            mangler: is given that path and the rank; returns the path to copy to, so that ranks do not overwrite
+                each other.
 
         Raises:
             RuntimeError: in the mode AUTO, which uploads by itself.

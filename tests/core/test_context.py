@@ -5,12 +5,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.ranks import running
-from support.threads import as_ranks
 
 from det_core import InvalidHP, core
 from det_core._errors import CloseError, PeerLost, RunLocked, RunNotFound
 from det_core.journal import RunRecord, read_run
+from support.ranks import running
+from support.threads import as_ranks
 
 
 def _run(home: Path) -> RunRecord:

@@ -127,25 +127,44 @@ def test_configured_units(configured: object, units: object) -> None:
 def test_every_name_of_the_text_is_there() -> None:
     members = {
         "Context": [],
-        "DistributedContext": (
-            "from_horovod from_deepspeed from_torch_distributed get_rank get_local_rank get_size get_num_agents gather "
-            "gather_local allgather allgather_local broadcast broadcast_local"
-        ).split(),
-        "CheckpointContext": "upload download get_metadata store_path restore_path delete".split(),
-        "PreemptContext": "should_preempt acknowledge_preemption_signal".split(),
-        "TrainContext": (
-            "set_status set_metadata get_metadata report_training_metrics report_validation_metrics report_metrics "
-            "get_tensorboard_path upload_tensorboard_files report_early_exit get_experiment_best_validation"
-        ).split(),
-        "SearcherContext": "operations acknowledge_out_of_ops get_configured_units".split(),
-        "SearcherOperation": "length report_progress report_completed".split(),
-        "ProfilerContext": "on off".split(),
-        "PreemptMode": "WorkersAskChief ChiefOnly WorkersAskMaster".split(),
-        "SearcherMode": "WorkersAskChief ChiefOnly".split(),
-        "TensorboardMode": "AUTO MANUAL".split(),
-        "DownloadMode": "LocalWorkersShareDownload NoSharedDownload".split(),
-        "EarlyExitReason": "INVALID_HP USER_REQUESTED_STOP".split(),
-        "Unit": "EPOCHS RECORDS BATCHES".split(),
+        "DistributedContext": [
+            "from_horovod",
+            "from_deepspeed",
+            "from_torch_distributed",
+            "get_rank",
+            "get_local_rank",
+            "get_size",
+            "get_num_agents",
+            "gather",
+            "gather_local",
+            "allgather",
+            "allgather_local",
+            "broadcast",
+            "broadcast_local",
+        ],
+        "CheckpointContext": ["upload", "download", "get_metadata", "store_path", "restore_path", "delete"],
+        "PreemptContext": ["should_preempt", "acknowledge_preemption_signal"],
+        "TrainContext": [
+            "set_status",
+            "set_metadata",
+            "get_metadata",
+            "report_training_metrics",
+            "report_validation_metrics",
+            "report_metrics",
+            "get_tensorboard_path",
+            "upload_tensorboard_files",
+            "report_early_exit",
+            "get_experiment_best_validation",
+        ],
+        "SearcherContext": ["operations", "acknowledge_out_of_ops", "get_configured_units"],
+        "SearcherOperation": ["length", "report_progress", "report_completed"],
+        "ProfilerContext": ["on", "off"],
+        "PreemptMode": ["WorkersAskChief", "ChiefOnly", "WorkersAskMaster"],
+        "SearcherMode": ["WorkersAskChief", "ChiefOnly"],
+        "TensorboardMode": ["AUTO", "MANUAL"],
+        "DownloadMode": ["LocalWorkersShareDownload", "NoSharedDownload"],
+        "EarlyExitReason": ["INVALID_HP", "USER_REQUESTED_STOP"],
+        "Unit": ["EPOCHS", "RECORDS", "BATCHES"],
     }
     missing = [
         f"{owner}.{name}"

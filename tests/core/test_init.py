@@ -23,9 +23,7 @@ from det_core._errors import RunError
         ({"checkpoint_storage": 7}, "checkpoint_storage"),
     ],
 )
-def test_arguments_are_checked_before_anything_is_made(
-    home: Path, arguments: dict[str, Any], said: str
-) -> None:
+def test_arguments_are_checked_before_anything_is_made(home: Path, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises((TypeError, ValueError)) as e:
         core.init(**arguments)
     assert said in str(e.value)
@@ -34,7 +32,8 @@ def test_arguments_are_checked_before_anything_is_made(
 
 def test_more_ranks_need_a_distributed_context(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
-        "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+        "RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     with pytest.raises(

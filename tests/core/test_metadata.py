@@ -16,9 +16,7 @@ leaves = (
     | st.text(max_size=20)
 )
 keys = st.text("abcXYZ_0 é", min_size=1, max_size=50)
-trees = st.recursive(
-    leaves, lambda t: st.lists(t, max_size=3) | st.dictionaries(keys, t, max_size=3), max_leaves=20
-)
+trees = st.recursive(leaves, lambda t: st.lists(t, max_size=3) | st.dictionaries(keys, t, max_size=3), max_leaves=20)
 
 
 @given(st.dictionaries(keys, trees, max_size=3))

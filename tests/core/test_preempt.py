@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 
 import pytest
-from support.ranks import running
 
 from det_core import core
+from support.ranks import running
 
 ROUNDS = """
     import json, random, sys, time
@@ -48,11 +48,7 @@ def _signal_every_round(tmp_path: Path, size: int, rounds: int, seed: int) -> No
             ranks.wait_for("stopped", times=done)
         assert ranks.wait() == [0] * size
     told = [
-        [
-            json.loads(line.split(" ", 1)[1])
-            for line in ranks.output(rank).splitlines()
-            if line.startswith("stopped")
-        ]
+        [json.loads(line.split(" ", 1)[1]) for line in ranks.output(rank).splitlines() if line.startswith("stopped")]
         for rank in range(size)
     ]
     for round_ in range(rounds):
@@ -120,10 +116,7 @@ def test_chief_only(tmp_path: Path) -> None:
         ranks.wait_for("ready")
         os.kill(ranks.processes[0].pid, signal.SIGTERM)
         assert ranks.wait() == [0, 0]
-    assert (
-        "refused rank 1 called should_preempt(), which the mode ChiefOnly allows on rank 0 alone"
-        in ranks.output(1)
-    )
+    assert "refused rank 1 called should_preempt(), which the mode ChiefOnly allows on rank 0 alone" in ranks.output(1)
 
 
 DEATH = """

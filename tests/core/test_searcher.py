@@ -4,10 +4,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.threads import as_ranks
 
 from det_core import core
 from det_core.journal import read_run
+from support.threads import as_ranks
 
 
 def _run_folder(home: Path) -> Path:
@@ -85,9 +85,7 @@ def test_wrong_order_and_values() -> None:
             ctx.searcher.operations("CHEIF_ONLY")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    "bad", [0, -1, True, 1.5, "3", {"epochs": 1, "batches": 2}, {"steps": 1}, {"epochs": 1.5}, {}]
-)
+@pytest.mark.parametrize("bad", [0, -1, True, 1.5, "3", {"epochs": 1, "batches": 2}, {"steps": 1}, {"epochs": 1.5}, {}])
 def test_a_max_length_that_says_nothing(home: Path, bad: object) -> None:
     with pytest.raises((TypeError, ValueError), match="max_length="):
         core.init(max_length=bad)  # type: ignore[arg-type]

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.threads import as_ranks
 
 from det_core import core
 from det_core.journal import RunRecord, read_run
+from support.threads import as_ranks
 
 MANUAL = core.TensorboardMode.MANUAL
 
@@ -52,9 +52,7 @@ def test_what_is_reported_is_in_the_run(home: Path) -> None:
         ("validation", 1, {"acc": None}, "acc"),
     ],
 )
-def test_what_cannot_be_stored_is_refused(
-    home: Path, group: str, steps: object, metrics: object, said: str
-) -> None:
+def test_what_cannot_be_stored_is_refused(home: Path, group: str, steps: object, metrics: object, said: str) -> None:
     with core.init() as ctx:
         with pytest.raises((TypeError, ValueError)) as e:
             ctx.train.report_metrics(group, steps, metrics)  # type: ignore[arg-type]
@@ -152,9 +150,7 @@ def test_manual_uploads_what_the_script_selects(tmp_path: Path) -> None:
     storage = tmp_path / "storage"
 
     def rank(distributed: core.DistributedContext) -> str:
-        with core.init(
-            distributed=distributed, checkpoint_storage=str(storage), tensorboard_mode=MANUAL
-        ) as ctx:
+        with core.init(distributed=distributed, checkpoint_storage=str(storage), tensorboard_mode=MANUAL) as ctx:
             ctx.train.report_training_metrics(1, {"loss": distributed.rank})
             folder = ctx.train.get_tensorboard_path()
             (folder / "mine.events").write_text(str(distributed.rank))

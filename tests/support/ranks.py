@@ -41,16 +41,14 @@ class Ranks:
                         env={**os.environ, **variables, **env},
                         stdout=out,
                         stderr=subprocess.STDOUT,
-                    )  # fmt: skip
+                    )
                 )
 
     def output(self, rank: int) -> str:
         """What ``rank`` has printed so far."""
         return self.outputs[rank].read_text(errors="replace")
 
-    def wait_for(
-        self, text: str, *, times: int = 1, ranks: list[int] | None = None, timeout: float = 60
-    ) -> None:
+    def wait_for(self, text: str, *, times: int = 1, ranks: list[int] | None = None, timeout: float = 60) -> None:
         """Wait until each of ``ranks`` has printed ``text`` so often."""
         deadline = time.monotonic() + timeout
         for rank in ranks if ranks is not None else range(len(self.processes)):
