@@ -81,30 +81,29 @@ def free_memory(group: Cgroup | None) -> int | None:
     return min(left, default=None)
 
 
-def cpu_quota(group: Cgroup | None) -> tuple[float, Path] | None:
-    """Processors that the tightest of the groups allows, with its folder; None where none has a quota."""
-    if group is None:
-        return None
+def cpu_quota(group: Cgroup | None) -> tuple[float, int] | None:
+    """Processors that the tightest of the groups allows, with how far up that is; None where none has a
+    quota."""
     quotas = []
-    for folder in group.folders:
-        if group.version == 2:
+    for up, folder in enumerate(group.folders if group else ()):
+        if group and group.version == 2:
             fields = (_text(folder / "cpu.max") or "max").split()
         else:
-            fields = [
-                _text(folder / "cpu.cfs_quota_us") or "-1",
-                _text(folder / "cpu.cfs_period_us") or "100000",
-            ]
-        if len(fields) == 2 and fields[0].isdigit() and int(fields[1]) > 0:
-            quotas.append((int(fields[0]) / int(fields[1]), folder))
-    return min(quotas, key=lambda quota: quota[0], default=None)
+            fields = [_text(folder / name) or "" for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        if len(fields) == 2 and fields[0].isdigit() and fields[1].isdigit() and int(fields[1]) > 0:
+            quotas.append((int(fields[0]) / int(fields[1]), up))
+    return min(quotas, default=None)
 
 
-def cpu_seconds(folder: Path, version: int) -> float | None:
-    """Processor seconds that the group in ``folder`` has used; None where that is not counted."""
-    if version == 2:
-        used = _stat(folder / "cpu.stat", "usage_usec")
+def cpu_seconds(group: Cgroup, up: int) -> float | None:
+    """Processor seconds used by the group, or by its ancestor ``up`` levels above; None where that is not
+    counted."""
+    if up >= len(group.folders):
+        return None
+    if group.version == 2:
+        used = _stat(group.folders[up] / "cpu.stat", "usage_usec")
         return used / 1e6 if used else None
-    text = _text(folder / "cpuacct.usage")
+    text = _text(group.folders[up] / "cpuacct.usage")
     return int(text) / 1e9 if text is not None else None
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from det_core._errors import ContextClosed, ProfilerError
-from det_core.core._profiler._sensors import Sensor, machine_sensors
 
 if TYPE_CHECKING:
     from det_core.core._distributed import DistributedContext
     from det_core.core._profiler._sampler import Sampler
+    from det_core.core._profiler._sensors import Sensor
 
 MIN_INTERVAL = 0.1
 """Seconds; sampling more often would measure itself."""
@@ -39,7 +39,7 @@ class ProfilerContext:
         report: Callable[[str, int | None, Mapping[str, Any]], None],
         agent_id: str,
         *,
-        sensors: Callable[[], Sequence[Sensor]] = machine_sensors,
+        sensors: Callable[[], Sequence[Sensor]] | None = None,
     ) -> None:
         self._samples_here = distributed.local_rank == 0
         self._report = report
@@ -63,13 +63,16 @@ class ProfilerContext:
         _check(sampling_interval, samples_per_report)
         if self._closed:
             raise ContextClosed("profiler.on() was called on a context that is closed")
-        if self._samples_here and self._sampler is None:
-            from det_core.core._profiler._sampler import Sampler
+        if not self._samples_here:
+            return
+        if self._sampler is not None:
+            _raise_failures(self._sampler)
+            return
+        from det_core.core._profiler._sampler import Sampler
+        from det_core.core._profiler._sensors import machine_sensors
 
-            self._sampler = Sampler(
-                self._sensors(), self._report, self._agent_id, sampling_interval, samples_per_report
-            )
-        self._raise_failures()
+        sensors = (self._sensors or machine_sensors)()
+        self._sampler = Sampler(sensors, self._report, self._agent_id, sampling_interval, samples_per_report)
 
     def off(self) -> None:
         """End the sampling: the thread has ended and the last samples are reported when this returns.
@@ -80,17 +83,17 @@ class ProfilerContext:
         sampler, self._sampler = self._sampler, None
         if sampler is not None:
             sampler.stop()
-            self._raise_failures(sampler)
+            _raise_failures(sampler)
 
     def close(self) -> None:
         """As :meth:`off`, for good."""
         self._closed = True
         self.off()
 
-    def _raise_failures(self, sampler: Sampler | None = None) -> None:
-        sampler = sampler or self._sampler
-        if sampler is not None and (failures := sampler.take_failures()):
-            raise ProfilerError("the profiler lacks samples: " + "; ".join(failures))
+
+def _raise_failures(sampler: Sampler) -> None:
+    if failures := sampler.take_failures():
+        raise ProfilerError("the profiler lacks samples: " + "; ".join(failures))
 
 
 def _check(sampling_interval: Any, samples_per_report: Any) -> None:

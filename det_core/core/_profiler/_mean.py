@@ -18,11 +18,12 @@ class Mean:
     def add(self, sample: Mapping[str, Any], path: tuple[str, ...] = ()) -> None:
         """Take one more sample; samples need not have the same numbers."""
         for key, value in sample.items():
+            where = (*path, key)
             if isinstance(value, Mapping):
-                self.add(value, (*path, key))
+                self.add(value, where)
             else:
-                total, count = self._sums.get((*path, key), (0.0, 0))
-                self._sums[(*path, key)] = (total + value, count + 1)
+                total, count = self._sums.get(where, (0.0, 0))
+                self._sums[where] = (total + value, count + 1)
 
     def take(self) -> Reading:
         """Return the means, nested as the samples were, and begin anew."""

@@ -69,21 +69,21 @@ class Cpu:
 
     def __init__(self, psutil: Any, root: Path = Path("/")) -> None:
         self._psutil = psutil
-        self._root = root
+        self._group = Cgroup.find("cpu", root)
+        self._accounts = self._group
+        if self._group is not None and self._group.version == 1:
+            self._accounts = Cgroup.find("cpuacct", root)
         self._rates = Rates()
         self._last: dict[int, tuple[float, float]] = {}
 
     def read(self) -> Reading:
         allowed = os.sched_getaffinity(0)
-        group = Cgroup.find("cpu", self._root)
-        quota = cpu_quota(group)
-        if group is not None and quota is not None and quota[0] < len(allowed):
-            usage = group if group.version == 2 else Cgroup.find("cpuacct", self._root)
-            folder = quota[1] if group.version == 2 else usage.folders[0] if usage else None
-            used = None if folder is None else cpu_seconds(folder, group.version)
-            rates = self._rates.of(None if used is None else {"used": used})
-            return {"cpu_util_simple": 100 * rates["used"] / quota[0]} if rates else {}
-        return self._busy(allowed)
+        quota = cpu_quota(self._group)
+        if quota is None or self._accounts is None or quota[0] >= len(allowed):
+            return self._busy(allowed)
+        used = cpu_seconds(self._accounts, quota[1])
+        rates = self._rates.of(None if used is None else {"used": used})
+        return {"cpu_util_simple": 100 * rates["used"] / quota[0]} if rates else {}
 
     def _busy(self, allowed: set[int]) -> Reading:
         times = dict(enumerate(self._psutil.cpu_times(percpu=True)))
@@ -110,11 +110,11 @@ class Memory:
 
     def __init__(self, psutil: Any, root: Path = Path("/")) -> None:
         self._psutil = psutil
-        self._root = root
+        self._group = Cgroup.find("memory", root)
 
     def read(self) -> Reading:
         free = self._psutil.virtual_memory().available
-        within = free_memory(Cgroup.find("memory", self._root))
+        within = free_memory(self._group)
         return {"memory_free": free if within is None else min(free, within)}
 
     def close(self) -> None:
