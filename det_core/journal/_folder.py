@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -53,13 +52,15 @@ class RunFolder:
         Raises:
             RunError: the folder cannot be made; the message gives path and reason.
         """
+        from secrets import choice
+
         created = _clock.now()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(created))
         runs = Path(home) / "runs"
         try:
             runs.mkdir(parents=True, exist_ok=True)
             while True:
-                run_id = f"{stamp}-{''.join(secrets.choice(_ALPHABET) for _ in range(6))}"
+                run_id = f"{stamp}-{''.join(choice(_ALPHABET) for _ in range(6))}"
                 try:
                     (runs / run_id).mkdir()
                     break

@@ -76,6 +76,20 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
         return
 
 
+def first_steps(places: Places) -> dict[int, int]:
+    """Restart -> the step of its first row with a step: the smallest among its ranks' first rows."""
+    first: dict[tuple[int, int], tuple[int, int]] = {}
+    for restart, rank, seq, step in zip(places.restart, places.rank, places.seq, places.step, strict=True):
+        if step != NO_STEP:
+            key = (restart, rank)
+            if key not in first or seq < first[key][0]:
+                first[key] = (seq, step)
+    steps: dict[int, int] = {}
+    for (restart, _), (_, step) in first.items():
+        steps[restart] = min(step, steps.get(restart, step))
+    return steps
+
+
 def next_seq(folder: Path, stem: str) -> int:
     """The number after the last in the files of a process that wrote here before (0, as a rule)."""
     from det_core.journal._line import decode

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from det_core._errors import RunNotFound
 from det_core.journal._folder import INFO, is_live, journal_files, read_info, run_paths
-from det_core.journal._read import NO_STEP, Places, Scan, scan
-from det_core.journal._supersede import Supersession
+
+if TYPE_CHECKING:
+    from det_core.journal._supersede import Supersession
 
 
 @dataclass(frozen=True)
@@ -112,8 +113,10 @@ class RunRecord(RunSummary):
     """A run, as it was when this object was made. Rows are read when they are asked for."""
 
     def __init__(self, path: Path) -> None:
+        from det_core.journal._read import scan
+
         super().__init__(path)
-        self._scan: Scan = scan(self.path)
+        self._scan = scan(self.path)
         self.torn_lines = self._scan.torn_lines
         """Lines that hold no whole record."""
 
@@ -187,6 +190,9 @@ class RunRecord(RunSummary):
 
     @cached_property
     def _supersession(self) -> Supersession:
+        from det_core.journal._read import first_steps
+        from det_core.journal._supersede import Supersession
+
         first = {group: first_steps(places) for group, places in self._scan.places.items()}
         restored: dict[int, int] = {}
         for r in self.records("restore"):
@@ -194,20 +200,6 @@ class RunRecord(RunSummary):
             if isinstance(step, int):
                 restored[r.restart] = min(step, restored.get(r.restart, step))
         return Supersession(first, restored)
-
-
-def first_steps(places: Places) -> dict[int, int]:
-    """Restart -> the step of its first row with a step: the smallest among its ranks' first rows."""
-    first: dict[tuple[int, int], tuple[int, int]] = {}
-    for restart, rank, seq, step in zip(places.restart, places.rank, places.seq, places.step, strict=True):
-        if step != NO_STEP:
-            key = (restart, rank)
-            if key not in first or seq < first[key][0]:
-                first[key] = (seq, step)
-    steps: dict[int, int] = {}
-    for (restart, _), (_, step) in first.items():
-        steps[restart] = min(step, steps.get(restart, step))
-    return steps
 
 
 def read_run(folder: Path | str) -> RunRecord:

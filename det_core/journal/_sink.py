@@ -13,7 +13,6 @@ import logging
 import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -32,12 +31,13 @@ IN_MEMORY = -1
 """The place of a line that is not in a file yet."""
 
 
-@dataclass
 class _File:
-    path: Path
-    fd: int
-    shift: int
-    """Where offset 0 of the logical file stands in the one on disk."""
+    """A journal file; ``shift`` is where offset 0 of it stands on disk, ``fd`` is -1 when it is closed."""
+
+    __slots__ = ("fd", "path", "shift")
+
+    def __init__(self, path: Path, fd: int) -> None:
+        self.path, self.fd, self.shift = path, fd, 0
 
 
 class Owner(Protocol):
@@ -47,13 +47,13 @@ class Owner(Protocol):
         """The line is now in ``file`` at ``offset``."""
 
 
-@dataclass
 class _Kept:
     """A line in memory."""
 
-    line: bytes
-    owner: Owner | None
-    step: int
+    __slots__ = ("line", "owner", "step")
+
+    def __init__(self, line: bytes, owner: Owner | None, step: int) -> None:
+        self.line, self.owner, self.step = line, owner, step
 
 
 class Sink:
@@ -285,7 +285,7 @@ class Sink:
         if self._files and self._files[-1].fd >= 0:
             self._close(self._files[-1].fd)
             self._files[-1].fd = -1
-        self._files.append(_File(path, fd, shift=0))
+        self._files.append(_File(path, fd))
         self._fd, self.offset, self._start = fd, len(head), len(head)
         self._folder_synced = False
         self._new_file()
