@@ -1,0 +1,290 @@
+"""Event files, read back with TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core._errors import MissingExtra, TensorboardError
+from det_core.core import _tensorboard
+from det_core.core._tensorboard import EventWriter
+from det_core.core._tensorboard_file import EventFile
+
+pytest.importorskip("tensorboardX")
+
+
+def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Step and value of every point under each tag, as TensorBoard shows them."""
+    accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    accumulator = accumulators.EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    return {tag: [(e.step, e.value) for e in accumulator.Scalars(tag)] for tag in accumulator.Tags()["scalars"]}
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Any:
+    made = EventWriter(tmp_path)
+    yield made
+    made.close()
+
+
+def wait_for(condition: Any) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited 30 s in vain"
+        time.sleep(0.01)
+
+
+def test_scalars_come_back_under_their_group(writer: EventWriter, tmp_path: Path) -> None:
+    writer.scalars("training", 1, {"loss": 0.5, "epoch": 1})
+    writer.scalars("training", 2, {"loss": 0.25})
+    writer.scalars("validation", 2, {"accuracy": 0.75})
+    writer.scalars("my group", 2, {"x": -1})
+    writer.close()
+    assert points(tmp_path) == {
+        "training/loss": [(1, 0.5), (2, 0.25)],
+        "training/epoch": [(1, 1.0)],
+        "validation/accuracy": [(2, 0.75)],
+        "my group/x": [(2, -1.0)],
+    }
+
+
+def test_only_numbers_are_written(writer: EventWriter, tmp_path: Path) -> None:
+    numpy, torch = pytest.importorskip("numpy"), pytest.importorskip("torch")
+    writer.scalars(
+        "g",
+        3,
+        {
+            "bool": True,
+            "big": 1 << 40,
+            "np": numpy.float32(0.5),
+            "np int": numpy.int64(7),
+            "np 0-d": numpy.array(2.0),
+            "torch": torch.tensor(1.5),
+            "nested": {"a": 1.0, "b": {"c": 2}},
+            "text": "1.0",
+            "np text": numpy.str_("1.0"),
+            "none": None,
+            "list": [1.0],
+            "array": numpy.ones(1),
+            "tensor": torch.ones(2),
+            "complex": numpy.complex64(1),
+            "torch complex": torch.tensor(1j),
+            "huge": 10**400,
+            "time": numpy.datetime64("2026-01-01"),
+        },
+    )
+    writer.scalars("g", 4, {"text": "nothing to write here"})
+    writer.close()
+    assert points(tmp_path) == {
+        "g/bool": [(3, 1.0)],
+        "g/big": [(3, float(1 << 40))],
+        "g/np": [(3, 0.5)],
+        "g/np int": [(3, 7.0)],
+        "g/np 0-d": [(3, 2.0)],
+        "g/torch": [(3, 1.5)],
+        "g/nested/a": [(3, 1.0)],
+        "g/nested/b/c": [(3, 2.0)],
+    }
+
+
+def test_numbers_that_are_not_finite_are_written(writer: EventWriter, tmp_path: Path) -> None:
+    writer.scalars("g", 1, {"nan": math.nan, "inf": math.inf, "ninf": -math.inf, "over": 1e300})
+    writer.close()
+    found = {tag: value for tag, [(_, value)] in points(tmp_path).items()}
+    assert math.isnan(found["g/nan"])
+    assert (found["g/inf"], found["g/ninf"], found["g/over"]) == (math.inf, -math.inf, math.inf)
+
+
+def test_a_value_is_the_one_it_had_when_reported(writer: EventWriter, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    loss, metrics = torch.tensor(1.0), {"plain": 1.0}
+    for step in range(50):
+        loss.fill_(step)
+        metrics["plain"] = float(step)
+        metrics["loss"] = loss
+        writer.scalars("g", step, metrics)
+    writer.close()
+    assert points(tmp_path) == {tag: [(i, float(i)) for i in range(50)] for tag in ("g/plain", "g/loss")}
+
+
+def test_a_row_without_a_step_is_not_drawn(writer: EventWriter, tmp_path: Path) -> None:
+    writer.scalars("cpu", None, {"cpu_util_simple": 5.0})
+    writer.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_made_before_the_first_row(writer: EventWriter, tmp_path: Path) -> None:
+    writer.flush()
+    assert list(tmp_path.iterdir()) == []
+    assert not [t for t in threading.enumerate() if t.name == "det_core-tensorboard"]
+
+
+def test_flush_makes_all_that_was_reported_readable(writer: EventWriter, tmp_path: Path) -> None:
+    for step in range(200):
+        writer.scalars("g", step, {"x": float(step)})
+    writer.flush()
+    assert len(points(tmp_path)["g/x"]) == 200
+    writer.flush()
+
+
+def test_rows_become_readable_without_a_flush(
+    writer: EventWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_tensorboard, "FLUSH_EVERY", 0.2)
+    writer.scalars("g", 1, {"x": 1.0})
+    wait_for(lambda: any(tmp_path.iterdir()) and "g/x" in points(tmp_path))
+
+
+def test_after_close_the_thread_is_gone_and_reports_are_ignored(writer: EventWriter, tmp_path: Path) -> None:
+    writer.scalars("g", 1, {"x": 1.0})
+    writer.close()
+    writer.scalars("g", 2, {"x": 1.0})
+    writer.close()
+    assert points(tmp_path) == {"g/x": [(1, 1.0)]}
+    assert not [t for t in threading.enumerate() if t.name == "det_core-tensorboard"]
+
+
+def test_a_resumed_run_has_every_step_once(tmp_path: Path) -> None:
+    for steps in (range(0, 8), range(5, 12), range(9, 15)):
+        writer = EventWriter(tmp_path)
+        for step in steps:
+            writer.scalars("training", step, {"loss": steps.start + step / 10})
+        writer.close()
+    assert len(list(tmp_path.iterdir())) == 3
+    assert [step for step, _ in points(tmp_path)["training/loss"]] == list(range(15))
+    assert points(tmp_path)["training/loss"][6] == (6, pytest.approx(5.6))
+
+
+def test_many_threads_report_at_once(writer: EventWriter, tmp_path: Path) -> None:
+    def report(name: int) -> None:
+        for step in range(300):
+            writer.scalars("g", step, {f"m{name}": float(step)})
+
+    threads = [threading.Thread(target=report, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    writer.close()
+    assert points(tmp_path) == {f"g/m{i}": [(s, float(s)) for s in range(300)] for i in range(4)}
+
+
+def test_a_file_that_cannot_be_written_warns_once_and_close_tells(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    writer = EventWriter(tmp_path / "file" / "tensorboard")
+    with caplog.at_level(logging.WARNING, "det_core.core"):
+        writer.scalars("g", 1, {"x": 1.0})
+        writer.flush()
+        wait_for(lambda: "no more TensorBoard events" in caplog.text)
+        for step in range(2, 12):
+            writer.scalars("g", step, {"x": 1.0})
+        writer.flush()
+        with pytest.raises(TensorboardError, match=r"file/tensorboard lack 11 report\(s\).*Not a directory"):
+            writer.close()
+    assert caplog.text.count("no more TensorBoard events") == 1
+
+
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from det_core._errors import TensorboardError
+from det_core.core._tensorboard import EventWriter
+import signal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+writer = EventWriter(Path(sys.argv[1]))
+writer.scalars("g", 0, {"x": 0.0})
+writer.flush()
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+for step in range(1, 5000):
+    writer.scalars("g", step, {"x": float(step)})
+try:
+    writer.close()
+except TensorboardError as e:
+    print(e)
+"""
+
+
+def test_a_disk_that_fills_up_is_told_with_the_number_of_rows(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True
+    )
+    lacking = int(done.stdout.split(" lack ")[1].split()[0])
+    assert "File too large" in done.stdout and 4000 < lacking < 5000
+
+
+def test_a_writer_that_cannot_keep_up_holds_a_report_for_a_while_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    released = threading.Event()
+    write = EventFile.write
+    monkeypatch.setattr(EventFile, "write", lambda self, *row: released.wait(60) and write(self, *row))
+    monkeypatch.setattr(_tensorboard, "WAIT_FOR_ROOM", 0.3)
+    writer = EventWriter(tmp_path, max_queued=10)
+    writer.scalars("g", 0, {"x": 0.0})
+    wait_for(lambda: not writer._rows)
+    begin = time.monotonic()
+    with caplog.at_level(logging.WARNING, "det_core.core"):
+        for step in range(1, 111):
+            writer.scalars("g", step, {"x": float(step)})
+    assert time.monotonic() - begin < 20
+    assert caplog.text.count("cannot keep up") == 1
+    released.set()
+    wait_for(lambda: not writer._rows)
+    writer.scalars("g", 111, {"x": 1.0})
+    with pytest.raises(TensorboardError, match=r"lack 100 report\(s\).*queue of 10 was full"):
+        writer.close()
+    assert [step for step, _ in points(tmp_path)["g/x"]] == [*range(11), 111]
+
+
+def test_a_full_queue_makes_reports_wait_until_there_is_room(tmp_path: Path) -> None:
+    writer = EventWriter(tmp_path, max_queued=5)
+    for step in range(500):
+        writer.scalars("g", step, {"x": float(step)})
+    writer.close()
+    assert len(points(tmp_path)["g/x"]) == 500
+
+
+def test_a_forked_process_leaves_the_file_alone(writer: EventWriter, tmp_path: Path) -> None:
+    writer.scalars("g", 1, {"x": 1.0})
+    writer.flush()
+    child = os.fork()
+    if child == 0:
+        writer.scalars("g", 2, {"x": 1.0})
+        writer.flush()
+        writer.close()
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    writer.close()
+    assert points(tmp_path) == {"g/x": [(1, 1.0)]}
+
+
+def test_without_tensorboardx_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import importlib.util
+
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match=r"pip install 'det-core\[tensorboard\]'"):
+        EventWriter(tmp_path)
+
+
+def test_neither_torch_nor_tensorflow_is_needed(tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.modules.update(torch=None, tensorflow=None, tensorboard=None)\n"
+        "from pathlib import Path\n"
+        "from det_core.core._tensorboard import EventWriter\n"
+        "w = EventWriter(Path(sys.argv[1])); w.scalars('g', 1, {'x': 1.0}); w.close()\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=100, check=True)
+    assert points(tmp_path) == {"g/x": [(1, 1.0)]}
