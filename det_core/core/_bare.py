@@ -97,8 +97,9 @@ def first_line(run: BareRun, latest_checkpoint: str | None) -> str:
     return f"run {run.run_id} resumed (restart {run.restart}) {start}, in {run.path}"
 
 
-def last_line(run: BareRun, outcome: str) -> str:
+def last_line(run: BareRun, outcome: str, detail: str) -> str:
     """What a bare run says when it ends."""
-    if outcome == "completed":
-        return f"run {run.run_id} completed; det-core runs show {run.run_id}"
-    return f"run {run.run_id} {outcome}; to resume it: DET_CORE_RESUME={run.run_id} {run.command}"
+    ending = outcome.replace("_", " ") + (f" ({detail})" if detail else "")
+    if outcome in ("completed", "invalid_hp"):
+        return f"run {run.run_id} {ending}; to look at it: det-core runs show {run.run_id}"
+    return f"run {run.run_id} {ending}; to resume it: DET_CORE_RESUME={run.run_id} {run.command}"

@@ -20,7 +20,6 @@ from det_core.core._train import EarlyExitReason, TrainContext
 from det_core.journal import Journal
 
 logger = logging.getLogger("det_core.core")
-_INVALID_HP = "ended early: invalid hyperparameters"
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -127,42 +126,44 @@ class Context:
         if self._closed:
             return
         self._closed = True
-        outcome = self._outcome(error)
+        outcome, detail = self._outcome(error)
         failures: dict[str, BaseException] = {}
-        for part, finish in self._closers(outcome, error):
+        for part, finish in self._closers(outcome, detail, error):
             try:
                 finish()
             except Exception as e:
                 failures[part] = e
         if self.distributed.rank == 0:
-            say(last_line(self._run, outcome))
+            say(last_line(self._run, outcome, detail))
         if len(failures) == 1 and isinstance(only := next(iter(failures.values())), ReportsNotKept):
             raise only
         if failures:
             raise CloseError(failures)
 
-    def _closers(self, outcome: str, error: BaseException | None) -> list[tuple[str, Callable[[], None]]]:
+    def _closers(self, outcome: str, detail: str, error: BaseException | None) -> list[tuple[str, Callable[[], None]]]:
         """Each part with what closes it, in order: sources of reports, then the ranks' links, then the journal."""
-        failure = error if outcome.startswith("failed") else None
+        failure = error if outcome == "failed" else None
+        end = {"outcome": outcome, **({"detail": detail} if detail else {})}
         return [
             ("profiler", self.profiler.close),
             ("searcher", self.searcher.close),
             ("preempt", self.preempt.close),
             ("checkpoint", self.checkpoint.close),
             ("train", self.train.close),
-            ("run", lambda: self._journal.record("run_end", {"outcome": outcome})),
+            ("run", lambda: self._journal.record("run_end", end)),
             ("distributed", lambda: self.distributed.close(failure=failure)),
             ("journal", self._journal.close),
             ("run folder", self._run.release),
         ]
 
-    def _outcome(self, error: BaseException | None) -> str:
+    def _outcome(self, error: BaseException | None) -> tuple[str, str]:
+        """``completed``, ``preempted``, ``invalid_hp`` or ``failed``, and what there is to say of it."""
         if isinstance(error, InvalidHP):
-            return _INVALID_HP
+            return "invalid_hp", str(error)
         if error is not None and not (isinstance(error, SystemExit) and error.code in (0, None)):
-            return f"failed: {type(error).__name__}: {error}".splitlines()[0]
+            return "failed", f"{type(error).__name__}: {error}".splitlines()[0]
         try:
             raise_if_ended(self.distributed)
         except SystemExit:
-            return _INVALID_HP
-        return "preempted" if self.preempt.acknowledged else "completed"
+            return "invalid_hp", "reported by another rank"
+        return ("preempted" if self.preempt.acknowledged else "completed"), ""

@@ -28,7 +28,7 @@ def test_first_and_last_line_say_how_to_go_on(home: Path, capsys: pytest.Capture
         raise ValueError("mine")
     first, *_, last = capsys.readouterr().err.strip().splitlines()
     assert "resumed (restart 1)" in first
-    assert f"DET_CORE_RESUME={run_id}" in last and "failed: ValueError: mine" in last
+    assert f"DET_CORE_RESUME={run_id}" in last and "failed (ValueError: mine)" in last
 
 
 def test_the_users_error_comes_out_as_it_is(home: Path) -> None:
@@ -100,7 +100,8 @@ def test_invalid_hp_of_one_rank_ends_all_with_status_0(home: Path, tmp_path: Pat
         assert ranks.wait() == [0, 0, 0, 0], "\n".join(ranks.output(r) for r in range(4))
     run = _run(home)
     assert len(run.records("early_exit")) == 1
-    assert "invalid hyperparameters" in run.records("run_end")[0]["outcome"]
+    assert {r["outcome"] for r in run.records("run_end")} == {"invalid_hp"}
+    assert run.state == "invalid_hp"
     assert "Traceback" not in "".join(ranks.output(r) for r in range(4) if r != 2)
 
 
