@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-LAUNCH_PREFIXES = ("HOROVOD_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_")
+LAUNCH_PREFIXES = ("HOROVOD_", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PET_")
 LAUNCH_NAMES = frozenset(
     [
         "RANK",
@@ -57,6 +57,8 @@ class Environment:
     """``DET_CORE_COMMAND``: the command line that started this job, which the launcher hands to its ranks."""
     cuda_visible_devices: str | None = None
     """``CUDA_VISIBLE_DEVICES``: which GPUs the profiler reports and the launcher counts."""
+    grace: float | None = None
+    """``DET_CORE_GRACE``: seconds that a launcher gives scripts to save and exit after a signal."""
     launch: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What a framework's launcher or a job scheduler set for this process."""
 
@@ -78,6 +80,7 @@ class Environment:
             port=_port(e, "INTER_TRAIN_PROCESS_COMM_PORT_1"),
             command=e.get("DET_CORE_COMMAND") or None,
             cuda_visible_devices=e.get("CUDA_VISIBLE_DEVICES"),
+            grace=_number(e, "DET_CORE_GRACE"),
             launch=MappingProxyType({k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}),
         )
 

@@ -1,0 +1,124 @@
+"""The framework's agent as a child of the launcher: forked, in a session of its own, its stderr kept for later.
+
+Forked rather than started anew, because it then shares what the launcher has imported and costs no second start of an
+interpreter. It never returns into the launcher's code.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from ._options import Options, UsageError
+from ._wrapper._linux import signal_at_parents_death
+from ._wrapper._protocol import MAX_MESSAGE, pack
+
+
+@dataclass
+class Agent:
+    """The launcher's side of a started agent."""
+
+    pid: int
+    control: socket.socket
+    """Where :class:`Control` is heard; messages as in ``_wrapper/_protocol``."""
+    capture: int
+    """A file in memory with what the agent wrote to stderr."""
+    status: int | None = None
+    """Exit status, or minus the signal; None while it runs."""
+
+    def last_words(self, lines: int) -> bytes:
+        """The last lines the agent wrote to stderr."""
+        size = os.fstat(self.capture).st_size
+        text = os.pread(self.capture, 65536, max(0, size - 65536))
+        return b"".join(line + b"\n" for line in text.splitlines()[-lines:])
+
+
+class Control:
+    """The agent's side: what it tells the launcher."""
+
+    def __init__(self, link: socket.socket, stderr: int) -> None:
+        self._link, self._stderr = link, stderr
+
+    def plan(self, expected: int, options: Options) -> None:
+        """Say how many ranks will start on this machine; with ``verbose``, speak on stderr from now on."""
+        if options.verbose:
+            self.speak()
+        self._send("plan", expected, options.grace, options.tail)
+
+    def speak(self) -> None:
+        """Write to the launcher's stderr from now on, and what was written so far."""
+        sys.stderr.flush()
+        said = os.pread(2, os.fstat(2).st_size, 0)
+        os.dup2(self._stderr, 2)
+        os.write(2, said)
+
+    def notice(self, text: str) -> None:
+        """Have the launcher say ``text``."""
+        self._send("notice", payload=text.encode(errors="surrogateescape"))
+
+    def quit(self, status: int, text: str = "") -> None:
+        """Nothing is going to start: say why, and which exit status that is."""
+        self._send("quit", status, payload=text.encode(errors="surrogateescape"))
+
+    def done(self) -> None:
+        """Every rank has ended, well or not: the agent did its work."""
+        self._send("done")
+
+    def failed(self, error: BaseException) -> None:
+        """The agent could not do its work."""
+        lines = traceback.format_exception_only(type(error), error)
+        self._send("failed", payload="".join(lines)[-4000:].strip().encode(errors="replace"))
+
+    def _send(self, kind: str, *words: object, payload: bytes = b"") -> None:
+        self._link.send(pack(kind, *words, payload=payload[: MAX_MESSAGE // 2]))
+
+
+def start_agent(main: Callable[[Control], None], not_for_it: list[socket.socket]) -> Agent:
+    """Fork a process that runs ``main``; the sockets ``not_for_it`` are closed there."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    capture = os.memfd_create("agent-stderr")
+    launcher = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        _run(main, theirs, capture, launcher, [ours, *not_for_it])
+    theirs.close()
+    return Agent(pid, ours, capture)
+
+
+def _run(
+    main: Callable[[Control], None], link: socket.socket, capture: int, launcher: int, close: list[socket.socket]
+) -> NoReturn:
+    status = 1
+    try:
+        os.setsid()
+        signal_at_parents_death(signal.SIGKILL)
+        if os.getppid() != launcher:
+            os._exit(1)
+        for other in close:
+            other.close()
+        control = Control(link, os.dup(2))
+        os.dup2(capture, 2)
+        status = _guarded(main, control)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _guarded(main: Callable[[Control], None], control: Control) -> int:
+    try:
+        main(control)
+    except UsageError as e:
+        control.quit(2, str(e))
+        return 2
+    except BaseException as e:  # also what the framework raises for a signal: it all goes to the launcher
+        traceback.print_exc()
+        control.failed(e)
+        return 1
+    return 0

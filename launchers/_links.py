@@ -1,0 +1,36 @@
+"""The launcher's end of its connection to one wrapper."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from ._ranks import Rank
+from ._wrapper._protocol import MAX_MESSAGE
+
+
+@dataclass
+class Link:
+    """A wrapper that has connected; its rank once it has said hello."""
+
+    socket: socket.socket
+    rank: Rank | None = None
+
+    def receive(self) -> bytes:
+        """The next message; nothing if the wrapper has gone."""
+        try:
+            return self.socket.recv(MAX_MESSAGE)
+        except ConnectionResetError:
+            return b""
+
+
+def send(link: Link, message: bytes, *, stderr: int | None = None) -> bool:
+    """Send ``message``, with a file descriptor if one is given; False if the wrapper has gone or does not listen.
+
+    It never waits: a wrapper that has stopped must not stop the launcher.
+    """
+    try:
+        socket.send_fds(link.socket, [message], [] if stderr is None else [stderr], socket.MSG_DONTWAIT)
+    except (BrokenPipeError, ConnectionResetError, BlockingIOError):
+        return False
+    return True

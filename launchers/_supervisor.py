@@ -1,0 +1,271 @@
+"""The launcher's loop: it hears the agent, the wrappers, signals and the clock, and decides when all is over."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import time
+
+from ._agent import Agent
+from ._links import Link, send
+from ._notices import Notices
+from ._options import GRACE, TAIL
+from ._ranks import Outcome, Rank, exit_status, summary
+from ._signals import ENDING, PASSED_ON, Signals, name
+from ._wrapper._protocol import MAX_MESSAGE, pack, same_user, unpack
+
+TEARDOWN = 25.0
+"""Seconds at most that wrappers take to end the other ranks after a failure: torchrun's agent kills them after 30."""
+AGENT_GRACE = 10.0
+"""Seconds that the agent gets to leave after all its ranks have, when the job was told to end."""
+
+
+class Supervisor:
+    """Runs one job to its end.
+
+    Args:
+        listener: where wrappers connect.
+        agent: the framework's, started.
+        signals: installed.
+        notices: where the launcher speaks.
+    """
+
+    def __init__(self, listener: socket.socket, agent: Agent, signals: Signals, notices: Notices) -> None:
+        self._listener, self._agent, self._signals, self._notices = listener, agent, signals, notices
+        self._links: dict[int, Link] = {}
+        self._ranks: list[Rank] = []
+        self._outcome = Outcome()
+        self._grace, self._tail = GRACE, TAIL
+        self._quit: int | None = None
+        self._agent_done = False
+        self._early: list[int] = []  # signals that came before every rank was there to hear them
+        self._interrupts = 0
+        self._kill_at = self._force_at = self._agent_at = self._give_up_at = float("inf")
+        self._poll = select.poll()
+        for fd in (listener.fileno(), agent.control.fileno(), signals.fd):
+            self._poll.register(fd, select.POLLIN)
+
+    def run(self) -> int:
+        """Return the job's exit status once nothing of it runs any more."""
+        while not (self._agent.status is not None and not self._links) and time.monotonic() < self._give_up_at:
+            ready = [fd for fd, _ in self._poll.poll(self._wait())]
+            self._hear(ready)
+            self._act(time.monotonic())
+        if self._quit is not None:
+            return self._quit
+        for text, lines in summary(self._ranks, self._outcome, self._tail):
+            self._notices.say(text)
+            self._notices.show(lines)
+        return exit_status(self._ranks, self._outcome)
+
+    def _wait(self) -> float | None:
+        """Milliseconds until something is due."""
+        due = min(self._kill_at, self._force_at, self._agent_at, self._give_up_at)
+        if self._notices.waiting:
+            due = min(due, time.monotonic() + 0.1)
+        return None if due == float("inf") else max(0.0, due - time.monotonic()) * 1000 + 1
+
+    def _hear(self, ready: list[int]) -> None:
+        """What wrappers said comes before their deaths, and those before the reaping that frees process ids."""
+        if self._agent.control.fileno() in ready:
+            self._agent_says(self._agent.control.recv(MAX_MESSAGE))
+        for fd in ready:
+            if link := self._links.get(fd):
+                self._wrapper_says(link, link.receive())
+        if self._listener.fileno() in ready:
+            self._accept()
+        if self._signals.fd in ready:
+            for signum in self._signals.read():
+                if signum == signal.SIGCHLD:
+                    self._reap()
+                elif signum in PASSED_ON:
+                    self._signalled(signum)
+
+    # the agent
+
+    def _agent_says(self, message: bytes) -> None:
+        if not message:
+            self._poll.unregister(self._agent.control.fileno())
+            return
+        kind, words, payload = unpack(message)
+        text = payload.decode(errors="replace")
+        if kind == "plan":
+            self._outcome.expected, self._grace, self._tail = int(words[0]), float(words[1]), int(words[2])
+        elif kind == "notice":
+            self._notices.say(text)
+        elif kind == "quit":
+            self._quit = int(words[0])
+            if text:
+                self._notices.say(text)
+        elif kind == "done":
+            self._agent_done = True
+        elif kind == "failed":
+            self._agent_failed(f"torchrun's agent failed: {text.splitlines()[-1] if text else 'no reason given'}")
+
+    def _agent_failed(self, error: str) -> None:
+        if not self._outcome.agent_error and not self._outcome.stop:
+            self._outcome.agent_error, self._outcome.agent_failed_at = error, time.monotonic()
+
+    def _agent_ended(self, status: int) -> None:
+        while not self._agent_done and (message := self._agent.control.recv(MAX_MESSAGE)):
+            self._agent_says(message)
+        self._agent.status = status
+        if self._quit is not None or self._agent_done:
+            return
+        how = f"was killed by {name(-status)}" if status < 0 else f"ended with status {status}"
+        self._agent_failed(f"torchrun's agent (pid {self._agent.pid}) {how}")
+        if not self._outcome.stop and not self._outcome.agent_error.startswith("torchrun's agent failed"):
+            self._notices.show(self._agent.last_words(self._tail))
+        running = [link for link in self._links.values() if link.rank and link.rank.status is None]
+        if running and self._kill_at == float("inf"):
+            self._notices.say(f"{self._outcome.agent_error}: telling its ranks to end, with {self._grace:g} s to do so")
+            self._tell(signal.SIGTERM)
+            self._kill_at = time.monotonic() + self._grace
+
+    # the wrappers
+
+    def _accept(self) -> None:
+        connection, _ = self._listener.accept()
+        if same_user(connection):
+            link = Link(connection)
+            self._links[connection.fileno()] = link
+            self._poll.register(connection.fileno(), select.POLLIN)
+        else:
+            connection.close()
+
+    def _wrapper_says(self, link: Link, message: bytes) -> None:
+        if not message:
+            self._gone(link)
+            return
+        kind, words, payload = unpack(message)
+        if kind == "hello":
+            self._hello(link, Rank(int(words[0]), wrapper=int(words[1]), attempt=int(words[2])))
+        elif link.rank is not None and kind == "started":
+            link.rank.script = int(words[0])
+        elif link.rank is not None and kind == "exit":
+            link.rank.status, link.rank.ended = int(words[0]), float(words[1])
+        elif link.rank is not None and kind == "end":
+            link.rank.lost, link.rank.tail = int(words[0]), payload
+
+    def _hello(self, link: Link, rank: Rank) -> None:
+        if self._agent.status is not None:
+            self._forget(link)  # its agent is dead: nothing is to start any more
+            return
+        all_there = len(self._ranks) >= self._outcome.expected
+        if self._ranks and (rank.attempt > self._ranks[0].attempt or (all_there and not self._connected())):
+            self._ranks = []  # the agent has started all ranks anew
+        self._ranks.append(rank)
+        link.rank = rank
+        capture = os.fstat(self._agent.capture).st_ino
+        teardown = min(self._grace, TEARDOWN)
+        send(link, pack("start", capture, self._tail, teardown), stderr=self._notices.fd)
+        for signum in self._early:
+            send(link, pack("signal", signum, int(signum in ENDING)))
+        if self._outcome.stop and self._outcome.stop not in self._early:
+            send(link, pack("signal", self._outcome.stop, 1))
+        if len(self._ranks) >= self._outcome.expected:
+            self._early = []
+
+    def _gone(self, link: Link) -> None:
+        rank = link.rank
+        self._forget(link)
+        if rank is not None and rank.status is None:
+            rank.wrapper_died, rank.ended = True, time.monotonic()
+            _kill_group(rank.script)
+        if self._outcome.stop and not self._connected():
+            self._agent_at = max(time.monotonic() + AGENT_GRACE, min(self._kill_at, time.monotonic() + self._grace))
+
+    def _forget(self, link: Link) -> None:
+        fd = link.socket.fileno()
+        self._poll.unregister(fd)
+        del self._links[fd]
+        link.socket.close()
+
+    def _connected(self) -> list[Rank]:
+        return [link.rank for link in self._links.values() if link.rank is not None]
+
+    def _tell(self, signum: int) -> int:
+        """Have every script that runs get ``signum``, and say how many there are."""
+        message = pack("signal", signum, int(signum in ENDING))
+        return sum(send(link, message) for link in self._links.values() if link.rank and link.rank.status is None)
+
+    # signals and the clock
+
+    def _signalled(self, signum: int) -> None:
+        if len(self._ranks) < max(1, self._outcome.expected):
+            self._early.append(signum)
+        told = self._tell(signum)
+        if signum not in ENDING:
+            return
+        first = not self._outcome.stop
+        self._outcome.stop = self._outcome.stop or signum
+        if first:
+            self._kill_at = min(self._kill_at, time.monotonic() + self._grace)
+        self._interrupts += signum == signal.SIGINT
+        if not self._connected():
+            self._agent_at = time.monotonic()
+            self._notices.say(f"{name(signum)}: no rank runs, so there is nothing to save")
+        elif self._interrupts >= 3:
+            self._notices.say("Ctrl-C for the third time: killing what still runs")
+            self._kill_at = time.monotonic()
+        elif first:
+            ranks = "1 rank, which has" if told == 1 else f"{told} ranks, which have"
+            self._notices.say(f"{name(signum)}: passed on to {ranks} {self._grace:g} s to save and exit")
+
+    def _act(self, now: float) -> None:
+        if self._notices.waiting:
+            self._notices.flush(0)
+        if now >= self._kill_at:
+            self._kill_at, self._force_at = float("inf"), now + 5
+            self._kill()
+        if now >= self._agent_at:
+            self._agent_at, self._force_at = float("inf"), min(self._force_at, now + 3)
+            _kill(self._agent.pid if self._agent.status is None else 0, signal.SIGTERM)
+        if now >= self._force_at:
+            self._force_at, self._give_up_at = float("inf"), now + 5
+            self._force()
+
+    def _kill(self) -> None:
+        for rank in self._connected():
+            if rank.status is None:
+                self._notices.say(f"rank {rank.rank} (pid {rank.script}) still runs: killing it")
+        for link in self._links.values():
+            send(link, pack("kill"))
+
+    def _force(self) -> None:
+        """Kill without the help of wrappers, some of which do not answer."""
+        for rank in self._connected():
+            _kill(rank.wrapper, signal.SIGKILL)
+            if rank.status is None:  # after that its process id may be another's
+                _kill_group(rank.script)
+        if self._agent.status is None:
+            _kill(self._agent.pid, signal.SIGKILL)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self._agent.pid:
+                self._agent_ended(os.waitstatus_to_exitcode(status))
+
+
+def _kill(pid: int, signum: int) -> None:
+    if pid:
+        try:
+            os.kill(pid, signum)
+        except ProcessLookupError:
+            return
+
+
+def _kill_group(leader: int) -> None:
+    if leader:
+        try:
+            os.killpg(leader, signal.SIGKILL)
+        except ProcessLookupError:
+            return
