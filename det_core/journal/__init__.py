@@ -4,7 +4,7 @@ Each process of a run appends to a file of its own in the run's folder, one JSON
 has written is safe from the death of the process; what cannot be written is kept in memory and tried again.
 """
 
-from det_core.journal._folder import RunFolder
+from det_core.journal._folder import RunFolder, hold
 from det_core.journal._journal import Journal
 from det_core.journal._pending import PendingValue
 from det_core.journal._record import Record, Row, RunRecord, RunSummary, list_runs, read_run
@@ -17,6 +17,7 @@ __all__ = [
     "RunFolder",
     "RunRecord",
     "RunSummary",
+    "hold",
     "list_runs",
     "read_run",
 ]

@@ -8,6 +8,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -213,6 +214,20 @@ def write_info(folder: Path, info: dict[str, Any]) -> None:
         os.fsync(at)
     finally:
         os.close(at)
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep every other process from writing the run.
+
+    Raises:
+        RunLocked: a process is writing it.
+    """
+    lock = WriterLock(folder / LOCK, folder.name)
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def is_live(folder: Path) -> bool:

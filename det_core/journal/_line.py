@@ -10,9 +10,12 @@ the record. The first line of a file has the kind ``journal`` and says whose rec
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
+
+if TYPE_CHECKING:
+    from det_core.journal._record import Row
 
 FLAGS = (
     orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
@@ -45,6 +48,31 @@ def decode(line: bytes) -> dict[str, Any] | None:
     if paths is not None and not _restore(record, paths):
         return None
     return record
+
+
+def row_line(row: Row, *, superseded: bool = False) -> bytes:
+    """A row read back as a line of its own, for a file that stands alone: with restart and rank.
+
+    Args:
+        row: the row.
+        superseded: whether the line says if it was superseded.
+    """
+    from det_core.journal._plain import Plain
+
+    plain = Plain()
+    record: dict[str, Any] = {
+        "group": row.group,
+        "steps_completed": row.steps_completed,
+        "time": row.time,
+        "restart": row.restart,
+        "rank": row.rank,
+        "metrics": plain.mapping(row.metrics, ("metrics",)),
+    }
+    if superseded:
+        record["superseded"] = row.superseded
+    if row.batch_metrics is not None:
+        record["batch_metrics"] = plain.sequence(row.batch_metrics, ("batch_metrics",))
+    return encode(record, plain.nonfinite)
 
 
 def _well_formed(record: dict[str, Any]) -> bool:

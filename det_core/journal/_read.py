@@ -11,6 +11,8 @@ from typing import Any
 from det_core.journal._folder import journal_files
 
 NO_STEP = -1
+TAIL = 65536
+"""Bytes at a file's end in which its last records are looked for."""
 
 
 @dataclass
@@ -100,6 +102,27 @@ def next_seq(folder: Path, stem: str) -> int:
             for _, line in lines(path):
                 last = max(last, (decode(line) or {}).get("seq", -1))
     return last + 1
+
+
+def last_record(folder: Path, restart: int, rank: int, kind: str) -> dict[str, Any] | None:
+    """The last record of a kind among the last lines of a process; reads no more than the ends of its files."""
+    from det_core.journal._line import decode
+
+    for of_restart, of_rank, _, path in reversed(list(journal_files(folder))):
+        if (of_restart, of_rank) == (restart, rank):
+            for line in reversed(_tail(path)):
+                if (record := decode(line)) and record["kind"] == kind:
+                    return record
+    return None
+
+
+def _tail(path: Path) -> list[bytes]:
+    try:
+        with open(path, "rb") as f:
+            f.seek(max(path.stat().st_size - TAIL, 0))
+            return f.read().split(b"\n")
+    except FileNotFoundError:
+        return []
 
 
 def _scan_file(found: Scan, restart: int, rank: int, path: Path, seen: set[int], *, check: bool) -> None:

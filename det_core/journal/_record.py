@@ -108,6 +108,23 @@ class RunSummary:
         """Whether a process is writing it now."""
         return is_live(self.path)
 
+    @property
+    def restarts(self) -> int:
+        """How often the run was started; 1 for one that was never resumed."""
+        begun = [r.get("restart", 0) for r in self.info.get("restarts", []) if isinstance(r, dict)]
+        written = [restart for restart, _, _, _ in journal_files(self.path)]
+        return max([*begun, *written], default=-1) + 1
+
+    @property
+    def state(self) -> str:
+        """``running``, ``completed``, ``preempted``, ``failed`` or ``died`` (it ended without a word)."""
+        if self.live:
+            return "running"
+        from det_core.journal._read import last_record
+
+        end = last_record(self.path, self.restarts - 1, 0, "run_end")
+        return str(end["body"].get("outcome", "completed")) if end else "died"
+
 
 class RunRecord(RunSummary):
     """A run, as it was when this object was made. Rows are read when they are asked for."""
@@ -119,13 +136,6 @@ class RunRecord(RunSummary):
         self._scan = scan(self.path)
         self.torn_lines = self._scan.torn_lines
         """Lines that hold no whole record."""
-
-    @property
-    def restarts(self) -> int:
-        """How often the run was started; 1 for one that was never resumed."""
-        begun = [r.get("restart", 0) for r in self.info.get("restarts", []) if isinstance(r, dict)]
-        written = [restart for restart, _, _, _ in journal_files(self.path)]
-        return max([*begun, *written], default=-1) + 1
 
     def groups(self) -> list[str]:
         """The names of the metric groups, sorted."""
@@ -174,15 +184,6 @@ class RunRecord(RunSummary):
         """The progress reported last."""
         fraction = self._last("progress", "fraction")
         return float(fraction) if isinstance(fraction, (int, float)) else None
-
-    @property
-    def state(self) -> str:
-        """``running``, ``completed``, ``preempted``, ``failed`` or ``died`` (it ended without a word)."""
-        if self.live:
-            return "running"
-        ends = [r for r in self.records("run_end") if r.restart == self.restarts - 1]
-        chief = [r for r in ends if r.rank == 0]
-        return str(chief[-1].get("outcome", "completed")) if chief else "died"
 
     def _last(self, kind: str, key: str) -> Any:
         records = self.records(kind)

@@ -1,0 +1,103 @@
+"""Finding the command and running it: exit status 0 if it did, 1 if it could not, 2 if it was not understood."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from det_core.cli._commands import COMMANDS
+from det_core.cli._say import error
+
+_DESCRIPTION = "Look at, export and remove the runs that det_core records."
+_EXAMPLES = """\
+examples:
+  det-core runs list                                  what has run here, newest first
+  det-core runs show latest                           the newest run: state, metrics, how to resume it
+  det-core runs show 20261121-11                      a run by the beginning of its id
+  det-core runs export latest --format csv > out.csv  all metrics of a run as a table
+  det-core runs export latest --group validation --format parquet --output val.parquet
+  det-core runs rm 20261121-113045-k3f9ab             a run, its metrics and its checkpoints
+  eval "$(det-core completion bash)"                  completes commands and run ids in this shell
+
+`det-core COMMAND --help` says more. Runs are kept in DET_CORE_HOME, else in the platform's user data
+folder."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments after the program's name; None: those of this process.
+
+    Returns:
+        0 if it was done, 1 if it failed, 130 if it was interrupted. A command line that is not understood
+        exits with 2, and ``--help`` and ``--version`` with 0, as argparse does.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    trace = arguments[:1] == ["--traceback"]
+    if trace:
+        del arguments[0]
+    try:
+        status = _dispatch(arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 0
+    except KeyboardInterrupt:
+        error("interrupted")
+        return 130
+    except Exception as e:
+        if trace:
+            raise
+        error(_told(e))
+        return 1
+
+
+def _dispatch(arguments: list[str]) -> int:
+    name = arguments[0] if arguments else ""
+    command = COMMANDS.get(name)
+    if command is None:
+        parser = _parser()
+        if not arguments:
+            parser.print_help()
+            return 0
+        parser.parse_args(arguments)  # --help, --version, or an error that lists the commands
+        return 0
+    module = importlib.import_module(command.module)
+    parser = argparse.ArgumentParser(
+        prog=f"det-core {name}", description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    module.configure(parser)
+    args = parser.parse_args(arguments[1:])
+    return int(args.run(args))
+
+
+def _parser() -> argparse.ArgumentParser:
+    import det_core
+
+    parser = argparse.ArgumentParser(
+        prog="det-core",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"det-core {det_core.__version__}")
+    parser.add_argument("--traceback", action="store_true", help="before a command: show where an error came from")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, command in COMMANDS.items():
+        commands.add_parser(name, help=command.help)
+    return parser
+
+
+def _told(e: Exception) -> str:
+    """An error as one line."""
+    from det_core._errors import DetCoreError
+
+    text = " ".join(str(e).split())
+    if isinstance(e, (DetCoreError, ValueError, OSError)) and text:
+        return text
+    return f"unexpected {type(e).__name__}: {text} (det-core --traceback … shows where)"

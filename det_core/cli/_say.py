@@ -1,0 +1,72 @@
+"""Speaking to the person at the terminal, or to the program behind the pipe."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+
+def error(message: str) -> None:
+    """One line on stderr."""
+    print(f"det-core: error: {message}", file=sys.stderr)
+
+
+def note(message: str) -> None:
+    """One line on stderr that is no error."""
+    print(f"det-core: {message}", file=sys.stderr)
+
+
+def print_json(value: Any) -> None:
+    """A value on stdout for a program; numbers that are not finite as the strings NaN, Infinity, -Infinity."""
+    print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Rows under their heads: boxed and coloured by rich on a terminal, aligned plain text elsewhere."""
+    if sys.stdout.isatty():
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(_escaped(cell) for cell in row))
+        Console().print(table)
+        return
+    widths = [max(len(line[i]) for line in [columns, *rows]) for i in range(len(columns))]
+    for line in [columns, *rows]:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def when(seconds: float) -> str:
+    """A moment in local time, to the second."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
+
+
+def number(value: Any) -> str:
+    """A metric's value, short enough to read."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = value if isinstance(value, str) else json.dumps(_finite(value), ensure_ascii=False)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _escaped(cell: str) -> Any:
+    from rich.text import Text
+
+    return Text(cell)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    if isinstance(value, float) and value - value != 0:
+        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+    return value

@@ -1,0 +1,121 @@
+"""``det-core runs show``."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from det_core.cli._say import number, print_json, print_table, when
+
+if TYPE_CHECKING:
+    from det_core.client import Run
+    from det_core.journal import Row
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--json", action="store_true", help="one object")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show one run."""
+    from det_core import client
+
+    run = client.run(args.RUN, args.home)
+    last = _last_rows(run)
+    if args.json:
+        print_json(_as_json(run, last))
+    else:
+        _print(run, last)
+    return 0
+
+
+def resume_command(run: Run) -> str:
+    """What to type to go on with the run."""
+    return f"DET_CORE_RESUME={run.run_id} {shlex.join(run.argv) or 'python …'}"
+
+
+def _last_rows(run: Run) -> dict[str, tuple[int, Row]]:
+    """Group -> number of rows and the last of them."""
+    last: dict[str, tuple[int, Row]] = {}
+    for group in run.groups():
+        for count, row in enumerate(run.rows(group), 1):
+            last[group] = (count, row)
+    return last
+
+
+def _as_json(run: Run, last: dict[str, tuple[int, Row]]) -> dict[str, Any]:
+    return {
+        "run_id": run.run_id,
+        "name": run.name,
+        "state": run.state,
+        "status": run.status,
+        "progress": run.progress,
+        "created": run.created,
+        "restarts": run.restarts,
+        "path": str(run.path),
+        "argv": run.argv,
+        "resume": resume_command(run),
+        "metadata": run.metadata,
+        "groups": {
+            group: {
+                "rows": count,
+                "last": {"steps_completed": row.steps_completed, "time": row.time, "metrics": row.metrics},
+            }
+            for group, (count, row) in last.items()
+        },
+        "checkpoints": run.checkpoints(),
+        "torn_lines": run.record.torn_lines,
+    }
+
+
+def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
+    facts = [
+        ("run", run.run_id),
+        ("name", run.name),
+        ("state", run.state),
+        ("started", when(run.created)),
+        ("resumed", _times(run.restarts - 1)),
+        ("folder", str(run.path)),
+    ]
+    if run.status:
+        facts.append(("status", run.status))
+    if run.progress is not None:
+        facts.append(("progress", f"{run.progress:.0%}"))
+    facts += [(f"metadata.{key}", number(value)) for key, value in run.metadata.items()]
+    if run.record.torn_lines:
+        facts.append(("torn lines", f"{run.record.torn_lines} (left by a crash or a full disk; skipped)"))
+    if run.state not in ("running", "completed"):
+        facts.append(("to resume", resume_command(run)))
+    for name, value in facts:
+        print(f"{name + ':':<12} {value}")
+    if last:
+        print("\nmetrics, the last of each group")
+        print_table(("GROUP", "ROWS", "STEP", "METRIC", "VALUE"), list(_metric_lines(last)))
+    if checkpoints := run.checkpoints():
+        print("\ncheckpoints")
+        rows = [(str(c["storage_id"]), str(_steps(c)), when(c["time"]), str(c["restart"])) for c in checkpoints]
+        print_table(("STORAGE ID", "STEP", "SAVED", "RESTART"), rows)
+
+
+def _times(count: int) -> str:
+    return "never" if count < 1 else "once" if count == 1 else f"{count} times"
+
+
+def _metric_lines(last: dict[str, tuple[int, Row]]) -> list[tuple[str, str, str, str, str]]:
+    from det_core.client._table import spread
+
+    lines = []
+    for group, (count, row) in last.items():
+        head = (group, str(count), "-" if row.steps_completed is None else str(row.steps_completed))
+        for key, value in spread(row.metrics).items():
+            lines.append((*head, key, number(value)))
+            head = ("", "", "")
+    return lines
+
+
+def _steps(checkpoint: dict[str, Any]) -> Any:
+    steps = checkpoint.get("steps_completed", (checkpoint.get("metadata") or {}).get("steps_completed"))
+    return "-" if steps is None else steps
