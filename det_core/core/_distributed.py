@@ -1,0 +1,306 @@
+"""DistributedContext: the ranks of a job, and what they say to each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+from det_core._env import Environment
+from det_core._errors import ContextClosed
+from det_core.core._environments import Detector, Ranks, detector, find, horovod_job
+from det_core.ipc import Links, SoloLane, Star, connect
+
+PORT = 12360
+"""The port between machines where neither ``pub_port`` nor the environment names one."""
+
+
+class LaneLike(Protocol):
+    """Collectives with a sequence of their own: a lane of a star, or of a job of one rank."""
+
+    def gather(self, obj: Any, *, timeout: float | None = None) -> list[Any] | None:
+        """A list of every rank's object on the chief, None elsewhere."""
+
+    def allgather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
+        """A list of every rank's object on every rank."""
+
+    def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
+        """The chief's object on every rank."""
+
+
+class DistributedContext:
+    """The ranks that train together. Constructing it is the rendezvous: it returns once every rank is there.
+
+    Not a replacement for the collectives of a training framework: it is for the small things around training, such as
+    metrics, paths and decisions, and works before and without any framework.
+
+    Args:
+        rank: number of this process in the job. Rank 0 is the chief.
+        size: how many processes the job has.
+        local_rank: number of this process on its machine.
+        local_size: how many processes of the job are on this machine.
+        cross_rank: number of this machine in the job.
+        cross_size: how many machines the job has.
+        chief_ip: address of the chief; needed (here or in ``DET_CHIEF_IP``) with more than one machine.
+        pub_port: the port on which the chief listens for other machines. Left out:
+            ``INTER_TRAIN_PROCESS_COMM_PORT_1``, else 12360. On one machine no port is opened; it only keeps jobs
+            apart that have nothing else to tell them apart.
+        pull_port, port_offset: accepted for compatibility, unused: one port does.
+        force_tcp: use TCP on one machine too.
+        insecure: let machines talk without a shared secret, in clear text: anyone who can reach the chief's port can
+            run code in every rank.
+        timeout: seconds after which a collective (or this rendezvous) raises CollectiveTimeout. Left out:
+            ``DET_CORE_TIMEOUT``, else they wait as long as every rank lives.
+
+    Raises:
+        ValueError: the numbers contradict each other; the message names the argument.
+        RendezvousError: the ranks cannot find or trust each other.
+        PeerLost: a rank died during the rendezvous.
+    """
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        local_rank: int,
+        local_size: int,
+        cross_rank: int,
+        cross_size: int,
+        chief_ip: str | None = None,
+        pub_port: int | None = None,
+        pull_port: int | None = None,
+        port_offset: int = 0,
+        force_tcp: bool = False,
+        insecure: bool = False,
+        timeout: float | None = None,
+        _job: tuple[str, ...] = (),
+        _environment: Environment | None = None,
+    ) -> None:
+        numbers = dict(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+        check_numbers(**numbers, cross_rank=cross_rank, cross_size=cross_size)
+        environment = Environment.read() if _environment is None else _environment
+        chief_ip = chief_ip or environment.chief_ip
+        if local_size != size and not chief_ip:
+            raise ValueError(
+                f"size={size} ranks, local_size={local_size} of them on this machine: the others need the address of "
+                'the chief. Add it: DistributedContext(…, chief_ip="ADDRESS"), or export DET_CHIEF_IP=ADDRESS'
+            )
+        self.rank, self.size = rank, size
+        self.local_rank, self.local_size = local_rank, local_size
+        self.cross_rank, self.cross_size = cross_rank, cross_size
+        self._closed = False
+        self._links: Links | None = None
+        if size > 1:
+            self._links = connect(
+                **numbers,
+                cross_rank=cross_rank,
+                cross_size=cross_size,
+                chief_ip=chief_ip,
+                port=pub_port or environment.port or PORT,
+                job=_job,
+                secret=environment.secret,
+                insecure=insecure,
+                force_tcp=force_tcp,
+                timeout=environment.timeout if timeout is None else timeout,
+            )
+        self._user = self.lane("user")
+        self._local_user = self.local_lane("user")
+
+    @classmethod
+    def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
+        """From what torchrun sets for each process.
+
+        Args:
+            chief_ip: address of the chief, needed with more than one machine. Left out: ``DET_CHIEF_IP``, else
+                ``MASTER_ADDR``.
+
+        Raises:
+            ValueError: variables are missing; the message names them.
+        """
+        return cls._from("torch_distributed", chief_ip)
+
+    @classmethod
+    def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
+        """From what deepspeed's launcher sets for each process; arguments as in ``from_torch_distributed``."""
+        return cls._from("deepspeed", chief_ip)
+
+    @classmethod
+    def from_slurm(cls, chief_ip: str | None = None) -> DistributedContext:
+        """From what ``srun`` sets for each task; the chief's address is the first node of the step."""
+        return cls._from("slurm", chief_ip)
+
+    @classmethod
+    def from_mpi(cls, chief_ip: str | None = None) -> DistributedContext:
+        """From what ``mpirun`` sets for each process (Open MPI, MPICH, Intel MPI), the same number on each machine.
+
+        Args:
+            chief_ip: address of the chief (or ``DET_CHIEF_IP``): MPI does not tell it.
+        """
+        return cls._from("mpi", chief_ip)
+
+    @classmethod
+    def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> DistributedContext:
+        """From an initialised horovod module, such as ``horovod.torch``.
+
+        Args:
+            hvd: the module, after ``hvd.init()``.
+            chief_ip: address of the chief (or ``DET_CHIEF_IP``), needed with more than one machine.
+        """
+        return cls(
+            rank=hvd.rank(),
+            size=hvd.size(),
+            local_rank=hvd.local_rank(),
+            local_size=hvd.local_size(),
+            cross_rank=hvd.cross_rank(),
+            cross_size=hvd.cross_size(),
+            chief_ip=chief_ip,
+            _job=horovod_job(Environment.read().launch),
+        )
+
+    @classmethod
+    def detect(cls, chief_ip: str | None = None) -> DistributedContext:
+        """From whichever launcher started this process; of one rank where none did."""
+        environment = Environment.read()
+        found = find(environment.launch)
+        if found is None:
+            return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
+        return cls._of(found, environment, chief_ip)
+
+    @classmethod
+    def _from(cls, name: str, chief_ip: str | None) -> DistributedContext:
+        environment = Environment.read()
+        found = find(environment.launch)
+        chosen = found if found is not None and found.name == name else detector(name)
+        return cls._of(chosen, environment, chief_ip)
+
+    @classmethod
+    def _of(cls, chosen: Detector, environment: Environment, chief_ip: str | None) -> DistributedContext:
+        ranks: Ranks = chosen.ranks(environment.launch)
+        address = chief_ip or environment.chief_ip or ranks.chief_ip
+        return cls(**ranks.numbers, chief_ip=address, _job=ranks.job, _environment=environment)
+
+    # collectives
+
+    def gather(self, stuff: Any) -> list[Any] | None:
+        """Send ``stuff`` to the chief, which returns a list of every rank's; the others return None.
+
+        The workers return once the chief has everything.
+        """
+        return self._user.gather(stuff)
+
+    def gather_local(self, stuff: Any) -> list[Any] | None:
+        """``gather`` among the ranks of this machine, to the one with ``local_rank`` 0."""
+        return self._local_user.gather(stuff)
+
+    def allgather(self, stuff: Any) -> list[Any]:
+        """Return a list of every rank's ``stuff``, in the order of ranks, on every rank."""
+        return self._user.allgather(stuff)
+
+    def allgather_local(self, stuff: Any) -> list[Any]:
+        """``allgather`` among the ranks of this machine."""
+        return self._local_user.allgather(stuff)
+
+    def broadcast(self, stuff: Any = None) -> Any:
+        """Return the chief's ``stuff`` on every rank. The chief does not wait for the others."""
+        return self._user.broadcast(stuff)
+
+    def broadcast_local(self, stuff: Any = None) -> Any:
+        """Return the ``stuff`` of this machine's ``local_rank`` 0 on every rank of this machine."""
+        return self._local_user.broadcast(stuff)
+
+    # numbers
+
+    def get_rank(self) -> int:
+        """The number of this process in the job."""
+        return self.rank
+
+    def get_local_rank(self) -> int:
+        """The number of this process on its machine."""
+        return self.local_rank
+
+    def get_size(self) -> int:
+        """How many processes the job has."""
+        return self.size
+
+    def get_num_agents(self) -> int:
+        """How many machines the job has."""
+        return self.cross_size
+
+    # for the other contexts
+
+    @property
+    def star(self) -> Star | None:
+        """The links between all ranks; None in a job of one."""
+        return None if self._links is None else self._links.everyone
+
+    def lane(self, name: str) -> LaneLike:
+        """Collectives of all ranks, on a sequence of their own that any one thread may use."""
+        if self._links is None:
+            return SoloLane(self._check_open)
+        return self._links.lane(name)
+
+    def local_lane(self, name: str) -> LaneLike:
+        """Collectives of the ranks of this machine, on a sequence of their own."""
+        if self._links is None or self.local_size == 1:
+            return SoloLane(self.check)
+        return self._links.local_lane(name)
+
+    def check(self) -> None:
+        """Raise if the job is broken.
+
+        Raises:
+            ContextClosed: this context is closed.
+            PeerLost, CollectiveMismatch: what broke the job.
+            SystemExit: another rank has ended the job.
+        """
+        self._check_open()
+        if self._links is not None:
+            self._links.everyone.raise_if_broken()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ContextClosed("this DistributedContext is closed")
+
+    def close(self, *, farewell: Mapping[str, Any] | None = None, failure: BaseException | None = None) -> None:
+        """Say goodbye and let go of the other ranks; waits until they have what was sent to them. Idempotent.
+
+        Args:
+            farewell: what the other ranks can read in ``star.departed()``.
+            failure: why this rank stops, for the message of a rank that still needs it.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        if self._links is not None:
+            self._links.close(farewell=farewell, failure=failure)
+
+    def __enter__(self) -> DistributedContext:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(failure=error)
+
+
+def check_numbers(**numbers: int) -> None:
+    """Raise ValueError or TypeError, naming the argument, unless the rank numbers can be those of one process."""
+    for name, value in numbers.items():
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an integer, not {value!r}")
+    for name, limit in (("rank", "size"), ("local_rank", "local_size"), ("cross_rank", "cross_size")):
+        if numbers[limit] < 1:
+            raise ValueError(f"{limit}={numbers[limit]}: expected at least 1")
+        if not 0 <= numbers[name] < numbers[limit]:
+            raise ValueError(f"{name}={numbers[name]}: expected 0 to {numbers[limit] - 1} ({limit}={numbers[limit]})")
+    size, local_size, cross_size = numbers["size"], numbers["local_size"], numbers["cross_size"]
+    if local_size > size:
+        raise ValueError(f"local_size={local_size}: more ranks on this machine than in the job (size={size})")
+    if cross_size > size:
+        raise ValueError(f"cross_size={cross_size}: more machines than ranks (size={size})")
+    if numbers["rank"] == 0 and (numbers["local_rank"] or numbers["cross_rank"]):
+        name = "local_rank" if numbers["local_rank"] else "cross_rank"
+        raise ValueError(f"{name}={numbers[name]}: rank 0 must be the first rank of the first machine")
+    if local_size == size and cross_size > 1:
+        raise ValueError(f"cross_size={cross_size}: all {size} ranks are on this machine (local_size={local_size})")

@@ -1,0 +1,284 @@
+"""Who started this process, and which rank is it? One small detector per launcher, tried in order.
+
+Each reads what its launcher sets for a rank and nothing else:
+
+======================  ==========================================================================================
+torch distributed       torchrun: RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE
+deepspeed               RANK LOCAL_RANK WORLD_SIZE LOCAL_SIZE CROSS_RANK CROSS_SIZE
+horovod                 HOROVOD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE,CROSS_RANK,CROSS_SIZE}
+mpi                     OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}, or PMI_{RANK,SIZE} with MPI_LOCAL…
+slurm                   SLURM_{PROCID,LOCALID,NODEID} and the sizes of a step that srun started
+======================  ==========================================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from det_core._env import Environment
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among the ranks, as its launcher gave it."""
+
+    launcher: str
+    """Who started this process, as a person knows it ("torchrun")."""
+    line: str
+    """The expression that makes the DistributedContext of this launcher."""
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    chief_ip: str | None = None
+    """The chief's address, where the launcher tells it."""
+    job: tuple[str, ...] = ()
+    """What tells this job's ranks from those of another job on the same machine."""
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """The rank arguments of a DistributedContext."""
+        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+        return {name: getattr(self, name) for name in names}
+
+
+@dataclass(frozen=True)
+class Detector:
+    """How one launcher is recognised and read."""
+
+    name: str
+    launcher: str
+    line: str
+    needs: tuple[str, ...]
+    """The variables that a rank of this launcher has, all of them."""
+    marks: tuple[str, ...]
+    """The variables that no other launcher sets: where all of them are, ``detect`` takes this one."""
+    hint: str
+    """How to start the script so that the variables are there."""
+    read: Callable[[Mapping[str, str]], Ranks]
+
+    def present(self, launch: Mapping[str, str]) -> bool:
+        """Whether this launcher started the process."""
+        return all(launch.get(name) for name in self.marks)
+
+    def ranks(self, launch: Mapping[str, str]) -> Ranks:
+        """Read the ranks.
+
+        Raises:
+            ValueError: variables are missing or are no numbers; the message names them.
+        """
+        if missing := [name for name in self.needs if not launch.get(name)]:
+            raise ValueError(
+                f"not set: {', '.join(missing)}. {self.launcher} sets them for each process: start the script with "
+                f"{self.hint}, or give the ranks yourself: DistributedContext(rank=…, size=…, …)"
+            )
+        return self.read(launch)
+
+
+def launched_ranks(environment: Environment) -> Ranks | None:
+    """The ranks that the environment says there are; None: this process is alone."""
+    detector = find(environment.launch)
+    ranks = None if detector is None else detector.ranks(environment.launch)
+    return ranks if ranks is not None and ranks.size > 1 else None
+
+
+def find(launch: Mapping[str, str]) -> Detector | None:
+    """The first launcher of the table that is recognised."""
+    return next((d for d in DETECTORS if d.present(launch)), None)
+
+
+def detector(name: str) -> Detector:
+    """The launcher of that name."""
+    return next(d for d in DETECTORS if d.name == name)
+
+
+def _number(launch: Mapping[str, str], name: str) -> int:
+    text = launch[name]
+    if not re.fullmatch(r"\d+", text):
+        raise ValueError(f"{name}={text!r}: expected a number")
+    return int(text)
+
+
+def _read(launch: Mapping[str, str], names: str) -> dict[str, Any]:
+    """The six numbers, from the six variables of ``names`` in the order of the arguments."""
+    arguments = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+    return {a: _number(launch, name) for a, name in zip(arguments, names.split(), strict=True)}
+
+
+def _values(launch: Mapping[str, str], *names: str) -> tuple[str, ...]:
+    return tuple(f"{name}={launch[name]}" for name in names if launch.get(name))
+
+
+_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+_TORCH = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
+_DEEPSPEED = "RANK WORLD_SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE"
+_HOROVOD = " ".join("HOROVOD_" + n for n in ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"])
+
+
+def _torch(launch: Mapping[str, str]) -> Ranks:
+    return Ranks(
+        launcher="torchrun",
+        line="core.DistributedContext.from_torch_distributed()",
+        chief_ip=launch.get("MASTER_ADDR"),
+        job=_values(launch, *_RENDEZVOUS),
+        **_read(launch, _TORCH),
+    )
+
+
+def _deepspeed(launch: Mapping[str, str]) -> Ranks:
+    return Ranks(
+        launcher="deepspeed",
+        line="core.DistributedContext.from_deepspeed()",
+        **_read(launch, _DEEPSPEED),
+        chief_ip=launch.get("MASTER_ADDR"),
+        job=_values(launch, *_RENDEZVOUS),
+    )
+
+
+def horovod_job(launch: Mapping[str, str]) -> tuple[str, ...]:
+    """What tells the horovod job of this process from others on the machine."""
+    return _values(launch, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", *_MPI_JOB, *_SLURM_JOB)
+
+
+def _horovod(launch: Mapping[str, str]) -> Ranks:
+    return Ranks(
+        launcher="horovodrun",
+        line="core.DistributedContext.from_horovod(hvd)",
+        **_read(launch, _HOROVOD),
+        job=horovod_job(launch),
+    )
+
+
+_OMPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+_PMI = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_MPI_JOB = ("PMIX_NAMESPACE", "PMI_ID", "PMI_PORT", "PMI_JOBID")
+
+
+def _mpi(names: tuple[str, ...]) -> Callable[[Mapping[str, str]], Ranks]:
+    def read(launch: Mapping[str, str]) -> Ranks:
+        rank, size, local_rank, local_size = (_number(launch, name) for name in names)
+        if local_size and size % local_size:
+            raise ValueError(
+                f"{names[1]}={size} ranks, {names[3]}={local_size} of them on this machine: MPI does not tell a rank "
+                "the number of its machine, and it can only be computed when all machines have as many ranks. "
+                "Give the ranks yourself: DistributedContext(rank=…, size=…, …)"
+            )
+        return Ranks(
+            launcher="mpirun",
+            line="core.DistributedContext.from_mpi()",
+            rank=rank,
+            size=size,
+            local_rank=local_rank,
+            local_size=local_size,
+            cross_rank=rank // local_size,
+            cross_size=size // local_size,
+            job=_values(launch, *_MPI_JOB),
+        )
+
+    return read
+
+
+_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
+_SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+
+
+def _slurm(launch: Mapping[str, str]) -> Ranks:
+    rank, local_rank, cross_rank, size, cross_size = (_number(launch, name) for name in _SLURM)
+    tasks = expand_counts(launch["SLURM_STEP_TASKS_PER_NODE"])
+    if cross_rank >= len(tasks):
+        raise ValueError(
+            f"SLURM_STEP_TASKS_PER_NODE={launch['SLURM_STEP_TASKS_PER_NODE']!r} has no entry for "
+            f"SLURM_NODEID={cross_rank}"
+        )
+    return Ranks(
+        launcher="srun",
+        line="core.DistributedContext.from_slurm()",
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=tasks[cross_rank],
+        cross_rank=cross_rank,
+        cross_size=cross_size,
+        chief_ip=first_host(launch.get("SLURM_STEP_NODELIST") or launch.get("SLURM_JOB_NODELIST") or ""),
+        job=_values(launch, *_SLURM_JOB),
+    )
+
+
+def expand_counts(text: str) -> list[int]:
+    """Slurm's counts per node as a list: ``"2(x3),1"`` is ``[2, 2, 2, 1]``."""
+    counts: list[int] = []
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        if match is None:
+            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected counts like 2(x3),1")
+        counts += [int(match[1])] * int(match[2] or 1)
+    return counts
+
+
+def first_host(nodes: str) -> str | None:
+    """The first host of a Slurm node list: ``"gpu[03-05,9],cpu1"`` is ``"gpu03"``."""
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
+    return None if match is None else match[1] + (match[2] or "") + (match[3] or "")
+
+
+DETECTORS = (
+    Detector(
+        name="torch_distributed",
+        launcher="torchrun",
+        line="core.DistributedContext.from_torch_distributed()",
+        needs=tuple(_TORCH.split()),
+        marks=("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        hint="python -m det_core.launch.torch_distributed (or torchrun)",
+        read=_torch,
+    ),
+    Detector(
+        name="deepspeed",
+        launcher="deepspeed",
+        line="core.DistributedContext.from_deepspeed()",
+        needs=tuple(_DEEPSPEED.split()),
+        marks=("RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK"),
+        hint="the deepspeed launcher",
+        read=_deepspeed,
+    ),
+    Detector(
+        name="horovod",
+        launcher="horovodrun",
+        line="core.DistributedContext.from_horovod(hvd)",
+        needs=tuple(_HOROVOD.split()),
+        marks=("HOROVOD_RANK", "HOROVOD_SIZE"),
+        hint="horovodrun",
+        read=_horovod,
+    ),
+    Detector(
+        name="mpi",
+        launcher="mpirun",
+        line="core.DistributedContext.from_mpi()",
+        needs=_OMPI,
+        marks=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        hint="mpirun",
+        read=_mpi(_OMPI),
+    ),
+    Detector(
+        name="mpi",
+        launcher="mpirun",
+        line="core.DistributedContext.from_mpi()",
+        needs=_PMI,
+        marks=_PMI,
+        hint="mpirun",
+        read=_mpi(_PMI),
+    ),
+    Detector(
+        name="slurm",
+        launcher="srun",
+        line="core.DistributedContext.from_slurm()",
+        needs=(*_SLURM, "SLURM_STEP_TASKS_PER_NODE"),
+        marks=("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+        hint="srun",
+        read=_slurm,
+    ),
+)

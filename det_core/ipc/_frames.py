@@ -1,0 +1,219 @@
+"""The wire: what one message between two ranks looks like, and how a byte stream is cut back into messages.
+
+A frame is a head, the name of its lane (or topic), a table of segment lengths, and the segments::
+
+    magic u16, kind u8, op u8, name length u16, rank u32, number u64, segments u32, name, u64 x segments, bytes…
+
+A table entry with its top bit set is a segment that is not in the stream: it lies in a memory file whose descriptor
+came with the first byte of the frame (only between processes of one machine; :mod:`det_core.ipc._payload`). What the
+segments hold is up to the kind: a pickle and its buffers, or JSON where the peer is not trusted yet.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+MAGIC = 0xDE7C
+HEAD = struct.Struct("<HBBHIQI")
+IN_FILE = 1 << 63
+"""Marks a segment that travels as a memory file."""
+MAX_NAME = 512
+MAX_SEGMENTS = 1 << 22
+UNTRUSTED_LIMIT = 1 << 16
+"""Bytes a frame may have before its sender is known."""
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Kind(IntEnum):
+    """What a frame is for."""
+
+    CHALLENGE = 1  # chief -> stranger: a nonce
+    HELLO = 2  # stranger -> chief: who I am
+    WELCOME = 3  # chief -> worker: you are in; wait for READY
+    REFUSED = 4  # chief -> stranger: why not, and whether to try again
+    READY = 5  # chief -> worker: every rank is in
+    CALL = 6  # a collective's item (to the chief) or result (from the chief)
+    ENTERED = 7  # worker -> chief: I wait in this call
+    POST = 8  # a message for a topic's subscribers
+    CREDIT = 9  # so many bytes of yours have been used up
+    TROUBLE = 10  # the job is broken or over: why
+    LEAVING = 11  # the process exits without having closed
+    GOODBYE = 12  # this rank closes
+    GOODBYE_SEEN = 13  # everything up to the goodbye has arrived
+    DEPARTED = 14  # chief -> workers: ranks that said goodbye
+    ASK = 15  # worker -> chief: whom does this call wait for?
+    ANSWER = 16  # chief -> worker: those
+    PROBE = 17  # is this link still there? (between machines)
+
+
+class Op(IntEnum):
+    """The collectives."""
+
+    NONE = 0
+    gather = 1
+    allgather = 2
+    broadcast = 3
+
+
+class Call(NamedTuple):
+    """One collective call of one rank: the ``number``-th on its lane."""
+
+    lane: str
+    op: Op
+    number: int
+
+    def __str__(self) -> str:
+        lane = "" if self.lane == "user" else f" on lane {self.lane!r}"
+        return f"{self.op.name} (call {self.number}{lane})"
+
+
+class BadFrame(Exception):
+    """Bytes that no det_core process writes."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """One message, as it arrived."""
+
+    kind: int
+    op: int
+    name: str
+    rank: int
+    number: int
+    segments: list[Any] = field(default_factory=list)
+    """Buffers, or memory files (:class:`det_core.ipc._payload.MemoryFile`)."""
+    owed: int = 0
+    """Bytes the receiver credits to the sender once it has used this frame up."""
+
+
+def encode_head(
+    kind: int, *, op: int = 0, name: str = "", rank: int = 0, number: int = 0, lengths: Sequence[int] = ()
+) -> bytes:
+    """The head, name and segment table of a frame; the bytes of the segments follow it."""
+    label = name.encode()
+    if len(label) > MAX_NAME:
+        raise ValueError(f"a lane or topic name may have {MAX_NAME} bytes, this one has {len(label)}: {name[:60]!r}…")
+    head = HEAD.pack(MAGIC, kind, op, len(label), rank, number, len(lengths))
+    return head + label + struct.pack(f"<{len(lengths)}Q", *lengths)
+
+
+def encode(
+    kind: int, *, op: int = 0, name: str = "", rank: int = 0, number: int = 0, body: bytes | None = None
+) -> bytes:
+    """A whole small frame with one segment (or none) as one run of bytes."""
+    if body is None:
+        return encode_head(kind, op=op, name=name, rank=rank, number=number)
+    return encode_head(kind, op=op, name=name, rank=rank, number=number, lengths=(len(body),)) + body
+
+
+class Head(NamedTuple):
+    """A decoded head with its segment table."""
+
+    frame: Frame
+    lengths: tuple[int, ...]
+    end: int
+    """Where the segments' bytes begin."""
+
+
+def decode_head(data: memoryview, limit: int | None = None) -> Head | None:
+    """Decode the head at the start of ``data``; None when it is not all there yet.
+
+    Raises:
+        BadFrame: these are not our bytes, or the frame is larger than ``limit``.
+    """
+    if len(data) < HEAD.size:
+        return None
+    magic, kind, op, name_length, rank, number, segments = HEAD.unpack_from(data)
+    if magic != MAGIC or name_length > MAX_NAME or segments > MAX_SEGMENTS:
+        raise BadFrame(f"not a frame: {bytes(data[:16])!r}")
+    table = HEAD.size + name_length
+    end = table + 8 * segments
+    if limit is not None and end > limit:
+        raise BadFrame(f"a head of {end} bytes before the peer is known")
+    if len(data) < end:
+        return None
+    lengths = struct.unpack_from(f"<{segments}Q", data, table) if segments else ()
+    if limit is not None and sum(lengths) > limit:
+        raise BadFrame(f"a frame of {sum(lengths)} bytes before the peer is known")
+    try:
+        name = str(data[HEAD.size : table], "utf-8")
+    except UnicodeDecodeError as e:
+        raise BadFrame("a name that is not UTF-8") from e
+    return Head(Frame(kind, op, name, rank, number), lengths, end)
+
+
+def inline_bytes(lengths: Iterable[int]) -> int:
+    """How many of a frame's bytes follow its head in the stream."""
+    return sum(n for n in lengths if not n & IN_FILE)
+
+
+class Cutter:
+    """Cuts a byte stream into frames. Pure: bytes in, frames out.
+
+    ``room()`` gives the memory that the next bytes go to (so that a large frame is received in place, not copied),
+    ``fill(n)`` says how many arrived and returns the frames that are now whole, their segments still uncut.
+    """
+
+    def __init__(self, chunk: int = 1 << 16, limit: int | None = None) -> None:
+        self.limit = limit
+        self._chunk = bytearray(chunk)
+        self._view = memoryview(self._chunk)
+        self._start = 0
+        self._end = 0
+        self._head: Head | None = None
+        self._body = bytearray()
+        self._have = 0
+
+    def room(self) -> memoryview:
+        """Where to put the next bytes (never empty)."""
+        if self._head is not None:
+            return memoryview(self._body)[self._have :]
+        if self._end == len(self._chunk):
+            self._compact()
+        return self._view[self._end :]
+
+    def fill(self, n: int) -> list[tuple[Frame, tuple[int, ...], bytearray]]:
+        """``n`` bytes are now in ``room()``: the frames this completes, each with its table and its inline bytes."""
+        out: list[tuple[Frame, tuple[int, ...], bytearray]] = []
+        if self._head is not None:
+            self._have += n
+            if self._have < len(self._body):
+                return []
+            out.append((self._head.frame, self._head.lengths, self._body))
+            self._head, self._body = None, bytearray()
+            return out
+        self._end += n
+        while self._start < self._end:
+            data = self._view[self._start : self._end]
+            head = decode_head(data, self.limit)
+            if head is None:
+                break
+            size = inline_bytes(head.lengths)
+            got = min(size, len(data) - head.end)
+            if got == size:
+                out.append((head.frame, head.lengths, bytearray(data[head.end : head.end + size])))
+                self._start += head.end + size
+                continue
+            self._begin_body(head, size, data[head.end :])
+            break
+        if self._start == self._end:
+            self._start = self._end = 0
+        return out
+
+    def _begin_body(self, head: Head, size: int, first: memoryview) -> None:
+        self._head, self._body, self._have = head, bytearray(size), len(first)
+        self._body[: len(first)] = first
+        self._start = self._end = 0
+
+    def _compact(self) -> None:
+        rest = bytes(self._view[self._start : self._end])
+        if len(rest) == len(self._chunk):  # a head (many segments) larger than the chunk
+            self._chunk = bytearray(2 * len(rest))
+            self._view = memoryview(self._chunk)
+        self._view[: len(rest)] = rest
+        self._start, self._end = 0, len(rest)

@@ -1,0 +1,306 @@
+"""Collectives: gather, allgather, broadcast, on a sequence of calls of their own.
+
+The ``user`` lane has sockets of its own, which the calling thread reads itself: no other thread wakes up for a
+collective. All other lanes, and all links between machines, are read by the ipc thread, which hands the frames over.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from det_core._errors import CollectiveTimeout
+from det_core.ipc._frames import BadFrame, Call, Frame, Kind, Op, encode
+from det_core.ipc._link import UnixLink
+from det_core.ipc._liveness import Patience
+from det_core.ipc._matching import Disagreement, Roll
+from det_core.ipc._payload import Packet, Segment, dump, join_items, load, split_items
+
+if TYPE_CHECKING:
+    from det_core.ipc._peer import Peer
+    from det_core.ipc._star import Star
+
+_HINT_AFTER = 0.01
+"""Seconds a worker waits before it tells the chief where: so that a disagreement is seen although nobody answers."""
+_OPS = tuple(Op)
+
+
+class Lane:
+    """One sequence of collectives. Made by :meth:`Star.lane`; one call at a time, further threads take turns."""
+
+    def __init__(self, star: Star, name: str, *, direct: bool) -> None:
+        self.name = name
+        self.direct = direct
+        self.roll = Roll(name)
+        self._star = star
+        self._turn = threading.Lock()
+        self._poll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._inbox: deque[Frame] = deque()
+        self._links: dict[int, UnixLink] = {}
+        self._pending: dict[int, deque[Frame]] = {}
+        self._given_up: Call | None = None
+
+    # the collectives
+
+    def gather(self, obj: Any, *, timeout: float | None = None) -> list[Any] | None:
+        """A list of every rank's object on the chief, None on the others, which wait until the chief has everything.
+
+        Args:
+            obj: anything that can be pickled.
+            timeout: seconds after which to give up; None: the star's own, which is to wait while every rank lives.
+
+        Raises:
+            PeerLost: a rank died or closed; the message names it.
+            CollectiveMismatch: a rank called something else.
+            CollectiveTimeout: the deadline has passed.
+            ContextClosed: the star is closed, or this is a forked child.
+        """
+        if self._star.rank:
+            self._contribute(Op.gather, dump(obj), timeout)
+            return None
+        items, _ = self._collect(Op.gather, dump(obj), timeout)
+        return self._load_all(items, obj)
+
+    def allgather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
+        """A list of every rank's object on every rank; arguments and errors as in :meth:`gather`."""
+        segments = dump(obj)
+        if self._star.rank:
+            frame = self._contribute(Op.allgather, segments, timeout)
+            return self._load_all(split_items(frame.segments), obj)
+        items, _ = self._collect(Op.allgather, segments, timeout)
+        return self._load_all(items, obj)
+
+    def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
+        """The chief's object on every rank; the chief does not wait. Arguments and errors as in :meth:`gather`."""
+        star = self._star
+        if star.rank:
+            frame = self._contribute(Op.broadcast, None, timeout)
+            return load(star.mapper.open(frame.segments))
+        segments = dump(obj)
+        with self._turn:
+            call = self._enter(Op.broadcast)
+            packet = Packet(Kind.CALL, call.op, self.name, 0, call.number, segments)
+            for peer in star.others():
+                self._send(peer, packet, call, timeout)
+        return obj
+
+    # the two sides of a call
+
+    def _contribute(self, op: Op, segments: list[Segment] | None, timeout: float | None) -> Frame:
+        """A worker's side: send the item, if there is one, and wait for the chief's answer."""
+        star = self._star
+        with self._turn:
+            call = self._enter(op)
+            chief = star.peers[0]
+            if segments is not None:
+                packet = Packet(Kind.CALL, op, self.name, star.rank, call.number, segments)
+                self._send(chief, packet, call, timeout)
+            pending = self._pending.setdefault(0, deque())
+            self._wait(lambda: bool(pending), call, timeout, self._waits_for_chief)
+            frame = pending.popleft()
+            if frame.number != call.number:
+                self._disagree(Disagreement({0: self.roll.last[0], star.rank: call}))
+        star.used(chief, frame)
+        return frame
+
+    def _collect(self, op: Op, own: list[Segment], timeout: float | None) -> tuple[list[Any], Call]:
+        """The chief's side of gather and allgather: wait for every item, then answer."""
+        star = self._star
+        with self._turn:
+            call = self._enter(op)
+            peers = list(star.peers.values())
+            pending = [self._pending.setdefault(p.rank, deque()) for p in peers]
+            try:
+                self._wait(lambda: all(pending), call, timeout, self._waits_for_workers)
+            except BaseException:
+                self._given_up = call
+                raise
+            frames = [queue.popleft() for queue in pending]
+            items: list[Any] = [own, *(f.segments for f in frames)]
+            if op is Op.allgather:
+                answer = Packet(Kind.CALL, op, self.name, 0, call.number, join_items(items))
+            else:
+                answer = Packet(Kind.CALL, op, self.name, 0, call.number, ())
+            for peer in peers:
+                self._send(peer, answer, call, timeout)
+        for peer, frame in zip(peers, frames, strict=True):
+            star.used(peer, frame)
+        return items, call
+
+    def _load_all(self, items: list[Any], own: Any) -> list[Any]:
+        """Unpickle every rank's item but this rank's, which is taken as it is."""
+        star = self._star
+        return [own if r == star.rank else load(star.mapper.open(item)) for r, item in enumerate(items)]
+
+    def _enter(self, op: Op) -> Call:
+        star = self._star
+        star.raise_if_broken()
+        if self._given_up is not None:
+            star.mismatch(f"rank 0 gave up {self._given_up}, so no further call can follow on this lane")
+        try:
+            return self.roll.enter(star.rank, op)
+        except Disagreement as e:
+            self._disagree(e)
+
+    def _disagree(self, error: Disagreement) -> NoReturn:
+        self._star.mismatch(str(error))
+        self._star.raise_if_broken()
+        raise AssertionError("a mismatch did not break the star")
+
+    def _send(self, peer: Peer, packet: Packet, call: Call, timeout: float | None) -> None:
+        room = peer.room
+        if room.full(packet.size):
+            with self._star.waiting_for_room():
+                self._wait(
+                    lambda: peer.gone or not room.full(packet.size), call, timeout,
+                    lambda: f"{call} is held up: rank {peer.rank} does not read what is sent to it",
+                )  # fmt: skip
+        if not peer.gone:
+            peer.send_call(packet, direct=self.direct)
+
+    # waiting
+
+    def _wait(self, ready: Callable[[], bool], call: Call, timeout: float | None, whom: Callable[[], str]) -> None:
+        """Take in frames until ``ready``; every reason not to wait any longer raises."""
+        star = self._star
+        seconds = _HINT_AFTER
+        patience: Patience | None = None
+        while not ready():
+            star.raise_if_broken()
+            if star.departures:
+                self._check_departed(ready)
+                if ready():
+                    return
+            if self._take_arrived(seconds):
+                continue
+            if patience is None:
+                limit = star.timeout if timeout is None else timeout
+                patience = Patience(limit, lambda: f"rank {star.rank} is in {call}; {whom()}")
+                self._hint(call)
+            if patience.expired:
+                raise CollectiveTimeout(f"{call} took longer than {patience.waited:.1f} s: {whom()}")
+            seconds = patience.next(60.0)
+
+    def _hint(self, call: Call) -> None:
+        star = self._star
+        if star.rank:
+            star.peers[0].tell(encode(Kind.ENTERED, op=call.op, name=self.name, rank=star.rank, number=call.number))
+
+    def _check_departed(self, ready: Callable[[], bool]) -> None:
+        """Raise if the call needs a rank that has said goodbye; what it sent before counts."""
+        star = self._star
+        gone = [p for p in star.others(gone=True) if star.rank or not self._pending.get(p.rank)]
+        if not gone:
+            return
+        while self._take_arrived(0.0):
+            pass
+        gone = [p for p in gone if not self._pending.get(p.rank)]
+        if gone and not ready():
+            star.lost(gone[0])
+            star.raise_if_broken()
+
+    def _take_arrived(self, seconds: float) -> bool:
+        """Wait until something arrives, and take it in; whether there was anything."""
+        events = self._poll.poll(seconds)
+        try:
+            for fd, _ in events:
+                if fd == self._wake:
+                    os.eventfd_read(fd)
+                    while self._inbox:
+                        self._take(self._inbox.popleft())
+                    continue
+                link = self._links[fd]
+                for frame in link.receive():
+                    self._take(frame)
+                if link.eof:
+                    self._poll.unregister(fd)
+        except Disagreement as e:
+            self._disagree(e)
+        except BadFrame as e:
+            self._star.broken(str(e))
+        return bool(events)
+
+    def _take(self, frame: Frame) -> None:
+        if frame.kind != Kind.CALL or not 0 < frame.op < len(_OPS):
+            raise BadFrame(f"rank {frame.rank} sent a frame of kind {frame.kind} on lane {self.name!r}")
+        if self.roll.hear(frame.rank, _OPS[frame.op], frame.number):
+            self._pending.setdefault(frame.rank, deque()).append(frame)
+        else:
+            self._star.used(self._star.peers[frame.rank], frame)
+
+    def _waits_for_chief(self) -> str:
+        chief = self._star.peers[0]
+        chief.tell(encode(Kind.ASK, name=self.name, rank=self._star.rank, number=self.roll.number))
+        return f"waits for the chief, {chief}, whose last call heard of is {self.last_call(0)}"
+
+    def _waits_for_workers(self) -> str:
+        missing = [p for p in self._star.others() if not self._pending.get(p.rank)]
+        said = "; ".join(f"{p}, last call heard of: {self.last_call(p.rank)}" for p in missing)
+        return f"waits for {said or 'nobody'}"
+
+    # called by the star, on the ipc thread
+
+    def attach(self, link: UnixLink) -> None:
+        """Read this link in the calling thread."""
+        self._links[link.fd] = link
+        self._poll.register(link.fd, select.EPOLLIN)
+
+    def deliver(self, frame: Frame) -> None:
+        """Hand over a frame that the ipc thread has read."""
+        self._inbox.append(frame)
+        self.wake()
+
+    def heard(self, frame: Frame) -> None:
+        """A worker says in which call it waits."""
+        try:
+            self.roll.hear(frame.rank, _OPS[frame.op], frame.number)
+        except Disagreement as e:
+            self._star.mismatch(str(e))
+
+    def describe(self) -> str:
+        """What the chief does on this lane and for whom it waits."""
+        mine = self.roll.last.get(self._star.rank)
+        return f"rank {self._star.rank} made {mine or 'no call yet'} and {self._waits_for_workers()}"
+
+    def last_call(self, rank: int) -> str:
+        """The last call of ``rank`` that is known here."""
+        call = self.roll.last.get(rank)
+        return "none" if call is None else str(call)
+
+    def wake(self) -> None:
+        """Have a waiting call look again."""
+        os.eventfd_write(self._wake, 1)
+
+    def close(self) -> None:
+        """Close the lane's own descriptors."""
+        if not self._poll.closed:
+            self._poll.close()
+            os.close(self._wake)
+
+
+class SoloLane:
+    """The collectives of a job of one rank (or of the one rank of a machine): everything comes back as it is."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+
+    def gather(self, obj: Any, *, timeout: float | None = None) -> list[Any] | None:
+        """``[obj]``."""
+        self._check()
+        return [obj]
+
+    def allgather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
+        """``[obj]``."""
+        self._check()
+        return [obj]
+
+    def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
+        """``obj``."""
+        self._check()
+        return obj

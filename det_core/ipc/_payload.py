@@ -1,0 +1,196 @@
+"""Python objects to segments and back: pickle protocol 5, with large buffers kept out of the pickle.
+
+Between processes of one machine a segment of 1 MiB or more travels as a memory file (``memfd``): the sender copies it
+once, whatever the number of receivers, and each receiver maps it privately. So a broadcast array is writable on every
+rank, a write stays private to that rank (copy on write), and nothing is left behind when a process is killed: the
+memory belongs to whoever maps it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import pickle
+import struct
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from det_core.ipc._frames import IN_FILE, Buffer, Op, encode_head
+
+OUT_OF_BAND = 1 << 16
+"""Bytes from which a buffer leaves the pickle: below, copying is cheaper than one more segment."""
+IN_FILE_FROM = 1 << 20
+"""Bytes from which a segment travels as a memory file between processes of one machine."""
+MAX_FILES = 200
+"""Memory files per frame (the kernel passes at most 253 descriptors at once); further segments go in the stream."""
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
+
+
+class MemoryFile:
+    """A sealed anonymous file in memory. Closed when the last packet or mapping that refers to it is dropped."""
+
+    __slots__ = ("fd", "size")
+
+    def __init__(self, fd: int, size: int) -> None:
+        self.fd = fd
+        self.size = size
+
+    @classmethod
+    def of(cls, data: Buffer) -> MemoryFile:
+        """A new file with the bytes of ``data``: the one copy."""
+        view = memoryview(data).cast("B")
+        self = cls(os.memfd_create("det_core", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), len(view))
+        done = 0
+        while done < len(view):
+            done += os.write(self.fd, view[done:])
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+        return self
+
+    def read(self) -> bytearray:
+        """The bytes, copied into memory of our own."""
+        data = bytearray(self.size)
+        view, done = memoryview(data), 0
+        while done < self.size:
+            done += os.preadv(self.fd, [view[done:]], done)
+        return data
+
+    def __del__(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class Mapper:
+    """Maps received memory files; every mapping holds a descriptor, so beyond ``limit`` live ones it copies instead."""
+
+    def __init__(self, limit: int = 64) -> None:
+        self._limit = limit
+        self._live: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+
+    def open(self, segments: Sequence[Segment]) -> list[Buffer]:
+        """The segments as memory: files mapped privately and writable, the rest as they are."""
+        return [self._map(s) if isinstance(s, MemoryFile) else s for s in segments]
+
+    def _map(self, file: MemoryFile) -> Buffer:
+        if len(self._live) >= self._limit:
+            return file.read()
+        mapping = mmap.mmap(file.fd, file.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        self._live.add(mapping)
+        return memoryview(mapping)
+
+
+Segment = Buffer | MemoryFile
+"""A segment on its way: bytes, or a memory file that was received and is passed on."""
+
+
+def dump(obj: Any) -> list[Segment]:
+    """Pickle ``obj`` into segments: the pickle, then its large buffers (not copied).
+
+    Raises whatever pickling raises; nothing has been sent by then.
+    """
+    buffers: list[Segment] = []
+
+    def keep(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous: pickle copies it
+            return True
+        if raw.nbytes < OUT_OF_BAND:
+            return True
+        buffers.append(raw)
+        return False
+
+    return [pickle.dumps(obj, protocol=5, buffer_callback=keep), *buffers]
+
+
+def load(segments: Sequence[Buffer]) -> Any:
+    """The object that ``dump`` made these segments from."""
+    return pickle.loads(segments[0], buffers=segments[1:])
+
+
+def join_items(items: Sequence[Sequence[Segment]]) -> list[Segment]:
+    """The segments of several objects as the segments of one frame (the result of an allgather)."""
+    return [struct.pack(f"<{len(items)}I", *map(len, items)), *(s for item in items for s in item)]
+
+
+def split_items(segments: Sequence[Segment]) -> list[Sequence[Segment]]:
+    """The inverse of ``join_items``."""
+    table = segments[0]
+    assert not isinstance(table, MemoryFile)
+    counts = struct.unpack(f"<{len(table) // 4}I", table)
+    out, at = [], 1
+    for count in counts:
+        out.append(segments[at : at + count])
+        at += count
+    return out
+
+
+class Packet:
+    """A frame on its way out, encoded once for all its receivers."""
+
+    __slots__ = ("_chunks", "_local", "call", "file_bytes", "segments", "size")
+
+    def __init__(self, kind: int, op: Op, name: str, rank: int, number: int, segments: Sequence[Segment]) -> None:
+        self.call = (kind, op, name, rank, number)
+        self.segments = segments
+        self.size = sum(s.size if isinstance(s, MemoryFile) else memoryview(s).nbytes for s in segments)
+        self.file_bytes = 0
+        """How many bytes travel as memory files; known after ``local()``."""
+        self._local: tuple[list[Buffer], list[MemoryFile]] | None = None
+        self._chunks: list[Buffer] | None = None
+
+    def local(self) -> tuple[list[Buffer], list[MemoryFile]]:
+        """For a process of this machine: the runs of bytes, and the files that go with the first of them."""
+        if self._local is None:
+            self._local = self._encode(files=True)
+            self.file_bytes = sum(f.size for f in self._local[1])
+        return self._local
+
+    def remote(self) -> list[Buffer]:
+        """For another machine: the head, then the segments' bytes."""
+        if self._chunks is None:
+            self._chunks = self._encode(files=False)[0]
+        return self._chunks
+
+    def _encode(self, *, files: bool) -> tuple[list[Buffer], list[MemoryFile]]:
+        inline: list[Buffer] = []
+        in_files: list[MemoryFile] = []
+        lengths = []
+        for segment in self.segments:
+            if not isinstance(segment, MemoryFile) and files and memoryview(segment).nbytes >= IN_FILE_FROM:
+                segment = MemoryFile.of(segment) if len(in_files) < MAX_FILES else segment
+            if isinstance(segment, MemoryFile):
+                if files and len(in_files) < MAX_FILES:
+                    in_files.append(segment)
+                    lengths.append(segment.size | IN_FILE)
+                    continue
+                segment = segment.read()
+            inline.append(segment)
+            lengths.append(memoryview(segment).nbytes)
+        kind, op, name, rank, number = self.call
+        head = encode_head(kind, op=op, name=name, rank=rank, number=number, lengths=lengths)
+        if sum(map(len, inline)) < OUT_OF_BAND:
+            return [b"".join([head, *inline])], in_files
+        return [head, *inline], in_files
+
+
+def cut_body(lengths: Sequence[int], body: bytearray, files: Iterator[MemoryFile]) -> tuple[list[Segment], int]:
+    """Cut a received frame's inline bytes into segments and put its memory files where they belong.
+
+    Returns:
+        The segments, and how many bytes of them lie in memory files.
+    """
+    view, at, in_files = memoryview(body), 0, 0
+    out: list[Segment] = []
+    for length in lengths:
+        if length & IN_FILE:
+            file = next(files)
+            file.size = length ^ IN_FILE
+            in_files += file.size
+            out.append(file)
+        else:
+            out.append(view[at : at + length])
+            at += length
+    return out, in_files
