@@ -1,0 +1,97 @@
+"""What each package offers, pinned here: whoever changes the public API changes this file with it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import logging
+import subprocess
+import sys
+from importlib.metadata import version
+from types import ModuleType
+
+import pytest
+
+import det_core as det
+
+PUBLIC = {
+    "det_core": """
+        LOG_FORMAT ClusterInfo InvalidHP RendezvousInfo ResourcesInfo TrialInfo __version__ core get_cluster_info
+    """,
+    "det_core.core": """
+        CheckpointContext Context DistributedContext DownloadMode EarlyExitReason PreemptContext PreemptMode
+        ProfilerContext SearcherContext SearcherMode SearcherOperation TensorboardMode TrainContext Unit init
+    """,
+    "det_core.client": "Run delete_run run runs",
+    "det_core.journal": """
+        Journal PendingValue Record Row RunFolder RunRecord RunSummary hold list_runs read_run
+    """,
+    "det_core.storage": """
+        DirectoryStore Disk FileEntry Header Listing Manifest Owner Progress Selector Source Staging Store
+        StoredCheckpoint check_storage_id host_identity open_store scan
+    """,
+    "det_core.ipc": "Lane Star",
+    "det_core.backend": "Backend LocalBackend",
+    "det_core.testing": "",
+}
+TYPING = {"annotations", "TYPE_CHECKING"}
+
+
+def exported(module: ModuleType) -> set[str]:
+    """The names that a reader of the module finds, but for modules and for what comes from other libraries."""
+    names = {n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, ModuleType)}
+    homes = {n: getattr(vars(module)[n], "__module__", None) or module.__name__ for n in names}
+    return {n for n in names if homes[n].split(".")[0] == "det_core"} - TYPING
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_public_names_are_those_pinned_here(name: str) -> None:
+    assert importlib.import_module(name).__all__ == sorted(PUBLIC[name].split(), key=order)
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name != "det_core"])
+def test_all_is_what_the_module_really_exports(name: str) -> None:
+    module = importlib.import_module(name)
+    assert exported(module) == set(module.__all__)
+    assert all(hasattr(module, public) for public in module.__all__)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_package_and_what_it_offers_is_documented(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__
+    offered = [getattr(module, public) for public in module.__all__]
+    assert [o for o in offered if (inspect.isclass(o) or inspect.isfunction(o)) and not o.__doc__] == []
+
+
+def order(name: str) -> tuple[int, str]:
+    """As ruff sorts ``__all__``: constants, classes, then the rest."""
+    kind = 0 if name.isupper() else 1 if name[:1].isupper() else 2
+    return kind, name
+
+
+def test_the_package_exports_what_all_says_with_the_lazy_ones() -> None:
+    assert exported(det) - {"core"} == set(det.__all__) - {"core", "__version__"}
+    assert dir(det) == sorted(det.__all__)
+    assert all(hasattr(det, name) for name in det.__all__)
+    with pytest.raises(AttributeError, match=r"det_core.*'nothing'"):
+        _ = det.nothing
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert det.__version__ == version("det-core")
+
+
+def test_log_format_formats_a_record() -> None:
+    record = logging.LogRecord("name", logging.WARNING, "f.py", 1, "hello %s", ("you",), None)
+    record.process = 7
+    assert logging.Formatter(det.LOG_FORMAT).format(record) == "WARNING: [7] name: hello you"
+
+
+def test_core_is_loaded_when_it_is_first_used() -> None:
+    script = (
+        "import sys, det_core as det\n"
+        "assert 'det_core.core' not in sys.modules\n"
+        "assert det.core.init is sys.modules['det_core.core'].init\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
