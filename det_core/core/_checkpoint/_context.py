@@ -1,0 +1,359 @@
+"""CheckpointContext: ``ctx.checkpoint``."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from det_core import _clock
+from det_core._errors import ContextClosed
+from det_core.core._checkpoint._download import download, open_together, verify
+from det_core.core._checkpoint._handle import CheckpointHandle, remove
+from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
+from det_core.core._checkpoint._mode import DownloadMode
+from det_core.core._checkpoint._record import CheckpointRecord, record_of
+from det_core.core._checkpoint._together import Together
+from det_core.core._checkpoint._upload import Upload, checked_folder
+from det_core.core._distributed import DistributedContext
+from det_core.core._ranks import raise_if_ended
+from det_core.storage import (
+    FileEntry,
+    Header,
+    Owner,
+    Progress,
+    Selector,
+    Staging,
+    Store,
+    StoredCheckpoint,
+)
+
+LANE = "checkpoint"
+
+
+class CheckpointContext:
+    """Stores checkpoints and gets them back. A checkpoint is complete, or it is not there.
+
+    Each has files, a ``metadata.json``, and a manifest with the size and the digests of every file, by which they are
+    checked when they are read. It is listed only when all of that is on disk.
+
+    Args:
+        distributed: the ranks.
+        store: where checkpoints lie.
+        run_id: the run that writes.
+        restart: how often that run was restarted before.
+        registered: called on the chief when a checkpoint is complete, before the call that wrote it returns.
+        deleted: called with a storage_id and the resources that are left.
+        restored: called with a storage_id and its steps_completed, once per process and checkpoint, when a
+            ``restore_path()`` begins.
+        progress: called with the number of bytes that were copied or checked since it was last called.
+    """
+
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        store: Store,
+        *,
+        run_id: str,
+        restart: int,
+        registered: Callable[[CheckpointRecord], None],
+        deleted: Callable[[str, Mapping[str, int]], None],
+        restored: Callable[[str, int | None], None],
+        progress: Progress | None = None,
+    ) -> None:
+        self._distributed = distributed
+        self._store = store
+        self._run_id = run_id
+        self._restart = restart
+        self._registered = registered
+        self._deleted = deleted
+        self._restored = restored
+        self._progress = progress
+        self._ordinal = 0
+        self._handles: set[CheckpointHandle] = set()
+        self._verified: dict[tuple[str, DownloadMode], set[str]] = {}
+        self._restores: set[str] = set()
+        self._closed = False
+
+    def upload(
+        self,
+        ckpt_dir: str | os.PathLike[str] | None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        shard: bool = False,
+        selector: Selector | None = None,
+    ) -> str:
+        """Copy a folder into a new checkpoint. The folder itself is left as it is.
+
+        Links that stay inside the folder are followed and their content is copied; one that leads out of it is an
+        error. A ``metadata.json`` at the top of the folder is not uploaded: the checkpoint's own, with the given
+        metadata, has that name. Nor is a folder ``.det_core``, as restored checkpoints have one.
+
+        Args:
+            ckpt_dir: the folder. With ``shard=True``, None for a rank that has nothing to upload.
+            metadata: what to remember with it, at least ``{"steps_completed": N}``. With ``shard=True`` the
+                dictionaries of all ranks are merged.
+            shard: every rank calls, and the checkpoint is the union of their folders. Otherwise only the chief may.
+            selector: called with paths relative to the folder (folders end in a slash); says which to upload.
+
+        Returns:
+            the checkpoint's storage_id.
+
+        Raises:
+            ValueError: the folder or the metadata cannot be used. Nothing was done.
+            RuntimeError: called on a worker with ``shard=False``, or without any folder.
+            CheckpointConflict: ranks have different files under one name, or different metadata.
+            StorageError: the store refused.
+
+        With ``shard=True``, if one rank raises all do, and nothing is kept.
+        """
+        together = self._writers("upload", shard)
+
+        def check() -> dict[str, Any]:
+            if ckpt_dir is None and not shard:
+                raise RuntimeError("upload(ckpt_dir=None) needs shard=True: there is nothing to upload")
+            if ckpt_dir is None and selector is not None:
+                raise RuntimeError("upload() was given a selector, but no ckpt_dir to select from")
+            if ckpt_dir is not None:
+                checked_folder(ckpt_dir)
+            return self._metadata(metadata, shard)
+
+        return Upload(
+            together=together,
+            disk=self._store.disk,
+            folder=None if ckpt_dir is None else os.path.abspath(os.fspath(ckpt_dir)),
+            selector=selector,
+            check=check,
+            begin=lambda: self._stage(together, shard),
+            finish=self._finish,
+            progress=self._progress,
+        ).run()
+
+    @contextmanager
+    def store_path(
+        self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False
+    ) -> Iterator[tuple[Path, str]]:
+        """A folder to save into, as ``with ctx.checkpoint.store_path({"steps_completed": n}) as (path, storage_id):``.
+
+        When the block ends, what is in the folder becomes the checkpoint, without being copied. If the block raises,
+        nothing is kept. A ``metadata.json`` or ``.det_core`` that the script puts there is replaced.
+
+        With ``shard=True`` each rank has a folder of its own and the checkpoint is their union, so two ranks that
+        write different files under one name are found out. A rank makes the subfolders that it needs itself, and does
+        not see what the others write before the block has ended.
+
+        Args:
+            metadata: what to remember with it, at least ``{"steps_completed": N}``.
+            shard: every rank enters. Otherwise only the chief may.
+
+        Raises:
+            ValueError, RuntimeError, CheckpointConflict, StorageError: as in :meth:`upload`. If one rank's block or
+                one rank's disk fails, every rank raises an error that names it.
+        """
+        handle = self._begin("store_path", metadata, shard)
+        try:
+            yield handle.path, handle.storage_id
+        except BaseException as e:
+            handle.abort(e)
+            raise
+        handle.commit()
+
+    def begin(self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False) -> CheckpointHandle:
+        """Start a checkpoint that is committed later; arguments and errors as in :meth:`store_path`."""
+        return self._begin("begin", metadata, shard)
+
+    def download(
+        self,
+        storage_id: str,
+        ckpt_dir: str | os.PathLike[str],
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Selector | None = None,
+    ) -> None:
+        """Copy a checkpoint into a folder, comparing every byte with the manifest.
+
+        Files appear in the folder complete, one after the other; what else is in it stays.
+
+        Args:
+            storage_id: the checkpoint.
+            ckpt_dir: the folder; made if need be.
+            download_mode: who calls, see :class:`DownloadMode`. Ranks of a machine that share the download and name
+                the same folder split the files among them.
+            selector: called with the paths of the checkpoint (folders end in a slash); says which to copy. A file
+                that any rank with the same folder selects is copied.
+
+        Raises:
+            CheckpointNotFound: there is no such checkpoint.
+            CheckpointCorrupt: a file is missing, or differs from the manifest; the message names it.
+            StorageError: the disk refused.
+
+        Where ranks share the download, all of them raise if one does.
+        """
+        together = self._readers("download", download_mode, local=True)
+        folder = os.path.abspath(os.fspath(ckpt_dir))
+        checkpoint = open_together(together, self._store, storage_id)
+        download(together, checkpoint, folder, selector, self._progress)
+
+    @contextmanager
+    def restore_path(
+        self,
+        storage_id: str,
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Selector | None = None,
+    ) -> Iterator[Path]:
+        """A folder with the checkpoint's files, as ``with ctx.checkpoint.restore_path(storage_id) as path:``.
+
+        On a directory this is the stored checkpoint itself, so only read from it. Its files are compared with the
+        manifest first: digests once per job, every rank its share, and sizes every time.
+
+        Args:
+            storage_id: the checkpoint.
+            download_mode: who calls, see :class:`DownloadMode`.
+            selector: called with the paths of the checkpoint; says which files are needed, and so are checked.
+
+        Raises:
+            CheckpointNotFound, CheckpointCorrupt, StorageError: as in :meth:`download`.
+        """
+        together = self._readers("restore_path", download_mode, local=False)
+        checkpoint = open_together(together, self._store, storage_id)
+        known = self._verified.setdefault((storage_id, download_mode), set())
+        known |= verify(together, checkpoint, selector, known, self._progress)
+        self._note_restore(checkpoint)
+        yield checkpoint.path
+
+    def get_metadata(self, storage_id: str) -> dict[str, Any]:
+        """The metadata of a checkpoint, on any rank.
+
+        Raises:
+            CheckpointNotFound: there is no such checkpoint.
+            CheckpointCorrupt: its metadata.json differs from the manifest.
+        """
+        self._check()
+        return self._store.open(storage_id).metadata()
+
+    def delete(self, storage_id: str) -> None:
+        """Delete a checkpoint, on any rank. It stops being listed before its bytes go; doing it again is no error.
+
+        Raises:
+            ValueError: ``storage_id`` can name no checkpoint.
+            StorageError: the store refused.
+        """
+        self._check()
+        remaining = self._store.delete(storage_id)
+        self._forget(storage_id)
+        self._deleted(storage_id, remaining)
+
+    def close(self) -> None:
+        """Remove what was begun and never committed. Idempotent."""
+        self._closed = True
+        for handle in list(self._handles):
+            handle.drop()
+        self._handles.clear()
+
+    def _begin(self, call: str, metadata: Mapping[str, Any] | None, shard: bool) -> CheckpointHandle:
+        together = self._writers(call, shard)
+        given = together.gather(lambda: self._metadata(metadata, shard))
+        together.chief(lambda: check_steps(merge_metadata(given or [])))
+        staging = self._stage(together, shard)
+        try:
+            path = together.each(lambda: staging.path)
+        except BaseException:
+            if together.first:
+                remove(staging)
+            raise
+        ended = self._handles.discard
+        handle = CheckpointHandle(together, staging, path, metadata, self._finish, ended, self._progress)
+        self._handles.add(handle)
+        return handle
+
+    def _stage(self, together: Together, shard: bool) -> Staging:
+        """Make a staging on the chief, and join it on every rank if they write together."""
+        made: list[Staging] = []
+
+        def begin() -> str:
+            made.append(self._store.begin(str(uuid.uuid4()), Owner.current(self._run_id, self._restart)))
+            return made[0].ticket
+
+        ticket = together.chief(begin)
+        if not shard:
+            return made[0]
+        try:
+            return together.each(lambda: self._store.join(ticket, self._distributed.rank))
+        except BaseException:
+            if made:
+                remove(made[0])
+            raise
+
+    def _finish(
+        self, staging: Staging, files: dict[str, FileEntry], directories: list[str], metadata: dict[str, Any]
+    ) -> None:
+        """Commit, then tell. On the chief, when every rank's files are safe."""
+        self._ordinal += 1
+        header = Header(
+            run_id=self._run_id,
+            restart=self._restart,
+            ordinal=self._ordinal,
+            time=_clock.iso(_clock.now()),
+            steps_completed=check_steps(metadata),
+            storage_id=staging.storage_id,
+        )
+        manifest = staging.commit(files, directories, metadata, header)
+        self._registered(record_of(manifest, metadata))
+
+    def _metadata(self, metadata: Mapping[str, Any] | None, shard: bool) -> dict[str, Any]:
+        if metadata is None and shard:
+            return {}
+        plain = plain_metadata(metadata)
+        if not shard:
+            check_steps(plain)
+        return plain
+
+    def _writers(self, call: str, shard: bool) -> Together:
+        self._check()
+        rank = self._distributed.rank
+        if shard:
+            return self._together(self._distributed.lane(LANE), rank, self._distributed.size)
+        if rank != 0:
+            raise RuntimeError(
+                f"checkpoint.{call}(shard=False) was called on rank {rank}, but only the chief (rank 0) may: call it "
+                "under `if ctx.distributed.rank == 0:`, or on every rank with shard=True"
+            )
+        return self._alone()
+
+    def _readers(self, call: str, mode: DownloadMode, *, local: bool) -> Together:
+        self._check()
+        if not isinstance(mode, DownloadMode):
+            raise ValueError(f"checkpoint.{call}(download_mode={mode!r}): it must be a core.DownloadMode")
+        ranks = self._distributed
+        if mode is DownloadMode.NoSharedDownload:
+            return self._alone()
+        if local:
+            return self._together(ranks.local_lane(LANE), ranks.local_rank, ranks.local_size)
+        return self._together(ranks.lane(LANE), ranks.rank, ranks.size)
+
+    def _together(self, lane: Any, index: int, size: int) -> Together:
+        return Together(lane, rank=self._distributed.rank, index=index, size=size)
+
+    def _alone(self) -> Together:
+        return Together(None, rank=self._distributed.rank, index=0, size=1)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ContextClosed("this CheckpointContext is closed")
+        raise_if_ended(self._distributed)
+
+    def _note_restore(self, checkpoint: StoredCheckpoint) -> None:
+        if checkpoint.storage_id in self._restores:
+            return
+        self._restores.add(checkpoint.storage_id)
+        header = checkpoint.manifest.header
+        steps = header.steps_completed if header is not None else checkpoint.metadata().get("steps_completed")
+        self._restored(checkpoint.storage_id, steps if isinstance(steps, int) else None)
+
+    def _forget(self, storage_id: str) -> None:
+        for mode in DownloadMode:
+            self._verified.pop((storage_id, mode), None)

@@ -1,0 +1,123 @@
+"""``download()``, and the check before ``restore_path()``: the ranks that call together share the work."""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from det_core.core._checkpoint._together import Together
+from det_core.storage import Manifest, Progress, Selector, Store, StoredCheckpoint
+
+FILE_COST = 64 << 10
+"""What opening a file costs, in bytes that could be copied meanwhile."""
+
+
+class _Task(NamedTuple):
+    """What one rank copies."""
+
+    files: list[str]
+    directories: list[str]
+
+
+def open_together(together: Together, store: Store, storage_id: str) -> StoredCheckpoint:
+    """Look a checkpoint up on the chief of ``together``; the others take its manifest from there.
+
+    Raises:
+        CheckpointNotFound: on every rank alike.
+        ValueError: the ranks ask for different checkpoints, or ``storage_id`` can be none.
+    """
+    asked = together.gather(lambda: storage_id)
+    opened: list[StoredCheckpoint] = []
+
+    def look_up() -> Manifest:
+        if len(set(asked or [])) > 1:
+            raise ValueError(f"the ranks ask for different checkpoints: {', '.join(map(repr, asked or []))}")
+        opened.append(store.open(storage_id))
+        return opened[0].manifest
+
+    manifest = together.chief(look_up)
+    return together.each(lambda: opened[0] if opened else store.open(storage_id, manifest))
+
+
+def download(
+    together: Together,
+    checkpoint: StoredCheckpoint,
+    folder: str,
+    selector: Selector | None,
+    progress: Progress | None,
+) -> None:
+    """Copy what any rank selects into the folders that the ranks name; ranks that name the same one share the work."""
+    manifest = checkpoint.manifest
+
+    def vote() -> tuple[str, set[str] | None]:
+        target, stored = os.path.realpath(folder), os.path.realpath(checkpoint.path)
+        if (target + "/").startswith(stored + "/"):
+            raise ValueError(f"ckpt_dir {folder} lies in the stored checkpoint itself ({stored})")
+        return target, _vote(manifest, selector)
+
+    votes = together.gather(vote)
+    tasks = together.chief(lambda: _tasks(manifest, votes or []))
+    task = tasks[together.index]
+    together.each(lambda: checkpoint.copy_out(Path(folder), task.files, task.directories, progress))
+
+
+def verify(
+    together: Together,
+    checkpoint: StoredCheckpoint,
+    selector: Selector | None,
+    known: Collection[str],
+    progress: Progress | None,
+) -> set[str]:
+    """Check what any rank selects, each rank its share: digests, but for the files in ``known``, of which sizes do.
+
+    Returns:
+        the files that have been checked.
+
+    Raises:
+        CheckpointCorrupt: on every rank, if any finds a file that differs.
+    """
+    manifest = checkpoint.manifest
+    votes = together.gather(lambda: _vote(manifest, selector))
+    wanted = together.chief(lambda: _union(votes or []))
+    files = set(manifest.files) if wanted is None else wanted.intersection(manifest.files)
+
+    def check() -> None:
+        for names, digests in ((files.difference(known), True), (files.intersection(known), False)):
+            checkpoint.check(names, part=together.index, parts=together.size, digests=digests, progress=progress)
+
+    together.each(check)
+    return files
+
+
+def _vote(manifest: Manifest, selector: Selector | None) -> set[str] | None:
+    """The resources that a rank wants; None: all."""
+    return None if selector is None else {path for path in manifest.resources if selector(path)}
+
+
+def _union(votes: Iterable[set[str] | None]) -> set[str] | None:
+    union: set[str] = set()
+    for vote in votes:
+        if vote is None:
+            return None
+        union |= vote
+    return union
+
+
+def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> list[_Task]:
+    """Split the files among the ranks that share a folder; the first of them makes the folders that stay empty."""
+    tasks = [_Task([], []) for _ in votes]
+    for folder in dict.fromkeys(folder for folder, _ in votes):
+        ranks = [rank for rank, (other, _) in enumerate(votes) if other == folder]
+        wanted = _union(votes[rank][1] for rank in ranks)
+        every = manifest.resources if wanted is None else wanted
+        tasks[ranks[0]].directories.extend(sorted(p for p in every if p.endswith("/")))
+        loads = [(0, rank) for rank in ranks]
+        files = {p: f.size for p, f in manifest.files.items() if p in every}
+        for path in sorted(files, key=lambda p: (-files[p], p)):
+            load, rank = heapq.heappop(loads)
+            tasks[rank].files.append(path)
+            heapq.heappush(loads, (load + files[path] + FILE_COST, rank))
+    return tasks

@@ -1,0 +1,121 @@
+"""Steps that several ranks take together: if one fails, all raise, and nobody waits for what will not come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+from det_core import _errors
+from det_core._errors import CheckpointError, StorageError
+from det_core.core._distributed import LaneLike
+
+T = TypeVar("T")
+
+
+class _Failure(NamedTuple):
+    rank: int
+    kind: str
+    number: int | None
+    text: str
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> _Failure:
+        number = error.errno if isinstance(error, StorageError) else None
+        text = error.args[-1] if number is not None else str(error)
+        return cls(rank, type(error).__name__, number, str(text))
+
+
+class Together:
+    """The ranks that take part in an operation.
+
+    Args:
+        lane: the collectives among them; None: this rank is alone.
+        rank: the number of this one in the job, as messages name it.
+        index: the number of this one among those that take part; 0 is their chief.
+        size: how many take part.
+    """
+
+    def __init__(self, lane: LaneLike | None, *, rank: int, index: int, size: int) -> None:
+        self._lane = lane
+        self._rank = rank
+        self.index = index
+        self.size = size
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the chief of those that take part."""
+        return self.index == 0
+
+    def gather(self, work: Callable[[], T]) -> list[T] | None:
+        """Do ``work`` on every rank; the chief returns every rank's result, the others None.
+
+        Raises:
+            Exception: what ``work`` raised here; or, if it failed elsewhere, an error of the same kind that names
+                the rank.
+        """
+        if self._lane is None:
+            return [work()]
+        try:
+            outcome: Any = (work(), None)
+        except BaseException as e:
+            self._exchange(self._lane, (None, _Failure.of(self._rank, e)))
+            raise
+        results, failures = self._exchange(self._lane, outcome)
+        _raise(failures)
+        return results
+
+    def each(self, work: Callable[[], T]) -> T:
+        """Do ``work`` on every rank, and return this one's result once all are done; raises like :meth:`gather`."""
+        mine: list[T] = []
+        self.gather(lambda: mine.append(work()))
+        return mine[0]
+
+    def chief(self, work: Callable[[], T]) -> T:
+        """Do ``work`` on the chief, and return its result on every rank; raises like :meth:`gather`."""
+        if self._lane is None:
+            return work()
+        if not self.first:
+            result, failure = self._lane.broadcast(None)
+            _raise([failure] if failure else [])
+            return result  # type: ignore[no-any-return]
+        try:
+            result = work()
+        except BaseException as e:
+            self._lane.broadcast((None, _Failure.of(self._rank, e)))
+            raise
+        self._lane.broadcast((result, None))
+        return result
+
+    def fail(self, error: BaseException) -> None:
+        """Take part in a :meth:`gather` of the others by failing in it, without raising."""
+        if self._lane is not None:
+            self._exchange(self._lane, (None, _Failure.of(self._rank, error)))
+
+    def _exchange(self, lane: LaneLike, outcome: Any) -> tuple[list[Any] | None, list[_Failure]]:
+        gathered = lane.gather(outcome)
+        failures = None if gathered is None else [failure for _, failure in gathered if failure]
+        failures = lane.broadcast(failures)
+        return (None if gathered is None else [result for result, _ in gathered]), failures
+
+
+def _raise(failures: list[_Failure]) -> None:
+    if not failures:
+        return
+    texts = {f"{'' if _is_ours(f.kind) else f.kind + ': '}{f.text}": f.rank for f in reversed(failures)}
+    text = "; ".join(f"rank {rank}: {text}" for text, rank in reversed(texts.items()))
+    kind = failures[0].kind
+    if kind == "StorageError" and failures[0].number is not None:
+        raise StorageError(failures[0].number, text)
+    raise _kind(kind)(text)
+
+
+def _is_ours(kind: str) -> bool:
+    return _kind(kind).__name__ == kind
+
+
+def _kind(name: str) -> type[Exception]:
+    """The type that another rank's error has here: ours and a caller's mistakes keep theirs."""
+    if name in ("ValueError", "TypeError", "RuntimeError"):
+        return {"ValueError": ValueError, "TypeError": TypeError, "RuntimeError": RuntimeError}[name]
+    kind = getattr(_errors, name, None)
+    return kind if isinstance(kind, type) and issubclass(kind, CheckpointError) else CheckpointError

@@ -1,0 +1,136 @@
+"""The one door between a directory store and the file system."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from det_core._errors import StorageError
+
+T = TypeVar("T")
+
+
+class Disk:
+    """Every system call of a store, so that errors are named in one place and a test can fail any one of them.
+
+    Args:
+        store: how messages name the store.
+    """
+
+    def __init__(self, store: str) -> None:
+        self.store = store
+
+    def do(self, operation: str, path: str, function: Callable[..., T], *args: object) -> T:
+        """Return ``function(*args)``.
+
+        Raises:
+            StorageError: it raised OSError; the message names store, path and operation, ``errno`` is kept.
+        """
+        try:
+            return self._call(operation, function, *args)
+        except OSError as e:
+            raise self.error(operation, path, e) from e
+
+    def error(self, operation: str, path: str, cause: OSError) -> StorageError:
+        """The StorageError that names what was refused."""
+        text = f"checkpoint store {self.store}: cannot {operation} {path}: {cause.strerror or cause}"
+        return StorageError(cause.errno, text)
+
+    def _call(self, operation: str, function: Callable[..., T], *args: object) -> T:
+        return function(*args)
+
+    # The few compounds that everything else is made of.
+
+    @contextmanager
+    def opened(self, path: str, flags: int, mode: int = 0o666) -> Iterator[int]:
+        """An open file descriptor, closed at the end whatever happens."""
+        fd = self.do("open", path, os.open, path, flags | os.O_CLOEXEC, mode)
+        try:
+            yield fd
+        except BaseException:
+            os.close(fd)
+            raise
+        self.do("close", path, os.close, fd)
+
+    def write_all(self, fd: int, path: str, data: memoryview | bytes, offset: int = 0) -> None:
+        """Write all of ``data`` at ``offset``, however many calls it takes."""
+        view = memoryview(data)
+        while view:
+            n = self.do("write", path, os.pwrite, fd, view, offset)
+            view, offset = view[n:], offset + n
+
+    def read_file(self, path: str) -> bytes:
+        """The content of a small file."""
+        parts = []
+        with self.opened(path, os.O_RDONLY) as fd:
+            while part := self.do("read", path, os.read, fd, 1 << 20):
+                parts.append(part)
+        return b"".join(parts)
+
+    def write_file(self, path: str, data: bytes) -> None:
+        """Write a small file and sync it; it must not exist."""
+        with self.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+            self.write_all(fd, path, data)
+            self.do("sync", path, os.fsync, fd)
+
+    def replace_file(self, path: str, data: bytes) -> None:
+        """Put a small file in place of one that may exist, in one step; its folder is synced."""
+        aside = f"{path}.new"
+        self.remove_file(aside)
+        self.write_file(aside, data)
+        self.do("rename", path, os.rename, aside, path)
+        self.sync_folder(os.path.dirname(path))
+
+    def sync_folder(self, path: str) -> None:
+        """Make a folder's entries durable."""
+        with self.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+            self.do("sync", path, os.fsync, fd)
+
+    def make_folders(self, path: str) -> None:
+        """Make a folder and those above it that are missing."""
+        self.do("make folder", path, lambda: os.makedirs(path, exist_ok=True))
+
+    def entries(self, path: str) -> list[os.DirEntry[str]]:
+        """What lies in a folder, sorted by name."""
+        return self.do("list", path, lambda: sorted(os.scandir(path), key=lambda e: e.name))
+
+    def exists(self, path: str) -> bool:
+        """Whether anything (a dangling link, too) is there."""
+        return self._lstat(path) is not None
+
+    def is_folder(self, path: str) -> bool:
+        """Whether a folder is there; a link to one is none."""
+        found = self._lstat(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
+
+    def _lstat(self, path: str) -> os.stat_result | None:
+        try:
+            return self.do("look at", path, os.lstat, path)
+        except StorageError as e:
+            if isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
+                return None
+            raise
+
+    def remove_file(self, path: str) -> None:
+        """Remove a file or a link; one that is gone is no error."""
+        try:
+            self.do("remove", path, os.unlink, path)
+        except StorageError as e:
+            if not isinstance(e.__cause__, FileNotFoundError):
+                raise
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a folder and all in it, following no link; what another process removes meanwhile is no error."""
+        try:
+            for entry in self.entries(path):
+                if entry.is_dir(follow_symlinks=False):
+                    self.remove_tree(entry.path)
+                else:
+                    self.remove_file(entry.path)
+            self.do("remove folder", path, os.rmdir, path)
+        except StorageError as e:
+            if not isinstance(e.__cause__, FileNotFoundError):
+                raise

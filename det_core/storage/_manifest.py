@@ -1,0 +1,148 @@
+"""The manifest of a checkpoint: what lies in it, how large, and with which digests. Written last.
+
+``<checkpoint>/.det_core/manifest.json`` is one JSON object::
+
+    {"version": 1, "storage_id": "…", "run_id": "…", "restart": 0, "ordinal": 3, "time": "…Z", "steps_completed": 100,
+     "chunk_size": 16777216, "directories": ["sub/"],
+     "files": [{"path": "sub/f", "size": 5, "algorithm": "xxh3_128", "digests": ["…"]}]}
+
+A file has one digest per chunk of ``chunk_size`` bytes, an empty file none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from det_core._errors import CheckpointCorrupt, CheckpointError
+from det_core.storage._names import INNER, METADATA, is_inner_path, parents
+
+VERSION = 1
+ALGORITHM = "xxh3_128"
+CHUNK = 16 << 20
+"""Bytes that one digest stands for."""
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a checkpoint: its size in bytes, and a digest per chunk (``None``: not known)."""
+
+    size: int
+    digests: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, order=True)
+class Header:
+    """Who wrote a checkpoint, and when. Sorts oldest to newest within a run."""
+
+    run_id: str
+    restart: int
+    ordinal: int
+    """Counts the checkpoints of one restart, from 1."""
+    time: str
+    """When it was committed, RFC 3339 in UTC."""
+    steps_completed: int
+    storage_id: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a checkpoint holds. ``header`` is None for one written by others, whose files have no digests."""
+
+    files: Mapping[str, FileEntry]
+    directories: tuple[str, ...] = ()
+    """Relative POSIX paths, each ending in a slash."""
+    header: Header | None = None
+    chunk_size: int = field(default=CHUNK)
+
+    @property
+    def verified(self) -> bool:
+        """Whether there are digests to compare with."""
+        return self.header is not None
+
+    @property
+    def resources(self) -> dict[str, int]:
+        """Relative POSIX path to size, sorted; folders end in a slash and have size 0. The manifest is not in it."""
+        sizes = dict.fromkeys(self.directories, 0) | {p: f.size for p, f in self.files.items()}
+        return dict(sorted(sizes.items()))
+
+    @classmethod
+    def unverified(cls, sizes: Mapping[str, int], directories: Iterable[str]) -> Manifest:
+        """What stands for the manifest of a checkpoint that has none."""
+        return cls({p: FileEntry(size) for p, size in sizes.items()}, tuple(directories))
+
+    def without(self, paths: Iterable[str]) -> Manifest:
+        """A manifest that lacks ``paths``, and the folders that only held those."""
+        gone = set(paths)
+        files = {p: f for p, f in self.files.items() if p not in gone}
+        held = {folder for p in self.files for folder in parents(p)}
+        still = {folder for p in files for folder in parents(p)}
+        kept = [d for d in self.directories if d not in gone and (d in still or d not in held)]
+        keep = still.union(kept, *(parents(d) for d in kept))
+        return Manifest(files, tuple(d for d in self.directories if d in keep), self.header, self.chunk_size)
+
+    def encode(self) -> bytes:
+        """The manifest as it is stored."""
+        import orjson
+
+        assert self.header is not None, "a checkpoint without a header has no manifest"
+        h = self.header
+        files = [
+            {"path": p, "size": f.size, "algorithm": ALGORITHM, "digests": f.digests or ()}
+            for p, f in sorted(self.files.items())
+        ]
+        head = {"version": VERSION, "storage_id": h.storage_id, "run_id": h.run_id, "restart": h.restart}
+        head |= {"ordinal": h.ordinal, "time": h.time, "steps_completed": h.steps_completed}
+        return orjson.dumps({**head, "chunk_size": self.chunk_size, "directories": self.directories, "files": files})
+
+    @classmethod
+    def decode(cls, data: bytes, where: str) -> Manifest:
+        """Read a stored manifest.
+
+        Args:
+            data: its bytes.
+            where: how messages name the checkpoint.
+
+        Raises:
+            CheckpointCorrupt: it is no manifest, or names a path outside the checkpoint.
+            CheckpointError: a newer version of det_core wrote it.
+        """
+        import orjson
+
+        try:
+            body = orjson.loads(data)
+            if body["version"] > VERSION:
+                found = f"a manifest of version {body['version']}, newer than {VERSION}"
+                raise CheckpointError(f"{where} has {found}: upgrade det_core to read it")
+            return _checked(body, where)
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            raise CheckpointCorrupt(f"{where}: its manifest cannot be read ({type(e).__name__}: {e})") from e
+
+
+def _checked(body: dict[str, Any], where: str) -> Manifest:
+    names = ("run_id", "restart", "ordinal", "time", "steps_completed", "storage_id")
+    header = Header(**{name: body[name] for name in names})
+    if not all(type(getattr(header, n)) is (int if n in names[1:3] + names[4:5] else str) for n in names):
+        raise ValueError("a field of the head has the wrong type")
+    chunk = body["chunk_size"]
+    if type(chunk) is not int or chunk < 1:
+        raise ValueError(f"chunk_size is {chunk!r}")
+    for path in [f["path"] for f in body["files"]] + [d.removesuffix("/") for d in body["directories"]]:
+        if not is_inner_path(path) or path.split("/", 1)[0] == INNER:
+            raise CheckpointCorrupt(f"{where}: its manifest names {path!r}, which is no path inside a checkpoint")
+    files = {f["path"]: _entry(f, chunk, where) for f in body["files"]}
+    return Manifest(files, tuple(body["directories"]), header, chunk)
+
+
+def _entry(f: dict[str, Any], chunk: int, where: str) -> FileEntry:
+    if f["algorithm"] != ALGORITHM:
+        raise CheckpointError(
+            f"{where}: {f['path']} has digests of {f['algorithm']!r}, which this det_core cannot compute"
+        )
+    if type(f["size"]) is not int or len(f["digests"]) != -(-f["size"] // chunk):
+        raise ValueError(f"{f['path']}: {len(f['digests'])} digests do not fit a size of {f['size']!r}")
+    return FileEntry(f["size"], tuple(f["digests"]))
+
+
+__all__ = ["ALGORITHM", "CHUNK", "METADATA", "VERSION", "FileEntry", "Header", "Manifest"]

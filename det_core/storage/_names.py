@@ -1,0 +1,65 @@
+"""Names that come from outside: storage ids, paths in a checkpoint, globs."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+INNER = ".det_core"
+"""The folder of a checkpoint that holds its manifest; of no checkpoint's files."""
+MANIFEST = ".det_core/manifest.json"
+METADATA = "metadata.json"
+RESERVED = ("tensorboard",)
+"""Names in a store's root that are of no checkpoint."""
+
+
+def check_storage_id(storage_id: object) -> str:
+    """Return ``storage_id`` if it can name one folder directly below a store's root.
+
+    Raises:
+        ValueError: it is no string, empty, begins with a dot, or holds a separator or a control character.
+    """
+    if not isinstance(storage_id, str):
+        raise ValueError(f"storage_id must be a string, not {type(storage_id).__name__} ({storage_id!r})")
+    if not storage_id:
+        raise ValueError("storage_id is empty: pass the id that upload() or store_path() gave")
+    if storage_id.startswith("."):
+        raise ValueError(f"storage_id {storage_id!r} begins with a dot: it must be the bare name of a checkpoint")
+    if "/" in storage_id or "\\" in storage_id:
+        raise ValueError(f"storage_id {storage_id!r} holds a path separator: it must be the bare name of a checkpoint")
+    if storage_id in RESERVED:
+        raise ValueError(f"storage_id {storage_id!r} is the name of a folder that lies beside checkpoints")
+    if any(unicodedata.category(c) == "Cc" for c in storage_id) or len(storage_id.encode("utf-8", "replace")) > 200:
+        raise ValueError(f"storage_id {storage_id!r} holds a control character or is longer than 200 bytes")
+    return storage_id
+
+
+def is_inner_path(path: object) -> bool:
+    """Whether ``path`` is relative, POSIX, normal, and stays inside the folder it is relative to."""
+    if not isinstance(path, str) or not path or "\0" in path:
+        return False
+    return all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def parents(path: str) -> list[str]:
+    """The folders above a relative path, outermost first, each ending in a slash: ``a/b/c`` has ``a/`` and ``a/b/``."""
+    parts = path.rstrip("/").split("/")[:-1]
+    return ["/".join(parts[: i + 1]) + "/" for i in range(len(parts))]
+
+
+def glob_pattern(glob: str) -> re.Pattern[str]:
+    """A regular expression for a glob over relative paths: ``**`` any folders, ``*`` and ``?`` within one name."""
+    out = []
+    i = 0
+    while i < len(glob):
+        if glob.startswith("**/", i):
+            out.append("(?:.*/)?")
+            i += 3
+        elif glob.startswith("**", i):
+            out.append(".*")
+            i += 2
+        else:
+            c = glob[i]
+            out.append({"*": "[^/]*", "?": "[^/]"}.get(c, re.escape(c)))
+            i += 1
+    return re.compile("".join(out), re.DOTALL)

@@ -1,0 +1,75 @@
+"""Who writes a staging folder, told by the folder's name, so that what a dead writer left can be removed."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Owner:
+    """A writer: a process of one restart of a run.
+
+    ``host`` stands for one boot of one kernel and one name space of process ids, so that containers and machines
+    cloned from one image are told apart.
+    """
+
+    run: str
+    restart: int
+    host: str
+    pid: int
+    started: int
+
+    @classmethod
+    def current(cls, run_id: str, restart: int) -> Owner:
+        """This process."""
+        pid = os.getpid()
+        return cls(_short(run_id), restart, host_identity(), pid, _start_time(pid) or 0)
+
+    @property
+    def tag(self) -> str:
+        """The owner as the end of a folder's name."""
+        return f"{self.run}.{self.restart}.{self.host}.{self.pid}.{self.started}"
+
+    @classmethod
+    def parse(cls, name: str) -> tuple[str, Owner] | None:
+        """Split ``<storage_id>.<tag>``; None if it is no such name."""
+        parts = name.rsplit(".", 5)
+        if len(parts) != 6 or not all(p.isdigit() for p in (parts[2], parts[4], parts[5])):
+            return None
+        storage_id, run, restart, host, pid, started = parts
+        return storage_id, cls(run, int(restart), host, int(pid), int(started))
+
+    def is_dead(self, heir: Owner | None = None) -> bool:
+        """Whether this writer can never go on: its process is gone, or ``heir`` is a later restart of its run."""
+        if heir is not None and self.run == heir.run and self.restart < heir.restart:
+            return True
+        return self.host == host_identity() and _start_time(self.pid) != self.started
+
+
+def _short(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def host_identity() -> str:
+    """What tells this machine (rather: this boot of a kernel, and name space of processes) from any other."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return _short(f"{boot} {os.stat('/proc/self/ns/pid').st_ino}")
+    except OSError:
+        return _short(f"{socket.gethostname()} without /proc")
+
+
+def _start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since boot, to tell it from a later one of its pid; None: it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    except OSError:
+        return 0
+    fields = text[text.rindex(")") + 2 :].split()
+    return None if fields[0] in "ZX" else int(fields[19])

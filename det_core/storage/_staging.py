@@ -1,0 +1,141 @@
+"""A checkpoint being written on a directory: aside, under a name that is never listed, then renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from det_core.storage._copy import Copier, Job, Progress
+from det_core.storage._io import Disk
+from det_core.storage._manifest import FileEntry, Header, Manifest
+from det_core.storage._names import INNER, MANIFEST, METADATA, parents
+from det_core.storage._scan import Listing, scan
+
+ASIDE = ".det_core-tmp"
+"""The folder of a store's root in which checkpoints are written and taken apart."""
+SYNC_THREADS = 16
+"""Many: a thread that waits for the disk costs nothing, and the disk takes many requests as one."""
+
+
+class DirectoryStaging:
+    """``<root>/.det_core-tmp/<storage_id>.<owner>/``: ``tree`` will be the checkpoint, ``part-N`` is of rank N.
+
+    Args:
+        disk: the door.
+        root: the store's root.
+        ticket: the staging folder's name.
+        storage_id: the checkpoint's name.
+        part: the rank that writes into a folder of its own; None: straight into ``tree``.
+    """
+
+    def __init__(self, disk: Disk, root: str, ticket: str, storage_id: str, part: int | None) -> None:
+        self._disk = disk
+        self._root = root
+        self._base = f"{root}/{ASIDE}/{ticket}"
+        self._tree = f"{self._base}/tree"
+        self._own = self._tree if part is None else f"{self._base}/part-{part}"
+        self._sealed = Listing()
+        self._open = True
+        self.ticket = ticket
+        self.storage_id = storage_id
+
+    @property
+    def path(self) -> Path:
+        """This rank's folder, made on first use."""
+        self._disk.make_folders(self._own)
+        return Path(self._own)
+
+    def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
+        """Copy a folder in, durably."""
+        self._make(self._tree, listing.directories)
+        for folder in {d for p in listing.files for d in parents(p)} - set(listing.directories):
+            self._disk.make_folders(f"{self._tree}/{folder}")
+        jobs = [Job(p, s.path, s.size, f"{self._tree}/{p}", s.mode | 0o200) for p, s in listing.files.items()]
+        return self._copier(progress).run(jobs)
+
+    def seal(self, progress: Progress | None = None) -> tuple[dict[str, FileEntry], list[str]]:
+        """Hash and sync what was written; links become copies, so that nobody else has a hand on the bytes."""
+        self._disk.make_folders(self._own)
+        for name in (INNER, METADATA):
+            self._clear(f"{self._own}/{name}")
+        listing = scan(self._disk, self._own)
+        copied = self._part_from_others(listing, progress)
+        owned = [Job(p, s.path, s.size) for p, s in listing.files.items() if not s.shared]
+        entries = self._copier(progress).run(owned) | copied
+        self._sealed = listing
+        return entries, listing.directories
+
+    def publish(self, skip: Collection[str] = ()) -> None:
+        """Move this rank's files into the checkpoint."""
+        if self._own == self._tree:
+            assert not skip, "one writer has nobody to leave files to"
+            return
+        self._make(self._tree, self._sealed.directories)
+        for path in self._sealed.without(skip).files:
+            target = f"{self._tree}/{path}"
+            self._disk.do("rename", target, os.rename, f"{self._own}/{path}", target)
+        self._disk.remove_tree(self._own)
+
+    def commit(
+        self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
+    ) -> Manifest:
+        """Write metadata.json and the manifest, sync every folder, rename, and sync the root."""
+        disk, tree, text = self._disk, self._tree, json.dumps(metadata, indent=2).encode()
+        disk.make_folders(f"{tree}/{INNER}")
+        disk.write_file(f"{tree}/{METADATA}", text)
+        entry = self._copier(None).run([Job(METADATA, f"{tree}/{METADATA}", len(text))])
+        manifest = Manifest({**files, **entry}, tuple(directories), header)
+        disk.write_file(f"{tree}/{MANIFEST}", manifest.encode())
+        for folder in (*manifest.directories, INNER, ""):
+            disk.sync_folder(f"{tree}/{folder}".rstrip("/"))
+        final = f"{self._root}/{self.storage_id}"
+        if disk.exists(final):
+            raise self._disk.error("commit", final, FileExistsError(17, "a checkpoint of that id is there"))
+        disk.do("rename", final, os.rename, tree, final)
+        self._open = False
+        disk.sync_folder(self._root)
+        disk.remove_tree(self._base)
+        return manifest
+
+    def abort(self) -> None:
+        """Remove the staging folder."""
+        if self._open:
+            self._open = False
+            self._disk.remove_tree(self._base)
+
+    def _copier(self, progress: Progress | None) -> Copier:
+        where = f"checkpoint {self.storage_id} in {self._disk.store}"
+        return Copier(self._disk, where, threads=SYNC_THREADS, sync=True, progress=progress)
+
+    def _make(self, top: str, directories: Sequence[str]) -> None:
+        self._disk.make_folders(top)
+        for folder in directories:
+            self._disk.make_folders(f"{top}/{folder.rstrip('/')}")
+
+    def _clear(self, path: str) -> None:
+        if self._disk.is_folder(path):
+            self._disk.remove_tree(path)
+        else:
+            self._disk.remove_file(path)
+
+    def _part_from_others(self, listing: Listing, progress: Progress | None) -> dict[str, FileEntry]:
+        """Put copies in place of links, and of files that have other names."""
+        shared = {p: s for p, s in listing.files.items() if s.shared}
+        if not shared and not listing.links:
+            return {}
+        aside = f"{self._base}/copies-{os.path.basename(self._own)}"
+        self._disk.make_folders(aside)
+        jobs = [Job(p, s.path, s.size, f"{aside}/{i}", s.mode | 0o200) for i, (p, s) in enumerate(shared.items())]
+        entries = self._copier(progress).run(jobs)
+        for link in sorted(listing.links):
+            if self._disk.exists(f"{self._own}/{link}") and os.path.islink(f"{self._own}/{link}"):
+                self._disk.remove_file(f"{self._own}/{link}")
+        self._make(self._own, listing.directories)
+        for job in jobs:
+            target = f"{self._own}/{job.name}"
+            self._disk.do("rename", target, os.rename, job.target, target)
+        self._disk.remove_tree(aside)
+        return entries

@@ -1,0 +1,144 @@
+"""What a checkpoint store is: the seam between the checkpoint context and wherever the bytes lie."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from det_core.storage._copy import Progress
+from det_core.storage._io import Disk
+from det_core.storage._manifest import FileEntry, Header, Manifest
+from det_core.storage._owner import Owner
+from det_core.storage._scan import Listing
+
+WHOLE = ("**/*",)
+"""The globs that delete a whole checkpoint."""
+
+
+class Staging(Protocol):
+    """A checkpoint being written, as one rank sees it. Not listed before :meth:`commit`, and gone after :meth:`abort`.
+
+    One rank makes it with :meth:`Store.begin`; the others join by its ticket. Either every rank puts a folder it
+    read (:meth:`put`), or every rank wrote into its own :attr:`path` and then seals and publishes it. At last the
+    first rank commits.
+    """
+
+    @property
+    def storage_id(self) -> str: ...
+
+    @property
+    def ticket(self) -> str:
+        """What the other ranks join with."""
+
+    @property
+    def path(self) -> Path:
+        """A folder of this rank alone, to write files into."""
+
+    def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
+        """Copy a folder in, durably; returns size and digests by path."""
+
+    def seal(self, progress: Progress | None = None) -> tuple[dict[str, FileEntry], list[str]]:
+        """Make what was written into :attr:`path` durable; returns size and digests by path, and the folders."""
+
+    def publish(self, skip: Collection[str] = ()) -> None:
+        """Add what was sealed to the checkpoint, but for the files in ``skip`` (another rank has them, too)."""
+
+    def commit(
+        self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
+    ) -> Manifest:
+        """Write metadata.json and the manifest and make the checkpoint listed, in one step."""
+
+    def abort(self) -> None:
+        """Remove every byte. Called again, or after a commit, it does nothing."""
+
+
+class StoredCheckpoint(Protocol):
+    """A checkpoint that can be read."""
+
+    @property
+    def storage_id(self) -> str: ...
+
+    @property
+    def manifest(self) -> Manifest: ...
+
+    @property
+    def path(self) -> Path:
+        """The folder it lies in."""
+
+    def metadata(self) -> dict[str, Any]:
+        """What metadata.json holds; empty without one."""
+
+    def check(
+        self,
+        names: Collection[str],
+        *,
+        part: int = 0,
+        parts: int = 1,
+        digests: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        """Compare files with the manifest: sizes, and digests if asked for. With ``parts``, one share of them.
+
+        Raises:
+            CheckpointCorrupt: a file is missing or differs.
+        """
+
+    def copy_out(
+        self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
+    ) -> None:
+        """Copy files into ``folder``, comparing them with the manifest; each appears complete or not at all.
+
+        Raises:
+            CheckpointCorrupt: a file is missing or differs.
+        """
+
+
+class Store(Protocol):
+    """Where checkpoints lie, each in one folder named by its storage_id."""
+
+    @property
+    def root(self) -> str:
+        """Where it is, as messages name it."""
+
+    @property
+    def disk(self) -> Disk:
+        """The door to this machine's file system, also for the folders that scripts give."""
+
+    def begin(self, storage_id: str, owner: Owner) -> Staging:
+        """Start a checkpoint; what ``owner``'s run left behind unfinished is collected first."""
+
+    def join(self, ticket: str, part: int) -> Staging:
+        """The staging of another rank; ``part`` is this rank.
+
+        Raises:
+            StorageError: this process does not see what that one made, as on a folder that is not shared.
+        """
+
+    def open(self, storage_id: str, manifest: Manifest | None = None) -> StoredCheckpoint:
+        """Look a checkpoint up. One without a manifest, written by others, is accepted and logged as unverified.
+
+        Args:
+            storage_id: its name.
+            manifest: what another rank read, so that this one need not.
+
+        Raises:
+            CheckpointNotFound: there is none of that id.
+            CheckpointCorrupt: its manifest cannot be used.
+        """
+
+    def list(self, run_id: str | None = None) -> list[Header]:
+        """The complete checkpoints, of one run or of all, oldest to newest within a run."""
+
+    def newest(self, run_id: str) -> str | None:
+        """The storage_id of the newest complete checkpoint of a run."""
+
+    def delete(self, storage_id: str, globs: Sequence[str] = WHOLE) -> dict[str, int]:
+        """Delete what matches; returns what is left, as resources. One that is not there is no error.
+
+        What is deleted stops being listed first.
+        """
+
+    def collect(self, owner: Owner | None = None) -> builtins.list[str]:
+        """Remove what writers that are dead left unfinished; returns the storage_ids."""
