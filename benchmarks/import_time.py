@@ -1,0 +1,63 @@
+"""How long an import takes beyond a bare interpreter: ``from det_core import core`` beside what its peers import."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from benchmarks._peers import peers_python
+from benchmarks._table import print_table
+
+BOUND_MS = 40.0
+ROUNDS = 15
+PEERS = {
+    "determined==0.38.1": "from determined import core",
+    "mlflow-skinny": "import mlflow",
+    "wandb": "import wandb",
+    "trackio": "import trackio",
+}
+
+
+def seconds(python: Path, code: str) -> float:
+    """Wall time of one interpreter that runs ``code``, without the user's site folder and environment hooks."""
+    begin = time.perf_counter()
+    subprocess.run([python, "-s", "-c", code], check=True, timeout=120, stdout=subprocess.DEVNULL)
+    return time.perf_counter() - begin
+
+
+def measure(programs: dict[str, tuple[Path, str]]) -> dict[str, float]:
+    """Median milliseconds that each program needs beyond ``pass``, in rounds in which each runs once.
+
+    What is compared is run in turn, so that a change of the machine's load meets all of it alike; the first round
+    fills the caches and does not count.
+    """
+    beyond: dict[str, list[float]] = {name: [] for name in programs}
+    for turn in range(ROUNDS + 1):
+        for name, (python, code) in programs.items():
+            difference = seconds(python, code) - seconds(python, "pass")
+            if turn:
+                beyond[name].append(1000 * difference)
+    return {name: statistics.median(values) for name, values in beyond.items()}
+
+
+def main() -> int:
+    """Print the table; 1 if our bound is not met."""
+    peers = peers_python(*PEERS)
+    programs = {"from det_core import core": (Path(sys.executable), "from det_core import core")}
+    programs.update({f"{code} ({name})": (peers, code) for name, code in PEERS.items()})
+    found = measure(programs)
+    ours = next(iter(found.values()))
+    rows = [
+        [name, ms, ms / ours, BOUND_MS if ms is ours else None, ms <= BOUND_MS if ms is ours else None]
+        for name, ms in found.items()
+    ]
+    title = f"Import, ms beyond a bare interpreter, median of {ROUNDS}"
+    print_table(title, ["what", "ms", "times ours", "bound", "met"], rows)
+    return 0 if ours <= BOUND_MS else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
