@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 from det_core.journal import _line
@@ -29,12 +30,14 @@ def checked_group(group: Any) -> str:
 
 def checked_steps(steps: Any) -> int | None:
     """``steps`` as an int; None stays None."""
-    if steps is None or type(steps) is int:
-        number = steps
-    elif isinstance(steps, (bool, float)) or not hasattr(steps, "__index__") or _is_flag(steps):
-        raise TypeError(f"steps_completed must be an int, not {type(steps).__name__}: {steps!r}")
-    else:
-        number = int(steps.__index__())
+    number = steps
+    if steps is not None and type(steps) is not int:
+        try:
+            number = None if isinstance(steps, bool) or _is_flag(steps) else index(steps)
+        except TypeError:
+            number = None
+        if number is None:
+            raise TypeError(f"steps_completed must be an int, not {type(steps).__name__}: {steps!r}")
     if number is not None and not 0 <= number < 2**63:
         raise ValueError(f"steps_completed must be 0 or more and below 2**63, not {number}")
     return number

@@ -1,0 +1,183 @@
+"""Values that arrive later: their row keeps its place, is written when they are there, and never blocks a report."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core._errors import ReportsNotKept
+from det_core.journal import PendingValue, read_run
+from support.journals import lines, open_journal, written
+
+
+class Scripted(PendingValue):
+    """A value that arrives when the test says so."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._there = threading.Event()
+
+    def arrive(self) -> Scripted:
+        self._there.set()
+        return self
+
+    def ready(self) -> bool:
+        return self._there.is_set()
+
+    def result(self) -> Any:
+        assert self._there.wait(60), "the value never arrived"
+        if isinstance(self._value, Exception):
+            raise self._value
+        return self._value
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_later_rows_do_not_wait_and_the_row_keeps_its_place(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    loss = Scripted(float("inf"))
+    journal.metrics("training", 1, {"loss": loss, "lr": 0.1})
+    journal.metrics("training", 2, {"loss": 2.0})
+    journal.record("status", {"status": "fit"})
+    assert written(tmp_path) == {2: {"loss": 2.0}}
+    loss.arrive()
+    wait_until(lambda: 1 in written(tmp_path))
+    journal.close()
+    rows = read_run(tmp_path).rows("training")
+    assert [(r.steps_completed, r.seq, r.metrics) for r in rows] == [
+        (1, 0, {"loss": float("inf"), "lr": 0.1}),
+        (2, 1, {"loss": 2.0}),
+    ]
+
+
+@pytest.mark.parametrize("end", ["flush", "close"])
+def test_flush_and_close_wait_for_what_is_under_way(tmp_path: Path, end: str) -> None:
+    journal = open_journal(tmp_path)
+    values = [Scripted(step) for step in range(20)]
+    for step, value in enumerate(values):
+        journal.metrics("training", step, {"a": {"b": [value, 1]}}, [{"x": value}])
+    late = threading.Timer(0.2, lambda: [value.arrive() for value in reversed(values)])
+    late.start()
+    getattr(journal, end)()
+    assert written(tmp_path) == {step: {"a": {"b": [step, 1]}} for step in range(20)}
+    assert read_run(tmp_path).rows("training", batches=True)[7].batch_metrics == [{"x": 7}]
+    journal.close()
+    late.join()
+
+
+def test_a_row_is_durable_once_its_value_is_there(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.record("status", {"status": "fit"})
+    journal.metrics("training", 1, {"a": Scripted(1.0).arrive()})
+    wait_until(lambda: written(tmp_path) == {1: {"a": 1.0}})
+    journal.close()
+
+
+def test_a_value_that_is_lost_is_named_and_the_rest_of_its_row_is_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"a": Scripted(RuntimeError("device-side assert")).arrive(), "b": 2})
+    journal.metrics("training", 2, {"a": [Scripted(object()).arrive(), 5]})
+    with (
+        caplog.at_level(logging.WARNING, "det_core"),
+        pytest.raises(ReportsNotKept, match=r"2 value\(s\) never arrived"),
+    ):
+        journal.close()
+    assert written(tmp_path) == {1: {"b": 2}, 2: {"a": [None, 5]}}
+    assert 'metrics["a"] of group training, step 1 is lost: device-side assert' in caplog.text
+    assert any(b'"lost":["metrics[\\"a\\"]"]' in line for line in lines(tmp_path))
+
+
+def test_disjoint_keys_of_a_pending_step_do_not_wait_and_equal_ones_are_compared(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    first = Scripted(1.0)
+    journal.metrics("training", 1, {"a": first})
+    journal.metrics("training", 1, {"b": 2.0})
+    journal.metrics("training", 2, {"b": 3.0})
+    journal.metrics("training", 1, {"c": 4.0})
+    first.arrive()
+    journal.metrics("training", 1, {"a": 1.0, "d": Scripted(5).arrive()})
+    with pytest.raises(ValueError, match=r"step 1, key 'a': 1.0 was reported before, and now 2.0"):
+        journal.metrics("training", 1, {"a": Scripted(2.0).arrive()})
+    journal.close()
+    assert written(tmp_path) == {1: {"a": 1.0, "b": 2.0, "c": 4.0, "d": 5}, 2: {"b": 3.0}}
+
+
+def test_a_record_waits_for_its_values(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.record("alert", {"value": Scripted(float("nan")).arrive(), "s": "NaN"})
+    journal.close()
+    (record,) = read_run(tmp_path).records("alert")
+    assert record["value"] != record["value"]
+    assert record["s"] == "NaN"
+
+
+def test_no_thread_is_started_without_need(tmp_path: Path) -> None:
+    before = threading.active_count()
+    journal = open_journal(tmp_path)
+    for step in range(100):
+        journal.metrics("training", step, {"a": 1})
+    assert threading.active_count() == before
+    journal.metrics("training", 100, {"a": Scripted(1).arrive()})
+    assert threading.active_count() == before + 1
+    journal.close()
+    assert threading.active_count() == before
+
+
+def test_threads_may_report_at_once(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+
+    def report(worker: int) -> None:
+        for step in range(200):
+            value: Any = Scripted(step).arrive() if step % 7 == worker % 7 else step
+            journal.metrics(f"g{worker}", step, {"a": value})
+            journal.metrics("shared", step, {f"k{worker}": value})
+
+    threads = [threading.Thread(target=report, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    journal.close()
+    for worker in range(6):
+        assert written(tmp_path, f"g{worker}") == {s: {"a": s} for s in range(200)}
+    assert written(tmp_path, "shared") == {s: {f"k{w}": s for w in range(6)} for s in range(200)}
+    run = read_run(tmp_path)
+    seqs = sorted(s for places in run._scan.places.values() for s in places.seq)
+    assert seqs == list(range(2400))
+
+
+@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")
+def test_a_cuda_tensor_is_read_without_a_sync_and_as_it_was(tmp_path: Path) -> None:
+    import torch
+
+    journal = open_journal(tmp_path)
+    loss = torch.ones((), device="cuda")
+    journal.metrics("training", 0, {"loss": loss, "row": torch.arange(3, device="cuda")})
+    journal.flush()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(1, 100):
+            torch.cuda._sleep(1_000_000)
+            loss += 1
+            journal.metrics("training", step, {"loss": loss})
+            loss.add_(0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    loss.zero_()
+    journal.close()
+    found = written(tmp_path)
+    assert found[0] == {"loss": 1.0, "row": [0, 1, 2]}
+    assert [found[s]["loss"] for s in range(1, 100)] == [float(s + 1) for s in range(1, 100)]

@@ -1,0 +1,142 @@
+"""One value for a group, step and key: exact however many rows lie between, and whatever order they came in."""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_core.journal import _seen, read_run
+from det_core.journal._seen import same
+from support.journals import FailingDoors, lines, open_journal, written
+
+
+def test_an_equal_value_is_accepted_and_written_once(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    for _ in range(3):
+        journal.metrics("training", 1, {"a": 1.0, "b": math.nan, "c": [math.inf]})
+    before = lines(tmp_path)
+    journal.metrics("training", 1, {"b": float("nan")})
+    assert lines(tmp_path) == before
+    journal.metrics("training", 1, {"a": 1, "d": math.nan})
+    journal.close()
+    assert same(written(tmp_path), {1: {"a": 1.0, "b": math.nan, "c": [math.inf], "d": math.nan}})
+    assert b'"a"' not in lines(tmp_path)[-1]
+
+
+def test_another_value_is_refused_with_all_that_is_needed_to_find_it(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"loss": 0.5})
+    journal.metrics("training", 2, {"loss": 0.25})
+    before = lines(tmp_path)
+    for step, was in ((1, "0.5"), (2, "0.25")):
+        with pytest.raises(ValueError, match=rf"group 'training', step {step}, key 'loss': {was} was .* now 7") as e:
+            journal.metrics("training", step, {"new": 1, "loss": 7})
+        assert "cannot be changed" in str(e.value)
+    assert lines(tmp_path) == before
+    journal.metrics("validation", 1, {"loss": 7})
+    journal.close()
+    assert written(tmp_path) == {1: {"loss": 0.5}, 2: {"loss": 0.25}}
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("NaN", math.nan), (math.inf, "Infinity"), (1, "1"), ([1], [2]), ({}, None)]
+)
+def test_a_string_is_not_the_number_it_looks_like(tmp_path: Path, one: Any, other: Any) -> None:
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"a": one})
+    with pytest.raises(ValueError, match="step 1, key 'a'"):
+        journal.metrics("training", 1, {"a": other})
+    journal.close()
+
+
+def test_rows_without_a_step_repeat_as_they_like(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    for value in (1, 2, 2):
+        journal.metrics("cpu", None, {"a": value})
+    journal.close()
+    assert [row.metrics["a"] for row in read_run(tmp_path).rows("cpu")] == [1, 2, 2]
+
+
+def test_batch_metrics_are_given_once(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"a": 1})
+    journal.metrics("training", 1, {"a": 1}, [{"x": 1}])
+    journal.metrics("training", 1, {"a": 1}, [{"x": 1}])
+    with pytest.raises(ValueError, match="step 1, batch_metrics"):
+        journal.metrics("training", 1, {"a": 1}, [{"x": 2}])
+    journal.close()
+    (row,) = read_run(tmp_path).rows("training", batches=True)
+    assert (row.metrics, row.batch_metrics) == ({"a": 1}, [{"x": 1}])
+    assert len(lines(tmp_path)) == 3
+
+
+report = st.tuples(
+    st.sampled_from(["training", "validation"]),
+    st.integers(0, 12),
+    st.dictionaries(st.sampled_from("abc"), st.sampled_from([0, 1, 2.5, math.nan]), min_size=1),
+)
+
+
+@given(st.lists(report, max_size=60), st.sampled_from([1, 150, 600]), st.integers(0, 40))
+def test_any_order_of_steps_is_exact(reports: list[tuple[str, int, dict[str, Any]]], block: int, fail: int) -> None:
+    """Against a dict of everything; blocks so small that rows are searched for in the file, with a failing write."""
+    model: dict[tuple[str, int], dict[str, Any]] = {}
+    old, _seen.BLOCK = _seen.BLOCK, block
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            journal = open_journal(Path(name), doors=FailingDoors(fail, part=fail % 2 == 0, only="write"))
+            try:
+                for number, (group, step, metrics) in enumerate(reports):
+                    known = model.get((group, step), {})
+                    if all(same(known[k], v) for k, v in metrics.items() if k in known):
+                        journal.metrics(group, step, metrics)
+                        model.setdefault((group, step), {}).update(metrics)
+                    else:
+                        with pytest.raises(ValueError, match=f"group '{group}', step {step}, key"):
+                            journal.metrics(group, step, metrics)
+                    if number % 20 == 19:
+                        journal.flush()
+            finally:
+                journal.close()
+            for group in {g for g, _ in model}:
+                assert same(written(Path(name), group), {s: m for (g, s), m in model.items() if g == group})
+    finally:
+        _seen.BLOCK = old
+
+
+def test_an_early_step_is_found_after_many_rows(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    for step in range(0, 40_000, 2):
+        journal.metrics("training", step, {"a": step})
+        if step % 1000 == 0:
+            journal.metrics("validation", step, {"a": -step})
+    chosen = random.Random(5)
+    for step in [0, 2, *(2 * chosen.randrange(20_000) for _ in range(50)), 39_998]:
+        journal.metrics("training", step, {"a": step})
+        with pytest.raises(ValueError, match=f"step {step}, key 'a': {step} was"):
+            journal.metrics("training", step, {"a": -1})
+        journal.metrics("training", step + 1, {"a": step})
+    for step in range(0, 40_000, 1000):
+        with pytest.raises(ValueError, match=f"step {step}, key 'a'"):
+            journal.metrics("validation", step, {"a": 1})
+    journal.close()
+
+
+def test_one_curve_after_the_other(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    for key in "abcdefgh":
+        for step in range(2000):
+            journal.metrics("curves", step, {key: step})
+    with pytest.raises(ValueError, match="step 700, key 'c'"):
+        journal.metrics("curves", 700, {"c": 0})
+    journal.close()
+    found = written(tmp_path, "curves")
+    assert len(found) == 2000
+    assert found[1234] == dict.fromkeys("abcdefgh", 1234)

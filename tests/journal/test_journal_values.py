@@ -1,0 +1,258 @@
+"""What may be reported, and what is refused with the path of the key, before anything is written."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from enum import Enum, IntEnum
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import pytest
+import torch
+
+from det_core.journal._seen import same
+from support.journals import lines, open_journal, written
+
+
+class Color(Enum):
+    RED = "red"
+
+
+class Level(IntEnum):
+    LOW = 1
+
+
+class Word(str):
+    pass
+
+
+class Loss(float):
+    pass
+
+
+class Json:
+    def __json__(self) -> Any:
+        return {"x": math.inf}
+
+
+@dataclass
+class Point:
+    x: int = 1
+
+
+ACCEPTED = [
+    (True, True),
+    (None, None),
+    ("NaN", "NaN"),
+    (Level.LOW, 1),
+    (Color.RED, "red"),
+    (Word("w"), "w"),
+    (Loss(0.5), 0.5),
+    (Loss("nan"), math.nan),
+    ((1, 2), [1, 2]),
+    (OrderedDict(a=1), {"a": 1}),
+    (defaultdict(int, a=math.inf), {"a": math.inf}),
+    (MappingProxyType({"a": 1}), {"a": 1}),
+    ({1: 0.5}, {"1": 0.5}),
+    ({np.int64(3): 0.5}, {"3": 0.5}),
+    (b"caf\xc3\xa9", "café"),
+    (datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc), "2026-01-02T03:04:05+00:00"),
+    (date(2026, 1, 2), "2026-01-02"),
+    (UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    (Json(), {"x": math.inf}),
+    (np.float64(0.1), 0.1),
+    (np.float32(0.5), 0.5),
+    (np.float16(np.nan), math.nan),
+    (np.longdouble(0.5), 0.5),
+    (np.int8(-1), -1),
+    (np.uint64(2**64 - 1), 2**64 - 1),
+    (np.bool_(True), True),
+    (np.array([[1.0, -np.inf]]), [[1.0, -math.inf]]),
+    (np.array(3), 3),
+    (torch.tensor(0.5), 0.5),
+    (torch.tensor(7), 7),
+    (torch.tensor(True), True),
+    (torch.tensor([1.0, math.nan]), [1.0, math.nan]),
+    (torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
+    (torch.tensor(1.0, requires_grad=True) * 2, 2.0),
+    (torch.nn.Parameter(torch.ones(1)), [1.0]),
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "read"), ACCEPTED, ids=[f"{type(v).__name__}-{n}" for n, (v, _) in enumerate(ACCEPTED)]
+)
+def test_accepted_values_come_back(tmp_path: Path, value: Any, read: Any) -> None:
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"v": value, "list": [value]})  # the careful path
+    journal.metrics("training", 2, {"v": value, "list": [value]})  # what the fast one makes of it
+    journal.metrics("training", 3, {}, [{"v": value}])
+    journal.record("metadata", {"metadata": {"v": value}})
+    journal.close()
+    found = written(tmp_path)
+    assert same(found[1], {"v": read, "list": [read]})
+    assert same(found[2], found[1])
+
+
+REFUSED = [
+    ({"a": {1, 2}}, TypeError, r'metrics\["a"\]: a set cannot'),
+    ({"a": {"b": [0, {"c": object()}]}}, TypeError, r'metrics\["a"\]\["b"\]\[1\]\["c"\]: an object cannot'),
+    ({"a": Decimal("0.1")}, TypeError, r'metrics\["a"\]: a Decimal cannot'),
+    ({"a": Point()}, TypeError, r'metrics\["a"\]: a Point cannot'),
+    ({"a": 1j}, TypeError, r'metrics\["a"\]: a complex cannot'),
+    ({"a": print}, TypeError, r'metrics\["a"\]: a builtin_function_or_method cannot'),
+    ({"a": np.float32}, TypeError, r'metrics\["a"\]: a type cannot'),
+    ({"a": np.array([1j])}, TypeError, r'metrics\["a"\]: a ndarray of complex128 cannot'),
+    ({"a": np.array([object()])}, TypeError, r'metrics\["a"\]: a ndarray of object cannot'),
+    ({"a": np.datetime64("2026-01-01")}, TypeError, r'metrics\["a"\]: a datetime64 of'),
+    ({"a": torch.tensor(1j)}, TypeError, r'metrics\["a"\]: a torch.complex64 tensor cannot'),
+    ({"a": torch.empty(1, device="meta")}, TypeError, r'metrics\["a"\]: a meta tensor cannot'),
+    ({"a": torch.eye(2).to_sparse()}, TypeError, r'metrics\["a"\]: a sparse tensor cannot'),
+    ({"a": 2**64}, ValueError, r'metrics\["a"\]: the integer 18446744073709551616… is beyond 64 bits'),
+    ({"a": [-(2**63) - 1]}, ValueError, r'metrics\["a"\]\[0\]: the integer'),
+    ({"a": "\ud800"}, ValueError, r'metrics\["a"\]: a string with a lone surrogate'),
+    ({"\ud800": 1}, ValueError, r'metrics\["\\ud800"\]: a string with a lone surrogate'),
+    ({"a": b"\xff"}, ValueError, r'metrics\["a"\]: these bytes are not UTF-8'),
+    ({1.5: 1}, TypeError, r"a key of metrics is 1.5, a float: keys must be str"),
+    ({"a": {None: 1}}, TypeError, r'a key of metrics\["a"\] is None'),
+    ({True: 1}, TypeError, "a key of metrics is True, a bool"),
+    ({1: 1, "1": 2}, ValueError, "two keys that are '1' in JSON"),
+    ([("a", 1)], TypeError, "metrics must be a dict, not a list"),
+    (None, TypeError, "metrics must be a dict, not a NoneType"),
+    (0.5, TypeError, "metrics must be a dict, not a float"),
+]
+
+
+@pytest.mark.parametrize(("metrics", "error", "message"), REFUSED, ids=[r[2][:40] for r in REFUSED])
+def test_a_value_json_cannot_hold_is_refused_by_its_path(
+    tmp_path: Path, metrics: Any, error: type[Exception], message: str
+) -> None:
+    journal = open_journal(tmp_path)
+    with pytest.raises(error, match=message):
+        journal.metrics("training", 1, metrics)
+    assert list(tmp_path.iterdir()) == []
+    journal.metrics("training", 1, {"ok": 1})
+    before = lines(tmp_path)
+    with pytest.raises(error, match=message):
+        journal.metrics("training", 2, metrics)
+    with pytest.raises(error):
+        journal.record("status", metrics)
+    with pytest.raises(error):
+        journal.metrics("training", 3, {"ok": 1}, [{"fine": 1}, metrics])
+    assert lines(tmp_path) == before
+    journal.metrics("training", 2, {"ok": 2})
+    journal.close()
+    assert written(tmp_path) == {1: {"ok": 1}, 2: {"ok": 2}}
+
+
+def test_a_structure_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    loop: dict[str, Any] = {"a": []}
+    loop["a"].append(loop)
+    with pytest.raises(ValueError, match=r'metrics\["a"\]\[0\] contains itself'):
+        journal.metrics("training", 1, loop)
+    deep: list[Any] = []
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(ValueError, match=r'metrics\["a"\]\[0\]\[0\]… is nested deeper than 200 levels'):
+        journal.metrics("training", 1, {"a": deep})
+    shared = [1]
+    journal.metrics("training", 1, {"a": shared, "b": shared, "c": Word("x")})
+    journal.close()
+    assert written(tmp_path) == {1: {"a": [1], "b": [1], "c": "x"}}
+
+
+@pytest.mark.parametrize(
+    ("group", "error"),
+    [
+        ("a.b", ValueError),
+        ("", ValueError),
+        (3, TypeError),
+        (None, TypeError),
+        (["a"], TypeError),
+        ("\ud800", ValueError),
+    ],
+)
+def test_a_group_that_is_no_name_is_refused(tmp_path: Path, group: Any, error: type[Exception]) -> None:
+    journal = open_journal(tmp_path)
+    with pytest.raises(error, match="group"):
+        journal.metrics(group, 1, {"a": 1})
+    assert list(tmp_path.iterdir()) == []
+    journal.close()
+
+
+@pytest.mark.parametrize(
+    ("steps", "error"),
+    [
+        (1.0, TypeError),
+        (np.float64(1), TypeError),
+        ("1", TypeError),
+        (True, TypeError),
+        (np.bool_(True), TypeError),
+        (torch.tensor(True), TypeError),
+        (torch.tensor(1.0), TypeError),
+        ([1], TypeError),
+        (-1, ValueError),
+        (2**63, ValueError),
+        (2**65, ValueError),
+    ],
+)
+def test_steps_that_are_no_integer_are_refused(tmp_path: Path, steps: Any, error: type[Exception]) -> None:
+    journal = open_journal(tmp_path)
+    for _ in range(2):
+        with pytest.raises(error, match="steps_completed must be"):
+            journal.metrics("training", steps, {"a": 1})
+        journal.metrics("training", 0, {"a": 1})
+    journal.close()
+    assert written(tmp_path) == {0: {"a": 1}}
+
+
+@pytest.mark.parametrize("steps", [np.int64(3), np.uint8(3), torch.tensor(3), Level.LOW])
+def test_integers_of_other_kinds_are_steps(tmp_path: Path, steps: Any) -> None:
+    journal = open_journal(tmp_path)
+    journal.metrics("training", steps, {"a": 1})
+    journal.close()
+    assert written(tmp_path) == {int(steps): {"a": 1}}
+
+
+def test_a_validation_metric_needs_a_value(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r'metrics\["acc"\] is None'):
+            journal.metrics("validation", 5, {"acc": None})
+        journal.metrics("validation", 1, {"acc": 1.0})
+        journal.metrics("training", 1, {"acc": None})
+    journal.close()
+    assert written(tmp_path, "validation") == {1: {"acc": 1.0}}
+
+
+@pytest.mark.parametrize("batches", [{"a": 1}, "ab", 3, [1], [{"a": 1}, None]])
+def test_batch_metrics_are_a_list_of_dicts(tmp_path: Path, batches: Any) -> None:
+    journal = open_journal(tmp_path)
+    with pytest.raises(TypeError, match="batch_metrics"):
+        journal.metrics("training", 1, {"a": 1}, batches)
+    journal.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_changes_after_the_report_changes_nothing(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    loss, array, nested = torch.tensor(0.5), np.ones(2), {"a": [1]}
+    for step in (1, 2):
+        journal.metrics("training", step, {"loss": loss, "array": array, "nested": nested})
+        loss.zero_()
+        array[:] = 7
+        nested["a"].append(2)
+        loss += 0.5
+        array[:] = 1
+        nested["a"].pop()
+    loss.zero_()
+    journal.close()
+    assert written(tmp_path) == {s: {"loss": 0.5, "array": [1, 1], "nested": {"a": [1]}} for s in (1, 2)}

@@ -1,0 +1,84 @@
+"""Journals for tests: opened in a folder, read back, failed on purpose."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+from det_core.journal import Journal, RunFolder, RunRecord, read_run
+from det_core.journal._doors import Doors
+
+
+def open_journal(folder: Path, *, restart: int = 0, rank: int = 0, **options: Any) -> Journal:
+    """A journal of run ``r`` in ``folder``."""
+    return Journal(folder, run_id="r", restart=restart, rank=rank, **options)
+
+
+def written(folder: Path, group: str = "training", **options: Any) -> dict[int | None, dict[str, Any]]:
+    """The metrics of a group by step; fails if a step occurs twice."""
+    rows = read_run(folder).rows(group, **options)
+    found = {row.steps_completed: row.metrics for row in rows}
+    assert len(found) == len(rows), "a step occurs twice"
+    return found
+
+
+def lines(folder: Path) -> list[bytes]:
+    """All lines of all journal files in a folder, in the order of the files' names."""
+    return [line for path in sorted(folder.glob("journal-*")) for line in path.read_bytes().split(b"\n") if line]
+
+
+def one_run(home: Path, *, name: str = "job", outcome: str | None = "completed", steps: int = 3) -> RunRecord:
+    """A run with a few training rows, ended as said (None: it died)."""
+    folder = RunFolder.create(home, name=name, argv=["python", "train.py"])
+    folder.begin_restart()
+    journal = Journal(folder.path, run_id=folder.run_id, restart=folder.restart, rank=0)
+    for step in range(1, steps + 1):
+        journal.metrics("training", step, {"loss": 1 / step})
+    if outcome is not None:
+        journal.record("run_end", {"outcome": outcome})
+    journal.close()
+    folder.release()
+    return read_run(folder.path)
+
+
+class FailingDoors(Doors):
+    """System calls of which the N-th fails, and after it ``more`` further ones.
+
+    Args:
+        at: the number of the first call that fails, from 0.
+        more: how many calls after it fail too.
+        code: with which errno.
+        part: a failing write takes the first half of its bytes.
+        only: the calls that count and fail; None: all.
+    """
+
+    NAMES = ("open", "write", "pread", "fsync", "fstat", "close", "unlink", "makedirs")
+
+    def __init__(self, at: int, more: int = 0, code: int = errno.EIO, part: bool = False, only: str = "") -> None:
+        self.calls: list[str] = []
+        self._range = range(at, at + more + 1)
+        self._code, self._part = code, part
+        for name in only.split() or self.NAMES:
+            setattr(self, name, self._door(name, getattr(Doors, name)))
+
+    @property
+    def failed(self) -> bool:
+        """Whether a call has failed."""
+        return len(self.calls) > self._range.start
+
+    def _door(self, name: str, real: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            number = len(self.calls)
+            self.calls.append(name)
+            if number not in self._range:
+                return real(*args, **kwargs)
+            if name == "close":
+                real(*args)  # as Linux does: the descriptor is gone although close fails
+            if name == "write" and self._part:
+                fd, data = args
+                return real(fd, data[: len(data) // 2])
+            raise OSError(self._code, os.strerror(self._code))
+
+        return call
