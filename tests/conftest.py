@@ -18,7 +18,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
 @pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(nothing_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``DET_CORE_HOME`` of this test; no variable of the outside that det_core reads."""
     for name in list(os.environ):
         if name.startswith(("DET_", "SLURM_", "OMPI_", "PMI", "HOROVOD_", "TORCHELASTIC_")):
@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def nothing_leaks(home: Path) -> Iterator[None]:
+def nothing_leaks() -> Iterator[None]:
     """Fail a test that leaves a thread, an open file, a child process, a signal handler or a variable behind."""
     threads, files, handlers, variables = _threads(), _files(), _handlers(), _variables()
     yield

@@ -106,7 +106,7 @@ def _compose(
     local = run.path / "tensorboard" / f"rank-{distributed.rank}"
     kept = None if given is None else Path(given.root) / "tensorboard" / run.run_id
     tensorboard = Tensorboard(chosen_mode(tensorboard_mode), local=local, kept=kept, rank=distributed.rank)
-    facts = _CheckpointFacts(journal, tensorboard)
+    facts = _CheckpointFacts(run.run_id, store, journal, tensorboard)
     if distributed.rank == 0:
         say(first_line(run, latest))
     journal.record("run_start", {"size": distributed.size, "host": socket.gethostname(), "pid": os.getpid()})
@@ -130,9 +130,15 @@ def _compose(
 
 
 class _CheckpointFacts:
-    """Journals what happens to checkpoints; a checkpoint takes the reports before it to the disk with it."""
+    """Journals what happens to checkpoints.
 
-    def __init__(self, journal: Journal, tensorboard: Tensorboard) -> None:
+    A checkpoint takes the reports before it to the disk with it. Restoring one that this run has written rolls the run
+    back to its step; restoring another run's is a start, and rolls back nothing.
+    """
+
+    def __init__(self, run_id: str, store: Store, journal: Journal, tensorboard: Tensorboard) -> None:
+        self._run_id = run_id
+        self._store = store
         self._journal = journal
         self._tensorboard = tensorboard
 
@@ -145,7 +151,11 @@ class _CheckpointFacts:
         self._journal.record("checkpoint_deleted", {"storage_id": storage_id, "resources": dict(remaining)})
 
     def restored(self, storage_id: str, steps_completed: int | None) -> None:
-        self._journal.record("restore", {"storage_id": storage_id, "steps_completed": steps_completed})
+        header = self._store.open(storage_id).manifest.header
+        written_by = header.run_id if header is not None else None
+        rolls_back = steps_completed if written_by == self._run_id else None
+        body = {"storage_id": storage_id, "run_id": written_by, "steps_completed": rolls_back}
+        self._journal.record("restore", body)
 
 
 def _check(

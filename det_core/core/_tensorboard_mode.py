@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import importlib.util
 import logging
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +54,7 @@ class Tensorboard:
         self._local = local
         self._kept = kept
         self._rank = rank
+        self._lock = threading.Lock()
         self._writer: EventWriter | None = None
         self.writes = mode is TensorboardMode.AUTO and rank == 0
         """Whether :meth:`scalars` is to be called here."""
@@ -64,11 +66,12 @@ class Tensorboard:
 
     def scalars(self, group: str, steps: int, metrics: Mapping[str, Any]) -> None:
         """Write one row; what is no number is left out."""
-        if self._writer is None:
-            from det_core.core._tensorboard import EventWriter
+        with self._lock:
+            if self._writer is None:
+                from det_core.core._tensorboard import EventWriter
 
-            self._writer = EventWriter(self.folder())
-        self._writer.scalars(group, steps, metrics)
+                self._writer = EventWriter(self.folder())
+            self._writer.scalars(group, steps, metrics)
 
     def sync(self) -> None:
         """Bring the copy up to date, in the mode AUTO."""

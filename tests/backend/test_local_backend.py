@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from det_core.backend import LocalBackend
-from det_core.journal import Journal
+from det_core.journal import Journal, RunFolder
 
 
 def _backend(folder: Path, **arguments: object) -> LocalBackend:
@@ -11,7 +11,7 @@ def _backend(folder: Path, **arguments: object) -> LocalBackend:
 
 
 def test_an_operation_once_completed_is_not_given_again(tmp_path: Path) -> None:
-    backend = _backend(tmp_path)
+    backend = _backend(RunFolder.create(tmp_path, name="n", argv=[]).path)
     assert backend.next_operation() == 10
     backend.complete_operation(10, 0.5)
     backend.complete_operation(10, 0.5)

@@ -47,7 +47,7 @@ def test_what_is_reported_is_in_the_run(home: Path) -> None:
         ("training", True, {"x": 1}, "steps_completed"),
         ("training", "3", {"x": 1}, "steps_completed"),
         ("training", -1, {"x": 1}, "steps_completed"),
-        ("training", 1, {3: 1}, "3"),
+        ("training", 1, {(3, 4): 1}, "(3, 4)"),
         ("training", 1, [1], "metrics"),
         ("validation", 1, {"acc": None}, "acc"),
     ],
