@@ -85,7 +85,8 @@ def _children() -> list[str]:
 
 
 def _variables() -> dict[str, str]:
-    return {k: v for k, v in os.environ.items() if k != "PYTEST_CURRENT_TEST"}
+    foreign = ("PYTEST_CURRENT_TEST", "CRC32C_SW_MODE")  # pytest's own; a library below tensorboardX sets it on import
+    return {k: v for k, v in os.environ.items() if k not in foreign}
 
 
 def _handlers() -> list[object]:
