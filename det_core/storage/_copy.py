@@ -89,7 +89,7 @@ class Copier:
         where: how messages name the checkpoint.
         chunk_size: bytes per digest.
         threads: the largest number of pieces worked on at a time.
-        sync: make each target durable.
+        sync: make each target, or what is hashed, durable.
         progress: told of the bytes done.
     """
 
@@ -158,7 +158,10 @@ class Copier:
         try:
             self._check_size(job, disk.do("look at", job.source, os.fstat, source).st_size)
             if job.target is None:
-                return self._chunks(piece, buffer, source, None)
+                digests = self._chunks(piece, buffer, source, None)
+                if piece.whole and self._sync:
+                    disk.do("sync", job.source, os.fsync, source)
+                return digests
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | (os.O_EXCL if piece.whole else 0)
             with disk.opened(job.target, flags, job.mode) as target:
                 digests = self._chunks(piece, buffer, source, target)
@@ -198,10 +201,9 @@ class Copier:
             raise CheckpointError(f"{job.source} became shorter while it was read: {size} bytes instead of {job.size}")
 
     def _finish(self, job: Job) -> None:
-        if job.target is None:
-            return
+        path = job.target or job.source
         if self._sync:
-            with self._disk.opened(job.target, os.O_RDWR) as fd:
-                self._disk.do("sync", job.target, os.fsync, fd)
+            with self._disk.opened(path, os.O_RDONLY) as fd:
+                self._disk.do("sync", path, os.fsync, fd)
         if job.rename is not None:
             self._disk.do("rename", job.rename, os.rename, job.target, job.rename)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
-from det_core._errors import CheckpointError, CheckpointNotFound, StorageError
+from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
 from det_core.storage._io import Disk
 from det_core.storage._manifest import Header, Manifest
 from det_core.storage._names import INNER, MANIFEST, check_storage_id, glob_pattern
@@ -55,9 +55,13 @@ class DirectoryStore:
     def begin(self, storage_id: str, owner: Owner) -> DirectoryStaging:
         """Make a staging folder, after collecting what the run left behind."""
         check_storage_id(storage_id)
-        self.collect(owner)
         ticket = f"{storage_id}.{owner.tag}"
+        self._disk.make_durable_folder(self._root)
         self._disk.make_folders(f"{self._root}/{ASIDE}")
+        try:
+            self.collect(owner)
+        except StorageError as e:
+            log.warning("what a dead writer left stays: %s", e)
         staging = f"{self._root}/{ASIDE}/{ticket}"
         self._disk.do("make folder", staging, os.mkdir, staging)
         self._disk.do("make folder", staging, os.mkdir, f"{staging}/tree")
@@ -96,9 +100,15 @@ class DirectoryStore:
         manifest = manifest or self._manifest(storage_id)
         if manifest is None:
             log.warning("checkpoint %s in %s has no manifest (written by others): unverified", storage_id, self._root)
-            listing = scan(self._disk, path, leave=(INNER,))
-            manifest = Manifest.unverified({p: s.size for p, s in listing.files.items()}, listing.directories)
+            manifest = self._foreign(path)
         return DirectoryCheckpoint(self._disk, path, storage_id, manifest)
+
+    def _foreign(self, path: str) -> Manifest:
+        try:
+            listing = scan(self._disk, path, leave=(INNER,))
+        except ValueError as e:
+            raise CheckpointCorrupt(f"checkpoint {path} cannot be read: {e}") from e
+        return Manifest.unverified({p: s.size for p, s in listing.files.items()}, listing.directories)
 
     def _manifest(self, storage_id: str) -> Manifest | None:
         try:

@@ -93,6 +93,14 @@ class Disk:
         """Make a folder and those above it that are missing."""
         self.do("make folder", path, lambda: os.makedirs(path, exist_ok=True))
 
+    def make_durable_folder(self, path: str) -> None:
+        """Make a folder and those above it, each an entry that is on disk; nothing if it is there."""
+        if not self.is_folder(os.path.realpath(path)):
+            above = os.path.dirname(path)
+            self.make_durable_folder(above)
+            self.make_folders(path)
+            self.sync_folder(above)
+
     def entries(self, path: str) -> list[os.DirEntry[str]]:
         """What lies in a folder, sorted by name."""
         return self.do("list", path, lambda: sorted(os.scandir(path), key=lambda e: e.name))

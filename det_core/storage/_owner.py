@@ -8,6 +8,9 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+UNKNOWN = 0
+"""The start time of a process that lives, but that /proc hides."""
+
 
 @dataclass(frozen=True)
 class Owner:
@@ -27,7 +30,7 @@ class Owner:
     def current(cls, run_id: str, restart: int) -> Owner:
         """This process."""
         pid = os.getpid()
-        return cls(_short(run_id), restart, host_identity(), pid, _start_time(pid) or 0)
+        return cls(_short(run_id), restart, host_identity(), pid, _start_time(pid) or UNKNOWN)
 
     @property
     def tag(self) -> str:
@@ -47,7 +50,10 @@ class Owner:
         """Whether this writer can never go on: its process is gone, or ``heir`` is a later restart of its run."""
         if heir is not None and self.run == heir.run and self.restart < heir.restart:
             return True
-        return self.host == host_identity() and _start_time(self.pid) != self.started
+        if self.host != host_identity():
+            return False
+        found = _start_time(self.pid)
+        return found is None or found not in (UNKNOWN, self.started)
 
 
 def _short(text: str) -> str:
@@ -67,9 +73,17 @@ def _start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot, to tell it from a later one of its pid; None: it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
     except OSError:
-        return 0
+        return UNKNOWN if _is_alive(pid) else None
     fields = text[text.rindex(")") + 2 :].split()
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

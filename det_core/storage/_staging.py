@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from det_core._errors import CheckpointError, StorageError
 from det_core.storage._copy import Copier, Job, Progress
 from det_core.storage._io import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest
 from det_core.storage._names import INNER, MANIFEST, METADATA, parents
 from det_core.storage._scan import Listing, scan
 
+log = logging.getLogger("det_core.storage")
 ASIDE = ".det_core-tmp"
 """The folder of a store's root in which checkpoints are written and taken apart."""
 SYNC_THREADS = 16
@@ -58,7 +62,8 @@ class DirectoryStaging:
 
     def seal(self, progress: Progress | None = None) -> tuple[dict[str, FileEntry], list[str]]:
         """Hash and sync what was written; links become copies, so that nobody else has a hand on the bytes."""
-        self._disk.make_folders(self._own)
+        if not self._disk.is_folder(self._own):
+            raise CheckpointError(f"the folder {self._own} of checkpoint {self.storage_id} was removed or replaced")
         for name in (INNER, METADATA):
             self._clear(f"{self._own}/{name}")
         listing = scan(self._disk, self._own)
@@ -91,14 +96,25 @@ class DirectoryStaging:
         disk.write_file(f"{tree}/{MANIFEST}", manifest.encode())
         for folder in (*manifest.directories, INNER, ""):
             disk.sync_folder(f"{tree}/{folder}".rstrip("/"))
-        final = f"{self._root}/{self.storage_id}"
-        if disk.exists(final):
-            raise self._disk.error("commit", final, FileExistsError(17, "a checkpoint of that id is there"))
-        disk.do("rename", final, os.rename, tree, final)
+        self._list()
         self._open = False
-        disk.sync_folder(self._root)
-        disk.remove_tree(self._base)
+        try:
+            disk.remove_tree(self._base)
+        except StorageError as e:
+            log.warning("checkpoint %s is complete, but its empty staging folder stays: %s", self.storage_id, e)
         return manifest
+
+    def _list(self) -> None:
+        """Give the checkpoint its name; if that cannot be made durable, take it back."""
+        disk, final = self._disk, f"{self._root}/{self.storage_id}"
+        if disk.exists(final):
+            raise disk.error("commit", final, FileExistsError(errno.EEXIST, "a checkpoint of that id is there"))
+        disk.do("rename", final, os.rename, self._tree, final)
+        try:
+            disk.sync_folder(self._root)
+        except StorageError:
+            disk.do("rename", self._tree, os.rename, final, self._tree)
+            raise
 
     def abort(self) -> None:
         """Remove the staging folder."""
@@ -131,8 +147,9 @@ class DirectoryStaging:
         jobs = [Job(p, s.path, s.size, f"{aside}/{i}", s.mode | 0o200) for i, (p, s) in enumerate(shared.items())]
         entries = self._copier(progress).run(jobs)
         for link in sorted(listing.links):
-            if self._disk.exists(f"{self._own}/{link}") and os.path.islink(f"{self._own}/{link}"):
-                self._disk.remove_file(f"{self._own}/{link}")
+            path = f"{self._own}/{link}"
+            if self._disk.exists(path) and not self._disk.is_folder(path):
+                self._disk.remove_file(path)
         self._make(self._own, listing.directories)
         for job in jobs:
             target = f"{self._own}/{job.name}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,6 @@ from det_core.storage._copy import Copier, Job, Progress, pieces, share
 from det_core.storage._io import Disk
 from det_core.storage._manifest import Manifest
 from det_core.storage._names import MANIFEST, METADATA, parents
-from det_core.storage._pool import in_threads
 
 READ_THREADS = 8
 PARTIAL = ".det_core-tmp"
@@ -61,7 +62,7 @@ class DirectoryCheckpoint:
     ) -> None:
         """Compare one part of the files with the manifest."""
         work = share(pieces(self._jobs(names), self.manifest.chunk_size), part, parts, self.manifest.chunk_size)
-        self._check_files([piece.job for piece in work])
+        self._check_files(piece.job for piece in work)
         if digests and self.manifest.verified:
             self._copier(progress).run_pieces(work)
 
@@ -76,8 +77,13 @@ class DirectoryCheckpoint:
             for directory in {*directories, *(d for p in names for d in parents(p))}:
                 self._disk.make_folders(f"{target}/{directory.rstrip('/')}")
             jobs = self._jobs(names)
-            self._check_files(jobs)
-            self._copier(progress).run([self._copied(job, aside, i, target) for i, job in enumerate(jobs)])
+            modes = self._check_files(jobs)
+            self._copier(progress).run(
+                [
+                    replace(job, target=f"{aside}/{i}", rename=f"{target}/{job.name}", mode=modes[job.name] | 0o200)
+                    for i, job in enumerate(jobs)
+                ]
+            )
         finally:
             self._disk.remove_tree(aside)
             self._drop_if_empty(os.path.dirname(aside))
@@ -98,27 +104,28 @@ class DirectoryCheckpoint:
         files = self.manifest.files
         return [Job(n, f"{self._path}/{n}", files[n].size, expected=files[n].digests) for n in sorted(names)]
 
-    def _copied(self, job: Job, aside: str, number: int, target: str) -> Job:
-        mode = stat.S_IMODE(os.stat(job.source).st_mode) & 0o777 | 0o200
-        return Job(job.name, job.source, job.size, f"{aside}/{number}", mode, job.expected, f"{target}/{job.name}")
-
     def _copier(self, progress: Progress | None) -> Copier:
         chunk = self.manifest.chunk_size
         return Copier(self._disk, self._where, chunk_size=chunk, threads=READ_THREADS, progress=progress)
 
-    def _check_files(self, jobs: Collection[Job]) -> None:
-        """Every file is a regular one, inside the checkpoint, of the size that the manifest says."""
-        top = os.path.realpath(self._path)
-        for folder in {os.path.dirname(job.source) for job in jobs}:
-            real = os.path.realpath(folder)
-            if real != top and not real.startswith(top + "/"):
-                raise CheckpointCorrupt(f"{self._where}: {folder} leads to {real}, outside the checkpoint")
+    def _check_files(self, jobs: Iterable[Job]) -> dict[str, int]:
+        """See that each file is a regular one, inside the checkpoint, of the right size; returns their modes."""
         by_name = {job.name: job for job in jobs}
-        in_threads(self._check_file, list(by_name.values()), 1)
+        for folder in {os.path.dirname(job.source) for job in by_name.values()}:
+            self._check_inside(folder)
+        return {name: self._check_file(job) for name, job in by_name.items()}
 
-    def _check_file(self, job: Job) -> None:
+    def _check_inside(self, path: str) -> None:
+        top, real = os.path.realpath(self._path), os.path.realpath(path)
+        if real != top and not real.startswith(top + "/"):
+            raise CheckpointCorrupt(f"{self._where}: {path} leads to {real}, outside the checkpoint")
+
+    def _check_file(self, job: Job) -> int:
         try:
             found = self._disk.do("look at", job.source, os.lstat, job.source)
+            if stat.S_ISLNK(found.st_mode):
+                self._check_inside(job.source)
+                found = self._disk.do("look at", job.source, os.stat, job.source)
         except StorageError as e:
             if isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
                 raise CheckpointCorrupt(f"{self._where}: {job.name} is missing") from e
@@ -129,10 +136,11 @@ class DirectoryCheckpoint:
             raise CheckpointCorrupt(
                 f"{self._where}: {job.name} has {found.st_size} bytes, its manifest says {job.size}"
             )
+        return stat.S_IMODE(found.st_mode) & 0o777
 
     def _drop_if_empty(self, path: str) -> None:
         try:
             self._disk.do("remove folder", path, os.rmdir, path)
         except StorageError as e:
-            if not isinstance(e.__cause__, OSError) or e.__cause__.errno not in (2, 39):
+            if e.errno not in (errno.ENOENT, errno.ENOTEMPTY):
                 raise

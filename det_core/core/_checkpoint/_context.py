@@ -11,13 +11,13 @@ from typing import Any
 
 from det_core import _clock
 from det_core._errors import ContextClosed
-from det_core.core._checkpoint._download import download, open_together, verify
+from det_core.core._checkpoint._download import download, foreign_steps, open_together, verify
 from det_core.core._checkpoint._handle import CheckpointHandle, remove
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
 from det_core.core._checkpoint._mode import DownloadMode
 from det_core.core._checkpoint._record import CheckpointRecord, record_of
 from det_core.core._checkpoint._together import Together
-from det_core.core._checkpoint._upload import Upload, checked_folder
+from det_core.core._checkpoint._upload import Upload, check_folder
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import raise_if_ended
 from det_core.storage import (
@@ -118,7 +118,7 @@ class CheckpointContext:
             if ckpt_dir is None and selector is not None:
                 raise RuntimeError("upload() was given a selector, but no ckpt_dir to select from")
             if ckpt_dir is not None:
-                checked_folder(ckpt_dir)
+                check_folder(ckpt_dir, self._store.root, selector)
             return self._metadata(metadata, shard)
 
         return Upload(
@@ -316,13 +316,13 @@ class CheckpointContext:
         self._check()
         rank = self._distributed.rank
         if shard:
-            return self._together(self._distributed.lane(LANE), rank, self._distributed.size)
+            return Together(call, self._distributed.lane(LANE), rank=rank, index=rank, size=self._distributed.size)
         if rank != 0:
             raise RuntimeError(
                 f"checkpoint.{call}(shard=False) was called on rank {rank}, but only the chief (rank 0) may: call it "
                 "under `if ctx.distributed.rank == 0:`, or on every rank with shard=True"
             )
-        return self._alone()
+        return Together(call, None, rank=rank, index=0, size=1)
 
     def _readers(self, call: str, mode: DownloadMode, *, local: bool) -> Together:
         self._check()
@@ -330,16 +330,12 @@ class CheckpointContext:
             raise ValueError(f"checkpoint.{call}(download_mode={mode!r}): it must be a core.DownloadMode")
         ranks = self._distributed
         if mode is DownloadMode.NoSharedDownload:
-            return self._alone()
+            return Together(call, None, rank=ranks.rank, index=0, size=1)
         if local:
-            return self._together(ranks.local_lane(LANE), ranks.local_rank, ranks.local_size)
-        return self._together(ranks.lane(LANE), ranks.rank, ranks.size)
-
-    def _together(self, lane: Any, index: int, size: int) -> Together:
-        return Together(lane, rank=self._distributed.rank, index=index, size=size)
-
-    def _alone(self) -> Together:
-        return Together(None, rank=self._distributed.rank, index=0, size=1)
+            lane, index, size = ranks.local_lane(LANE), ranks.local_rank, ranks.local_size
+        else:
+            lane, index, size = ranks.lane(LANE), ranks.rank, ranks.size
+        return Together(call, lane, rank=ranks.rank, index=index, size=size)
 
     def _check(self) -> None:
         if self._closed:
@@ -351,8 +347,8 @@ class CheckpointContext:
             return
         self._restores.add(checkpoint.storage_id)
         header = checkpoint.manifest.header
-        steps = header.steps_completed if header is not None else checkpoint.metadata().get("steps_completed")
-        self._restored(checkpoint.storage_id, steps if isinstance(steps, int) else None)
+        steps = header.steps_completed if header is not None else foreign_steps(checkpoint)
+        self._restored(checkpoint.storage_id, steps)
 
     def _forget(self, storage_id: str) -> None:
         for mode in DownloadMode:

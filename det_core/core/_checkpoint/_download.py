@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from det_core._errors import CheckpointCorrupt
 from det_core.core._checkpoint._together import Together
 from det_core.storage import Manifest, Progress, Selector, Store, StoredCheckpoint
 
@@ -121,3 +122,12 @@ def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> 
             tasks[rank].files.append(path)
             heapq.heappush(loads, (load + files[path] + FILE_COST, rank))
     return tasks
+
+
+def foreign_steps(checkpoint: StoredCheckpoint) -> int | None:
+    """The steps that a checkpoint written by others says it has, if it does."""
+    try:
+        steps = checkpoint.metadata().get("steps_completed")
+    except CheckpointCorrupt:
+        return None
+    return steps if isinstance(steps, int) else None

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from det_core import _errors
-from det_core._errors import CheckpointError, StorageError
+from det_core._errors import CheckpointError, DistributedError, StorageError
 from det_core.core._distributed import LaneLike
 
+log = logging.getLogger("det_core.checkpoint")
 T = TypeVar("T")
 
 
@@ -29,13 +31,15 @@ class Together:
     """The ranks that take part in an operation.
 
     Args:
+        call: what the script called; ranks that called different things are told so.
         lane: the collectives among them; None: this rank is alone.
         rank: the number of this one in the job, as messages name it.
         index: the number of this one among those that take part; 0 is their chief.
         size: how many take part.
     """
 
-    def __init__(self, lane: LaneLike | None, *, rank: int, index: int, size: int) -> None:
+    def __init__(self, call: str, lane: LaneLike | None, *, rank: int, index: int, size: int) -> None:
+        self._call = call
         self._lane = lane
         self._rank = rank
         self.index = index
@@ -58,7 +62,7 @@ class Together:
         try:
             outcome: Any = (work(), None)
         except BaseException as e:
-            self._exchange(self._lane, (None, _Failure.of(self._rank, e)))
+            self.fail(e)
             raise
         results, failures = self._exchange(self._lane, outcome)
         _raise(failures)
@@ -87,20 +91,31 @@ class Together:
         return result
 
     def fail(self, error: BaseException) -> None:
-        """Take part in a :meth:`gather` of the others by failing in it, without raising."""
-        if self._lane is not None:
+        """Take part in a :meth:`gather` of the others by failing in it; ``error`` is under way, so nothing is raised."""
+        if self._lane is None:
+            return
+        try:
             self._exchange(self._lane, (None, _Failure.of(self._rank, error)))
+        except DistributedError as e:
+            log.warning("rank %d could not tell the others that it failed: %s", self._rank, e)
 
     def _exchange(self, lane: LaneLike, outcome: Any) -> tuple[list[Any] | None, list[_Failure]]:
-        gathered = lane.gather(outcome)
-        failures = None if gathered is None else [failure for _, failure in gathered if failure]
-        failures = lane.broadcast(failures)
-        return (None if gathered is None else [result for result, _ in gathered]), failures
+        gathered = lane.gather((self._call, self._rank, *outcome))
+        if gathered is None:
+            return None, lane.broadcast(None)
+        failures = [failure for _, _, _, failure in gathered if failure]
+        calls = {call: rank for call, rank, _, _ in reversed(gathered)}
+        if len(calls) > 1:
+            said = ", ".join(f"{call} on rank {rank}" for call, rank in calls.items())
+            failures = [_Failure(self._rank, "CollectiveMismatch", None, f"the ranks called different things: {said}")]
+        return [result for _, _, result, _ in gathered], lane.broadcast(failures)
 
 
 def _raise(failures: list[_Failure]) -> None:
     if not failures:
         return
+    if any(failure.kind == "InvalidHP" for failure in failures):
+        raise SystemExit(0)  # as at any other call after a rank has raised it
     texts = {f"{'' if _is_ours(f.kind) else f.kind + ': '}{f.text}": f.rank for f in reversed(failures)}
     text = "; ".join(f"rank {rank}: {text}" for text, rank in reversed(texts.items()))
     kind = failures[0].kind
@@ -118,4 +133,4 @@ def _kind(name: str) -> type[Exception]:
     if name in ("ValueError", "TypeError", "RuntimeError"):
         return {"ValueError": ValueError, "TypeError": TypeError, "RuntimeError": RuntimeError}[name]
     kind = getattr(_errors, name, None)
-    return kind if isinstance(kind, type) and issubclass(kind, CheckpointError) else CheckpointError
+    return kind if isinstance(kind, type) and issubclass(kind, CheckpointError | DistributedError) else CheckpointError

@@ -112,13 +112,14 @@ class Upload:
         self.together.chief(finish)
 
 
-def checked_folder(ckpt_dir: str | os.PathLike[str]) -> str:
-    """``ckpt_dir`` as an absolute path.
+def check_folder(ckpt_dir: str | os.PathLike[str], root: str, selector: Selector | None) -> None:
+    """See that a folder can be uploaded to the store at ``root``.
 
     Raises:
-        ValueError: no folder is there.
+        ValueError: there is no such folder, or the store lies in it, and nothing says what to leave out.
     """
-    path = os.path.abspath(os.fspath(ckpt_dir))
+    path = os.path.realpath(ckpt_dir)
     if not os.path.isdir(path):
-        raise ValueError(f"ckpt_dir {path} is not a folder")
-    return path
+        raise ValueError(f"ckpt_dir {os.fspath(ckpt_dir)} is not a folder")
+    if selector is None and os.path.realpath(root).startswith(path.rstrip("/") + "/"):
+        raise ValueError(f"ckpt_dir {path} holds the checkpoint store {root}: save into another folder")
