@@ -19,9 +19,10 @@ from det_core.journal._lock import WriterLock, held
 
 INFO = "run.json"
 LOCK = "run.lock"
+_KINDS = {"run_id": str, "name": str, "created": (int, float), "argv": list, "cwd": str, "restarts": list}
 _ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
-_JOURNAL = re.compile(r"journal-(\d+)-(\d+)(?:\.(\d+))?\.jsonl")
+_JOURNAL = re.compile(r"journal-(\d{1,9})-(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
 
 
 @dataclass
@@ -151,9 +152,7 @@ class RunFolder:
         info.setdefault("name", self.name)
         info.setdefault("created", _clock.now())
         restarts = info.setdefault("restarts", [])
-        numbers = [r["restart"] for r in restarts if isinstance(r, dict) and isinstance(r.get("restart"), int)]
-        numbers += [restart for restart, _, _, _ in journal_files(self.path)]
-        restart = max(numbers, default=-1) + 1
+        restart = count_restarts(self.path, info)
         begun = {"restart": restart, "time": _clock.now(), "host": os.uname().nodename, "pid": os.getpid()}
         restarts.append(begun)
         write_info(self.path, info)
@@ -188,13 +187,22 @@ def journal_files(folder: Path) -> Iterator[tuple[int, int, int, Path]]:
     yield from sorted(found)
 
 
+def count_restarts(folder: Path, info: dict[str, Any]) -> int:
+    """How often a run was started, by its run.json and by its journals."""
+    begun = [r.get("restart") for r in info.get("restarts", []) if isinstance(r, dict)]
+    numbers = [number for number in begun if isinstance(number, int)]
+    return max([*numbers, *(restart for restart, _, _, _ in journal_files(folder))], default=-1) + 1
+
+
 def read_info(folder: Path) -> dict[str, Any]:
     """What run.json says; empty where it is gone or broken."""
     try:
         info = json.loads((folder / INFO).read_bytes())
     except (OSError, ValueError):
         return {}
-    return info if isinstance(info, dict) else {}
+    if not isinstance(info, dict):
+        return {}
+    return {key: info[key] for key, kind in _KINDS.items() if isinstance(info.get(key), kind)}
 
 
 def write_info(folder: Path, info: dict[str, Any]) -> None:

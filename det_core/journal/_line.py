@@ -76,16 +76,20 @@ def row_line(row: Row, *, superseded: bool = False) -> bytes:
 
 
 def _well_formed(record: dict[str, Any]) -> bool:
-    if type(record.get("seq")) is not int or type(record.get("time")) not in (float, int):
+    if not _is_count(record.get("seq")) or type(record.get("time")) not in (float, int):
         return False
     if record["kind"] != "metrics":
         return type(record.get("body")) is dict
     return (
         type(record.get("group")) is str
-        and type(record.get("steps_completed", 0.0)) in (int, type(None))
+        and (record.get("steps_completed", 0.0) is None or _is_count(record.get("steps_completed")))
         and type(record.get("metrics")) is dict
         and type(record.get("batch_metrics")) in (list, type(None))
     )
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**63
 
 
 def _restore(record: dict[str, Any], paths: Any) -> bool:

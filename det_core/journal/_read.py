@@ -25,7 +25,7 @@ class Places:
     step: array[int] = field(default_factory=lambda: array("q"))
     file: array[int] = field(default_factory=lambda: array("i"))
     offset: array[int] = field(default_factory=lambda: array("q"))
-    size: array[int] = field(default_factory=lambda: array("i"))
+    size: array[int] = field(default_factory=lambda: array("q"))
 
     def add(self, restart: int, rank: int, seq: int, step: int, file: int, offset: int, size: int) -> None:
         """One more row."""

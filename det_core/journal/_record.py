@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_core._errors import RunNotFound
-from det_core.journal._folder import INFO, is_live, journal_files, read_info, run_paths
+from det_core.journal._folder import INFO, count_restarts, is_live, journal_files, read_info, run_paths
 
 if TYPE_CHECKING:
     from det_core.journal._supersede import Supersession
@@ -111,9 +111,7 @@ class RunSummary:
     @property
     def restarts(self) -> int:
         """How often the run was started; 1 for one that was never resumed."""
-        begun = [r.get("restart", 0) for r in self.info.get("restarts", []) if isinstance(r, dict)]
-        written = [restart for restart, _, _, _ in journal_files(self.path)]
-        return max([*begun, *written], default=-1) + 1
+        return count_restarts(self.path, self.info)
 
     @property
     def state(self) -> str:

@@ -130,9 +130,9 @@ class Row:
     def _batches(self, batches: Any) -> list[Any]:
         if not isinstance(batches, Sequence) or isinstance(batches, (str, bytes)):
             raise TypeError(f"batch_metrics must be a list of dicts, not {type(batches).__name__}")
-        for index, batch in enumerate(batches):
+        for number, batch in enumerate(batches):
             if not isinstance(batch, Mapping):
-                raise TypeError(f"batch_metrics[{index}] must be a dict, not {type(batch).__name__}")
+                raise TypeError(f"batch_metrics[{number}] must be a dict, not {type(batch).__name__}")
         return self._plain.sequence(batches, ("batch_metrics",))
 
     def _refuse_none(self) -> None:

@@ -27,17 +27,26 @@ LINK_CHECK = 1.0
 """Seconds between two looks at the link count."""
 RETRY_FIRST, RETRY_MOST = 1.0, 30.0
 """Seconds to the next attempt after a failure: doubled each time."""
+KEPT_OPEN = 32
+"""Earlier files that stay open, so that they can be read back when they are deleted."""
 IN_MEMORY = -1
 """The place of a line that is not in a file yet."""
 
 
 class _File:
-    """A journal file; ``shift`` is where offset 0 of it stands on disk, ``fd`` is -1 when it is closed."""
+    """A journal file.
 
-    __slots__ = ("fd", "path", "shift")
+    Attributes:
+        path: where it is.
+        fd: open for reading, too; -1 when it is closed.
+        shift: where its offset 0 stands on disk.
+        gone: whether somebody deleted it.
+    """
+
+    __slots__ = ("fd", "gone", "path", "shift")
 
     def __init__(self, path: Path, fd: int) -> None:
-        self.path, self.fd, self.shift = path, fd, 0
+        self.path, self.fd, self.shift, self.gone = path, fd, 0, False
 
 
 class Owner(Protocol):
@@ -85,7 +94,6 @@ class Sink:
         self._fd = -1
         self._next_name = 0
         self._trouble = True  # not open yet, lines in memory, or a file without a name: the slow way
-        self._unlinked = False
         self._kept: deque[_Kept] = deque()
         self._kept_bytes = 0
         self._dropped = 0
@@ -146,11 +154,19 @@ class Sink:
         finally:
             self._doors.close(fd)
 
+    @property
+    def _unlinked(self) -> list[_File]:
+        """The files that somebody deleted and that are not copied yet."""
+        return [f for f in self._files if f.gone]
+
     def flush(self) -> None:
         """Bring everything to the disk, as far as that is possible now."""
-        if self._fd >= 0 and not self._unlinked:
-            self._look(_clock.now())
-        if self._kept or self._unlinked:
+        self._look(_clock.now())
+        if self._unlinked:
+            self._retry()
+        before = -1
+        while self._kept and len(self._kept) != before:  # as long as it helps: files may be limited in size
+            before = len(self._kept)
             self._retry()
         self._sync()
 
@@ -161,7 +177,7 @@ class Sink:
             ReportsNotKept: lines that are in no file with a name.
         """
         self.flush()
-        lost = self._dropped + len(self._kept) + (self._count_unlinked() if self._unlinked else 0)
+        lost = self._dropped + len(self._kept) + sum(map(self._count, self._unlinked))
         problem = self._problem
         self.abandon()
         if lost:
@@ -177,7 +193,7 @@ class Sink:
         self._kept.clear()
 
     def _write_in_trouble(self, line: bytes, owner: Owner | None, step: int) -> int:
-        if self._unlinked and not self._kept and _clock.monotonic() < self._retry_at:
+        if self._unlinked and self._fd >= 0 and not self._kept and _clock.monotonic() < self._retry_at:
             return self._write_unlinked(line, owner, step)
         self._keep(line, owner, step)
         if _clock.monotonic() >= self._retry_at:
@@ -227,22 +243,24 @@ class Sink:
     def _look(self, now: float) -> None:
         """Notice a file that was deleted under us."""
         self._check_from, self._check_until = now - LINK_CHECK, now + LINK_CHECK
-        try:
-            links = self._doors.fstat(self._fd).st_nlink
-        except OSError as e:
+        for file in self._files:
+            if file.fd < 0 or file.gone:
+                continue
+            try:
+                file.gone = self._doors.fstat(file.fd).st_nlink == 0
+            except OSError as e:
+                self._trouble = True
+                self._note(e)
+        if self._unlinked:
             self._trouble = True
-            self._note(e)
-            return
-        if links == 0:
-            self._unlinked = self._trouble = True
-            self._retry()
+            if self._fd >= 0:
+                self._retry()
 
     def _retry(self) -> None:
         """Write what is waiting to a new file."""
         try:
-            if self._unlinked:
-                self._rescue()
-            elif self._kept or self._fd < 0:
+            rescued = [self._rescue(file) for file in self._unlinked]
+            if self._fd < 0 or (self._kept and self._fd not in rescued):
                 self._open_new()
             self._write_kept()
         except OSError as e:
@@ -252,9 +270,8 @@ class Sink:
             return
         self._trouble, self._retry_after = False, RETRY_FIRST
 
-    def _rescue(self) -> None:
-        """Copy the file that has lost its name into a new one."""
-        old = self._files[-1]
+    def _rescue(self, old: _File) -> int:
+        """Copy a file that has lost its name into a new one; returns the descriptor of that."""
         path, fd = self._create()
         try:
             self._write_all(fd, b"\n")
@@ -270,8 +287,11 @@ class Sink:
             raise
         LOG.warning("the journal file %s was deleted; its records are now in %s", old.path, path)
         self._close(old.fd)
-        old.path, old.fd, old.shift = path, fd, old.shift + 1
-        self._fd, self._unlinked, self._folder_synced = fd, False, False
+        if self._fd == old.fd:
+            self._fd = fd
+        old.path, old.fd, old.shift, old.gone = path, fd, old.shift + 1, False
+        self._folder_synced = False
+        return fd
 
     def _open_new(self) -> None:
         """Go on in a new file; the first one starts with its header, every later one with a newline."""
@@ -282,9 +302,9 @@ class Sink:
         except BaseException:
             self._discard(path, fd)
             raise
-        if self._files and self._files[-1].fd >= 0:
-            self._close(self._files[-1].fd)
-            self._files[-1].fd = -1
+        for old in [f for f in self._files if f.fd >= 0 and not f.gone][:-KEPT_OPEN]:
+            self._close(old.fd)
+            old.fd = -1
         self._files.append(_File(path, fd))
         self._fd, self.offset, self._start = fd, len(head), len(head)
         self._folder_synced = False
@@ -292,7 +312,7 @@ class Sink:
 
     def _drop_empty(self) -> None:
         """Remove a new file that could take no record, so that a full disk is not strewn with them."""
-        if self._fd >= 0 and not self._unlinked and self.offset == self._start:
+        if self._fd >= 0 and not self._files[-1].gone and self.offset == self._start:
             file = self._files.pop()
             self._discard(file.path, file.fd)
             self._fd = -1
@@ -367,10 +387,11 @@ class Sink:
         except OSError as e:  # Linux has released the descriptor all the same
             self._note(e)
 
-    def _count_unlinked(self) -> int:
-        old, at, lines = self._files[-1], 0, 0
+    def _count(self, file: _File) -> int:
+        """The records in a file."""
+        at, lines = 0, 0
         try:
-            while chunk := self._doors.pread(old.fd, CHUNK, at):
+            while chunk := self._doors.pread(file.fd, CHUNK, at):
                 lines += chunk.count(b"\n")
                 at += len(chunk)
         except OSError as e:

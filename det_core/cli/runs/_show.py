@@ -96,7 +96,9 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
         print_table(("GROUP", "ROWS", "STEP", "METRIC", "VALUE"), list(_metric_lines(last)))
     if checkpoints := run.checkpoints():
         print("\ncheckpoints")
-        rows = [(str(c["storage_id"]), str(_steps(c)), when(c["time"]), str(c["restart"])) for c in checkpoints]
+        rows = [
+            (str(c.get("storage_id", "-")), str(_steps(c)), when(c["time"]), str(c["restart"])) for c in checkpoints
+        ]
         print_table(("STORAGE ID", "STEP", "SAVED", "RESTART"), rows)
 
 
@@ -117,5 +119,6 @@ def _metric_lines(last: dict[str, tuple[int, Row]]) -> list[tuple[str, str, str,
 
 
 def _steps(checkpoint: dict[str, Any]) -> Any:
-    steps = checkpoint.get("steps_completed", (checkpoint.get("metadata") or {}).get("steps_completed"))
+    metadata = checkpoint.get("metadata")
+    steps = (metadata if isinstance(metadata, dict) else checkpoint).get("steps_completed")
     return "-" if steps is None else steps

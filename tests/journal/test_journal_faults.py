@@ -1,0 +1,313 @@
+"""Reports never raise for a disk that fails and never vanish: they are kept, or close() says how many were not."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core._errors import ReportsNotKept
+from det_core.journal import Journal, _sink, read_run
+from support.journals import FailingDoors, lines, open_journal, written
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Try again with the next report, look at the link count with each."""
+    monkeypatch.setattr(_sink, "RETRY_FIRST", 0.0)
+    monkeypatch.setattr(_sink, "LINK_CHECK", 0.0)
+
+
+def scenario(folder: Path, journal: Journal, *, delete: bool = False) -> int:
+    """Twelve records; half-way the folder may go away. Returns how many close() says were not kept."""
+    for step in range(4):
+        journal.metrics("training", step, {"a": step, "b": "x" * step})
+    journal.record("status", {"status": "half"})
+    journal.flush()
+    if delete:
+        shutil.rmtree(folder, ignore_errors=True)
+    for step in range(4, 10):
+        journal.metrics("training", step, {"a": step, "b": "x" * step})
+    journal.record("status", {"status": "done"})
+    try:
+        journal.close()
+    except ReportsNotKept as e:
+        count = re.match(r"(\d+) report\(s\) could not be written to", str(e))
+        assert count and str(folder) in str(e)
+        return int(count[1])
+    return 0
+
+
+def kept(folder: Path) -> int:
+    """How many of the scenario's records are there, each of them right."""
+    if not any(folder.glob("journal-*")):
+        return 0
+    run = read_run(folder)
+    for row in run.rows("training"):
+        assert row.metrics == {"a": row.steps_completed, "b": "x" * (row.steps_completed or 0)}
+    return len(run.rows("training")) + len(run.records("status"))
+
+
+CODES = (errno.EIO, errno.ENOSPC)
+
+
+@pytest.mark.parametrize("delete", [False, True], ids=["", "deleted"])
+@pytest.mark.parametrize("part", [False, True], ids=["", "part"])
+def test_any_one_call_that_fails_costs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, part: bool, delete: bool
+) -> None:
+    for at in range(1000):
+        folder = tmp_path / str(at)
+        doors = FailingDoors(at, code=CODES[at % 2], part=part)
+        caplog.clear()
+        assert scenario(folder, open_journal(folder, doors=doors), delete=delete) == 0
+        assert kept(folder) == 12, (at, doors.calls)
+        assert sum("cannot be written" in r.message for r in caplog.records) <= 1
+        if not doors.failed:
+            break
+    assert at > 15
+
+
+@pytest.mark.parametrize("delete", [False, True], ids=["", "deleted"])
+@pytest.mark.parametrize("more", [1, 3, 10_000])
+def test_a_run_of_failures_costs_no_more_than_close_says(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, more: int, delete: bool
+) -> None:
+    for at in range(1000):
+        folder = tmp_path / str(at)
+        # With fstat and pread dead for good nobody could know what was in a deleted file.
+        only = "open write fsync close unlink makedirs" if delete else ""
+        doors = FailingDoors(at, more=more, part=at % 3 == 0, only=only)
+        caplog.clear()
+        lost = scenario(folder, open_journal(folder, doors=doors), delete=delete)
+        assert kept(folder) + lost >= 12, (at, doors.calls)
+        if not delete:
+            assert kept(folder) + lost == 12, (at, doors.calls)
+        warnings = [r for r in caplog.records if r.levelno >= logging.WARNING and "cannot be written" in r.message]
+        assert len(warnings) <= 1
+        if not doors.failed:
+            break
+    assert at > 15
+
+
+def test_a_report_on_a_dead_disk_returns_and_one_warning_appears(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    journal = open_journal(tmp_path / "run", doors=FailingDoors(0, more=10**9, code=errno.ENOSPC), limit=2000)
+    for step in range(500):
+        journal.metrics("training", step, {"loss": step})
+    assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
+        f"the journal in {tmp_path / 'run'} cannot be written (No space left on device). Training goes on; reports are "
+        "kept in memory, up to 0 MB, and written when that is possible again."
+    ]
+    with pytest.raises(ReportsNotKept, match=r"500 report\(s\) could not be written to .*run: No space left on device"):
+        journal.close()
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_is_beyond_the_limit_is_counted_and_the_rest_is_kept(tmp_path: Path) -> None:
+    doors = FailingDoors(3, more=500)  # makedirs, open, the header; then all fails for a while
+    journal = open_journal(tmp_path, doors=doors, limit=1000)
+    for step in range(200):
+        journal.metrics("training", step, {"loss": step})
+    while len(doors.calls) < 600:
+        journal.flush()
+        doors.calls += ["skip"] * 100
+    with pytest.raises(ReportsNotKept) as e:
+        journal.close()
+    found = written(tmp_path)
+    assert 3 < len(found) < 200
+    assert list(found) == list(range(len(found)))
+    assert f"{200 - len(found)} report(s)" in str(e.value)
+
+
+@pytest.mark.parametrize("what", ["file", "folder", "home"])
+def test_what_is_deleted_is_written_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_sink, "LINK_CHECK", 3600.0)  # only flush and close look
+    folder = tmp_path / "home" / "runs" / "r"
+    journal = open_journal(folder)
+    for step in range(1000):
+        journal.metrics("training", step, {"a": step})
+        if step % 250 == 100:
+            gone = {"file": folder / "journal-0-0.jsonl", "folder": folder, "home": tmp_path / "home"}[what]
+            for file in folder.glob("journal*"):
+                file.unlink()
+            if gone.is_dir():
+                shutil.rmtree(gone)
+        if step % 250 == 200:
+            journal.flush()
+            assert len(written(folder)) == step + 1
+    with pytest.raises(ValueError, match="step 30, key 'a': 30 was"):
+        journal.metrics("training", 30, {"a": 1})
+    journal.close()
+    assert written(folder) == {step: {"a": step} for step in range(1000)}
+    assert "was deleted; its records are now in" in caplog.text
+
+
+def test_a_deleted_file_is_noticed_without_a_flush(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "run")
+    journal.metrics("training", 0, {"a": 0})
+    shutil.rmtree(tmp_path / "run")
+    journal.metrics("training", 1, {"a": 1})
+    assert written(tmp_path / "run") == {0: {"a": 0}, 1: {"a": 1}}
+    journal.close()
+
+
+def test_a_folder_that_cannot_come_back_is_said_at_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    journal = open_journal(folder)
+    for step in range(10):
+        journal.metrics("training", step, {"a": step})
+    shutil.rmtree(folder)
+    folder.write_text("in the way")
+    for step in range(10, 20):
+        journal.metrics("training", step, {"a": step})
+    with pytest.raises(
+        ReportsNotKept, match=r"20 report\(s\) could not be written to .*run: (File exists|Not a directory)"
+    ):
+        journal.close()
+
+
+def test_a_full_disk_then_space_again(small_disk: Path) -> None:
+    filler = small_disk / "filler"
+    journal = open_journal(small_disk / "run")
+    journal.metrics("training", 0, {"a": 0})
+    with open(filler, "wb", buffering=0) as f:
+        try:
+            while f.write(bytes(4096)):
+                pass
+        except OSError as e:
+            assert e.errno == errno.ENOSPC
+    for step in range(1, 1000):
+        journal.metrics("training", step, {"a": step})
+    assert len(list((small_disk / "run").iterdir())) <= 2  # no litter
+    filler.unlink()
+    journal.metrics("training", 1000, {"a": 1000})
+    assert written(small_disk / "run") == {step: {"a": step} for step in range(1001)}
+    journal.close()
+
+
+def test_a_disk_that_stays_full(small_disk: Path) -> None:
+    journal = open_journal(small_disk / "run")
+    for step in range(10_000):
+        journal.metrics("training", step, {"a": step})
+    with pytest.raises(ReportsNotKept, match=r"No space left on device|only part of a line") as e:
+        journal.close()
+    found = written(small_disk / "run")
+    assert list(found) == list(range(len(found)))
+    assert 100 < len(found) < 10_000
+    assert f"{10_000 - len(found)} report(s)" in str(e.value)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 256 KB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, timeout=30
+    )
+    if mounted.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True, timeout=30)
+
+
+LIMITED = """
+import resource, signal, sys
+from pathlib import Path
+from det_core.journal import Journal, _sink
+_sink.RETRY_FIRST = 0.0
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
+journal = Journal(Path(sys.argv[1]), run_id="r", restart=0, rank=0)
+for step in range(1000):
+    journal.metrics("training", step, {"a": step})
+journal.close()
+"""
+
+
+def test_files_that_may_not_grow_are_followed_by_others(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert written(tmp_path) == {step: {"a": step} for step in range(1000)}
+    files = list(tmp_path.iterdir())
+    assert len(files) > 5
+    assert all(f.stat().st_size <= 8192 for f in files)
+    assert read_run(tmp_path).torn_lines > 0
+    assert done.stderr.count("cannot be written") == 1
+
+
+def test_a_signal_handler_may_raise_out_of_a_write_and_report_in_it(tmp_path: Path) -> None:
+    class Interrupting(FailingDoors):
+        def __init__(self) -> None:
+            super().__init__(10**9)
+            self.todo: list[Any] = []
+            real = self.write
+
+            def write(fd: int, data: bytes) -> int:
+                done: int = real(fd, data)
+                if self.todo:
+                    self.todo.pop()()
+                return done
+
+            self.write = write  # type: ignore[method-assign,assignment]
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    doors = Interrupting()
+    journal = open_journal(tmp_path, doors=doors)
+    journal.metrics("training", 0, {"a": 0})
+    doors.todo = [interrupt]
+    with pytest.raises(KeyboardInterrupt):
+        journal.metrics("training", 1, {"a": 1})
+    doors.todo = [lambda: journal.metrics("training", 3, {"a": 3})]
+    journal.metrics("training", 2, {"a": 2})
+    journal.metrics("training", 4, {"a": 4})
+    for step in range(5):
+        journal.metrics("training", step, {"a": step})
+        if step != 1:  # its call did not return
+            with pytest.raises(ValueError, match="was reported before"):
+                journal.metrics("training", step, {"a": -1})
+    journal.close()
+    assert written(tmp_path) == {step: {"a": step} for step in range(5)}
+    seqs = [int(n) for line in lines(tmp_path) for n in re.findall(rb'"seq":(\d+)', line)]
+    assert len(seqs) == len(set(seqs))
+
+
+def test_a_forked_child_writes_nothing_into_its_parents_file(tmp_path: Path) -> None:
+    from det_core._errors import ContextClosed
+
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"a": 1})
+    before = lines(tmp_path)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            for group in ("training", "validation"):
+                try:
+                    journal.metrics(group, 2, {"a": 2})
+                except ContextClosed as e:
+                    code = 0 if "forked" in str(e) else 3
+            journal.flush()
+            journal.close()
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    assert lines(tmp_path) == before
+    journal.metrics("training", 2, {"a": 2})
+    journal.close()
+    assert written(tmp_path) == {1: {"a": 1}, 2: {"a": 2}}
