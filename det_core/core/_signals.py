@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import weakref
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -26,8 +27,8 @@ class SignalWatch:
     def __init__(self, on_signal: Callable[[], None]) -> None:
         self._on_signal = on_signal
         self._previous: dict[int, Any] = {}
-        self._pid = os.getpid()
         self._interrupts = 0
+        self._forked = False
 
     def install(self) -> bool:
         """Install the handlers. False when this is not the main thread, where Python allows none."""
@@ -39,20 +40,21 @@ class SignalWatch:
                 continue
             self._previous[number] = previous
             signal.signal(number, self._handle)
+        _INSTALLED.add(self)
         return True
 
     def restore(self) -> None:
         """Put back what stood before, where nobody has replaced our handler since."""
         if threading.current_thread() is not threading.main_thread():
             return
+        _INSTALLED.discard(self)
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
                 signal.signal(number, previous)
         self._previous.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._pid:
-            self._handle_in_forked_child(number)
+        if self._forked:
             return
         self._on_signal()
         previous = self._previous.get(number)
@@ -64,10 +66,33 @@ class SignalWatch:
                 raise KeyboardInterrupt
             os.write(2, _FIRST_INTERRUPT)
 
-    def _handle_in_forked_child(self, number: int) -> None:
-        """A DataLoader worker inherits the handlers: it leaves Ctrl-C to its parent, which saves first, and dies of
-        the others as it would have without us."""
-        if number == signal.SIGINT:
-            return
-        signal.signal(number, self._previous.get(number, signal.SIG_DFL))
-        os.kill(os.getpid(), number)
+    def after_fork(self) -> None:
+        """In a forked child, such as a DataLoader worker: leave Ctrl-C to the parent, which saves first, and die of the
+        other signals as without us."""
+        self._forked = True
+        for number, previous in self._previous.items():
+            if number != signal.SIGINT:
+                signal.signal(number, previous)
+
+
+_INSTALLED: weakref.WeakSet[SignalWatch] = weakref.WeakSet()
+_MASKS = threading.local()
+
+
+def _before_fork() -> None:
+    """Hold signals back: Python drops those that reach a child before its handlers are set right."""
+    _MASKS.old = signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTION_SIGNALS) if _INSTALLED else None
+
+
+def _after_fork_in_parent() -> None:
+    if _MASKS.old is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _MASKS.old)
+
+
+def _after_fork_in_child() -> None:
+    for watch in list(_INSTALLED):
+        watch.after_fork()
+    _after_fork_in_parent()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
