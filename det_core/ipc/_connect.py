@@ -1,182 +1,88 @@
-"""From rank numbers to connected stars: the rendezvous of a job."""
+"""From rank numbers to connected stars: one for the job, and one for each machine where there are several."""
 
 from __future__ import annotations
 
-import json
-import os
+import hashlib
 import secrets
-import select
 import socket
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from det_core._errors import CollectiveTimeout, RendezvousError
-from det_core.ipc._frames import BadFrame, Kind, encode
+from det_core._errors import RendezvousError
+from det_core.ipc._assembly import Assembly
+from det_core.ipc._join import join_remote, join_unix
 from det_core.ipc._lane import Lane
-from det_core.ipc._link import UnixLink
-from det_core.ipc._liveness import Patience
-from det_core.ipc._peer import Peer
-from det_core.ipc._rendezvous import PROTOCOL, Door, Hello, Refused, knock, peer_credentials, prove, rendezvous_path
+from det_core.ipc._rendezvous import rendezvous_path
+from det_core.ipc._secrets import CurveKeys
 from det_core.ipc._star import QUEUE_BOUND, Star
 
 
-class Assembly:
-    """The chief's side: lets workers in until every rank is there, and turns others away.
+@dataclass(frozen=True)
+class Place:
+    """Where this rank is in the job, and how the job's ranks find and trust each other."""
 
-    Everything but ``wait`` runs on the ipc thread.
-    """
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+    chief_ip: str | None
+    port: int
+    job: tuple[str, ...] = ()
+    secret: str | None = None
+    insecure: bool = False
+    force_tcp: bool = False
+    timeout: float | None = None
+    bound: int = QUEUE_BOUND
 
-    def __init__(self, star: Star, secret: str | None) -> None:
-        self.star = star
-        self.secret = secret
-        self.complete = threading.Event()
-        self._strangers: dict[int, UnixLink] = {}
+    @property
+    def one_machine(self) -> bool:
+        """Whether all ranks of the job are on this machine."""
+        return self.local_size == self.size
 
-    def open_door(self, path: str) -> None:
-        """Let in those who knock at ``path``."""
-        door = Door(path)
-        self.star.closers += [door.close, self._close_strangers]
-        self.star.abandoners += [door.abandon, self._close_strangers]
-        self.star.loop.watch(door.sock.fileno(), select.EPOLLIN, lambda _events: self._accept(door))
+    @property
+    def tcp(self) -> bool:
+        """Whether any link of the job goes over TCP."""
+        return self.force_tcp or not self.one_machine
 
-    def _accept(self, door: Door) -> None:
-        try:
-            sock, _ = door.sock.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return
-        pid, uid = peer_credentials(sock)
-        if uid != os.getuid():
-            sock.close()
-            return
-        nonce = secrets.token_hex(16)
-        link = self.star.stranger_link(sock)
-        self._strangers[link.fd] = link
-        self.star.loop.watch(link.fd, select.EPOLLIN, lambda _events: self._on_stranger(link, nonce, pid))
-        link.send(encode(Kind.CHALLENGE, body=nonce.encode()))
+    @property
+    def beside_chief(self) -> bool:
+        """Whether this rank surely is on the chief's machine. (Where machines differ in size, Horovod's cross_rank
+        alone does not say so; a rank that cannot be sure takes TCP, which always works.)"""
+        in_blocks = self.rank == self.local_rank
+        in_turns = self.rank == self.local_rank * self.cross_size
+        return self.one_machine or (self.cross_rank == 0 and (in_blocks or in_turns))
 
-    def _on_stranger(self, link: UnixLink, nonce: str, pid: int) -> None:
-        try:
-            frames = link.receive()
-            if not frames and not link.eof:
-                return
-            if link.eof or frames[0].kind != Kind.HELLO or len(frames[0].segments) != 1:
-                raise BadFrame("no hello")
-            hello = Hello.decode(frames[0].segments[0])
-        except BadFrame:
-            self._turn_away(link)
-            return
-        refusal = self.refusal(hello, prove(self.secret, nonce, hello.rank))
-        if refusal is not None:
-            link.send(encode(Kind.REFUSED, body=json.dumps(refusal).encode()))
-            self._turn_away(link)
-            return
-        self._let_in(link, hello, pid)
+    @property
+    def digest(self) -> str:
+        """The job, as a worker names it to the chief."""
+        return hashlib.sha256("\0".join(self.job).encode()).hexdigest()[:32]
 
-    def refusal(self, hello: Hello, proof: str | None) -> tuple[bool, str] | None:
-        """Why this worker is not let in, and whether it may come again; None: it is."""
-        size = self.star.size
-        if proof is not None and not secrets.compare_digest(hello.proof, proof):
-            return False, "its DET_CORE_SECRET is not the chief's"
-        if hello.protocol != PROTOCOL:
-            return False, f"it speaks protocol {hello.protocol}, the chief {PROTOCOL}: install one det_core everywhere"
-        if hello.size != size:
-            return False, f"it was started with size={hello.size}, the chief with size={size}"
-        if not 0 < hello.rank < size:
-            return False, f"rank {hello.rank} is out of range: the job has the ranks 0 to {size - 1}"
-        known = self.star.peers.get(hello.rank)
-        if known is not None and known.gone:
-            return True, "the previous job with this key is just ending"
-        if known is not None:
-            return False, f"rank {hello.rank} is already there: pid {known.pid} on {known.host}"
-        return None
+    @property
+    def path(self) -> str:
+        """Where the ranks on the chief's machine meet."""
+        return rendezvous_path((*self.job, f"port={self.port}", f"secret={self.secret or ''}"))
 
-    def _let_in(self, link: UnixLink, hello: Hello, pid: int) -> None:
-        star = self.star
-        self._forget(link)
-        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        control = star.control_link(link.sock)
-        peer = Peer(hello.rank, hello.host, pid or hello.pid, control, bound=star.bound)
-        peer.data = star.data_link(mine, hello.rank)
-        with theirs:
-            body = json.dumps([socket.gethostname(), os.getpid()]).encode()
-            socket.send_fds(link.sock, [encode(Kind.WELCOME, body=body)], [theirs.fileno()])
-        star.admit(peer, control)
-        self.count()
+    def keys(self) -> CurveKeys | None:
+        """The keys for links between machines; None: insecure.
 
-    def count(self) -> None:
-        """Tell everybody when the last one has come."""
-        if len(self.star.peers) == self.star.size - 1:
-            for peer in self.star.others():
-                peer.tell(encode(Kind.READY))
-            self.complete.set()
-
-    def _turn_away(self, link: UnixLink) -> None:
-        self._forget(link)
-        link.close()
-
-    def _forget(self, link: UnixLink) -> None:
-        if self._strangers.pop(link.fd, None) is not None:
-            self.star.loop.unwatch(link.fd)
-
-    def _close_strangers(self) -> None:
-        for link in self._strangers.values():
-            link.close()
-        self._strangers.clear()
-
-    def missing(self) -> str:
-        """The ranks that have not come yet."""
-        there = self.star.peers
-        return "waiting for rank " + ", ".join(str(r) for r in range(1, self.star.size) if r not in there)
-
-
-def lead(star: Star, path: str | None, secret: str | None) -> None:
-    """The chief's rendezvous: returns when every rank is there."""
-    assembly = Assembly(star, secret)
-    if path is not None:
-        assembly.open_door(path)
-    _await(star, assembly.complete, assembly.missing)
-
-
-def _await(star: Star, event: threading.Event, whom: Callable[[], str]) -> None:
-    patience = Patience(star.timeout, lambda: f"rank {star.rank} in the rendezvous, {whom()}")
-    while not event.wait(patience.next(0.2)):
-        star.raise_if_broken()
-        if patience.expired:
-            raise CollectiveTimeout(f"the rendezvous took longer than {patience.waited:.1f} s: {whom()}")
-
-
-def join(star: Star, path: str, secret: str | None) -> None:
-    """A worker's rendezvous over the unix socket: returns when every rank is there."""
-    patience = Patience(star.timeout, lambda: f"rank {star.rank} waits for the chief, rank 0, to open {path}.sock")
-
-    def hello(nonce: str) -> Hello:
-        return Hello(star.rank, star.size, socket.gethostname(), os.getpid(), proof=prove(secret, nonce, star.rank))
-
-    pause = 0.002
-    while True:
-        try:
-            answer = knock(path, hello)
-        except Refused as e:
-            if not e.again:
-                raise RendezvousError(f"the chief does not let rank {star.rank} in: {e}") from None
-            answer = None
-        if answer is not None:
-            break
-        if patience.expired:
-            raise CollectiveTimeout(f"no chief at {path}.sock after {patience.waited:.1f} s")
-        threading.Event().wait(patience.next(pause))
-        pause = min(0.05, pause * 1.5)
-    sock, welcome, data, (pid, _uid) = answer
-    host, told = json.loads(bytes(welcome.segments[0]))
-    control = star.control_link(sock)
-    peer = Peer(0, host, pid or told, control, bound=star.bound)
-    peer.data = star.data_link(data, 0)
-    ready = threading.Event()
-    star.on_ready(ready.set)
-    star.call_soon(lambda: star.admit(peer, control))
-    _await(star, ready, lambda: "the chief waits for other ranks")
+        Raises:
+            RendezvousError: there is no secret to make them from.
+        """
+        if self.insecure:
+            return None
+        if self.secret:
+            return CurveKeys.derive(self.secret)
+        raise RendezvousError(
+            f"{self.cross_size} machines and no secret that they share: what they send each other can run code, so it "
+            "must not come from just anybody. Type on one machine\n"
+            "    openssl rand -hex 32\n"
+            "and on every machine, before starting the script,\n"
+            "    export DET_CORE_SECRET=THE_NUMBER_IT_PRINTED\n"
+            "In a network where everybody may do everything, DistributedContext(..., insecure=True) goes without."
+        )
 
 
 @dataclass
@@ -194,7 +100,7 @@ class Links:
         """Collectives of the ranks of this machine; on one machine, a lane of its own in the one star."""
         return self.everyone.lane(f"local {name}") if self.local is None else self.local.lane(name)
 
-    def close(self, *, farewell: Mapping[str, Any] | None, failure: BaseException | None) -> None:
+    def close(self, *, farewell: Mapping[str, Any] | None = None, failure: BaseException | None = None) -> None:
         """Close the star of the machine, then that of the job."""
         try:
             if self.local is not None:
@@ -203,32 +109,98 @@ class Links:
             self.everyone.close(farewell=farewell, failure=failure)
 
 
-def connect(
-    *,
-    rank: int,
-    size: int,
-    local_rank: int,
-    local_size: int,
-    cross_rank: int,
-    cross_size: int,
-    chief_ip: str | None,
-    port: int,
-    job: tuple[str, ...] = (),
-    secret: str | None = None,
-    insecure: bool = False,
-    force_tcp: bool = False,
-    timeout: float | None = None,
-    bound: int = QUEUE_BOUND,
-) -> Links:
-    """The rendezvous: returns once every rank of the job is connected."""
-    key = (*job, f"port={port}", f"chief={chief_ip if local_size != size else ''}", f"secret={secret or ''}")
-    star = Star(rank=rank, size=size, timeout=timeout, bound=bound)
+def connect(**place: Any) -> Links:
+    """The rendezvous: returns once every rank of the job is connected.
+
+    Args:
+        place: the fields of :class:`Place`.
+
+    Raises:
+        RendezvousError: the ranks cannot find or trust each other.
+        CollectiveTimeout: a timeout is set, and has passed.
+        PeerLost: a rank died meanwhile.
+    """
+    here = Place(**place)
+    keys = here.keys() if here.tcp else None
+    everyone = _open(lambda star: _meet(star, here, keys), here, here.rank, range(here.size))
+    links = Links(everyone)
     try:
-        if rank == 0:
-            lead(star, rendezvous_path(key), secret)
-        else:
-            join(star, rendezvous_path(key), secret)
+        if not here.one_machine:
+            links.local = _local_star(everyone, here)
+    except BaseException as e:
+        links.close(failure=e)
+        raise
+    return links
+
+
+def _open(meet: Callable[[Star], None], here: Place, rank: int, names: Sequence[int]) -> Star:
+    star = Star(rank=rank, names=names, timeout=here.timeout, bound=here.bound)
+    try:
+        meet(star)
     except BaseException as e:
         star.close(failure=e)
         raise
-    return Links(star)
+    return star
+
+
+def _meet(star: Star, here: Place, keys: CurveKeys | None) -> None:
+    if star.rank:
+        if here.force_tcp or not here.beside_chief:
+            host = "127.0.0.1" if here.one_machine else str(here.chief_ip)
+            join_remote(star, host, here.port, keys, here.digest)
+        else:
+            join_unix(star, here.path, here.secret, here.digest)
+        return
+    assembly = Assembly(star, here.secret, here.digest)
+    if here.tcp:
+        assembly.open_port("127.0.0.1" if here.one_machine else "*", here.port, keys)
+    if not here.force_tcp:
+        assembly.open_door(here.path)
+    assembly.wait()
+
+
+def _local_star(everyone: Star, here: Place) -> Star | None:
+    """The star of this machine, whose chief announces its name to everybody; trouble in one star is trouble in both."""
+    token = secrets.token_hex(16) if here.local_rank == 0 else ""
+    me = (socket.gethostname(), here.cross_rank, here.rank, here.local_rank, token)
+    everybody = everyone.lane("init").allgather(me)
+    if here.local_size == 1:
+        return None
+    mine = _same_machine(everybody, me, here.local_size)
+    path = rendezvous_path(("machine", mine[0][4]))
+
+    def meet(star: Star) -> None:
+        if here.local_rank:
+            join_unix(star, path, here.secret, "")
+        else:
+            assembly = Assembly(star, here.secret, "")
+            assembly.open_door(path)
+            assembly.wait()
+
+    local = _open(meet, here, here.local_rank, [entry[2] for entry in mine])
+    _share_trouble(everyone, local)
+    _share_trouble(local, everyone)
+    return local
+
+
+_Entry = tuple[str, int, int, int, str]
+
+
+def _same_machine(everybody: Sequence[_Entry], me: _Entry, local_size: int) -> list[_Entry]:
+    """The entries of this machine by local rank: those of one host name, or of one number of the machine."""
+    for column in (0, 1):
+        found = sorted((e for e in everybody if e[column] == me[column]), key=lambda e: e[3])
+        if [e[3] for e in found] == list(range(local_size)):
+            return found
+    raise RendezvousError(
+        f"{local_size} ranks should be on this machine (local_size={local_size}), but neither the host name "
+        f"{me[0]!r} nor cross_rank={me[1]} is that of exactly so many ranks, with local ranks 0 to {local_size - 1}"
+    )
+
+
+def _share_trouble(one: Star, other: Star) -> None:
+    def share() -> None:
+        if one.trouble is not None and one.trouble.kind != "closed":
+            other.break_off(one.trouble)
+
+    one.on_trouble(share)

@@ -114,7 +114,7 @@ class Lane:
         star = self._star
         with self._turn:
             call = self._enter(op)
-            peers = list(star.peers.values())
+            peers = [star.peers[rank] for rank in range(1, star.size)]
             pending = [self._pending.setdefault(p.rank, deque()) for p in peers]
             try:
                 self._wait(lambda: all(pending), call, timeout, self._waits_for_workers)
@@ -149,7 +149,7 @@ class Lane:
             self._disagree(e)
 
     def _disagree(self, error: Disagreement) -> NoReturn:
-        self._star.mismatch(str(error))
+        self._star.mismatch(error.text(self._star.name))
         self._star.raise_if_broken()
         raise AssertionError("a mismatch did not break the star")
 
@@ -159,7 +159,7 @@ class Lane:
             with self._star.waiting_for_room():
                 self._wait(
                     lambda: peer.gone or not room.full(packet.size), call, timeout,
-                    lambda: f"{call} is held up: rank {peer.rank} does not read what is sent to it",
+                    lambda: f"{call} is held up: {peer} does not read what is sent to it",
                 )  # fmt: skip
         if not peer.gone:
             peer.send_call(packet, direct=self.direct)
@@ -181,7 +181,7 @@ class Lane:
                 continue
             if patience is None:
                 limit = star.timeout if timeout is None else timeout
-                patience = Patience(limit, lambda: f"rank {star.rank} is in {call}; {whom()}")
+                patience = Patience(limit, lambda: f"rank {star.name(star.rank)} is in {call}; {whom()}")
                 self._hint(call)
             if patience.expired:
                 raise CollectiveTimeout(f"{call} took longer than {patience.waited:.1f} s: {whom()}")
@@ -261,12 +261,12 @@ class Lane:
         try:
             self.roll.hear(frame.rank, _OPS[frame.op], frame.number)
         except Disagreement as e:
-            self._star.mismatch(str(e))
+            self._star.mismatch(e.text(self._star.name))
 
     def describe(self) -> str:
         """What the chief does on this lane and for whom it waits."""
         mine = self.roll.last.get(self._star.rank)
-        return f"rank {self._star.rank} made {mine or 'no call yet'} and {self._waits_for_workers()}"
+        return f"rank {self._star.name(self._star.rank)} made {mine or 'no call yet'} and {self._waits_for_workers()}"
 
     def last_call(self, rank: int) -> str:
         """The last call of ``rank`` that is known here."""

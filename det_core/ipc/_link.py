@@ -60,7 +60,11 @@ class UnixLink:
     # sending
 
     def send(self, packet: Packet | bytes) -> int:
-        """Send or queue one frame, in order; the number of its bytes that had to be queued. Never blocks."""
+        """Send or queue one frame, in order. Never blocks; what is queued is copied, so the caller may change it.
+
+        Returns:
+            How many of its bytes had to be queued.
+        """
         if isinstance(packet, bytes):
             parts: Sequence[Buffer] = (packet,)
             files: Sequence[MemoryFile] = ()
@@ -78,7 +82,8 @@ class UnixLink:
             size = 0
             if left:
                 size = sum(p.nbytes for p in left)
-                self._queue.append((left, tuple(files)))
+                copied = left[:1] if isinstance(packet, bytes) else [memoryview(b"".join(left))]
+                self._queue.append((copied, tuple(files)))
                 self.queued += size
                 if len(self._queue) == 1:
                     self._arm(self)

@@ -6,6 +6,8 @@ first name heard for each number that is not over yet, and says so when somebody
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from det_core.ipc._frames import Call, Op
 
 
@@ -14,10 +16,12 @@ class Disagreement(Exception):
 
     def __init__(self, calls: dict[int, Call]) -> None:
         self.calls = calls
-        said = ", ".join(f"rank {rank} called {call}" for rank, call in sorted(calls.items()))
-        super().__init__(
-            f"the ranks disagree: {said}. Every rank must make the same collective calls in the same order"
-        )
+        super().__init__(self.text(lambda rank: rank))
+
+    def text(self, name: Callable[[int], int]) -> str:
+        """Who called what, for people; ``name`` gives a rank's number in the job."""
+        said = ", ".join(f"rank {name(rank)} called {call}" for rank, call in sorted(self.calls.items()))
+        return f"the ranks disagree: {said}. Every rank must make the same collective calls in the same order"
 
 
 class Roll:

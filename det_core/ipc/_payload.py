@@ -139,7 +139,7 @@ class Packet:
         self.file_bytes = 0
         """How many bytes travel as memory files; known after ``local()``."""
         self._local: tuple[list[Buffer], list[MemoryFile]] | None = None
-        self._chunks: list[Buffer] | None = None
+        self._chunks: list[bytes] | None = None
 
     def local(self) -> tuple[list[Buffer], list[MemoryFile]]:
         """For a process of this machine: the runs of bytes, and the files that go with the first of them."""
@@ -148,10 +148,12 @@ class Packet:
             self.file_bytes = sum(f.size for f in self._local[1])
         return self._local
 
-    def remote(self) -> list[Buffer]:
-        """For another machine: the head, then the segments' bytes."""
+    def remote(self, chunk: int) -> list[bytes]:
+        """For another machine: the head, then copies of the segments' bytes, ``chunk`` at most in each part."""
         if self._chunks is None:
-            self._chunks = self._encode(files=False)[0]
+            views = [memoryview(run).cast("B") for run in self._encode(files=False)[0]]
+            self._chunks = [bytes(views[0])]
+            self._chunks += [bytes(view[i : i + chunk]) for view in views[1:] for i in range(0, view.nbytes, chunk)]
         return self._chunks
 
     def _encode(self, *, files: bool) -> tuple[list[Buffer], list[MemoryFile]]:

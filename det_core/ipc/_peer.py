@@ -50,6 +50,8 @@ class Peer:
 
     def __init__(self, rank: int, host: str, pid: int, control: ControlLink, *, bound: int) -> None:
         self.rank = rank
+        self.name = rank
+        """Its number in the job, which is another one in the star of a machine."""
         self.host = host
         self.pid = pid
         self.control = control
@@ -69,7 +71,7 @@ class Peer:
         self._lock = threading.Lock()
 
     def __str__(self) -> str:
-        return f"rank {self.rank} (host {self.host}, pid {self.pid})"
+        return f"rank {self.name} (host {self.host}, pid {self.pid})"
 
     @property
     def gone(self) -> bool:

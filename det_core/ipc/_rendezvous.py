@@ -18,14 +18,19 @@ import os
 import socket
 import stat
 import struct
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from det_core._clock import monotonic
-from det_core._errors import RendezvousError
+from det_core._errors import CollectiveTimeout, RendezvousError
 from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Cutter, Frame, Kind, encode
+from det_core.ipc._liveness import Patience
+
+if TYPE_CHECKING:
+    from det_core.ipc._star import Star
 
 PROTOCOL = 1
 _FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
@@ -70,6 +75,7 @@ class Hello:
     size: int
     host: str
     pid: int
+    job: str = ""
     protocol: int = PROTOCOL
     proof: str = ""
 
@@ -87,7 +93,9 @@ class Hello:
         try:
             hello = cls(**json.loads(bytes(data)))
             numbers = (hello.rank, hello.size, hello.pid, hello.protocol)
-            if all(type(n) is int for n in numbers) and isinstance(hello.host, str) and isinstance(hello.proof, str):
+            if all(type(n) is int for n in numbers) and all(
+                isinstance(t, str) for t in (hello.host, hello.job, hello.proof)
+            ):
                 return hello
         except (ValueError, TypeError):
             pass
@@ -180,6 +188,25 @@ def _held(holder: str, path: str) -> str:
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
+
+
+def who_am_i() -> bytes:
+    """This process, for the other side's messages."""
+    return json.dumps([socket.gethostname(), os.getpid()]).encode()
+
+
+def wait_for(star: Star, event: threading.Event, whom: Callable[[], str]) -> None:
+    """Wait for ``event`` of the rendezvous as long as everybody who is there lives.
+
+    Raises:
+        CollectiveTimeout: the star has a timeout, and it has passed.
+        PeerLost: a rank died meanwhile.
+    """
+    patience = Patience(star.timeout, lambda: f"rank {star.name(star.rank)} in the rendezvous: {whom()}")
+    while not event.wait(patience.next(0.2)):
+        star.raise_if_broken()
+        if patience.expired:
+            raise CollectiveTimeout(f"the rendezvous took longer than {patience.waited:.1f} s: {whom()}")
 
 
 class Refused(Exception):

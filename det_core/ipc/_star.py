@@ -19,7 +19,7 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -46,14 +46,18 @@ class Star:
     A star is made by :func:`det_core.ipc.connect`, which does the rendezvous.
 
     Args:
-        rank, size: this rank's number in the star, and how many there are.
+        rank: this rank's number in the star.
+        names: what people call each rank: its number in the job, which is another one in the star of a machine.
         timeout: default deadline of a collective in seconds; None: none.
         bound: bytes on their way to one peer before a sender waits.
     """
 
-    def __init__(self, *, rank: int, size: int, timeout: float | None = None, bound: int = QUEUE_BOUND) -> None:
+    def __init__(
+        self, *, rank: int, names: Sequence[int], timeout: float | None = None, bound: int = QUEUE_BOUND
+    ) -> None:
         self.rank = rank
-        self.size = size
+        self.size = len(names)
+        self._names = names
         self.timeout = timeout
         self.bound = bound
         self.peers: dict[int, Peer] = {}
@@ -172,6 +176,10 @@ class Star:
 
     # for lanes
 
+    def name(self, rank: int) -> int:
+        """The number in the job of this star's ``rank``."""
+        return self._names[rank]
+
     def others(self, *, gone: bool = False) -> list[Peer]:
         """The peers that are still there; with ``gone``, those that said goodbye instead."""
         return [p for p in self.peers.values() if (p.departed if gone else not p.gone)]
@@ -234,6 +242,7 @@ class Star:
 
     def admit(self, peer: Peer, control: UnixLink | None, pidfd: bool = True) -> None:
         """Link up with ``peer``; on the ipc thread, or before there is anybody to talk to."""
+        peer.name = self.name(peer.rank)
         self.peers[peer.rank] = peer
         if control is not None:
             self.loop.watch(control.fd, select.EPOLLIN, lambda _events: self._read_control(peer, control))
@@ -292,15 +301,17 @@ class Star:
             self._drop(peer)
             return False
         if link.eof:
-            self._drop(peer)
-            if not peer.departed:
-                self.lost(peer)
+            self.gone(peer)
         return bool(frames)
 
     def _on_death(self, peer: Peer, link: UnixLink) -> None:
         """The process is dead; what it said before counts."""
         while not peer.dead and self._on_control(peer, link):
             pass
+        self.gone(peer)
+
+    def gone(self, peer: Peer) -> None:
+        """The connection to a peer of another machine is gone."""
         if not peer.dead:
             self._drop(peer)
             if not peer.departed:
@@ -375,7 +386,9 @@ class Star:
             callback()
 
     def _on_crash(self, error: BaseException) -> None:
-        self.break_off(Trouble("broken", f"the ipc thread of rank {self.rank}: {type(error).__name__}: {error}"))
+        self.break_off(
+            Trouble("broken", f"the ipc thread of rank {self.name(self.rank)}: {type(error).__name__}: {error}")
+        )
 
     def _stir(self) -> None:
         self._stirred.set()
@@ -429,7 +442,7 @@ class Star:
         patience = Patience(
             None,
             lambda: (
-                f"rank {self.rank} closes, and has not got rid of what it sent to "
+                f"rank {self.name(self.rank)} closes, and has not got rid of what it sent to "
                 + ", ".join(f"{p} ({p.queued} bytes)" for p in self.others() if p.queued)
             ),
         )
