@@ -39,7 +39,7 @@ def main() -> int:
     home = args.home.absolute()
     shutil.rmtree(home / "runs", ignore_errors=True)
     try:
-        half = max(1, args.epochs // 2)
+        half = max(2, args.epochs // 2)
         say(1, f"train {args.epochs} epochs on {args.ranks} ranks; SIGTERM after epoch {half}")
         train(args, home, interrupt_after=half)
         say(2, "resume from the checkpoint that the interrupted training left: DET_CORE_RESUME=latest")
