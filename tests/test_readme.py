@@ -20,9 +20,9 @@ COMMANDS = [
 
 
 def _run(*command: str, folder: Path, status: int = 0, **env: str) -> str:
-    done = subprocess.run(
-        command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, timeout=100
-    )  # fmt: skip
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # where this environment's det-core is
+    variables = {**os.environ, "PATH": path, **env}
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=100)
     assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
