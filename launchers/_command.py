@@ -32,11 +32,11 @@ def script_command(script: str, arguments: list[str], *, module: bool = False, n
         raise UsageError("-m runs a module with python and --no-python runs a command: give one of them")
     if module:
         return [sys.executable, "-m", script, *arguments]
+    if no_python:
+        return [_find(script), *arguments]
     if _PYTHON.fullmatch(os.path.basename(script)):
         if arguments and not arguments[0].startswith("-"):
             _must_exist(arguments[0])
-        return [_find(script), *arguments]
-    if no_python:
         return [_find(script), *arguments]
     if os.path.isfile(script) and os.access(script, os.X_OK) and not script.endswith(".py"):
         return [os.path.abspath(script), *arguments]

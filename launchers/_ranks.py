@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket as _socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ._signals import name
 
@@ -40,8 +40,6 @@ class Outcome:
     agent_error: str = ""
     """Why the framework's agent failed, if the reason is its own."""
     agent_failed_at: float = float("inf")
-    killed: list[int] = field(default_factory=list)
-    """Ranks that were killed after the grace."""
 
 
 def exit_status(ranks: list[Rank], outcome: Outcome) -> int:
@@ -49,11 +47,14 @@ def exit_status(ranks: list[Rank], outcome: Outcome) -> int:
     failed = failures(ranks)
     if failed and failed[0].ended <= outcome.agent_failed_at:
         return shell_status(failed[0].status)
+    all_well = not failed and len(ranks) >= max(1, outcome.expected)
+    if all_well and (outcome.stop or all(r.ended <= outcome.agent_failed_at for r in ranks)):
+        return 0
     if outcome.stop and len(ranks) < max(1, outcome.expected):
         return 128 + outcome.stop
     if outcome.agent_error or len(ranks) < max(1, outcome.expected):
         return 1
-    return shell_status(failed[0].status) if failed else 0
+    return shell_status(failed[0].status)
 
 
 def failures(ranks: list[Rank]) -> list[Rank]:

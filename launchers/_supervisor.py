@@ -49,6 +49,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Return the job's exit status once nothing of it runs any more."""
+        self._reap()  # an agent that ended before SIGCHLD was listened to
         while not (self._agent.status is not None and not self._links) and time.monotonic() < self._give_up_at:
             ready = [fd for fd, _ in self._poll.poll(self._wait())]
             self._hear(ready)
@@ -139,7 +140,12 @@ class Supervisor:
         if not message:
             self._gone(link)
             return
-        kind, words, payload = unpack(message)
+        try:
+            self._told(link, *unpack(message))
+        except (ValueError, IndexError):  # no wrapper of ours speaks like that
+            self._gone(link)
+
+    def _told(self, link: Link, kind: str, words: list[str], payload: bytes) -> None:
         if kind == "hello":
             self._hello(link, Rank(int(words[0]), wrapper=int(words[1]), attempt=int(words[2])))
         elif link.rank is not None and kind == "started":
@@ -196,20 +202,24 @@ class Supervisor:
     def _signalled(self, signum: int) -> None:
         if len(self._ranks) < max(1, self._outcome.expected):
             self._early.append(signum)
-        told = self._tell(signum)
-        if signum not in ENDING:
-            return
-        first = not self._outcome.stop
-        self._outcome.stop = self._outcome.stop or signum
-        if first:
-            self._kill_at = min(self._kill_at, time.monotonic() + self._grace)
         self._interrupts += signum == signal.SIGINT
+        if self._interrupts >= 3:
+            self._notices.say("Ctrl-C for the third time: killing what still runs")
+            self._kill_at = time.monotonic()
+            return
+        told = self._tell(signum)
+        if signum in ENDING:
+            self._stop(signum, told)
+
+    def _stop(self, signum: int, told: int) -> None:
+        """The job is to end; ``told`` scripts know it now."""
+        first = not self._outcome.stop
+        if first:
+            self._outcome.stop = signum
+            self._kill_at = min(self._kill_at, time.monotonic() + self._grace)
         if not self._connected():
             self._agent_at = time.monotonic()
             self._notices.say(f"{name(signum)}: no rank runs, so there is nothing to save")
-        elif self._interrupts >= 3:
-            self._notices.say("Ctrl-C for the third time: killing what still runs")
-            self._kill_at = time.monotonic()
         elif first:
             ranks = "1 rank, which has" if told == 1 else f"{told} ranks, which have"
             self._notices.say(f"{name(signum)}: passed on to {ranks} {self._grace:g} s to save and exit")

@@ -14,7 +14,7 @@ class Prefixer:
     at the start of a line, where it does nothing, is dropped.
 
     Args:
-        prefix: holds neither ``\\n`` nor ``\\r``.
+        prefix: not empty, and holds neither ``\\n`` nor ``\\r``.
         terminal: whether the output is a terminal.
     """
 
@@ -31,7 +31,8 @@ class Prefixer:
             data = self._returns(data)
         cut = max(data.rfind(b"\n"), data.rfind(b"\r"))
         if cut < 0:
-            self._begun.append(data)
+            if data:
+                self._begun.append(data)
             self._begun_size += len(data)
             return self.flush() if self._begun_size > LONGEST_LINE else b""
         lines = b"".join([*self._begun, data[: cut + 1]]).replace(b"\n", b"\n" + self._prefix)
@@ -51,9 +52,9 @@ class Prefixer:
     def _returns(self, data: bytes) -> bytes:
         """``data`` without idle ``\\r``, and off a terminal with ``\\n`` for each that ends a line."""
         data = self._held + data
-        self._held = b"\r" if data.endswith(b"\r") else b""
-        if self._held:
-            data = data[:-1]
+        rest = data.rstrip(b"\r")
+        self._held = b"\r" if len(rest) < len(data) else b""  # several in a row do what one does
+        data = rest
         parts = data.split(b"\r\n")
         for i, part in enumerate(parts):
             if i or not self._begun:

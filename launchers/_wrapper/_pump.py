@@ -44,6 +44,7 @@ class Pump(threading.Thread):
 
     def __init__(self, streams: list[Stream]) -> None:
         super().__init__(name="pump", daemon=True)
+        self._locks = [stream.lock for stream in streams]
         self._streams = {stream.source: stream for stream in streams}
         self._wake, self._woken = os.pipe()
         self.done, self._end = os.pipe()
@@ -60,6 +61,11 @@ class Pump(threading.Thread):
     def tail(self, lines: int) -> bytes:
         """The last ``lines`` lines of both streams, in the order in which they came."""
         return b"".join(self._tail.splitlines(keepends=True)[-lines:]) if lines else b""
+
+    def close(self) -> None:
+        """Free what an ended pump holds."""
+        for fd in (self._wake, self._woken, self.done, *self._locks):
+            os.close(fd)
 
     def run(self) -> None:
         """Carry bytes until the end."""
@@ -88,6 +94,7 @@ class Pump(threading.Thread):
                     del self._streams[fd]
         for stream in self._streams.values():
             self._write(stream, stream.lines.flush())
+            os.close(stream.source)
 
     def _step(self, stream: Stream) -> bool:
         """Carry what can be read now; False at the end of the stream, or when its reader has gone."""

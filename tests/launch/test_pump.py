@@ -1,0 +1,113 @@
+"""The thread that carries output: slow, closed and full readers, and ranks that share one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+from det_core.launch._wrapper._pump import Pump, Stream
+
+
+def pump_to(target: int, folder: Path, prefix: bytes = b"[rank=0] ") -> tuple[Pump, int]:
+    source, end = os.pipe()
+    stream = Stream(source, target, prefix, str(folder))
+    pump = Pump([stream])
+    pump.start()
+    return pump, end
+
+
+def close(pump: Pump) -> None:
+    pump.join(30)
+    assert not pump.is_alive()
+    pump.close()
+
+
+def test_lines_of_ranks_that_share_a_slow_pipe_are_not_cut_by_each_other(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    pumps = [pump_to(write, tmp_path, b"[rank=%d] " % rank) for rank in range(3)]
+
+    def feed(rank: int) -> None:
+        with os.fdopen(pumps[rank][1], "wb") as out:
+            for _ in range(40):
+                out.write((b"%d" % rank) * 9000 + b"\n")
+
+    feeders = [threading.Thread(target=feed, args=(rank,)) for rank in range(3)]
+    for feeder in feeders:
+        feeder.start()
+    got = bytearray()
+    total = 3 * 40 * (len(b"[rank=0] ") + 9001)
+    while len(got) < total:
+        got += os.read(read, 1000)
+    for feeder in feeders:
+        feeder.join(30)
+    for pump, _ in pumps:
+        close(pump)
+    os.close(read)
+    os.close(write)
+    expected = {b"[rank=%d] " % rank + (b"%d" % rank) * 9000 for rank in range(3)}
+    lines = bytes(got).splitlines()
+    assert len(lines) == 120
+    assert set(lines) == expected
+
+
+def test_what_nobody_reads_any_more_closes_the_scripts_pipe(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    pump, end = pump_to(write, tmp_path)
+    os.close(read)
+    os.write(end, b"into the void\n")
+    close(pump)
+    try:
+        os.write(end, b"again\n")
+        raise AssertionError("the pipe is still open")
+    except BrokenPipeError:
+        pass
+    finally:
+        os.close(end)
+        os.close(write)
+    assert pump.failure is None
+
+
+def test_a_full_disk_loses_lines_and_counts_them_but_blocks_nobody(tmp_path: Path) -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    pump, end = pump_to(full, tmp_path)
+    with os.fdopen(end, "wb") as out:
+        out.write(b"x" * 200_000 + b"\n")
+    close(pump)
+    os.close(full)
+    assert pump.lost == 200_001 + len(b"[rank=0] ")
+    assert pump.failure is None
+
+
+def test_it_ends_though_another_process_still_holds_the_pipe(tmp_path: Path) -> None:
+    file = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+    pump, end = pump_to(file, tmp_path)
+    os.write(end, b"one\ntwo")
+    pump.finish()
+    close(pump)
+    os.close(end)
+    assert os.pread(file, 1000, 0) == b"[rank=0] one\n[rank=0] two\n"
+    assert pump.tail(1) == b"[rank=0] two\n"
+    assert pump.tail(0) == b""
+    os.close(file)
+
+
+def test_a_descriptor_that_does_not_block_is_written_in_full(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    pump, end = pump_to(write, tmp_path)
+    got = bytearray()
+
+    def reader() -> None:
+        while not got.endswith(b"end\n"):
+            got.extend(os.read(read, 4096))
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    with os.fdopen(end, "wb") as out:
+        out.write(b"y" * 3_000_000 + b"\nend\n")
+    close(pump)
+    thread.join(30)
+    os.close(read)
+    os.close(write)
+    assert bytes(got) == b"[rank=0] " + b"y" * 3_000_000 + b"\n[rank=0] end\n"

@@ -1,0 +1,304 @@
+"""Signals, grace, exit status and leftovers, under an agent that does nothing but start ranks."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.launcher import PLAIN, launched, write
+
+COUNTS = """
+    import os, signal, sys, time
+    got = []
+    for s in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
+        signal.signal(s, lambda n, f: got.append(n))
+    print("ready", os.getpid(), flush=True)
+    while not [n for n in got if n != signal.SIGUSR1]:
+        time.sleep(0.01)
+    time.sleep(0.7)  # a second one would come now
+    print("got", *[signal.Signals(n).name for n in got])
+"""
+STUBBORN = """
+    import os, signal, subprocess, sys, time
+    for s in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(s, lambda n, f: print("heard", n))
+    if os.fork() == 0:
+        time.sleep(600)  # as a worker of a DataLoader does, in the same process group
+    print("ready", os.getpid(), flush=True)
+    while True:
+        time.sleep(1)
+"""
+FAILS = """
+    import os, sys, time
+    rank = int(os.environ["RANK"])
+    print("ready", flush=True)
+    if rank == 1:
+        time.sleep(0.3)
+        for i in range(30):
+            print("line", i)
+        sys.exit("rank 1 has had enough")
+    try:
+        time.sleep(float(sys.argv[1]))
+    finally:
+        print("cleaned up", flush=True)
+    sys.exit(4)
+"""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_reaches_each_script_once_and_all_may_save(tmp_path: Path, signum: signal.Signals) -> None:
+    script = write(tmp_path, "counts.py", COUNTS)
+    with launched(PLAIN, "3", sys.executable, script, folder=tmp_path, RANK="7") as job:
+        job.wait_for(r"ready (\d+)", times=3)
+        os.kill(job.pid, signum)
+        assert job.wait() == 0
+        job.nothing_left(0.5)
+    assert sorted(line for line in job.out.splitlines() if "got" in line) == [
+        f"[rank={rank}] got {signum.name}" for rank in range(3)
+    ]
+    assert f"[launcher] {signum.name}: passed on to 3 ranks, which have 60 s to save and exit" in job.err
+
+
+def test_sigusr1_is_passed_on_and_starts_no_grace(tmp_path: Path) -> None:
+    script = write(tmp_path, "counts.py", COUNTS)
+    with launched(PLAIN, "--grace", "0.2", "2", sys.executable, script, folder=tmp_path) as job:
+        job.wait_for("ready", times=2)
+        os.kill(job.pid, signal.SIGUSR1)
+        time.sleep(0.6)
+        assert job.process.poll() is None
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait() == 128 + signal.SIGKILL  # each sleeps 0.7 s after it
+    assert "killing it" in job.err
+
+
+def test_after_the_grace_a_script_is_killed_with_its_children(tmp_path: Path) -> None:
+    script = write(tmp_path, "stubborn.py", STUBBORN)
+    with launched(PLAIN, "--grace", "1", "2", sys.executable, script, folder=tmp_path) as job:
+        job.wait_for("ready", times=2)
+        began = time.monotonic()
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait() == 128 + signal.SIGKILL
+        assert time.monotonic() - began >= 1
+        job.nothing_left(1)
+    assert len(re.findall(r"\[launcher\] rank [01] \(pid \d+\) still runs: killing it", job.err)) == 2
+    assert job.out.count("heard 15") == 2
+
+
+def test_the_third_ctrl_c_kills(tmp_path: Path) -> None:
+    script = write(tmp_path, "stubborn.py", STUBBORN)
+    with launched(PLAIN, "2", sys.executable, script, folder=tmp_path) as job:
+        job.wait_for("ready", times=2)
+        for count in (1, 2):
+            os.kill(job.pid, signal.SIGINT)
+            job.wait_for("heard 2", times=2 * count)
+        os.kill(job.pid, signal.SIGINT)
+        assert job.wait(10) == 128 + signal.SIGKILL
+    assert job.out.count("heard 2") == 4
+
+
+def test_ctrl_c_at_a_terminal_reaches_each_script_once(tmp_path: Path) -> None:
+    script = write(tmp_path, "counts.py", COUNTS)
+    pid, terminal = pty.fork()
+    if pid == 0:
+        try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.execv(sys.executable, [*PLAIN, "2", sys.executable, script])
+        finally:
+            os._exit(99)
+    seen = b""
+    try:
+        while seen.count(b"ready") < 2:
+            seen += os.read(terminal, 1024)
+        os.write(terminal, b"\x03")
+        while b"got" not in seen or seen.count(b"got") < 2:
+            seen += os.read(terminal, 1024)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    finally:
+        os.close(terminal)
+    assert re.findall(rb"got ([A-Z ]+)", seen) == [b"SIGINT", b"SIGINT"]
+
+
+def test_a_script_that_knows_nothing_of_signals_dies_of_them(tmp_path: Path) -> None:
+    with launched(PLAIN, "2", "sh", "-c", "echo ready; exec sleep 100", folder=tmp_path) as job:
+        job.wait_for("ready", times=2)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait() == 128 + signal.SIGTERM
+    assert "[launcher] ranks 0, 1 ended by SIGTERM" in job.err
+    assert "failed first" not in job.err
+
+
+def test_a_signal_before_any_rank_runs_ends_the_job_at_once(tmp_path: Path) -> None:
+    with launched(PLAIN, "--delay", "60", "2", "echo", "ready", folder=tmp_path) as job:
+        while not (running := job.processes()) or len(running) < 2:
+            time.sleep(0.02)
+        time.sleep(0.3)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(15) == 128 + signal.SIGTERM
+    assert "no rank runs" in job.err
+
+
+def test_signals_at_any_moment_of_the_start_are_not_lost(tmp_path: Path) -> None:
+    script = write(tmp_path, "counts.py", COUNTS)
+    for moment in range(8):
+        with launched(PLAIN, "--grace", "20", "2", sys.executable, script, folder=tmp_path) as job:
+            time.sleep(0.1 + moment * 0.04)
+            os.kill(job.pid, signal.SIGTERM)
+            status = job.wait(30)
+        assert status in (0, 143, -signal.SIGTERM), job.err
+        assert status == 0 or job.out.count("got") < 2
+
+
+def test_the_first_failure_gives_the_status_and_its_last_lines(tmp_path: Path) -> None:
+    script = write(tmp_path, "fails.py", FAILS)
+    with launched(PLAIN, "--tail", "3", "3", sys.executable, script, "100", folder=tmp_path) as job:
+        job.wait_for("ready", times=3)
+        began = time.monotonic()
+        assert job.wait() == 1
+        assert 4 < time.monotonic() - began < 20, "the others get some seconds to find out by themselves"
+    end = job.err[job.err.index("[launcher]") :].splitlines()
+    assert re.fullmatch(
+        r"\[launcher\] rank 1 \(pid \d+, host \S+\) failed first, with status 1; its last lines:", end[0]
+    )
+    assert end[1:4] == ["[rank=1] line 28", "[rank=1] line 29", "[rank=1] rank 1 has had enough"]
+    assert [line.split(" (")[0] for line in end[4:]] == ["[launcher] rank 0", "[launcher] rank 2"]
+    assert "a message of the agent" not in job.err
+
+
+def test_others_that_find_out_by_themselves_say_so_before_any_signal(tmp_path: Path) -> None:
+    script = write(tmp_path, "fails.py", FAILS)
+    with launched(PLAIN, "3", sys.executable, script, "1.5", folder=tmp_path) as job:
+        assert job.wait() == 1
+    assert job.out.count("cleaned up") == 2
+    assert job.err.count("with status 4") == 2
+
+
+@pytest.mark.parametrize("victim", ["launcher", "agent", "wrapper", "script"])
+def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
+    script = write(tmp_path, "stubborn.py", STUBBORN)
+    with launched(PLAIN, "--grace", "1", "2", sys.executable, script, folder=tmp_path) as job:
+        scripts = [int(pid) for pid in job.wait_for(r"ready (\d+)", times=2)]
+        assert len(job.processes()) == 2 + 2 + 4
+        pid = {"launcher": job.pid, "agent": job.agent(), "wrapper": job.wrappers()[0], "script": scripts[0]}[victim]
+        os.kill(pid, signal.SIGKILL)
+        if victim == "launcher":
+            job.process.wait(10)
+        else:
+            assert job.wait() == (1 if victim == "agent" else 128 + signal.SIGKILL)
+        job.nothing_left()
+    if victim == "agent":
+        assert f"agent (pid {pid}) was killed by SIGKILL" in job.err
+    if victim == "wrapper":
+        assert "because its wrapper had died" in job.err
+
+
+def test_the_launchers_folder_goes_with_it(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    script = write(tmp_path, "stubborn.py", STUBBORN)
+    with launched(PLAIN, "2", sys.executable, script, folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
+        job.wait_for("ready", times=2)
+        (folder,) = (tmp_path / "tmp").iterdir()
+        assert folder.stat().st_mode & 0o777 == 0o700
+        job.process.kill()
+        job.nothing_left()
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_an_agent_that_fails_for_a_reason_of_its_own(tmp_path: Path) -> None:
+    script = write(tmp_path, "counts.py", COUNTS)
+    with launched(PLAIN, "--break-down", "2", sys.executable, script, folder=tmp_path) as job:
+        assert job.wait() == 1
+    assert "agent failed: ConnectionError: the agent lost its way" in job.err
+
+
+def test_bad_input_of_an_agent_is_one_line_and_status_2(tmp_path: Path) -> None:
+    with launched(PLAIN, "0", "echo", folder=tmp_path) as job:
+        assert job.wait() == 2
+    assert job.err == "[launcher] RANKS has to be above 0\n"
+
+
+def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
+    with launched(PLAIN, "1", "./nothing", folder=tmp_path) as job:
+        assert job.wait() == 127
+    assert "[rank=0] cannot run ./nothing: No such file or directory" in job.err
+
+
+def test_output_of_any_kind_comes_through_whole(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "prints.py",
+        r"""
+        import os, sys
+        rank = os.environ["RANK"].encode()
+        with os.fdopen(1, "wb", buffering=1 << 16, closefd=False) as out:
+            out.write(b"\xff\xfe \xc3 no utf-8\n" + b"x" * 10_000_000 + b"\n")
+            for i in range(50_000):
+                out.write(b"%s says %d\n" % (rank, i))
+            out.write(b"no end")
+        os.write(2, b"to stderr\n")
+        """,
+    )
+    with launched(PLAIN, "4", sys.executable, script, folder=tmp_path) as job:
+        assert job.wait() == 0
+    lines = job.out_bytes.splitlines()
+    assert job.err_bytes_lines() == [b"[rank=%d] to stderr" % rank for rank in range(4)]
+    for rank in range(4):
+        prefix = b"[rank=%d] " % rank
+        own = [line[len(prefix) :] for line in lines if line.startswith(prefix)]
+        assert own[0] == b"\xff\xfe \xc3 no utf-8"
+        assert own[1] == b"x" * 10_000_000
+        assert own[2:-1] == [b"%d says %d" % (rank, i) for i in range(50_000)]
+        assert own[-1] == b"no end"
+
+
+def test_a_reader_that_stops_reading_stops_no_signal(tmp_path: Path) -> None:
+    read, write_end = os.pipe()
+    words = ["--grace", "2", "2", sys.executable, "-c", "while True: print('x' * 1000, flush=True)"]
+    with launched(PLAIN, *words, folder=tmp_path, stdout=write_end) as job:
+        os.close(write_end)
+        while len(job.wrappers()) < 2:
+            time.sleep(0.05)
+        time.sleep(1)  # the pipes are full now
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(20) == 128 + signal.SIGTERM
+        job.nothing_left()
+    os.close(read)
+
+
+def test_a_job_survives_a_hang_up_it_was_told_to_ignore(tmp_path: Path) -> None:
+    script = write(tmp_path, "counts.py", COUNTS)
+    with launched(["nohup", *PLAIN], "1", sys.executable, script, folder=tmp_path) as job:
+        job.wait_for("ready")
+        os.kill(job.pid, signal.SIGHUP)
+        time.sleep(0.3)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait() == 0
+    assert "got SIGTERM\n" in job.out
+
+
+def test_a_stranger_at_the_socket_disturbs_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    script = write(tmp_path, "counts.py", COUNTS)
+    with launched(PLAIN, "1", sys.executable, script, folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
+        job.wait_for("ready")
+        (path,) = (tmp_path / "tmp").glob("*/s")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+            stranger.connect(str(path))
+            stranger.send(b"\xff\xfe rubbish")
+            time.sleep(0.2)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait() == 0
+
+
+def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:
+    script = write(tmp_path, "ok.py", "open('ran', 'w').close()")
+    command = " ".join(["exec", *PLAIN, "1", sys.executable, script, ">&-", "2>&-", "<&-"])
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60).returncode == 0
+    assert (tmp_path / "ran").exists()

@@ -1,0 +1,134 @@
+"""A launcher as a real process, with what it printed and a look at every process of its job."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+TORCH = [sys.executable, "-m", "det_core.launch.torch_distributed"]
+PLAIN = [sys.executable, str(Path(__file__).with_name("plain_agent.py"))]
+"""A launcher whose agent starts the ranks and nothing more: all that is ours, without two seconds of torch."""
+
+
+class Launched:
+    """A running launcher."""
+
+    def __init__(self, command: list[str], folder: Path, env: Mapping[str, str], stdout: int | None) -> None:
+        self.job = uuid.uuid4().hex
+        self._out, self._err = folder / f"{self.job}.out", folder / f"{self.job}.err"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env={**os.environ, **env, "TEST_JOB": self.job},
+                stdin=subprocess.DEVNULL,
+                stdout=out if stdout is None else stdout,
+                stderr=err,
+                start_new_session=True,
+                preexec_fn=_as_from_a_shell,
+            )
+        self.pid = self.process.pid
+
+    @property
+    def out(self) -> str:
+        """Its stdout so far."""
+        return self._out.read_text(errors="replace")
+
+    @property
+    def err(self) -> str:
+        """Its stderr so far."""
+        return self._err.read_text(errors="replace")
+
+    @property
+    def out_bytes(self) -> bytes:
+        """Its stdout so far."""
+        return self._out.read_bytes()
+
+    def err_bytes_lines(self) -> list[bytes]:
+        """The lines of its stderr so far, sorted."""
+        return sorted(self._err.read_bytes().splitlines())
+
+    def wait(self, seconds: float = 60) -> int:
+        """Its exit status."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the launcher still runs\n{self.out[-3000:]}\n{self.err[-3000:]}") from None
+
+    def wait_for(self, pattern: str, *, times: int = 1, seconds: float = 60) -> list[str]:
+        """Wait until stdout or stderr holds ``pattern`` so often; return the first group of each match."""
+        deadline = time.monotonic() + seconds
+        while len(found := re.findall(pattern, self.out + self.err, re.MULTILINE)) < times:
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                raise AssertionError(f"{pattern!r} did not come {times} times:\n{self.out[-3000:]}\n{self.err[-3000:]}")
+            time.sleep(0.01)
+        return [str(match) for match in found]
+
+    def processes(self) -> dict[int, str]:
+        """The command line of every process of the job that lives, by process id."""
+        found = {}
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if f"TEST_JOB={self.job}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+        return found
+
+    def nothing_left(self, seconds: float = 10) -> None:
+        """Assert that within ``seconds`` no process of the job is left."""
+        deadline = time.monotonic() + seconds
+        while left := self.processes():
+            assert time.monotonic() < deadline, f"left behind: {left}\n{self.out[-2000:]}\n{self.err[-2000:]}"
+            time.sleep(0.02)
+
+    def wrappers(self) -> list[int]:
+        """Process ids of the wrappers."""
+        return sorted(pid for pid, command in self.processes().items() if "from _wrapper._main" in command)
+
+    def agent(self) -> int:
+        """Process id of the agent: the launcher's child."""
+        (child,) = (
+            int(pid)
+            for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+            if "_wrapper" not in Path(f"/proc/{pid}/cmdline").read_text()
+        )
+        return child
+
+
+@contextmanager
+def launched(
+    launcher: list[str], *words: str, folder: Path, stdout: int | None = None, **env: str
+) -> Iterator[Launched]:
+    """Start a launcher in ``folder``; at the end all of its job is killed, whatever the test found."""
+    job = Launched([*launcher, *words], folder, env, stdout)
+    try:
+        yield job
+    finally:
+        for pid in [job.pid, *job.processes()]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        job.process.wait()
+        job.nothing_left()
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    """Write a script and return its path."""
+    (folder / name).write_text(textwrap.dedent(text))
+    return str(folder / name)
+
+
+def _as_from_a_shell() -> None:
+    """A test runner in the background ignores SIGINT, and a launcher would go on doing so."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
