@@ -19,7 +19,14 @@ from det_core.journal._lock import WriterLock, held
 
 INFO = "run.json"
 LOCK = "run.lock"
-_KINDS = {"run_id": str, "name": str, "created": (int, float), "argv": list, "cwd": str, "restarts": list}
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "run_id": str,
+    "name": str,
+    "created": (int, float),
+    "argv": list,
+    "cwd": str,
+    "restarts": list,
+}
 _ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _JOURNAL = re.compile(r"journal-(\d{1,9})-(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import struct
+import time
 import weakref
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from det_core import _clock
 from det_core._errors import RunLocked
 
 LOG = logging.getLogger("det_core")
+ORPHAN_WAIT = 2.0
+"""Seconds to wait when the holder is dead: a child it was just forking may not have let go yet."""
 _FLOCK = "hhqqi4x"
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -32,22 +35,33 @@ class WriterLock:
     """
 
     def __init__(self, path: Path, run_id: str) -> None:
-        self._path = path
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _region(fcntl.F_WRLCK))
-        except OSError as e:
-            if e.errno in (errno.EAGAIN, errno.EACCES):
-                self.release()
-                raise RunLocked(_locked(path, run_id)) from None
-            if e.errno not in _NO_LOCKS:
-                self.release()
-                raise
-            LOG.warning("%s cannot be locked (%s): nothing keeps a second process from writing it", path, e.strerror)
+            if not self._take(path):
+                raise RunLocked(_locked(path, run_id))
+        except BaseException:
+            self.release()
+            raise
         holder = {"host": os.uname().nodename, "pid": os.getpid(), "time": _clock.now()}
         os.ftruncate(self._fd, 0)
         os.pwrite(self._fd, json.dumps(holder).encode(), 0)
         _LOCKS.add(self)
+
+    def _take(self, path: Path) -> bool:
+        deadline = _clock.monotonic() + ORPHAN_WAIT
+        while True:
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _region(fcntl.F_WRLCK))
+                return True
+            except OSError as e:
+                if e.errno in _NO_LOCKS:
+                    LOG.warning("%s cannot be locked (%s): a second process could write this run too", path, e.strerror)
+                    return True
+                if e.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+            if _holder_lives(path) or _clock.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
 
     def release(self) -> None:
         """Give it back. Twice is fine."""
@@ -76,20 +90,33 @@ def held(path: Path) -> bool:
         os.close(fd)
 
 
-def holder(path: Path) -> str:
-    """The holder as "pid 12 on host", as far as the file says."""
+def _holder(path: Path) -> tuple[str, int] | None:
+    """Host and pid, as far as the file says."""
     try:
         who = json.loads(path.read_bytes())
-        return f"pid {who['pid']} on {who['host']}"
+        return str(who["host"]), int(who["pid"])
     except (OSError, ValueError, LookupError, TypeError):
-        return "another process"
+        return None
+
+
+def _holder_lives(path: Path) -> bool:
+    """False where the holder is known to be dead."""
+    who = _holder(path)
+    if who is None or who[0] != os.uname().nodename:
+        return True
+    try:
+        os.kill(who[1], 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def _locked(path: Path, run_id: str) -> str:
-    return (
-        f"run {run_id} is being written by {holder(path)}; wait for it to end, stop it, or start a new run "
-        f"(without resume)"
-    )
+    who = _holder(path)
+    by = f"pid {who[1]} on {who[0]}" if who else "another process"
+    return f"run {run_id} is being written by {by}; wait for it to end, stop it, or start a new run (without resume)"
 
 
 def _region(kind: int) -> bytes:

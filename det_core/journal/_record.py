@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -218,5 +217,5 @@ def list_runs(home: Path | str) -> list[RunSummary]:
     return [
         RunSummary(path)
         for path in run_paths(Path(home))
-        if (path / INFO).exists() or any(e.name.startswith("journal-") for e in os.scandir(path))
+        if (path / INFO).exists() or next(journal_files(path), None) is not None
     ]

@@ -30,7 +30,7 @@ def checked_group(group: Any) -> str:
 
 def checked_steps(steps: Any) -> int | None:
     """``steps`` as an int; None stays None."""
-    number = steps
+    number: int | None = steps
     if steps is not None and type(steps) is not int:
         try:
             number = None if isinstance(steps, bool) or _is_flag(steps) else index(steps)
