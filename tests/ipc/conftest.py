@@ -1,0 +1,71 @@
+"""Ranks as threads, below DistributedContext: each gets its links, and its outcome is kept, value or exception."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from det_core.ipc import Links, connect
+from support.ranks import free_port
+
+Work = Callable[[Links], Any]
+JOIN_TIMEOUT = 60.0
+
+
+class Outcomes(list[Any]):
+    """What each rank returned or raised."""
+
+    def values(self) -> list[Any]:
+        """The values; raises what the lowest failing rank raised."""
+        for outcome in self:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return list(self)
+
+
+@pytest.fixture
+def place() -> Callable[..., dict[str, Any]]:
+    """The arguments of ``connect`` for a rank of a job on ``machines`` machines, alike for every rank of this test."""
+    port = free_port()
+
+    def make(rank: int, size: int, machines: int = 1, **more: Any) -> dict[str, Any]:
+        local_size = size // machines
+        return {
+            "rank": rank, "size": size, "local_rank": rank % local_size, "local_size": local_size,
+            "cross_rank": rank // local_size, "cross_size": machines,
+            "chief_ip": "127.0.0.1" if machines > 1 else None, "port": port, **more,
+        }  # fmt: skip
+
+    return make
+
+
+@pytest.fixture
+def as_ranks(place: Callable[..., dict[str, Any]]) -> Callable[..., Outcomes]:
+    """Run ``work(links)`` in a thread per rank; ``close=False`` leaves closing to ``work``."""
+
+    def run(size: int, work: Work, *, close: bool = True, **arguments: Any) -> Outcomes:
+        outcomes = Outcomes([None] * size)
+
+        def rank_main(rank: int) -> None:
+            try:
+                links = connect(**place(rank, size, **arguments))
+                try:
+                    outcomes[rank] = work(links)
+                finally:
+                    if close:
+                        links.close()
+            except BaseException as e:
+                outcomes[rank] = e
+
+        threads = [threading.Thread(target=rank_main, args=(r,), daemon=True) for r in range(size)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(JOIN_TIMEOUT)
+        assert not any(t.is_alive() for t in threads), f"ranks hang: {outcomes}"
+        return outcomes
+
+    return run

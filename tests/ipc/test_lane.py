@@ -1,0 +1,351 @@
+"""Collectives among threads-as-ranks: results, arrays, disagreement, deadlines, bounds, lanes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from det_core._errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, DistributedError, PeerLost
+from det_core.ipc import Links, _liveness
+from det_core.ipc._payload import IN_FILE_FROM
+
+AsRanks = Callable[..., Any]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 8])
+def test_every_collective(as_ranks: AsRanks, size: int) -> None:
+    def work(links: Links) -> Any:
+        rank, lane = links.everyone.rank, links.lane("user")
+        out = []
+        for turn in range(3):
+            out.append((lane.gather((rank, turn)), lane.allgather({rank: turn}), lane.broadcast(f"{rank} {turn}")))
+        return out
+
+    outcomes = as_ranks(size, work).values()
+    for rank, out in enumerate(outcomes):
+        for turn, (gathered, everywhere, told) in enumerate(out):
+            assert gathered == ([(r, turn) for r in range(size)] if rank == 0 else None)
+            assert everywhere == [{r: turn} for r in range(size)]
+            assert told == f"0 {turn}"
+
+
+@pytest.mark.parametrize("lane", ["user", "checkpoint"])
+@pytest.mark.parametrize("size", [10, IN_FILE_FROM // 16, IN_FILE_FROM // 8, IN_FILE_FROM])
+def test_arrays_arrive_equal_writable_and_private(as_ranks: AsRanks, size: int, lane: str) -> None:
+    def work(links: Links) -> Any:
+        rank, on = links.everyone.rank, links.lane(lane)
+        told = on.broadcast(np.arange(size, dtype=np.float64) if rank == 0 else None)
+        told[0] = rank + 100
+        everybody = on.allgather(np.full(size, rank))
+        assert all(a.flags.writeable for a in everybody)
+        everybody[0][0] += rank
+        on.gather(None)
+        return told[0], told[1:].sum(), [a[-1] for a in everybody], everybody[0][0]
+
+    for rank, (first, rest, everybody, zero) in enumerate(as_ranks(3, work).values()):
+        assert first == rank + 100
+        assert rest == np.arange(size, dtype=np.float64)[1:].sum()
+        assert everybody == [0, 1, 2]
+        assert zero == rank
+
+
+def test_what_was_sent_may_be_changed_at_once(as_ranks: AsRanks) -> None:
+    """Also when it had to be queued, because the receiver was busy."""
+
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        if links.everyone.rank == 0:
+            array = np.zeros(20_000)
+            for value in range(200):
+                array[:] = value
+                lane.broadcast(array)
+            return None
+        time.sleep(0.3)
+        return [set(lane.broadcast(None)) for _ in range(200)]
+
+    assert as_ranks(2, work).values()[1] == [{float(v)} for v in range(200)]
+
+
+def test_a_rank_that_calls_something_else_is_named_on_every_rank(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        lane.allgather(1)
+        if links.everyone.rank == 2:
+            return lane.broadcast(None)
+        return lane.gather(0)
+
+    for outcome in as_ranks(4, work):
+        assert isinstance(outcome, CollectiveMismatch)
+        assert "rank 2 called broadcast (call 2)" in str(outcome)
+        assert "called gather (call 2)" in str(outcome)
+
+
+def test_a_chief_that_broadcasts_while_others_gather_is_named(as_ranks: AsRanks) -> None:
+    """The chief's broadcast has returned by then, so it learns of it in its next call."""
+
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        if links.everyone.rank:
+            return lane.gather(0)
+        lane.broadcast(1)
+        return lane.gather(0)
+
+    outcomes = as_ranks(3, work)
+    for outcome in outcomes:
+        assert isinstance(outcome, CollectiveMismatch)
+        assert "rank 0 called broadcast (call 1)" in str(outcome)
+
+
+def test_two_waiting_workers_that_disagree_do_not_wait_for_the_chief(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane, rank = links.lane("user"), links.everyone.rank
+        if rank:
+            return lane.gather(0) if rank == 1 else lane.allgather(0)
+        time.sleep(1)
+        return links.everyone.raise_if_broken()
+
+    assert all(isinstance(o, CollectiveMismatch) for o in as_ranks(3, work))
+
+
+def test_what_cannot_be_pickled_raises_before_anything_is_sent(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        for call in (lane.gather, lane.allgather, *([] if links.everyone.rank else [lane.broadcast])):
+            with pytest.raises((TypeError, AttributeError)):
+                call(threading.Lock())
+        return lane.allgather("still in step")
+
+    assert as_ranks(3, work).values() == [["still in step"] * 3] * 3
+
+
+class _Poison:
+    def __reduce__(self) -> Any:
+        return _explode, ()
+
+
+def _explode() -> None:
+    raise ZeroDivisionError("unpickled")
+
+
+def test_what_cannot_be_unpickled_raises_there_and_the_lane_goes_on(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane, rank = links.lane("user"), links.everyone.rank
+        try:
+            lane.broadcast(_Poison() if rank == 0 else None)
+            raised = False
+        except ZeroDivisionError:
+            raised = True
+        return raised, lane.allgather(rank)
+
+    assert as_ranks(3, work).values() == [(False, [0, 1, 2]), (True, [0, 1, 2]), (True, [0, 1, 2])]
+
+
+def test_a_deadline_raises_where_it_is_set_and_names_the_missing_rank(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        if links.everyone.rank == 2:
+            time.sleep(1)
+            return None
+        return lane.gather(1, timeout=0.3)
+
+    chief, worker, _ = as_ranks(3, work)
+    assert isinstance(chief, CollectiveTimeout) and "rank 2 " in str(chief)
+    assert isinstance(worker, CollectiveTimeout | PeerLost)
+
+
+def test_the_default_deadline_is_the_stars(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        if links.everyone.rank:
+            return links.lane("user").broadcast(None)
+        time.sleep(1)
+
+    outcome = as_ranks(2, work, timeout=0.4)[1]
+    assert isinstance(outcome, CollectiveTimeout) and "broadcast (call 1)" in str(outcome)
+
+
+def test_after_a_call_that_the_chief_gave_up_the_lane_says_so(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        if links.everyone.rank == 0:
+            with pytest.raises(CollectiveTimeout):
+                lane.gather(1, timeout=0.2)
+            return lane.gather(2)
+        if links.everyone.rank == 2:
+            time.sleep(0.5)
+        return lane.gather(3)
+
+    for outcome in as_ranks(3, work):
+        assert isinstance(outcome, CollectiveMismatch) and "gave up gather (call 1)" in str(outcome)
+
+
+def test_a_long_wait_is_warned_of_and_not_ended(
+    as_ranks: AsRanks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_liveness, "WARN_AFTER", (0.1, 0.3))
+
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        lane.allgather(0)
+        if links.everyone.rank == 2:
+            time.sleep(1)
+        return lane.allgather(0)
+
+    with caplog.at_level(logging.WARNING, "det_core.ipc"):
+        assert as_ranks(3, work).values() == [[0, 0, 0]] * 3
+    told = [r.getMessage() for r in caplog.records]
+    chief = [t for t in told if "rank 0 is in allgather (call 2)" in t]
+    assert len(chief) == 2 and all("rank 2 (" in t and "allgather (call 1)" in t for t in chief)
+    assert any("rank 1 is in allgather (call 2)" in t for t in told)
+    assert any("rank 0 made allgather (call 2) and waits for rank 2" in t for t in told)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}])
+def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
+    bound, messages = 1 << 20, 60
+
+    def work(links: Links) -> Any:
+        star, lane = links.everyone, links.lane("user")
+        if star.rank == 0:
+            most = 0
+            for number in range(messages):
+                lane.broadcast((number, bytes(100_000 if number % 7 else 3_000_000)))
+                most = max(most, *(p.room.used for p in star.peers.values()))
+            return most
+        time.sleep(0.5 * star.rank)
+        return [lane.broadcast(None)[0] for _ in range(messages)]
+
+    most, *received = as_ranks(3, work, bound=bound, **arguments).values()
+    assert received == [list(range(messages))] * 2
+    assert most <= 3_100_000  # the bound, or one message that is larger than it
+
+
+def test_a_rank_that_sleeps_misses_no_broadcast(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        if links.everyone.rank == 0:
+            for number in range(5000):
+                lane.broadcast(number)
+            return None
+        if links.everyone.rank == 1:
+            time.sleep(2)
+        return [lane.broadcast(None) for _ in range(5000)]
+
+    assert as_ranks(3, work).values()[1:] == [list(range(5000))] * 2
+
+
+def test_lanes_do_not_disturb_each_other(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        found: dict[str, Any] = {}
+
+        def run(name: str, turns: int) -> None:
+            lane = links.lane(name)
+            found[name] = [lane.allgather((name, turn)) for turn in range(turns)]
+
+        threads = [threading.Thread(target=run, args=(f"lane {i}", 30 * (i + 1)), daemon=True) for i in range(4)]
+        for thread in threads:
+            thread.start()
+        run("user", 100)
+        for thread in threads:
+            thread.join(30)
+        return found
+
+    for found in as_ranks(3, work).values():
+        assert len(found) == 5
+        for name, out in found.items():
+            assert out == [[(name, turn)] * 3 for turn in range(len(out))]
+
+
+def test_a_call_on_a_closed_star(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        links.close()
+        with pytest.raises(ContextClosed):
+            lane.allgather(1)
+        with pytest.raises(ContextClosed):
+            links.lane("other")
+        with pytest.raises(ContextClosed):
+            links.everyone.raise_if_broken()
+
+    as_ranks(2, work).values()
+
+
+def test_closing_ends_a_call_that_another_thread_waits_in(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        if links.everyone.rank:
+            time.sleep(0.5)
+            return None
+        caught: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                links.lane("other").gather(1)
+            except DistributedError as e:
+                caught.append(e)
+
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        time.sleep(0.1)
+        links.close()
+        thread.join(10)
+        return caught
+
+    assert [type(e) for e in as_ranks(2, work).values()[0]] == [ContextClosed]
+
+
+def test_a_call_that_needs_a_rank_that_closed_names_it_and_why(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        lane.allgather(0)
+        if links.everyone.rank == 1:
+            links.close(failure=RuntimeError("the disk is gone"))
+            return None
+        return lane.allgather(1)
+
+    for rank, outcome in enumerate(as_ranks(3, work)):
+        if rank != 1:
+            assert isinstance(outcome, PeerLost)
+            assert "rank 1 " in str(outcome) and "RuntimeError: the disk is gone" in str(outcome)
+
+
+def test_what_a_rank_sent_before_it_closed_arrives(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        if links.everyone.rank == 0:
+            for number in range(100):
+                lane.broadcast(number)
+            return None
+        time.sleep(0.5)
+        return [lane.broadcast(None) for _ in range(100)]
+
+    assert as_ranks(3, work).values()[1:] == [list(range(100))] * 2
+
+
+@pytest.mark.parametrize("machines", [1, 2])
+def test_local_collectives(as_ranks: AsRanks, machines: int) -> None:
+    def work(links: Links) -> Any:
+        local, user, rank = links.local_lane("user"), links.lane("user"), links.everyone.rank
+        return [(local.allgather(rank), local.gather(rank), user.allgather(rank), local.broadcast(rank)) for _ in "ab"]
+
+    for rank, out in enumerate(as_ranks(4, work, machines=machines, secret="s").values()):
+        mine = [0, 1, 2, 3] if machines == 1 else [[0, 1], [2, 3]][rank // 2]
+        assert out == [(mine, mine if rank == mine[0] else None, [0, 1, 2, 3], mine[0])] * 2
+
+
+def test_trouble_among_local_ranks_reaches_everybody(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        rank = links.everyone.rank
+        if rank == 2:
+            return links.local_lane("user").gather(0)
+        if rank == 3:
+            return links.local_lane("user").broadcast(0)
+        return links.lane("user").allgather(0)
+
+    for outcome in as_ranks(4, work, machines=2, secret="s"):
+        assert isinstance(outcome, CollectiveMismatch)
+        assert "rank 3 called broadcast" in str(outcome) and "rank 2 called gather" in str(outcome)

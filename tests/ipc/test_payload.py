@@ -1,0 +1,68 @@
+"""Objects to segments and back, and the memory files they travel in."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_core.ipc._frames import Kind, Op
+from det_core.ipc._payload import IN_FILE_FROM, Mapper, MemoryFile, Packet, dump, join_items, load, split_items
+
+
+@given(st.lists(st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=8), max_size=5))
+def test_items_survive_being_joined(objects: list[Any]) -> None:
+    joined = join_items([dump(o) for o in objects])
+    assert [load(item) for item in split_items(joined)] == objects
+
+
+def test_small_buffers_stay_in_the_pickle_and_large_ones_do_not() -> None:
+    assert len(dump(np.zeros(100))) == 1
+    assert len(dump([np.zeros(1 << 16), np.zeros(1 << 17)])) == 3
+
+
+def test_an_array_that_is_not_contiguous_is_pickled_whole() -> None:
+    array = np.arange(1 << 18).reshape(512, 512)[:, ::2]
+    assert np.array_equal(load(dump(array)), array)
+
+
+def test_a_mapped_array_is_equal_and_writable_and_private() -> None:
+    array = np.arange(IN_FILE_FROM // 4, dtype=np.int64)
+    runs, files = Packet(Kind.CALL, Op.broadcast, "user", 0, 1, dump(array)).local()
+    assert len(files) == 1 and sum(memoryview(r).nbytes for r in runs) < 1000
+    pickled = dump(array)[0]
+    one, two = (load([pickled, *Mapper().open(files)]) for _ in range(2))
+    one[0] = -1
+    assert two[0] == 0 and array[0] == 0
+    assert np.array_equal(two, array)
+
+
+def test_a_memory_file_cannot_be_changed_after_it_was_sent() -> None:
+    file = MemoryFile.of(b"x" * 100)
+    with pytest.raises(PermissionError):
+        os.write(file.fd, b"y")
+    with pytest.raises(PermissionError):
+        os.ftruncate(file.fd, 10)
+
+
+def test_many_live_mappings_are_copied_instead_so_that_descriptors_do_not_run_out() -> None:
+    mapper, file = Mapper(limit=3), MemoryFile.of(b"x" * 5000)
+    before = len(os.listdir("/proc/self/fd"))
+    kept = [mapper.open([file])[0] for _ in range(10)]
+    assert len(os.listdir("/proc/self/fd")) - before == 3
+    assert all(bytes(k) == b"x" * 5000 for k in kept)
+    del kept
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_packet_for_another_machine_holds_copies() -> None:
+    array = np.arange(1 << 18)
+    packet = Packet(Kind.CALL, Op.broadcast, "user", 0, 1, dump(array))
+    parts = packet.remote(1 << 16)
+    array[:] = 0
+    assert max(map(len, parts)) <= 1 << 16
+    assert np.array_equal(np.frombuffer(b"".join(parts)[-array.nbytes :], np.int64), np.arange(1 << 18))
