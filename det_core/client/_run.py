@@ -113,7 +113,7 @@ class Run:
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """The checkpoints that were registered and not deleted since, oldest first."""
-        gone = {r["storage_id"] for r in self.record.records("checkpoint_deleted") if not r.get("resources")}
+        gone = {r.get("storage_id") for r in self.record.records("checkpoint_deleted") if not r.get("resources")}
         return [_checkpoint(r) for r in self.record.records("checkpoint") if r.get("storage_id") not in gone]
 
 

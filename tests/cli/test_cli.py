@@ -1,0 +1,129 @@
+"""The command line as a whole: help, version, errors, completion."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import det_core
+from det_core.cli import main
+from det_core.cli._commands import COMMANDS
+from support.journals import one_run
+
+SCRIPT = Path(sys.executable).with_name("det-core")
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "det_core.cli", *arguments], capture_output=True, text=True, timeout=60
+    )
+
+
+def test_help_teaches_with_examples_that_are_understood(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one_run(home)
+    help_text = run("--help").stdout
+    assert run().stdout == help_text
+    examples = [line.strip() for line in help_text.splitlines() if line.startswith("  det-core ")]
+    assert len(examples) >= 5
+    for example in examples:
+        words = example.split("  ")[0].split(" > ")[0].split()[1:]
+        words = ["latest" if word.startswith("2026") else word for word in words]
+        if "--output" in words or "rm" in words:
+            continue
+        assert main(words) == 0, example
+    capsys.readouterr()
+
+
+def test_the_installed_script_is_the_same_command() -> None:
+    done = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"det-core {det_core.__version__}\n"
+    assert run("--version").stdout == done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["nope"], 2, "invalid choice: 'nope'"),
+        (["runs"], 2, "required: COMMAND"),
+        (["runs", "show"], 2, "required: RUN"),
+        (["runs", "export", "latest"], 2, "--format"),
+        (["runs", "show", "latest"], 1, "there are no runs in"),
+        (["runs", "show", "latest", "--home", "/dev/null"], 1, "/dev/null"),
+        (["runs", "list", "--home", "/dev/null"], 1, "Not a directory"),
+    ],
+)
+def test_an_error_is_a_line_on_stderr(arguments: list[str], status: int, message: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    if status == 1:
+        assert done.stderr.startswith("det-core: error: ")
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_variable_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DET_CORE_TIMEOUT", "soon")
+    done = run("runs", "list")
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "DET_CORE_TIMEOUT='soon'" in done.stderr
+
+
+def test_traceback_shows_where() -> None:
+    done = run("--traceback", "runs", "show", "latest")
+    assert "RunNotFound" in done.stderr and "Traceback" in done.stderr
+
+
+def test_each_command_has_its_subcommands(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, command in COMMANDS.items():
+        with pytest.raises(SystemExit) as e:
+            main([name, "--help"])
+        assert e.value.code == 0
+        text = capsys.readouterr().out
+        for word in command.subcommands:
+            assert word in text
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_parse(shell: str, tmp_path: Path) -> None:
+    script = tmp_path / "completion"
+    script.write_text(run("completion", shell).stdout)
+    assert "runs" in script.read_text()
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    assert subprocess.run([shell, "-n", script], timeout=60).returncode == 0
+
+
+def complete(*words: str) -> set[str]:
+    """What bash offers for the last of ``words``."""
+    code = (
+        'eval "$(det-core completion bash)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _det_core; '
+        'printf "%s\\n" "${COMPREPLY[@]}"'
+    )
+    environment = {"PATH": f"{SCRIPT.parent}:/usr/bin:/bin"}
+    import os
+
+    done = subprocess.run(
+        ["bash", "-c", code, "bash", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+        check=True,
+    )
+    return set(done.stdout.split())
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes_commands_and_run_ids(home: Path) -> None:
+    run_id = one_run(home).run_id
+    assert complete("det-core", "") == set(COMMANDS)
+    assert complete("det-core", "ru") == {"runs"}
+    assert complete("det-core", "runs", "") == {"list", "show", "export", "rm"}
+    assert complete("det-core", "runs", "s") == {"show"}
+    assert complete("det-core", "runs", "show", "") == {run_id, "latest"}
+    assert complete("det-core", "runs", "rm", run_id[:4]) == {run_id}

@@ -1,0 +1,216 @@
+"""``det-core runs`` as a person or a script runs it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+
+from det_core.journal import Journal, RunFolder
+from support.journals import one_run
+
+
+def det_core(*arguments: object, stdin: Any = subprocess.DEVNULL, check: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run the command and expect an exit status."""
+    done = subprocess.run(
+        [sys.executable, "-m", "det_core.cli", *map(str, arguments)],
+        stdin=stdin,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == check, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def rich_run(home: Path) -> str:
+    folder = RunFolder.create(home, name="/work/train.py", argv=["python", "train.py", "a b"])
+    for restart in range(2):
+        folder.begin_restart()
+        journal = Journal(folder.path, run_id=folder.run_id, restart=restart, rank=0)
+        for step in range(1 + 2 * restart, 4 + 2 * restart):
+            metrics = {"loss": 1 / step, "acc": {"top1": step, "bad": -math.inf}, "words": ["a", "b"]}
+            journal.metrics("training", step, metrics, [{"x": step}, {"x": math.nan}])
+        journal.metrics("validation", step, {"acc": 0.5, "name": "NaN", "ok": True, "big": 2**64 - 1})
+        journal.record("checkpoint", {"storage_id": f"abc-{restart}", "metadata": {"steps_completed": step}})
+        journal.record("metadata", {"metadata": {"note": "x"}})
+        journal.record("run_end", {"outcome": "preempted"})
+        journal.close()
+        folder.release()
+    return folder.run_id
+
+
+def test_list(home: Path) -> None:
+    assert "no runs here yet" in det_core("runs", "list").stderr
+    assert json.loads(det_core("runs", "list", "--json").stdout) == []
+    ids = [one_run(home, name=name).run_id for name in ("/a/b/train.py", "other", "/c/train.py")]
+    lines = det_core("runs", "list").stdout.splitlines()
+    assert lines[0].split() == ["RUN", "STATE", "STARTED", "RESUMED", "NAME"]
+    assert [line.split()[0] for line in lines[1:]] == ids[::-1]
+    assert lines[1].split()[1] == "completed"
+    assert lines[1].endswith("/c/train.py")
+    rows = json.loads(det_core("runs", "list", "--json", "--name", "train.py").stdout)
+    assert [row["run_id"] for row in rows] == [ids[2], ids[0]]
+    assert rows[0]["path"] == str(home / "runs" / ids[2])
+    assert len(det_core("runs", "list", "--limit", 1).stdout.splitlines()) == 2
+    assert det_core("runs", "list", "--home", home / "else", "--json").stdout.strip() == "[]"
+    assert "not a number of runs" in det_core("runs", "list", "--limit", "x", check=2).stderr
+
+
+def test_show(home: Path) -> None:
+    run_id = rich_run(home)
+    text = det_core("runs", "show", run_id[:12]).stdout
+    assert f"DET_CORE_RESUME={run_id} python train.py 'a b'" in text
+    for word in ("preempted", str(home / "runs" / run_id), "acc.top1", "-inf", "abc-1", "once"):
+        assert word in text
+    shown = json.loads(det_core("runs", "show", "latest", "--json").stdout)
+    assert shown["groups"]["training"]["rows"] == 5
+    assert shown["groups"]["training"]["last"]["metrics"]["acc"] == {"top1": 5, "bad": "-Infinity"}
+    assert [c["storage_id"] for c in shown["checkpoints"]] == ["abc-0", "abc-1"]
+    assert (shown["state"], shown["restarts"], shown["torn_lines"]) == ("preempted", 2, 0)
+    assert shown["metadata"] == {"note": "x"}
+
+
+def test_show_counts_torn_lines(home: Path) -> None:
+    run = one_run(home, outcome=None)
+    with open(run.path / "journal-0-0.jsonl", "ab") as f:
+        f.write(b'{"kind":"metrics","se')
+    assert "torn lines:  1 " in det_core("runs", "show", "latest").stdout
+    assert json.loads(det_core("runs", "show", "latest", "--json").stdout)["torn_lines"] == 1
+
+
+def test_export_csv(home: Path) -> None:
+    rich_run(home)
+    text = det_core("runs", "export", "latest", "--format", "csv", "--group", "training").stdout
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert [row["steps_completed"] for row in rows] == list("12345")
+    assert [row["loss"] for row in rows] == [repr(1 / s) for s in range(1, 6)]
+    assert (rows[0]["acc.bad"], rows[0]["words"], rows[4]["restart"]) == ("-Infinity", '["a", "b"]', "1")
+    everything = pandas.read_csv(io.StringIO(det_core("runs", "export", "latest", "-f", "csv").stdout))
+    assert list(everything["group"]) == ["training"] * 5 + ["validation"] * 2
+    assert everything["acc.bad"][0] == -math.inf
+
+
+def test_export_batches_and_superseded(home: Path) -> None:
+    rich_run(home)
+    arguments = ("runs", "export", "latest", "-g", "training", "--batches", "--superseded", "-f")
+    rows = list(csv.DictReader(io.StringIO(det_core(*arguments, "csv").stdout)))
+    assert len(rows) == 18
+    assert [(r["batch"], r["x"], r["loss"]) for r in rows[:3]] == [("", "", "1.0"), ("0", "1", ""), ("1", "NaN", "")]
+    assert [r["steps_completed"] for r in rows if r["superseded"] == "True" and not r["batch"]] == ["3"]
+    records = [json.loads(line) for line in det_core(*arguments, "jsonl").stdout.splitlines()]
+    assert len(records) == 6
+    assert records[0]["batch_metrics"] == [{"x": 1}, {"x": "NaN"}]
+    assert records[0]["nonfinite"] == [["metrics", "acc", "bad"], ["batch_metrics", 1, "x"]]
+    assert [r["superseded"] for r in records] == [False, False, True, False, False, False]
+
+
+def test_export_jsonl_needs_no_pandas(home: Path, tmp_path: Path) -> None:
+    rich_run(home)
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['pandas', 'pyarrow', 'numpy', 'torch']))\n"
+        "from det_core.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    )
+    for format in ("csv", "jsonl"):
+        target = tmp_path / f"out.{format}"
+        command = [sys.executable, "-c", code, "runs", "export", "latest", "-f", format, "-o", str(target)]
+        assert subprocess.run(command, timeout=60).returncode == 0
+        assert len(target.read_text().splitlines()) == 7 + (format == "csv")
+    command = [sys.executable, "-c", code, "runs", "export", "latest", "-f", "parquet", "-o", str(target)]
+    done = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "pip install 'det-core[data]'" in done.stderr
+    assert list(tmp_path.glob(".*")) == []
+
+
+def test_export_parquet(home: Path, tmp_path: Path) -> None:
+    rich_run(home)
+    target = tmp_path / "out.parquet"
+    det_core("runs", "export", "latest", "-f", "parquet", "-o", target, "--batches")
+    frame = pandas.read_parquet(target)
+    assert len(frame) == 17
+    training = frame[(frame["group"] == "training") & frame["batch"].isna()]
+    assert list(training["loss"]) == [1 / s for s in range(1, 6)]
+    validation = frame[frame["group"] == "validation"]
+    assert list(validation["ok"]) == [True, True]
+    assert list(validation["name"]) == ["NaN", "NaN"]
+    assert list(validation["big"]) == [float(2**64 - 1)] * 2
+    assert list(frame["x"].dropna())[:2] == [1, 2]
+
+
+def test_an_export_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None:
+    rich_run(home)
+    done = det_core("runs", "export", "latest", "-f", "csv", "-o", tmp_path / "no" / "x.csv", check=1)
+    assert "No such file or directory" in done.stderr
+    done = det_core("runs", "export", "latest", "-f", "csv", "-g", "nope", check=1)
+    assert "has no group 'nope'; it has: training, validation" in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(home: Path) -> None:
+    one_run(home, steps=20_000)
+    command = f"{sys.executable} -m det_core.cli runs export latest -f jsonl | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == 1
+
+
+def test_rm(home: Path) -> None:
+    one, two, three = (one_run(home).run_id for _ in range(3))
+    done = det_core("runs", "rm", one, check=2)
+    assert "--yes" in done.stderr
+    assert (home / "runs" / one).exists()
+    done = det_core("runs", "rm", one, "nope", "--yes", check=1)
+    assert "no run 'nope'" in done.stderr
+    assert (home / "runs" / one).exists()
+    det_core("runs", "rm", one, two, "--yes")
+    assert [path.name for path in (home / "runs").iterdir()] == [three]
+
+
+def test_rm_refuses_a_live_run(home: Path) -> None:
+    dead = one_run(home).run_id
+    live = RunFolder.create(home, name="live")
+    live.begin_restart()
+    done = det_core("runs", "rm", dead, live.run_id, "--yes", check=1)
+    assert f"{live.run_id}: still running" in done.stderr
+    assert len(list((home / "runs").iterdir())) == 2
+    live.release()
+    det_core("runs", "rm", dead, live.run_id, "--yes")
+
+
+@pytest.mark.parametrize(("answer", "status"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])
+def test_rm_asks_on_a_terminal(home: Path, answer: bytes, status: int) -> None:
+    run = one_run(home)
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, answer)
+        done = det_core("runs", "rm", "latest", stdin=theirs, check=status)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "delete this run, with metrics and checkpoints?" in done.stdout
+    assert run.path.exists() == bool(status)
+
+
+def test_a_table_on_a_terminal(home: Path) -> None:
+    run = one_run(home, name="a [bold]name[/bold]")
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
+    command = [sys.executable, "-m", "det_core.cli", "runs", "list"]
+    done = subprocess.run(command, stdout=theirs, stdin=subprocess.DEVNULL, timeout=60, env=environment)
+    os.close(theirs)
+    text = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert done.returncode == 0
+    assert run.run_id in text
+    assert "a [bold]name[/bold]" in text
