@@ -22,10 +22,11 @@ LAUNCHER = "det_core.launch.torch_distributed"
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     done = subprocess.run(
         [str(part) for part in command],
         cwd=cwd,
-        env={**os.environ, **environment},
+        env={**inherited, **environment},
         capture_output=True,
         text=True,
         timeout=100,
