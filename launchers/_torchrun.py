@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 from typing import Any, NoReturn
 
 from det_core._env import Environment
@@ -53,13 +54,12 @@ class Parser(argparse.ArgumentParser):
         """
         defaults = {name: self.get_default(name) for name in _LEFT_OUT if name not in self._given_by_environment}
         self.set_defaults(**dict.fromkeys(defaults))
-        failure = UsageError("no script to run (see --help)")
+        failure = none = UsageError("no script to run (see --help)")
         for count in range(1, len(words) + 1):
             try:
                 namespace, unknown = self.parse_known_args(words[:count])
             except UsageError as e:
-                if "required: training_script" not in str(e):
-                    failure = e
+                failure = none if "required: training_script" in str(e) else e
                 continue
             if unknown:
                 raise UsageError(f"unknown option: {' '.join(unknown)} (see --help)")
@@ -97,9 +97,9 @@ def run_agent(words: list[str], control: Control, socket_path: str) -> None:
         return control.quit(0)
     options = read_options(args)
     run = script_command(script, arguments, module=args.module, no_python=args.no_python)
-    args.nproc_per_node = str(_processes(torchrun, args, control))
     nodes = _nodes(torchrun, args.nnodes)
-    os.environ.update(job_secret(environment, machines=nodes, command=f"{PROG} {' '.join(words)}"))
+    os.environ.update(job_secret(environment, machines=nodes, command=f"{PROG} {shlex.join(words)}"))
+    args.nproc_per_node = str(_processes(torchrun, args, control))
     os.environ["USE_TORCH_DISTRIBUTED"] = "True"
     # A print has to be seen when it is made, and not be lost with a process that is killed: torchrun gives python -u
     # for that, which does not reach a python that the script itself, or a shell script, starts.
