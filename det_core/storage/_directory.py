@@ -6,10 +6,12 @@ import builtins
 import dataclasses
 import logging
 import os
+import time
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
+from det_core import _clock
 from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
 from det_core.storage._io import Disk
 from det_core.storage._manifest import Header, Manifest
@@ -21,6 +23,7 @@ from det_core.storage._store import WHOLE
 from det_core.storage._stored import DirectoryCheckpoint
 
 log = logging.getLogger("det_core.storage")
+PATIENCE = 10.0
 TRASH = "deleted."
 
 
@@ -33,9 +36,14 @@ class DirectoryStore:
     Args:
         root: the directory.
         disk: the door to the file system; tests give one that fails.
+        patience: seconds that a rank waits to see a folder that another one made. On a network file system it may
+            not show at once.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], *, disk: Disk | None = None, patience: float = PATIENCE
+    ) -> None:
+        self._patience = patience
         self._root = os.path.abspath(os.fspath(root))
         self._disk = disk or Disk(self._root)
 
@@ -81,16 +89,15 @@ class DirectoryStore:
         return DirectoryStaging(self._disk, self._root, ticket, parsed[0], part)
 
     def _sees(self, path: str) -> bool:
-        """Whether a folder is there; a network file system may take seconds to show it, and listing makes it look."""
-        import time
-
-        for pause in (0.0, 0.1, 0.4, 1.5, 3.0):
-            time.sleep(pause)
-            if self._disk.is_folder(path):
-                return True
-            if pause and self._disk.is_folder(os.path.dirname(path)):
+        """Whether a folder is there, or comes to be seen; listing the one above makes a network file system look."""
+        deadline = _clock.monotonic() + self._patience
+        while not self._disk.is_folder(path):
+            if _clock.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+            if self._disk.is_folder(os.path.dirname(path)):
                 self._disk.entries(os.path.dirname(path))
-        return False
+        return True
 
     def open(self, storage_id: str, manifest: Manifest | None = None) -> DirectoryCheckpoint:
         """Look a checkpoint up."""

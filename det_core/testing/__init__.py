@@ -1,1 +1,5 @@
+"""Suites of tests that a third party can run on parts of its own."""
 
+from det_core.testing._stores import CheckpointStoreSuite
+
+__all__ = ["CheckpointStoreSuite"]

@@ -91,7 +91,7 @@ class Together:
         return result
 
     def fail(self, error: BaseException) -> None:
-        """Take part in a :meth:`gather` of the others by failing in it; ``error`` is under way, so nothing is raised."""
+        """Take part in a :meth:`gather` of the others by failing in it; ``error`` is under way and stays."""
         if self._lane is None:
             return
         try:

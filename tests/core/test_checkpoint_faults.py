@@ -1,0 +1,155 @@
+"""Every single call to the disk fails once: what is listed is whole, and what is not can be collected."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from det_core._errors import CheckpointError, StorageError
+from det_core.core._checkpoint import CheckpointContext
+from det_core.storage import DirectoryStore
+from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
+from support.disks import FaultyDisk
+
+HOW = ["EIO", "ENOSPC", "short", "dead"]
+Operation = Callable[[CheckpointContext, str, Path], object]
+
+
+def upload(context: CheckpointContext, old: str, folder: Path) -> None:
+    context.upload(folder / "source", STEPS)
+
+
+def store_path(context: CheckpointContext, old: str, folder: Path) -> None:
+    with context.store_path(STEPS) as (path, _):
+        fill(path)
+        (path / "link").symlink_to("rng")
+
+
+def download(context: CheckpointContext, old: str, folder: Path) -> None:
+    context.download(old, folder / "target")
+
+
+def restore(context: CheckpointContext, old: str, folder: Path) -> None:
+    with context.restore_path(old):
+        pass
+
+
+def delete(context: CheckpointContext, old: str, folder: Path) -> None:
+    context.delete(old)
+
+
+def every_call_fails_once(operation: Operation, folder: Path, how: str) -> list[tuple[Path, str, Recorder, str]]:
+    """Do ``operation`` anew for each call that it makes; returns folder, old id, recorder and what failed of each."""
+    outcomes = []
+    for at in range(1, 1000):
+        work = folder / f"{how}-{at}"
+        fill(work / "source")
+        recorder = Recorder()
+        with alone() as distributed:
+            old = recorder.context(distributed, work / "store").upload(work / "source", STEPS)
+            recorder.registered.clear()
+            disk = FaultyDisk(str(work / "store"), at, how)
+            context = recorder.context(distributed, work / "store", disk=disk)
+            try:
+                operation(context, old, work)
+            except StorageError as e:
+                assert disk.struck, "a StorageError without a fault"
+                assert str(work) in str(e)
+                assert "cannot " in str(e)
+                assert e.errno is not None
+            else:
+                if not disk.struck:
+                    return outcomes
+            context.close()
+        assert tree(work / "source") == FILES, "the user's folder was changed"
+        outcomes.append((work, old, recorder, disk.struck))
+    raise AssertionError("the operation never ends")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("operation", [upload, store_path])
+def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(
+    operation: Operation, how: str, tmp_path: Path
+) -> None:
+    outcomes = every_call_fails_once(operation, tmp_path, how)
+    assert {"write", "sync", "rename", "open"} <= {struck for _, _, _, struck in outcomes}
+    for work, old, recorder, struck in outcomes:
+        new = [record["storage_id"] for record in recorder.registered]
+        found = listed(work / "store")
+        assert old in found
+        if how != "dead":  # a disk that is gone when the rename cannot be taken back leaves a checkpoint: complete
+            assert sorted(found) == sorted([old, *new]), f"after {struck}"
+        nothing_is_left_over(work / "store")
+
+
+@pytest.mark.parametrize("how", ["EIO", "dead"])
+def test_a_download_leaves_whole_files(how: str, tmp_path: Path) -> None:
+    outcomes = every_call_fails_once(download, tmp_path, how)
+    assert {"write", "read", "rename", "open", "look at"} <= {struck for _, _, _, struck in outcomes}
+    for work, old, _, _ in outcomes:
+        assert listed(work / "store") == [old]
+        found = tree(work / "target") if (work / "target").exists() else {}
+        whole = {path: data for path, data in found.items() if not path.startswith(".det_core-tmp/")}
+        assert whole.items() <= {**FILES, "metadata.json": whole.get("metadata.json")}.items()
+
+
+@pytest.mark.parametrize("how", ["EIO", "dead"])
+def test_a_restore_that_fails_says_so(how: str, tmp_path: Path) -> None:
+    for work, old, recorder, _ in every_call_fails_once(restore, tmp_path, how):
+        assert listed(work / "store") == [old]
+        assert recorder.restored == []
+
+
+@pytest.mark.parametrize("how", ["EIO", "dead"])
+def test_a_delete_unlists_first(how: str, tmp_path: Path) -> None:
+    outcomes = every_call_fails_once(delete, tmp_path, how)
+    assert {"rename", "remove", "remove folder"} <= {struck for _, _, _, struck in outcomes}
+    for work, old, recorder, _ in outcomes:
+        assert listed(work / "store") in ([old], [])
+        with alone() as distributed:
+            recorder.context(distributed, work / "store").delete(old)
+        assert listed(work / "store") == []
+        nothing_is_left_over(work / "store")
+
+
+@pytest.mark.parametrize("how", ["EIO", "dead"])
+def test_a_partial_delete_leaves_a_checkpoint_that_verifies(how: str, tmp_path: Path) -> None:
+    def partial(context: CheckpointContext, old: str, folder: Path) -> None:
+        context._store.delete(old, ["sub/**"])
+
+    for work, old, _, struck in every_call_fails_once(partial, tmp_path, how):
+        checkpoint = DirectoryStore(work / "store").open(old)
+        checkpoint.check(checkpoint.manifest.files)
+        assert set(checkpoint.manifest.files) in ({*FILES, "metadata.json"}, {"model.pt", "rng", "metadata.json"}), (
+            struck
+        )
+
+
+@pytest.mark.parametrize("name", ["upload", "store_path", "delete"])
+def test_death_at_every_call(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "support.dying", name, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 0, done.stderr[-3000:]
+    deaths = [path for path in tmp_path.iterdir() if path.is_dir()]
+    assert len(deaths) > (10 if name == "delete" else 40), done.stdout
+    for work in deaths:
+        old = (work / "old").read_text()
+        found = listed(work / "store")
+        assert (old in found) or name == "delete"
+        assert len(found) <= 2
+        nothing_is_left_over(work / "store")
+        assert tree(work / "source") == FILES
+
+
+def test_an_error_keeps_its_number(tmp_path: Path) -> None:
+    with alone() as distributed:
+        disk = FaultyDisk("here", 3, "ENOSPC")
+        context = Recorder().context(distributed, tmp_path / "store", disk=disk)
+        with pytest.raises(StorageError, match="here") as caught:
+            context.upload(fill(tmp_path / "source"), STEPS)
+    assert caught.value.errno == 28
+    assert isinstance(caught.value, OSError) and isinstance(caught.value, CheckpointError)

@@ -1,0 +1,86 @@
+"""Checkpoint contexts for tests, and what can be said of what they leave behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from det_core import core
+from det_core.core._checkpoint import CheckpointContext
+from det_core.storage import DirectoryStore, Disk, Owner, Progress
+
+FILES = {"model.pt": b"m" * 300_000, "sub/optimizer.pt": b"o" * 1000, "sub/deep/empty": b"", "rng": b"r"}
+STEPS = {"steps_completed": 3}
+RUN = "run"
+
+
+class Recorder:
+    """Keeps what a context tells of checkpoints."""
+
+    def __init__(self) -> None:
+        self.registered: list[Any] = []
+        self.deleted: list[tuple[str, dict[str, int]]] = []
+        self.restored: list[tuple[str, int | None]] = []
+
+    def context(
+        self,
+        distributed: core.DistributedContext,
+        root: Path,
+        *,
+        restart: int = 0,
+        disk: Disk | None = None,
+        progress: Progress | None = None,
+        patience: float = 1.0,
+    ) -> CheckpointContext:
+        """A context on a directory that tells this recorder."""
+        return CheckpointContext(
+            distributed,
+            DirectoryStore(root, disk=disk, patience=patience),
+            run_id=RUN,
+            restart=restart,
+            registered=self.registered.append,
+            deleted=lambda storage_id, left: self.deleted.append((storage_id, dict(left))),
+            restored=lambda storage_id, steps: self.restored.append((storage_id, steps)),
+            progress=progress,
+        )
+
+
+def alone() -> core.DistributedContext:
+    """A job of one rank."""
+    return core.DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
+
+
+def fill(folder: Path, files: dict[str, bytes] = FILES) -> Path:
+    """Write files into a folder, which is made."""
+    for path, data in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    return folder
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """The files below a folder, but for the manifest."""
+    found = {p.relative_to(folder).as_posix(): p for p in folder.rglob("*") if p.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if not name.startswith(".det_core/")}
+
+
+def listed(root: Path) -> list[str]:
+    """The checkpoints that are listed; each is read and compared with its manifest, byte for byte."""
+    store = DirectoryStore(root)
+    found = [header.storage_id for header in store.list()]
+    for storage_id in found:
+        checkpoint = store.open(storage_id)
+        checkpoint.check(checkpoint.manifest.files)
+        assert set(tree(root / storage_id)) == set(checkpoint.manifest.files)
+        assert checkpoint.metadata()["steps_completed"] >= 0
+    return found
+
+
+def nothing_is_left_over(root: Path, restart: int = 1) -> None:
+    """What a later restart collects leaves nothing beside the listed checkpoints."""
+    store = DirectoryStore(root)
+    store.collect(Owner.current(RUN, restart))
+    aside = root / ".det_core-tmp"
+    assert not aside.exists() or list(aside.iterdir()) == []
+    names = {path.name for path in root.iterdir() if path.name != aside.name} if root.exists() else set()
+    assert names == set(listed(root))

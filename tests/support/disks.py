@@ -1,0 +1,52 @@
+"""Disks that fail on purpose, at a call that a test chooses."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from det_core.storage import Disk
+
+T = TypeVar("T")
+
+
+class FaultyDisk(Disk):
+    """A door whose ``at``-th call (from 1) fails.
+
+    Args:
+        store: how messages name it.
+        at: which call.
+        how: ``EIO`` or ``ENOSPC``: it raises; ``short``: a write takes half of the bytes and raises at the next one;
+            ``dead``: it and all after it raise; ``exit``: the process ends without a word.
+    """
+
+    def __init__(self, store: str, at: int = 0, how: str = "EIO") -> None:
+        super().__init__(store)
+        self.at = at
+        self.how = how
+        self.calls = 0
+        self.struck = ""
+        """The operation that failed."""
+        self._lock = threading.Lock()
+
+    def _call(self, operation: str, function: Callable[..., T], *args: Any) -> T:
+        with self._lock:
+            self.calls += 1
+            number = self.calls
+        if number == self.at or (number > self.at > 0 and self.how == "dead"):
+            if self.how == "exit":
+                os._exit(77)
+            self.struck = self.struck or operation
+            if self.how == "short" and operation == "write":
+                fd, view, offset = args
+                self.at = number + 1
+                self.how = "ENOSPC"
+                return function(fd, view[: len(view) // 2], offset)
+            if operation == "close":
+                function(*args)  # a close that fails has closed all the same
+            code = errno.ENOSPC if self.how in ("ENOSPC", "short") else errno.EIO
+            raise OSError(code, os.strerror(code))
+        return super()._call(operation, function, *args)
