@@ -140,7 +140,7 @@ def _entry(f: dict[str, Any], chunk: int, where: str) -> FileEntry:
         raise CheckpointError(
             f"{where}: {f['path']} has digests of {f['algorithm']!r}, which this det_core cannot compute"
         )
-    if type(f["size"]) is not int or len(f["digests"]) != -(-f["size"] // chunk):
+    if type(f["size"]) is not int or f["size"] < 0 or len(f["digests"]) != -(-f["size"] // chunk):
         raise ValueError(f"{f['path']}: {len(f['digests'])} digests do not fit a size of {f['size']!r}")
     return FileEntry(f["size"], tuple(f["digests"]))
 

@@ -1,0 +1,241 @@
+"""The parts of a directory store: names, the manifest, owners, threads, pieces."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
+from det_core.storage import Disk, FileEntry, Header, Manifest, Owner, scan
+from det_core.storage._copy import Copier, Job, pieces, share
+from det_core.storage._names import glob_pattern, is_inner_path, parents
+from det_core.storage._pool import in_threads
+
+HEADER = Header("run", 0, 1, "2026-11-21T12:00:00.000000+00:00", 7, "id")
+NAME = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
+    lambda name: name not in (".", "..", ".det_core")
+)
+PATH = st.lists(NAME, min_size=1, max_size=4).map("/".join)
+
+
+class TestNames:
+    @given(PATH)
+    def test_a_path_of_names_is_inner(self, path: str) -> None:
+        assert is_inner_path(path)
+        assert os.path.normpath(path) == path
+
+    @pytest.mark.parametrize("path", ["", "/", "/a", "a/", "a//b", "./a", "a/..", "../a", "a/./b", "a\0b", None, 3])
+    def test_others_are_not(self, path: object) -> None:
+        assert not is_inner_path(path)
+
+    def test_parents(self) -> None:
+        assert parents("a") == []
+        assert parents("a/b/c") == parents("a/b/c/") == ["a/", "a/b/"]
+
+    @pytest.mark.parametrize(
+        ("glob", "yes", "no"),
+        [
+            ("**/*", ["a", "a/b/c"], []),
+            ("*", ["a", ".b"], ["a/b"]),
+            ("*.pt", ["x.pt"], ["x.ptx", "a/x.pt", "xpt"]),
+            ("**/*.pt", ["x.pt", "a/b/x.pt"], ["x.txt"]),
+            ("a/**", ["a/b", "a/b/c"], ["b/a", "a"]),
+            ("a?c", ["abc"], ["a/c", "ac"]),
+            ("[a]", ["[a]"], ["a"]),
+            ("../*", [], ["a"]),
+        ],
+    )
+    def test_globs(self, glob: str, yes: list[str], no: list[str]) -> None:
+        assert [path for path in yes + no if glob_pattern(glob).fullmatch(path)] == yes
+
+
+class TestManifest:
+    @given(st.dictionaries(PATH, st.integers(0, 1 << 30)), st.sets(PATH.map(lambda p: p + "/")))
+    def test_it_comes_back(self, sizes: dict[str, int], directories: set[str]) -> None:
+        files = {p: FileEntry(n, tuple("ab" for _ in range(-(-n // (16 << 20))))) for p, n in sizes.items()}
+        manifest = Manifest(files, tuple(sorted(directories)), HEADER)
+        assert Manifest.decode(manifest.encode(), "here") == manifest
+
+    def test_resources_are_sorted_and_know_folders(self) -> None:
+        manifest = Manifest({"b/x": FileEntry(3, ("",)), "a": FileEntry(1, ("",))}, ("b/",), HEADER)
+        assert list(manifest.resources.items()) == [("a", 1), ("b/", 0), ("b/x", 3)]
+
+    def test_without_drops_folders_that_become_empty(self) -> None:
+        files = {path: FileEntry(0, ()) for path in ("a/b/x", "a/y", "c/z")}
+        manifest = Manifest(files, ("a/", "a/b/", "c/", "empty/"), HEADER)
+        left = manifest.without(["a/b/x", "c/z"])
+        assert left.resources == {"a/": 0, "a/y": 0, "empty/": 0}
+
+    @pytest.mark.parametrize(
+        ("change", "error", "match"),
+        [
+            ({"version": 2}, CheckpointError, "upgrade"),
+            ({"version": "1"}, CheckpointCorrupt, "TypeError"),
+            ({"restart": "0"}, CheckpointCorrupt, "wrong type"),
+            ({"files": None}, CheckpointCorrupt, "TypeError"),
+            ({"chunk_size": 0}, CheckpointCorrupt, "chunk_size"),
+            ({"directories": ["../x/"]}, CheckpointCorrupt, r"'\.\./x'"),
+            ({"directories": [5]}, CheckpointCorrupt, "AttributeError"),
+            ({"files": [{"path": "a"}]}, CheckpointCorrupt, "KeyError"),
+            (
+                {"files": [entry := {"path": "a", "size": 1, "algorithm": "crc", "digests": ["x"]}]},
+                CheckpointError,
+                "crc",
+            ),
+            ({"files": [{**entry, "algorithm": "xxh3_128", "digests": []}]}, CheckpointCorrupt, "0 digests"),
+            ({"files": [{**entry, "algorithm": "xxh3_128", "size": -1}]}, CheckpointCorrupt, "size"),
+            ({"files": [{**entry, "path": ".det_core/manifest.json"}]}, CheckpointCorrupt, "no path inside"),
+        ],
+    )
+    def test_what_cannot_be_right_is_refused(
+        self, change: dict[str, object], error: type[Exception], match: str
+    ) -> None:
+        body = {**json.loads(Manifest({}, (), HEADER).encode()), **change}
+        with pytest.raises(error, match=match):
+            Manifest.decode(json.dumps(body).encode(), "here")
+
+    @given(st.binary(max_size=40))
+    def test_noise_is_corrupt(self, data: bytes) -> None:
+        with pytest.raises(CheckpointCorrupt, match="here"):
+            Manifest.decode(data, "here")
+
+
+class TestOwner:
+    def test_this_process_lives(self) -> None:
+        owner = Owner.current("a run.with dots", 3)
+        assert Owner.parse(f"some.id.{owner.tag}") == ("some.id", owner)
+        assert not owner.is_dead()
+
+    def test_another_process_of_this_pid_is_dead(self) -> None:
+        owner = Owner.current("run", 0)
+        assert replace(owner, started=owner.started - 1).is_dead()
+
+    def test_a_child_dies(self) -> None:
+        import subprocess
+        import sys
+
+        from det_core.storage._owner import _start_time
+
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+            owner = replace(Owner.current("run", 0), pid=child.pid, started=_start_time(child.pid) or 0)
+            assert not owner.is_dead()
+            child.kill()
+            child.stdin.close()  # type: ignore[union-attr]
+            while _start_time(child.pid) is not None:
+                threading.Event().wait(0.01)
+            assert owner.is_dead(), "a zombie writes no more"
+        assert owner.is_dead()
+
+    def test_only_a_later_restart_of_the_run_inherits(self) -> None:
+        away = replace(Owner.current("run", 1), host="0" * 12)
+        assert not away.is_dead()
+        assert not away.is_dead(Owner.current("run", 1))
+        assert not away.is_dead(Owner.current("another", 2))
+        assert away.is_dead(Owner.current("run", 2))
+
+    @pytest.mark.parametrize("name", ["", "id", "a.b.c.d.e", "id.run.x.host.1.2", "deleted.1234"])
+    def test_other_names_are_nobodys(self, name: str) -> None:
+        assert Owner.parse(name) is None
+
+
+class TestThreads:
+    @pytest.mark.parametrize("threads", [1, 4])
+    def test_results_are_in_order(self, threads: int) -> None:
+        done: list[int] = []
+        assert in_threads(lambda n: n * n, range(50), threads, done.append) == [n * n for n in range(50)]
+        assert sorted(done) == list(range(50))
+
+    def test_no_more_threads_than_allowed(self) -> None:
+        seen: set[int] = set()
+        in_threads(lambda _: seen.add(threading.get_ident()), range(100), 3)
+        assert len(seen) <= 3
+
+    def test_the_first_error_stops_the_rest(self) -> None:
+        begun: list[int] = []
+
+        def work(n: int) -> None:
+            begun.append(n)
+            if n == 3:
+                raise ArithmeticError(n)
+            threading.Event().wait(0.001)
+
+        with pytest.raises(ArithmeticError):
+            in_threads(work, range(10_000), 2)
+        assert len(begun) < 10_000
+
+
+class TestCopier:
+    """Small chunks stand in for large files."""
+
+    @pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 39, 40, 41, 95, 100])
+    def test_pieces_make_the_whole(self, size: int, tmp_path: Path) -> None:
+        data = os.urandom(size)
+        (tmp_path / "source").write_bytes(data)
+        job = Job("f", str(tmp_path / "source"), size, str(tmp_path / "target"), rename=str(tmp_path / "final"))
+        entry = Copier(Disk("here"), "here", chunk_size=10, sync=True).run([job])["f"]
+        assert (tmp_path / "final").read_bytes() == data
+        assert not (tmp_path / "target").exists()
+        from xxhash import xxh3_128_hexdigest
+
+        assert entry == FileEntry(size, tuple(xxh3_128_hexdigest(data[i : i + 10]) for i in range(0, size, 10)))
+        checked = replace(job, target=None, rename=None, expected=entry.digests)
+        assert Copier(Disk("here"), "here", chunk_size=10).run([checked])["f"] == entry
+
+    def test_each_chunk_is_compared(self, tmp_path: Path) -> None:
+        (tmp_path / "source").write_bytes(bytes(95))
+        job = Job("f", str(tmp_path / "source"), 95)
+        digests = Copier(Disk("here"), "here", chunk_size=10).run([job])["f"].digests
+        assert digests is not None
+        for position in range(95):
+            (tmp_path / "source").write_bytes(bytes(position) + b"x" + bytes(94 - position))
+            start = position // 10 * 10
+            with pytest.raises(CheckpointCorrupt, match=f"f differs .* byte {start} and {min(95, start + 10)}"):
+                Copier(Disk("here"), "here", chunk_size=10).run([replace(job, expected=digests)])
+
+    def test_a_file_that_shrinks_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "source").write_bytes(b"12345")
+        with pytest.raises(CheckpointError, match="became shorter"):
+            Copier(Disk("here"), "here").run([Job("f", str(tmp_path / "source"), 6, str(tmp_path / "target"))])
+
+    def test_a_file_that_grows_is_copied_as_it_was(self, tmp_path: Path) -> None:
+        (tmp_path / "source").write_bytes(b"12345")
+        Copier(Disk("here"), "here").run([Job("f", str(tmp_path / "source"), 3, str(tmp_path / "target"))])
+        assert (tmp_path / "target").read_bytes() == b"123"
+
+    @given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 9))
+    def test_shares_are_a_partition(self, sizes: list[int], parts: int) -> None:
+        work = pieces([Job(str(i), "", size) for i, size in enumerate(sizes)], 10)
+        shares = [share(work, part, parts, 10) for part in range(parts)]
+        assert [piece for one in shares for piece in one] == work
+        assert max(map(len, shares)) <= -(-len(work) // parts) + 1
+
+
+class TestScan:
+    @given(st.sets(PATH, max_size=12))
+    def test_what_is_there_is_listed(self, paths: set[str]) -> None:
+        import tempfile
+
+        paths = {path for path in paths if len(path.encode()) < 200 and not path.startswith("metadata.json")}
+        with tempfile.TemporaryDirectory() as folder:
+            made = set()
+            for path in sorted(paths, key=len):
+                try:
+                    Path(folder, path).parent.mkdir(parents=True, exist_ok=True)
+                    Path(folder, path).write_bytes(b"x")
+                except (FileExistsError, NotADirectoryError, IsADirectoryError):
+                    continue
+                made.add(path)
+            listing = scan(Disk("here"), folder)
+            assert set(listing.files) == made
+            assert {d for p in made for d in parents(p)} <= set(listing.directories)
+
+    def test_a_folder_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(StorageError, match="here: cannot list .*nothing"):
+            scan(Disk("here"), str(tmp_path / "nothing"))
