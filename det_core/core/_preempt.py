@@ -108,7 +108,7 @@ class PreemptContext:
             self._leave_agreement()
         finally:
             self._side.attention = True
-            self._signals.restore()
+            self._signals.restore(rank_lost=self._troubled)
 
     # The slow path of should_preempt(): the first call, and every call from a request on.
 

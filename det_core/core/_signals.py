@@ -10,7 +10,11 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from det_core import _clock
+
 PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+SHIELD_SECONDS = 30.0
+"""How long after the loss of a rank a SIGTERM is taken to be the launcher's reaction to it."""
 _FIRST_INTERRUPT = b"\nstopping at the next should_preempt(); Ctrl-C again to interrupt now\n"
 
 
@@ -43,14 +47,20 @@ class SignalWatch:
         _INSTALLED.add(self)
         return True
 
-    def restore(self) -> None:
-        """Put back what stood before, where nobody has replaced our handler since."""
+    def restore(self, *, rank_lost: bool = False) -> None:
+        """Put back what stood before, where nobody has replaced our handler since.
+
+        Args:
+            rank_lost: torchrun sends SIGTERM to the ranks that are left; let one pass, so that this rank can still
+                say why it fails.
+        """
         if threading.current_thread() is not threading.main_thread():
             return
         _INSTALLED.discard(self)
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
-                signal.signal(number, previous)
+                shield = rank_lost and number == signal.SIGTERM
+                signal.signal(number, _pass_one(previous) if shield else previous)
         self._previous.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -73,6 +83,18 @@ class SignalWatch:
         for number, previous in self._previous.items():
             if number != signal.SIGINT:
                 signal.signal(number, previous)
+
+
+def _pass_one(previous: Any) -> Callable[[int, FrameType | None], None]:
+    """A handler that lets one signal pass and puts ``previous`` back; after :data:`SHIELD_SECONDS`, it lets none pass."""
+    until = _clock.monotonic() + SHIELD_SECONDS
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, previous)
+        if _clock.monotonic() > until:
+            os.kill(os.getpid(), number)
+
+    return handle
 
 
 _INSTALLED: weakref.WeakSet[SignalWatch] = weakref.WeakSet()

@@ -153,9 +153,32 @@ def test_a_signal_after_the_loss_of_a_rank_is_no_preemption(tmp_path: Path, vict
         status = ranks.wait()
     for rank in range(3):
         if rank != victim:
-            assert status[rank] == 3, ranks.output(rank)
+            assert status[rank] == 3, (status, ranks.output(rank))
             assert "raised PeerLost" in ranks.output(rank)
             assert f"rank {victim}" in ranks.output(rank)
+
+
+def test_after_a_loss_one_sigterm_passes_and_the_next_one_ends_the_process(tmp_path: Path) -> None:
+    code = """
+        import os, signal, time
+        from det_core import core
+
+        distributed = core.DistributedContext.from_torch_distributed()
+        try:
+            with core.init(distributed=distributed) as ctx:
+                ctx.preempt.should_preempt()
+                if distributed.rank == 1:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                distributed.gather(None)
+        except Exception as e:
+            os.kill(os.getpid(), signal.SIGTERM)
+            print("still here", flush=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(20)
+    """
+    with running(code, 2, tmp_path) as ranks:
+        assert ranks.wait() == [-signal.SIGTERM, -signal.SIGKILL]
+    assert "still here" in ranks.output(0)
 
 
 ENDS = """
