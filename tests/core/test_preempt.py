@@ -153,7 +153,9 @@ def test_a_signal_after_the_loss_of_a_rank_is_no_preemption(tmp_path: Path, vict
         status = ranks.wait()
     for rank in range(3):
         if rank != victim:
-            assert status[rank] == 3, (status, ranks.output(rank))
+            # 3 is the script's own; a SIGTERM that finds the interpreter already shutting down, all said, is a signal's.
+            assert status[rank] in (3, -signal.SIGTERM), (status, ranks.output(rank))
+            assert "took it for a preemption" not in ranks.output(rank)
             assert "raised PeerLost" in ranks.output(rank)
             assert f"rank {victim}" in ranks.output(rank)
 
