@@ -86,7 +86,7 @@ class SignalWatch:
 
 
 def _pass_one(previous: Any) -> Callable[[int, FrameType | None], None]:
-    """A handler that lets one signal pass and puts ``previous`` back; after :data:`SHIELD_SECONDS`, it lets none pass."""
+    """A handler that puts ``previous`` back and lets one signal pass, for :data:`SHIELD_SECONDS`."""
     until = _clock.monotonic() + SHIELD_SECONDS
 
     def handle(number: int, frame: FrameType | None) -> None:
