@@ -30,16 +30,25 @@ distributed = core.DistributedContext(
 with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
     should_preempt = ctx.preempt.should_preempt
     should_preempt()
-    took = []
-    for _ in range(5):
-        distributed.allgather(None)
+
+    def once():
         start = time.perf_counter()
         for _ in range(calls):
             should_preempt()
-        took.append((time.perf_counter() - start) / calls)
-    worst = distributed.gather(min(took))
+        return (time.perf_counter() - start) / calls
+
+    together, alone = [], []
+    for _ in range(5):
+        distributed.allgather(None)
+        together.append(once())
+    for _ in range(5):
+        for turn in range(size):
+            distributed.allgather(None)
+            if turn == rank:
+                alone.append(once())
+    worst = distributed.gather((min(alone), min(together)))
     if rank == 0:
-        print(json.dumps(max(worst)))
+        print(json.dumps([max(w[0] for w in worst), max(w[1] for w in worst)]))
 """
 
 DETERMINED = """
@@ -63,12 +72,12 @@ with det.core.init(distributed=distributed) as ctx:
         took.append((time.perf_counter() - start) / calls)
     worst = distributed.gather(min(took))
     if rank == 0:
-        print(json.dumps(max(worst)))
+        print(json.dumps([max(worst)]))
 """
 
 
-def measure(python: Path, code: str, size: int, calls: int, port: int) -> float:
-    """Microseconds a call on the slowest rank, the best of five batches."""
+def measure(python: Path, code: str, size: int, calls: int, port: int) -> list[float]:
+    """Microseconds a call on the slowest rank, the best of five batches; the figures that ``code`` prints."""
     with tempfile.TemporaryDirectory() as home:
         env = {**os.environ, "DET_CORE_HOME": home}
         ranks = [
@@ -81,7 +90,7 @@ def measure(python: Path, code: str, size: int, calls: int, port: int) -> float:
         outputs = [rank.communicate(timeout=300)[0] for rank in ranks]
     if any(rank.returncode for rank in ranks):
         raise RuntimeError(f"{size} ranks of {python} ended with {[rank.returncode for rank in ranks]}")
-    return float(json.loads(outputs[0].splitlines()[-1])) * 1e6
+    return [seconds * 1e6 for seconds in json.loads(outputs[0].splitlines()[-1])]
 
 
 def main() -> None:
@@ -89,11 +98,13 @@ def main() -> None:
     peer = peers_python("determined==0.38.1")
     rows = []
     for i, size in enumerate(SIZES):
-        ours = measure(Path(sys.executable), OURS, size, CALLS["ours"], 21360 + 4 * i)
-        theirs = measure(peer, DETERMINED, size, CALLS["determined"], 22360 + 4 * i)
-        met = ours <= BOUND_US
-        rows.append([size, f"{ours:.3f}", f"{theirs:.1f}", f"<= {BOUND_US}", met])
-    print_table("should_preempt(), microseconds a call", ["ranks", "ours", "determined", "bound", "met"], rows)
+        alone, together = measure(Path(sys.executable), OURS, size, CALLS["ours"], 21360 + 4 * i)
+        (theirs,) = measure(peer, DETERMINED, size, CALLS["determined"], 22360 + 4 * i)
+        rows.append([size, alone, together, theirs, f"<= {BOUND_US}", alone <= BOUND_US])
+    cores = len(os.sched_getaffinity(0))
+    columns = ["ranks", "ours, rank by rank", "ours, all at once", "determined, all at once", "bound", "met"]
+    print_table(f"should_preempt(), microseconds a call, {cores} cores", columns, rows)
+    print(f"  The bound is for a rank that has a core; all at once, the ranks share {cores}.")
 
 
 if __name__ == "__main__":
