@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from det_core import client, core
 from det_core._errors import ContextClosed, MissingExtra, ProfilerError
 from det_core.core._profiler import ProfilerContext
 from det_core.core._profiler._mean import Mean
@@ -115,9 +116,7 @@ def test_the_machine_is_reported_in_the_groups_of_the_contract(
         assert {"disk_iops", "disk_throughput_read", "disk_throughput_write"} < set(reports.values("disk")[0])
 
 
-def test_a_report_is_the_mean_of_its_samples(
-    profiler: Callable[..., ProfilerContext], reports: Reports
-) -> None:
+def test_a_report_is_the_mean_of_its_samples(profiler: Callable[..., ProfilerContext], reports: Reports) -> None:
     context = profiler(Counting(lambda n: {"n": n, "gpu-0": {"even": n} if n % 2 == 0 else {}}))
     context.on(0.1, 4)
     wait_for(lambda: len(reports.rows) >= 2)
@@ -303,14 +302,15 @@ def test_a_process_that_computes_shows_in_the_cpu_utilisation() -> None:
 
 def test_memory_that_is_taken_is_no_longer_free() -> None:
     sensor = Memory(psutil)
-    taken = 0.0
-    for _ in range(5):
+    for _ in range(20):
         before = sensor.read()["memory_free"]
         block = bytearray(256 << 20)
         block[::4096] = b"x" * len(block[::4096])
-        taken = max(taken, before - sensor.read()["memory_free"])
+        taken = before - sensor.read()["memory_free"]
         del block
-    assert taken > 128 << 20
+        if taken > 128 << 20:
+            return
+    pytest.fail(f"256 MB were taken, and {taken / 2**20:.0f} MB were gone")
 
 
 def test_bytes_over_the_loopback_count_as_network() -> None:
@@ -376,3 +376,16 @@ def test_a_mean_begins_anew_after_it_is_taken() -> None:
     mean.add({"a": 2})
     assert mean.take() == {"a": 1.5, "b": {"c": 4}}
     assert mean.take() == {}
+
+
+def test_a_context_journals_what_its_profiler_samples() -> None:
+    with core.init(name="profiled") as ctx:
+        ctx.profiler.on(0.1, 2)
+        time.sleep(0.5)
+        ctx.train.report_training_metrics(1, {"loss": 0.5})
+    assert not sampling_threads()
+    run = client.run("latest")
+    assert {"cpu", "memory", "disk", "network", "training"} <= set(run.groups())
+    rows = list(run.rows("memory"))
+    assert len(rows) >= 2 and all(row.steps_completed is None for row in rows)
+    assert all(values["memory_free"] > 0 for row in rows for values in row.metrics.values())

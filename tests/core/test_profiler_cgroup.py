@@ -140,9 +140,7 @@ def test_utilisation_is_relative_to_a_quota_below_the_processors(
 
     now = [100.0]
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    root = v2(
-        tmp_path, **{"job/step/cpu.max": "200000 100000\n", "job/step/cpu.stat": "usage_usec 5000000\n"}
-    )
+    root = v2(tmp_path, **{"job/step/cpu.max": "200000 100000\n", "job/step/cpu.stat": "usage_usec 5000000\n"})
     sensor = Cpu(None, root)
     monkeypatch.setattr(sensor._rates, "_clock", lambda: now[0])
     assert sensor.read() == {}

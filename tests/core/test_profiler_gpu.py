@@ -160,9 +160,7 @@ def test_the_library_is_shut_down_as_often_as_it_was_begun(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("error", [Nvml.NVMLError_LibraryNotFound, Nvml.NVMLError_DriverNotLoaded])
-def test_a_machine_without_gpus_has_no_sensor(
-    monkeypatch: pytest.MonkeyPatch, error: type[Nvml.NVMLError]
-) -> None:
+def test_a_machine_without_gpus_has_no_sensor(monkeypatch: pytest.MonkeyPatch, error: type[Nvml.NVMLError]) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", Nvml(init_error=error))
     assert gpu_sensor(None) is None
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from det_core import core
 from det_core._errors import MissingExtra, TensorboardError
 from det_core.core import _tensorboard
 from det_core.core._tensorboard import EventWriter
@@ -288,3 +289,16 @@ def test_neither_torch_nor_tensorflow_is_needed(tmp_path: Path) -> None:
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=100, check=True)
     assert points(tmp_path) == {"g/x": [(1, 1.0)]}
+
+
+def test_a_context_writes_what_is_reported_and_a_resumed_run_has_every_step_once() -> None:
+    for resume, steps in ((None, range(1, 6)), ("latest", range(4, 9))):
+        with core.init(name="drawn", resume=resume) as ctx:
+            for step in steps:
+                ctx.train.report_training_metrics(step, {"loss": 1 / step, "note": "text"})
+                ctx.train.report_validation_metrics(step, {"accuracy": step / 10})
+            folder = ctx.train.get_tensorboard_path()
+    found = points(folder)
+    assert [step for step, _ in found["training/loss"]] == list(range(1, 9))
+    assert [step for step, _ in found["validation/accuracy"]] == list(range(1, 9))
+    assert set(found) == {"training/loss", "validation/accuracy"}
