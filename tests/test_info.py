@@ -82,15 +82,11 @@ def test_a_trial_is_read_from_its_files(folder: Path) -> None:
 
 
 def test_unknown_keys_are_accepted(folder: Path) -> None:
-    write(
-        folder, cluster={**CLUSTER, "new": 1}, trial={**TRIAL, "new": []}, rendezvous={**RENDEZVOUS, "x": 0}
-    )
+    write(folder, cluster={**CLUSTER, "new": 1}, trial={**TRIAL, "new": []}, rendezvous={**RENDEZVOUS, "x": 0})
     assert read().container_rank == 1
 
 
-@pytest.mark.parametrize(
-    "key", sorted(set(CLUSTER) - {"master_cert_name", "master_cert_file", "latest_checkpoint"})
-)
+@pytest.mark.parametrize("key", sorted(set(CLUSTER) - {"master_cert_name", "master_cert_file", "latest_checkpoint"}))
 def test_a_missing_key_of_the_cluster_is_named(folder: Path, key: str) -> None:
     write(folder, cluster={k: v for k, v in CLUSTER.items() if k != key}, trial=TRIAL)
     with pytest.raises(InfoError, match=rf"cluster\.json: the required key '{key}' is missing"):

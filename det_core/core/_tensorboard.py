@@ -141,9 +141,7 @@ class EventWriter:
         if self._thread is None:
             with self._wake:
                 if self._thread is None:
-                    self._thread = threading.Thread(
-                        target=self._run, name="det_core-tensorboard", daemon=True
-                    )
+                    self._thread = threading.Thread(target=self._run, name="det_core-tensorboard", daemon=True)
                     self._thread.start()
         self._rows.append(item)
         if hurry or not self._awake:

@@ -24,9 +24,7 @@ class EventFile:
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
         event = require("tensorboardX.proto.event_pb2", extra="tensorboard", purpose="writing event files")
-        summary = require(
-            "tensorboardX.proto.summary_pb2", extra="tensorboard", purpose="writing event files"
-        )
+        summary = require("tensorboardX.proto.summary_pb2", extra="tensorboard", purpose="writing event files")
         record = require("tensorboardX.record_writer", extra="tensorboard", purpose="writing event files")
         self._event, self._value, self._summary = event.Event, summary.Summary.Value, summary.Summary
         folder.mkdir(parents=True, exist_ok=True)

@@ -42,9 +42,7 @@ def upload_files(
             continue
         target = _inside(mangler(path, rank), path)
         if target in plan:
-            raise ValueError(
-                f"mangler gives {str(target)!r} for both {str(plan[target])!r} and {str(path)!r}"
-            )
+            raise ValueError(f"mangler gives {str(target)!r} for both {str(plan[target])!r} and {str(path)!r}")
         plan[target] = path
     for target, path in plan.items():
         _copy(source / path, destination / target)
@@ -61,9 +59,7 @@ def sync(source: Path, destination: Path) -> list[Path]:
     Raises:
         TensorboardError: a file cannot be read or written; the message names it.
     """
-    return upload_files(
-        source, destination, 0, selector=lambda path: _changed(source / path, destination / path)
-    )
+    return upload_files(source, destination, 0, selector=lambda path: _changed(source / path, destination / path))
 
 
 def _files(source: Path) -> Iterator[Path]:
@@ -78,9 +74,7 @@ def _files(source: Path) -> Iterator[Path]:
 def _inside(mangled: Path | str, path: Path) -> Path:
     target = PurePosixPath(os.path.normpath(mangled))
     if target.is_absolute() or target.parts[:1] in ((), ("..",)):
-        raise ValueError(
-            f"mangler gives {str(mangled)!r} for {str(path)!r}: expected a path inside the destination"
-        )
+        raise ValueError(f"mangler gives {str(mangled)!r} for {str(path)!r}: expected a path inside the destination")
     return Path(target)
 
 
