@@ -170,6 +170,8 @@ def _local_star(everyone: Star, here: Place) -> Star | None:
     path = rendezvous_path(("machine", mine[0][4]))
 
     def meet(star: Star) -> None:
+        everyone.share_trouble(star)
+        star.share_trouble(everyone)
         if here.local_rank:
             join_unix(star, path, here.secret, "")
         else:
@@ -177,10 +179,7 @@ def _local_star(everyone: Star, here: Place) -> Star | None:
             assembly.open_door(path)
             assembly.wait()
 
-    local = _open(meet, here, here.local_rank, [entry[2] for entry in mine])
-    _share_trouble(everyone, local)
-    _share_trouble(local, everyone)
-    return local
+    return _open(meet, here, here.local_rank, [entry[2] for entry in mine])
 
 
 _Entry = tuple[str, int, int, int, str]
@@ -196,11 +195,3 @@ def _same_machine(everybody: Sequence[_Entry], me: _Entry, local_size: int) -> l
         f"{local_size} ranks should be on this machine (local_size={local_size}), but neither the host name "
         f"{me[0]!r} nor cross_rank={me[1]} is that of exactly so many ranks, with local ranks 0 to {local_size - 1}"
     )
-
-
-def _share_trouble(one: Star, other: Star) -> None:
-    def share() -> None:
-        if one.trouble is not None and one.trouble.kind != "closed":
-            other.break_off(one.trouble)
-
-    one.on_trouble(share)

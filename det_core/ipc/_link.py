@@ -204,6 +204,7 @@ class UnixLink:
 
     def close(self) -> None:
         """Close the socket (which does not touch the copies that forked children may hold)."""
+        self._dead = True
         self.sock.close()
         self._files.clear()
 

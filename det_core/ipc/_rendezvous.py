@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from det_core.ipc._star import Star
 
 PROTOCOL = 1
-_FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
+FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
 """Tried in order. Not the platform's temporary folder: that may differ from rank to rank."""
 _LOCK_GRACE = 5.0
 """Seconds that a chief waits for the previous one, of a job that is just ending, to let go of the lock."""
 _HANDSHAKE_TIMEOUT = 10.0
 
 
-def rendezvous_path(key: tuple[str, ...], *, folders: tuple[str, ...] = _FOLDERS) -> str:
+def rendezvous_path(key: tuple[str, ...], *, folders: tuple[str, ...] | None = None) -> str:
     """The socket of the job that ``key`` describes, in a folder that only this user can enter."""
     digest = hashlib.sha256("\0".join(("det_core", str(os.getuid()), *key)).encode()).hexdigest()[:32]
-    return f"{_private_folder(folders)}/{digest}"
+    return f"{_private_folder(folders or FOLDERS)}/{digest}"
 
 
 def _private_folder(folders: tuple[str, ...]) -> str:
@@ -97,7 +97,7 @@ class Hello:
                 isinstance(t, str) for t in (hello.host, hello.job, hello.proof)
             ):
                 return hello
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             pass
         raise BadFrame("a hello that is none")
 
@@ -204,6 +204,8 @@ def wait_for(star: Star, event: threading.Event, whom: Callable[[], str]) -> Non
     """
     patience = Patience(star.timeout, lambda: f"rank {star.name(star.rank)} in the rendezvous: {whom()}")
     while not event.wait(patience.next(0.2)):
+        for peer in star.others(gone=True)[:1]:
+            star.lost(peer)
         star.raise_if_broken()
         if patience.expired:
             raise CollectiveTimeout(f"the rendezvous took longer than {patience.waited:.1f} s: {whom()}")

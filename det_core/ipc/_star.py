@@ -18,6 +18,7 @@ import pickle
 import select
 import socket
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ from det_core.ipc._trouble import Trouble
 logger = logging.getLogger("det_core.ipc")
 QUEUE_BOUND = 256 << 20
 """Bytes that may be on their way to one peer before a sender waits."""
+_REMOTE_HEAD_START = 0.05
+"""Seconds that ZMQ gets to tell other machines of trouble before this rank's own calls raise."""
 _BROKEN_LINGER = 2.0
 """Seconds that ``close`` waits for the last control messages of a job that is broken anyway."""
 
@@ -72,10 +75,12 @@ class Star:
         self._handlers: dict[str, Handler] = {}
         self._kept: dict[str, list[tuple[int, Any]]] = {}
         self._callbacks: list[Callable[[], None]] = []
+        self._sharers: list[Star] = []
         self._lock = threading.RLock()
         self._stirred = threading.Event()
         self._room_waiters = 0
-        self._closing = False
+        self._closing = self._breaking = False
+        self._published = threading.Event()
         self._others: tuple[Peer, ...] = ()
         self.closers: list[Callable[[], None]] = []
         """What else to close with the star, and (the second list) in a forked child."""
@@ -217,20 +222,41 @@ class Star:
             what = "died"
         self.break_off(Trouble("lost", f"{peer} {what}; the last call heard of it: {last}"), peer)
 
-    def break_off(self, trouble: Trouble, heard_from: Peer | None = None) -> None:
-        """Remember why the job cannot go on, tell the other ranks, and wake up every waiting call."""
+    def share_trouble(self, other: Star) -> None:
+        """Have the trouble of this star be that of ``other`` too."""
+        self._sharers.append(other)
+        if self.trouble is not None:
+            other.break_off(self.trouble, wait=False)
+
+    def break_off(self, trouble: Trouble, heard_from: Peer | None = None, *, wait: bool = True) -> None:
+        """Remember why the job cannot go on, tell the other ranks, and wake up every waiting call.
+
+        The others are told first: this rank's script may exit as soon as it hears of it, and would take the reason
+        with it. The first trouble is the one that counts.
+        """
         with self._lock:
-            if self.trouble is not None:
-                return
-            self.trouble = trouble
+            first, self._breaking = not self._breaking, True
+        if first:
+            for star in self._sharers:
+                star.break_off(trouble, wait=False)
+            data = encode(Kind.TROUBLE, rank=self.rank, body=trouble.encode())
+            told = [peer for peer in self.others() if peer is not heard_from]
+            for peer in told:
+                peer.tell(data)
+            pause = _REMOTE_HEAD_START if any(peer.remote for peer in told) else 0.0
+            self.call_soon(lambda: self.loop.call_later(pause, lambda: self._publish(trouble)))
+        if wait and threading.current_thread() is not self.loop.thread:
+            self._published.wait(_BROKEN_LINGER)
+
+    def _publish(self, trouble: Trouble) -> None:
         if trouble.kind == "ended":
             logger.info("another rank has ended the job: %s", trouble.text)
-        data = encode(Kind.TROUBLE, rank=self.rank, body=trouble.encode())
-        for peer in self.others():
-            if peer is not heard_from:
-                peer.tell(data)
+        if self.trouble is None:
+            self.trouble = trouble
+        self._published.set()
         self.wake_all()
-        self.call_soon(self._run_callbacks)
+        for callback in self._callbacks:
+            callback()
 
     def wake_all(self) -> None:
         """Have everybody who waits look again."""
@@ -381,14 +407,10 @@ class Star:
     def _on_answer(self, _peer: Peer, frame: Frame) -> None:
         logger.warning("waiting on lane %r: %s", frame.name, bytes(frame.segments[0]).decode())
 
-    def _run_callbacks(self) -> None:
-        for callback in self._callbacks:
-            callback()
-
     def _on_crash(self, error: BaseException) -> None:
-        self.break_off(
-            Trouble("broken", f"the ipc thread of rank {self.name(self.rank)}: {type(error).__name__}: {error}")
-        )
+        text = f"the ipc thread of rank {self.name(self.rank)} ended: {type(error).__name__}: {error}"
+        self.break_off(Trouble("broken", text))
+        self._publish(Trouble("broken", text))
 
     def _stir(self) -> None:
         self._stirred.set()
@@ -466,6 +488,8 @@ class Star:
         if not self._closing:
             for peer in self.others():
                 peer.tell(encode(Kind.LEAVING, rank=self.rank))
+            if any(peer.remote for peer in self.others()):
+                time.sleep(_REMOTE_HEAD_START)
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors, without a word to anybody."""

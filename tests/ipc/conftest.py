@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,6 +42,13 @@ def place() -> Callable[..., dict[str, Any]]:
         }  # fmt: skip
 
     return make
+
+
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A folder whose path leaves room for a unix socket's name."""
+    with tempfile.TemporaryDirectory(prefix="ipc", dir="/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture
