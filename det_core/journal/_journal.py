@@ -120,8 +120,9 @@ class Journal:
                     )
                 except TypeError:  # not plain JSON: the careful path knows more, and names what it cannot take
                     line = None
-                # orjson writes NaN and infinities as null, without a word.
-                if line is not None and line.find(b"null", 60) < 0:
+                # orjson writes NaN and infinities as null, without a word. A search for one byte is much faster than
+                # one for four, and few metrics have a "u" in their names.
+                if line is not None and (line.find(b"u", 60) < 0 or line.find(b"null", 60) < 0):
                     at = self._out.write(line, now, state, steps_completed)
                     state.last, state.line, state.values = steps_completed, line, None
                     if at >= 0:
