@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from det_core import client
+from det_core.journal import RunFolder
 from det_core.storage import DirectoryStore
 
 torch = pytest.importorskip("torch")
@@ -62,12 +63,14 @@ def test_the_plain_script_trains_saves_and_loads(tmp_path: Path) -> None:
 
 def test_the_demo_trains_is_interrupted_and_resumes(tmp_path: Path) -> None:
     home = tmp_path / "demo-home"
+    earlier = [RunFolder.create(home, name=name, argv=[]).run_id for name in (str(TRAIN), "mine")]
     command = [sys.executable, str(DEMO), "--epochs", "8", "--home", str(home)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     for text in ("360 steps, each exactly once", "SIGTERM sent", "validation accuracy", "det-core runs show"):
         assert text in done.stdout
-    run = client.run("latest", home)
+    assert {run.run_id for run in client.runs(home)} & set(earlier) == {earlier[1]}
+    (run,) = [run for run in client.runs(home) if run.run_id not in earlier]
     assert run.state == "completed" and run.restarts == 2
     assert [row.steps_completed for row in run.rows("training")] == list(range(1, 361))
     assert str(run.path) in done.stdout
