@@ -42,8 +42,9 @@ class Agent:
 class Control:
     """The agent's side: what it tells the launcher."""
 
-    def __init__(self, link: socket.socket, stderr: int) -> None:
+    def __init__(self, link: socket.socket, stderr: int, capture: int) -> None:
         self._link, self._stderr = link, stderr
+        self._capture = os.fstat(capture).st_ino
 
     def plan(self, expected: int, options: Options) -> None:
         """Say how many ranks will start on this machine; with ``verbose``, speak on stderr from now on."""
@@ -53,6 +54,8 @@ class Control:
 
     def speak(self) -> None:
         """Write to the launcher's stderr from now on, and what was written so far."""
+        if os.fstat(2).st_ino != self._capture:
+            return
         sys.stderr.flush()
         said = os.pread(2, os.fstat(2).st_size, 0)
         os.dup2(self._stderr, 2)
@@ -102,7 +105,7 @@ def _run(
             os._exit(1)
         for other in close:
             other.close()
-        control = Control(link, os.dup(2))
+        control = Control(link, os.dup(2), capture)
         os.dup2(capture, 2)
         status = _guarded(main, control)
     finally:

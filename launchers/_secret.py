@@ -29,5 +29,5 @@ def job_secret(environment: Environment, *, machines: int, command: str) -> dict
     raise UsageError(
         "the ranks on several machines need one secret to know each other by. On each machine type\n"
         f"    export DET_CORE_SECRET={made}\n"
-        f"    {command}"
+        f"    {command}\n"
     )

@@ -98,8 +98,9 @@ class Supervisor:
             self._notices.say(text)
         elif kind == "quit":
             self._quit = int(words[0])
-            if text:
-                self._notices.say(text)
+            why, _, commands = text.partition("\n")
+            self._notices.say(why)
+            self._notices.show(commands.encode())  # to be copied, so without our prefix
         elif kind == "done":
             self._agent_done = True
         elif kind == "failed":

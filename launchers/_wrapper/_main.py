@@ -67,9 +67,14 @@ class Wrapper:
     def run(self, command: list[str]) -> int:
         """Run ``command`` to its end; the status is for the framework's agent."""
         self._say(pack("hello", self._rank, os.getpid(), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")))
-        message, fds, *_ = socket.recv_fds(self._link, MAX_MESSAGE, 1)
+        try:
+            message, fds, *_ = socket.recv_fds(self._link, MAX_MESSAGE, 1)
+        except ConnectionResetError:
+            return 1
         if not message:
             return 1
+        for fd in fds:
+            os.set_inheritable(fd, False)  # recv_fds() takes no notice of MSG_CMSG_CLOEXEC
         _, (capture, tail, seconds), _ = unpack(message)
         self._teardown_seconds = float(seconds)
         own_stderr = os.fstat(2).st_ino != int(capture) or not fds
@@ -121,7 +126,7 @@ class Wrapper:
                     poll.unregister(fd)
                     pump.join()
                 else:
-                    self._told(self._link.recv(MAX_MESSAGE))
+                    self._told(self._hear())
             self._act(time.monotonic())
         self._kill()
 
@@ -147,6 +152,12 @@ class Wrapper:
         elif not self._stopping and not self._plan:  # the agent: another rank has failed
             now, seconds = time.monotonic(), self._teardown_seconds
             self._plan = [(now + min(PATIENCE, seconds / 2), signal.SIGTERM), (now + seconds, signal.SIGKILL)]
+
+    def _hear(self) -> bytes:
+        try:
+            return self._link.recv(MAX_MESSAGE)
+        except ConnectionResetError:  # it died before it had read all that was sent to it
+            return b""
 
     def _told(self, message: bytes) -> None:
         if not message:  # the launcher has died

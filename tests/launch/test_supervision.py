@@ -303,3 +303,10 @@ def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:
     command = " ".join(["exec", *PLAIN, "1", sys.executable, script, ">&-", "2>&-", "<&-"])
     assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60).returncode == 0
     assert (tmp_path / "ran").exists()
+
+
+def test_a_script_inherits_no_descriptor_but_its_three(tmp_path: Path) -> None:
+    with launched(PLAIN, "2", "sh", "-c", "echo fds /proc/self/fd/*", folder=tmp_path) as job:
+        assert job.wait() == 0
+    for line in job.out.splitlines():
+        assert {int(path.rsplit("/", 1)[1]) for path in line.split()[2:]} <= {0, 1, 2, 3}, "3 is the one to list them"

@@ -57,7 +57,7 @@ def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: 
         job = stack.enter_context(launched(TORCH, *ours, folder=tmp_path))
         module = stack.enter_context(launched(TORCH, "--standalone", "-m", "state", "module", "-m", folder=tmp_path))
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, "theirs"]
-        subprocess.run(torchrun, cwd=tmp_path, check=True, timeout=60, capture_output=True)
+        subprocess.run(torchrun, cwd=tmp_path, check=True, timeout=60, capture_output=True, env=dict(os.environ))
         assert job.wait() == 0
         assert module.wait() == 0
     assert sorted(job.out.splitlines()) == ["[rank=0] hello from 0", "[rank=1] hello from 1"]
@@ -143,7 +143,7 @@ def test_two_machines_need_a_secret_and_know_their_chief(tmp_path: Path) -> None
         assert refused.wait() == 2
         assert [job.wait() for job in nodes] == [0, 0]
         assert failing.wait() == 1
-    assert re.search(r"export DET_CORE_SECRET=[0-9a-f]{64}$", refused.err, re.MULTILINE)
+    assert re.search(r"^    export DET_CORE_SECRET=[0-9a-f]{64}$", refused.err, re.MULTILINE)
     assert "--nnodes 2 state.py x" in refused.err
     assert [job.out for job in nodes] == ["[rank=0] hello from 0\n", "[rank=1] hello from 1\n"]
     for rank in range(2):

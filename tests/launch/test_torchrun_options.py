@@ -86,5 +86,5 @@ def test_a_secret_is_made_for_one_machine_and_demanded_for_several(tmp_path: Pat
     first, second = (job_secret(none, machines=1, command="c")["DET_CORE_SECRET"] for _ in range(2))
     assert len(bytes.fromhex(first)) == 32 and first != second
     assert job_secret(some, machines=1, command="c") == job_secret(some, machines=2, command="c") == {}
-    with pytest.raises(UsageError, match=r"(?m)^    export DET_CORE_SECRET=[0-9a-f]{64}\n    python -m x y$"):
+    with pytest.raises(UsageError, match=r"(?m)^    export DET_CORE_SECRET=[0-9a-f]{64}\n    python -m x y\n"):
         job_secret(none, machines=2, command="python -m x y")
