@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from det_core._env import Environment
 from det_core._errors import ContextClosed
-from det_core.core._environments import Detector, Ranks, detector, find, horovod_job
+from det_core.core._environments import Detector, Ranks, detector, find
 from det_core.ipc import Links, SoloLane, Star, connect
 
 PORT = 12360
@@ -155,7 +155,7 @@ class DistributedContext:
             cross_rank=hvd.cross_rank(),
             cross_size=hvd.cross_size(),
             chief_ip=chief_ip,
-            _job=horovod_job(Environment.read().launch),
+            _job=detector("horovod").job_of(Environment.read().launch),
         )
 
     @classmethod

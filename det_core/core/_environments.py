@@ -29,6 +29,8 @@ class Ranks:
     """Who started this process, as a person knows it ("torchrun")."""
     line: str
     """The expression that makes the DistributedContext of this launcher."""
+    job: tuple[str, ...]
+    """What tells this job's ranks from those of another job on the same machine."""
     rank: int
     size: int
     local_rank: int
@@ -37,14 +39,11 @@ class Ranks:
     cross_size: int
     chief_ip: str | None = None
     """The chief's address, where the launcher tells it."""
-    job: tuple[str, ...] = ()
-    """What tells this job's ranks from those of another job on the same machine."""
 
     @property
     def numbers(self) -> dict[str, Any]:
         """The rank arguments of a DistributedContext."""
-        names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in _NUMBERS}
 
 
 @dataclass(frozen=True)
@@ -57,10 +56,13 @@ class Detector:
     needs: tuple[str, ...]
     """The variables that a rank of this launcher has, all of them."""
     marks: tuple[str, ...]
-    """The variables that no other launcher sets: where all of them are, ``detect`` takes this one."""
+    """The variables that no other launcher sets together: where all of them are, it was this one."""
+    job: tuple[str, ...]
+    """The variables, those of them that are set, that tell one job from another."""
     hint: str
     """How to start the script so that the variables are there."""
-    read: Callable[[Mapping[str, str]], Ranks]
+    read: Callable[[Mapping[str, str]], dict[str, Any]]
+    """The rank numbers, and the chief's address if the launcher tells it."""
 
     def present(self, launch: Mapping[str, str]) -> bool:
         """Whether this launcher started the process."""
@@ -77,7 +79,11 @@ class Detector:
                 f"not set: {', '.join(missing)}. {self.launcher} sets them for each process: start the script with "
                 f"{self.hint}, or give the ranks yourself: DistributedContext(rank=…, size=…, …)"
             )
-        return self.read(launch)
+        return Ranks(launcher=self.launcher, line=self.line, job=self.job_of(launch), **self.read(launch))
+
+    def job_of(self, launch: Mapping[str, str]) -> tuple[str, ...]:
+        """What tells the job of this process from others on the machine."""
+        return tuple(f"{name}={launch[name]}" for name in self.job if launch.get(name))
 
 
 def launched_ranks(environment: Environment) -> Ranks | None:
@@ -104,90 +110,34 @@ def _number(launch: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _read(launch: Mapping[str, str], names: str) -> dict[str, Any]:
-    """The six numbers, from the six variables of ``names`` in the order of the arguments."""
-    arguments = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-    return {a: _number(launch, name) for a, name in zip(arguments, names.split(), strict=True)}
+def _six(names: tuple[str, ...], chief: str | None = None) -> Callable[[Mapping[str, str]], dict[str, Any]]:
+    """A reader of six variables, in the order of the arguments, and of the chief's address."""
+
+    def read(launch: Mapping[str, str]) -> dict[str, Any]:
+        numbers: dict[str, Any] = {a: _number(launch, name) for a, name in zip(_NUMBERS, names, strict=True)}
+        return {**numbers, "chief_ip": launch.get(chief) if chief else None}
+
+    return read
 
 
-def _values(launch: Mapping[str, str], *names: str) -> tuple[str, ...]:
-    return tuple(f"{name}={launch[name]}" for name in names if launch.get(name))
+def _mpi(names: tuple[str, ...]) -> Callable[[Mapping[str, str]], dict[str, Any]]:
+    """A reader of MPI's four variables; the number of the machine is computed."""
 
-
-_RENDEZVOUS = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-_TORCH = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
-_DEEPSPEED = "RANK WORLD_SIZE LOCAL_RANK LOCAL_SIZE CROSS_RANK CROSS_SIZE"
-_HOROVOD = " ".join("HOROVOD_" + n for n in ["RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"])
-
-
-def _torch(launch: Mapping[str, str]) -> Ranks:
-    return Ranks(
-        launcher="torchrun",
-        line="core.DistributedContext.from_torch_distributed()",
-        chief_ip=launch.get("MASTER_ADDR"),
-        job=_values(launch, *_RENDEZVOUS),
-        **_read(launch, _TORCH),
-    )
-
-
-def _deepspeed(launch: Mapping[str, str]) -> Ranks:
-    return Ranks(
-        launcher="deepspeed",
-        line="core.DistributedContext.from_deepspeed()",
-        **_read(launch, _DEEPSPEED),
-        chief_ip=launch.get("MASTER_ADDR"),
-        job=_values(launch, *_RENDEZVOUS),
-    )
-
-
-def horovod_job(launch: Mapping[str, str]) -> tuple[str, ...]:
-    """What tells the horovod job of this process from others on the machine."""
-    return _values(launch, "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", *_MPI_JOB, *_SLURM_JOB)
-
-
-def _horovod(launch: Mapping[str, str]) -> Ranks:
-    return Ranks(
-        launcher="horovodrun",
-        line="core.DistributedContext.from_horovod(hvd)",
-        **_read(launch, _HOROVOD),
-        job=horovod_job(launch),
-    )
-
-
-_OMPI = ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
-_PMI = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_MPI_JOB = ("PMIX_NAMESPACE", "PMI_ID", "PMI_PORT", "PMI_JOBID")
-
-
-def _mpi(names: tuple[str, ...]) -> Callable[[Mapping[str, str]], Ranks]:
-    def read(launch: Mapping[str, str]) -> Ranks:
+    def read(launch: Mapping[str, str]) -> dict[str, Any]:
         rank, size, local_rank, local_size = (_number(launch, name) for name in names)
-        if local_size and size % local_size:
+        if not local_size or size % local_size:
             raise ValueError(
                 f"{names[1]}={size} ranks, {names[3]}={local_size} of them on this machine: MPI does not tell a rank "
                 "the number of its machine, and it can only be computed when all machines have as many ranks. "
                 "Give the ranks yourself: DistributedContext(rank=…, size=…, …)"
             )
-        return Ranks(
-            launcher="mpirun",
-            line="core.DistributedContext.from_mpi()",
-            rank=rank,
-            size=size,
-            local_rank=local_rank,
-            local_size=local_size,
-            cross_rank=rank // local_size,
-            cross_size=size // local_size,
-            job=_values(launch, *_MPI_JOB),
-        )
+        machine = (rank // local_size, size // local_size)
+        return dict(zip(_NUMBERS, (rank, size, local_rank, local_size, *machine), strict=True))
 
     return read
 
 
-_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
-_SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-
-
-def _slurm(launch: Mapping[str, str]) -> Ranks:
+def _slurm(launch: Mapping[str, str]) -> dict[str, Any]:
     rank, local_rank, cross_rank, size, cross_size = (_number(launch, name) for name in _SLURM)
     tasks = expand_counts(launch["SLURM_STEP_TASKS_PER_NODE"])
     if cross_rank >= len(tasks):
@@ -195,18 +145,9 @@ def _slurm(launch: Mapping[str, str]) -> Ranks:
             f"SLURM_STEP_TASKS_PER_NODE={launch['SLURM_STEP_TASKS_PER_NODE']!r} has no entry for "
             f"SLURM_NODEID={cross_rank}"
         )
-    return Ranks(
-        launcher="srun",
-        line="core.DistributedContext.from_slurm()",
-        rank=rank,
-        size=size,
-        local_rank=local_rank,
-        local_size=tasks[cross_rank],
-        cross_rank=cross_rank,
-        cross_size=cross_size,
-        chief_ip=first_host(launch.get("SLURM_STEP_NODELIST") or launch.get("SLURM_JOB_NODELIST") or ""),
-        job=_values(launch, *_SLURM_JOB),
-    )
+    numbers = (rank, size, local_rank, tasks[cross_rank], cross_rank, cross_size)
+    chief = first_host(launch.get("SLURM_STEP_NODELIST") or launch.get("SLURM_JOB_NODELIST") or "")
+    return {**dict(zip(_NUMBERS, numbers, strict=True)), "chief_ip": chief}
 
 
 def expand_counts(text: str) -> list[int]:
@@ -226,51 +167,61 @@ def first_host(nodes: str) -> str | None:
     return None if match is None else match[1] + (match[2] or "") + (match[3] or "")
 
 
+_NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
+_DEEPSPEED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+_HOROVOD = tuple(f"HOROVOD_{name.upper()}" for name in _NUMBERS)
+_OMPI = tuple(f"OMPI_COMM_WORLD_{name.upper()}" for name in _NUMBERS[:4])
+_PMI = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
+_TORCH_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+_MPI_JOB = ("PMIX_NAMESPACE", "PMI_ID", "PMI_PORT", "PMI_JOBID")
+_SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+_HOROVOD_JOB = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", *_MPI_JOB, *_SLURM_JOB)
+
 DETECTORS = (
     Detector(
         name="torch_distributed",
         launcher="torchrun",
         line="core.DistributedContext.from_torch_distributed()",
-        needs=tuple(_TORCH.split()),
+        needs=_TORCH,
         marks=("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        job=_TORCH_JOB,
         hint="python -m det_core.launch.torch_distributed (or torchrun)",
-        read=_torch,
+        read=_six(_TORCH, chief="MASTER_ADDR"),
     ),
     Detector(
         name="deepspeed",
         launcher="deepspeed",
         line="core.DistributedContext.from_deepspeed()",
-        needs=tuple(_DEEPSPEED.split()),
+        needs=_DEEPSPEED,
         marks=("RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK"),
+        job=_TORCH_JOB,
         hint="the deepspeed launcher",
-        read=_deepspeed,
+        read=_six(_DEEPSPEED, chief="MASTER_ADDR"),
     ),
     Detector(
         name="horovod",
         launcher="horovodrun",
         line="core.DistributedContext.from_horovod(hvd)",
-        needs=tuple(_HOROVOD.split()),
+        needs=_HOROVOD,
         marks=("HOROVOD_RANK", "HOROVOD_SIZE"),
+        job=_HOROVOD_JOB,
         hint="horovodrun",
-        read=_horovod,
+        read=_six(_HOROVOD),
     ),
-    Detector(
-        name="mpi",
-        launcher="mpirun",
-        line="core.DistributedContext.from_mpi()",
-        needs=_OMPI,
-        marks=("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-        hint="mpirun",
-        read=_mpi(_OMPI),
-    ),
-    Detector(
-        name="mpi",
-        launcher="mpirun",
-        line="core.DistributedContext.from_mpi()",
-        needs=_PMI,
-        marks=_PMI,
-        hint="mpirun",
-        read=_mpi(_PMI),
+    *(
+        Detector(
+            name="mpi",
+            launcher="mpirun",
+            line="core.DistributedContext.from_mpi()",
+            needs=names,
+            marks=names,
+            job=_MPI_JOB,
+            hint="mpirun",
+            read=_mpi(names),
+        )
+        for names in (_OMPI, _PMI)
     ),
     Detector(
         name="slurm",
@@ -278,6 +229,7 @@ DETECTORS = (
         line="core.DistributedContext.from_slurm()",
         needs=(*_SLURM, "SLURM_STEP_TASKS_PER_NODE"),
         marks=("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+        job=_SLURM_JOB,
         hint="srun",
         read=_slurm,
     ),

@@ -235,9 +235,10 @@ def hosts() -> Iterator[list[str]]:
             _ip("-n", name, "link", "set", "lo", "up")
         yield names
     finally:
+        for link in ("dcipcv1", "dcipcv2", "dcipcbr"):  # a namespace alone would take a while to let go of its own
+            subprocess.run(["ip", "link", "del", link], timeout=20, capture_output=True)
         for name in names:
             subprocess.run(["ip", "netns", "del", name], timeout=20, capture_output=True)
-        subprocess.run(["ip", "link", "del", "dcipcbr"], timeout=20, capture_output=True)
 
 
 @pytest.mark.long

@@ -1,0 +1,246 @@
+"""DistributedContext: numbers, constructors, collectives, closing."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from det_core import core
+from det_core._errors import CollectiveTimeout, ContextClosed, PeerLost, RendezvousError
+from support.ranks import free_port, running
+from support.threads import as_ranks
+
+NUMBERS = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_every_method(size: int) -> None:
+    def work(distributed: core.DistributedContext) -> Any:
+        rank = distributed.get_rank()
+        return (
+            (rank, distributed.get_local_rank(), distributed.get_size(), distributed.get_num_agents()),
+            distributed.gather(rank),
+            distributed.gather_local(rank),
+            distributed.allgather({"rank": rank}),
+            distributed.allgather_local(rank),
+            distributed.broadcast(rank),
+            distributed.broadcast_local(rank),
+            distributed.lane("mine").allgather(rank),
+            distributed.local_lane("mine").broadcast(rank),
+            (distributed.star is None, distributed.check()),
+        )
+
+    for rank, out in enumerate(as_ranks(size, work)):
+        everybody = list(range(size))
+        assert out == (
+            (rank, rank, size, 1),
+            everybody if rank == 0 else None,
+            everybody if rank == 0 else None,
+            [{"rank": r} for r in everybody],
+            everybody,
+            0,
+            0,
+            everybody,
+            0,
+            (size == 1, None),
+        )
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"rank": 1}, "rank=1"),
+        ({"rank": -1}, "rank=-1"),
+        ({"size": 0}, "size=0"),
+        ({"size": 2, "local_rank": 1}, "local_rank=1"),
+        ({"local_size": 2}, "local_size=2"),
+        ({"size": 4, "local_size": 2, "cross_size": 2, "cross_rank": 2, "rank": 3}, "cross_rank=2"),
+        ({"cross_size": 2}, "cross_size=2"),
+        ({"size": 2, "local_size": 2, "cross_size": 2}, "cross_size=2"),
+        ({"size": 2, "local_size": 2, "local_rank": 1}, "local_rank=1"),
+        ({"size": 4, "local_size": 2, "cross_size": 2}, "chief_ip"),
+    ],
+)
+def test_numbers_that_contradict_each_other(change: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        core.DistributedContext(**{**NUMBERS, **change})
+
+
+@pytest.mark.parametrize("value", ["0", 0.0, None, True])
+def test_numbers_that_are_none(value: Any) -> None:
+    with pytest.raises(TypeError, match="local_rank"):
+        core.DistributedContext(**{**NUMBERS, "local_rank": value})
+
+
+def test_all_numbers_are_needed() -> None:
+    with pytest.raises(TypeError, match="cross_size"):
+        core.DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0)  # type: ignore[call-arg]
+
+
+def test_the_arguments_of_the_reference_are_taken() -> None:
+    with core.DistributedContext(
+        **NUMBERS, chief_ip="10.0.0.1", pub_port=1, pull_port=2, port_offset=3, force_tcp=True
+    ) as distributed:
+        assert distributed.broadcast("x") == "x"
+
+
+CALLS: list[Callable[[core.DistributedContext], Any]] = [
+    lambda d: d.gather(1),
+    lambda d: d.allgather(1),
+    lambda d: d.broadcast(1),
+    lambda d: d.gather_local(1),
+    lambda d: d.allgather_local(1),
+    lambda d: d.broadcast_local(1),
+    lambda d: d.lane("x").broadcast(1),
+    lambda d: d.local_lane("x").broadcast(1),
+    lambda d: d.check(),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_calls_on_a_closed_context(size: int) -> None:
+    def work(distributed: core.DistributedContext) -> None:
+        distributed.close()
+        distributed.close()
+        for call in CALLS:
+            with pytest.raises(ContextClosed):
+                call(distributed)
+        assert distributed.get_rank() in range(size)
+
+    as_ranks(size, work)
+
+
+def test_closing_tells_the_others_farewell_and_failure() -> None:
+    def work(distributed: core.DistributedContext) -> Any:
+        distributed.allgather(0)
+        if distributed.rank == 1:
+            distributed.close(farewell={"calls": 3}, failure=ValueError("bad batch"))
+            return None
+        with pytest.raises(PeerLost, match=r"rank 1 .*ValueError: bad batch"):
+            distributed.allgather(1)
+        assert distributed.star is not None
+        return distributed.star.departed()[1]
+
+    assert as_ranks(2, work)[0] == {"calls": 3}
+
+
+def test_leaving_the_with_block_by_an_error_tells_it() -> None:
+    def work(distributed: core.DistributedContext) -> Any:
+        distributed.allgather(0)
+        if distributed.rank == 0:
+            with pytest.raises(KeyError), distributed:
+                raise KeyError("nowhere")
+            return None
+        with pytest.raises(PeerLost, match=r"rank 0 .*KeyError"):
+            distributed.broadcast()
+
+    as_ranks(2, work)
+
+
+SCRIPT = """
+    from det_core import core
+    distributed = core.DistributedContext.{constructor}
+    got = distributed.allgather(distributed.local_rank)
+    print(f"{{distributed.rank}} {{distributed.size}} {{got}}\n", end="", flush=True)
+    distributed.close()
+"""
+
+
+@pytest.mark.parametrize("constructor", ["from_torch_distributed()", "detect()"])
+def test_from_torchruns_variables(tmp_path: Path, constructor: str) -> None:
+    with running(SCRIPT.format(constructor=constructor), 3, tmp_path) as ranks:
+        assert ranks.wait() == [0, 0, 0], [ranks.output(r) for r in range(3)]
+        assert [ranks.output(r) for r in range(3)] == [f"{r} 3 [0, 1, 2]\n" for r in range(3)]
+
+
+def test_two_jobs_of_torchrun_at_once_do_not_meet(tmp_path: Path) -> None:
+    """Nothing but torchrun's own port tells them apart."""
+    code = SCRIPT.format(constructor="from_torch_distributed()")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    with running(code, 2, tmp_path / "a") as one, running(code, 2, tmp_path / "b") as two:
+        assert one.wait() + two.wait() == [0] * 4, [j.output(r) for j in (one, two) for r in range(2)]
+
+
+def test_under_the_real_torchrun(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT.format(constructor="from_torch_distributed()")))
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--master-port",
+        str(free_port()),
+    ]
+    done = subprocess.run(
+        [*command, str(script)], capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 2 [0, 1]", "1 2 [0, 1]"]
+
+
+def test_from_horovods_module() -> None:
+    """Any object with horovod's six functions will do."""
+    port = free_port()
+    out: dict[int, Any] = {}
+
+    def run(rank: int) -> None:
+        numbers = {"rank": rank, "size": 2, "local_rank": rank, "local_size": 2, "cross_rank": 0, "cross_size": 1}
+        hvd = SimpleNamespace(**{name: (lambda v=value: v) for name, value in numbers.items()})
+        with core.DistributedContext.from_horovod(hvd) as distributed:
+            out[rank] = distributed.allgather(rank)
+
+    os.environ["INTER_TRAIN_PROCESS_COMM_PORT_1"] = str(port)
+    try:
+        threads = [threading.Thread(target=run, args=(r,), daemon=True) for r in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    finally:
+        del os.environ["INTER_TRAIN_PROCESS_COMM_PORT_1"]
+    assert out == {0: [0, 1], 1: [0, 1]}
+
+
+def test_without_a_launcher_detect_gives_one_rank() -> None:
+    with core.DistributedContext.detect() as distributed:
+        assert (distributed.rank, distributed.size, distributed.star) == (0, 1, None)
+
+
+def test_a_missing_launcher_is_named() -> None:
+    with pytest.raises(ValueError, match=r"LOCAL_WORLD_SIZE.*torchrun"):
+        core.DistributedContext.from_torch_distributed()
+    with pytest.raises(ValueError, match=r"CROSS_RANK.*deepspeed"):
+        core.DistributedContext.from_deepspeed()
+    with pytest.raises(ValueError, match=r"OMPI_COMM_WORLD_RANK.*mpirun"):
+        core.DistributedContext.from_mpi()
+    with pytest.raises(ValueError, match=r"SLURM_PROCID.*srun"):
+        core.DistributedContext.from_slurm()
+
+
+def test_several_machines_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"rank": 3, "size": 4, "local_rank": 1, "local_size": 2, "cross_rank": 1, "cross_size": 2}
+    monkeypatch.setenv("DET_CHIEF_IP", "127.0.0.1")
+    with pytest.raises(RendezvousError, match="export DET_CORE_SECRET="):
+        core.DistributedContext(**numbers)
+
+
+def test_the_deadline_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DET_CORE_TIMEOUT", "0.3")
+    with pytest.raises(CollectiveTimeout, match="no chief"):
+        core.DistributedContext(
+            rank=1, size=2, local_rank=1, local_size=2, cross_rank=0, cross_size=1, pub_port=free_port()
+        )
