@@ -153,12 +153,25 @@ class RunRecord(RunSummary):
             group: a metric group; an unknown one has no rows. superseded: also the rows that a later restart
             took the place of; without them no step occurs twice. batches: also the batch metrics.
         """
+        from det_core.journal._series import read, series
+
+        places = self._scan.places.get(group)
+        if places is not None:
+            found = series(places, group, self._supersession, superseded=superseded)
+            yield from read(found, group, places, self._scan.files, batches=batches)
+
+    def last(self, group: str) -> tuple[int, Row | None]:
+        """How many rows the series of a group has, and the last of them; reads no other."""
+        from det_core.journal._series import read, series
+
         places = self._scan.places.get(group)
         if places is None:
-            return
-        from det_core.journal._series import series
-
-        yield from series(group, places, self._scan.files, self._supersession, superseded=superseded, batches=batches)
+            return 0, None
+        count, found = 0, None
+        for found in series(places, group, self._supersession, superseded=False):  # noqa: B007
+            count += 1
+        rows = read([found] if found else [], group, places, self._scan.files, batches=False)
+        return count, next(rows, None)
 
     def records(self, kind: str) -> list[Record]:
         """All records of a kind, oldest restart first, within it by time."""

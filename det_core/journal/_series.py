@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
+from operator import lt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,37 +19,45 @@ if TYPE_CHECKING:
     from det_core.journal._record import Row
 
 
-def series(
-    group: str,
-    places: Places,
-    files: Sequence[Path],
-    rules: Supersession,
-    *,
-    superseded: bool,
-    batches: bool,
-) -> Iterator[Row]:
-    """Yield the rows of a group by restart and step; those without a step come last in their restart."""
+Found = tuple[list[int], bool]
+"""The places of what is one row of a series, and whether it is superseded."""
+
+
+def series(places: Places, group: str, rules: Supersession, *, superseded: bool) -> Iterator[Found]:
+    """Yield the rows of a group by restart and step, without reading them.
+
+    Those without a step come last in their restart.
+    """
     again = _reported_late(places, rules, group)
+    restarts, steps = places.restart, places.step
+    for (restart, step), same_step in groupby(_order(places), key=lambda i: (restarts[i], steps[i])):
+        if step == NO_STEP:
+            yield from (([index], False) for index in same_step)
+            continue
+        later = [r for r, reported in again.items() if step in reported] if again else ()
+        gone = rules.superseded(group, restart, step, later)
+        if superseded or not gone:
+            yield list(same_step), gone
+
+
+def read(found: Iterable[Found], group: str, places: Places, files: Sequence[Path], *, batches: bool) -> Iterator[Row]:
+    """Read rows of :func:`series`."""
     with ExitStack() as stack:
-        read = _Reader(files, stack)
-        for (restart, step), same_step in groupby(_order(places), key=lambda i: (places.restart[i], places.step[i])):
-            if step == NO_STEP:
-                for index in same_step:
-                    yield from _merged(group, [index], places, read, batches, False)
-                continue
-            later = [r for r, steps in again.items() if step in steps]
-            gone = rules.superseded(group, restart, step, later)
-            if superseded or not gone:
-                yield from _merged(group, list(same_step), places, read, batches, gone)
+        reader = _Reader(files, stack)
+        for indices, gone in found:
+            yield from _merged(group, indices, places, reader, batches, gone)
 
 
 def _order(places: Places) -> Sequence[int]:
     """Indices by restart, step (none last), rank and seq."""
     restart, step, rank, seq = places.restart, places.step, places.rank, places.seq
-    return sorted(
-        range(len(places)),
-        key=lambda i: (restart[i], step[i] == NO_STEP, step[i], rank[i], seq[i]),
-    )
+    count = len(places)
+    if count and restart[0] == restart[-1] and rank[0] == rank[-1] and min(step) != NO_STEP:
+        before = iter(step)
+        next(before)
+        if all(map(lt, step, before)):  # one process, growing steps: as they stand
+            return range(count)
+    return sorted(range(count), key=lambda i: (restart[i], step[i] == NO_STEP, step[i], rank[i], seq[i]))
 
 
 def _reported_late(places: Places, rules: Supersession, group: str) -> dict[int, set[int]]:
@@ -76,11 +85,13 @@ class _Reader:
         return decode(os.pread(fd, places.size[index], places.offset[index]))
 
 
-def _merged(group: str, indices: list[int], places: Places, read: _Reader, batches: bool, gone: bool) -> Iterator[Row]:
+def _merged(
+    group: str, indices: list[int], places: Places, reader: _Reader, batches: bool, gone: bool
+) -> Iterator[Row]:
     """One row from the rows of one restart and step; nothing if none can be read any more."""
     from det_core.journal._record import Row
 
-    found = [(i, r) for i in indices if (r := read.record(places, i)) is not None]
+    found = [(i, r) for i in indices if (r := reader.record(places, i)) is not None]
     if not found:
         return
     first, record = found[0]

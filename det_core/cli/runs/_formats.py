@@ -17,13 +17,13 @@ ROW_GROUP = 50_000
 
 def write_csv(table: Table, out: IO[bytes]) -> None:
     """One line a row under a head. Lists are JSON; what a row lacks is empty."""
-    columns = dict.fromkeys(name for row in table.flat("reading") for name in row)
+    columns = list(dict.fromkeys(name for row in table.flat("reading") for name in row))
     text = io.TextIOWrapper(out, encoding="utf-8", newline="", write_through=True)
     try:
-        writer = csv.DictWriter(text, list(columns) or ["group", "steps_completed"], restval="", lineterminator="\n")
-        writer.writeheader()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(columns or ["group", "steps_completed"])
         for row in table.flat("writing"):
-            writer.writerow({name: _cell(value) for name, value in row.items()})
+            writer.writerow([_cell(row.get(name)) for name in columns])
     finally:
         text.detach()
 

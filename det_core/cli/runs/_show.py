@@ -41,7 +41,8 @@ def _last_rows(run: Run) -> dict[str, tuple[int, Row]]:
     """Group -> number of rows and the last of them."""
     last: dict[str, tuple[int, Row]] = {}
     for group in run.groups():
-        for count, row in enumerate(run.rows(group), 1):
+        count, row = run.record.last(group)
+        if row is not None:
             last[group] = (count, row)
     return last
 
