@@ -31,7 +31,7 @@ PUBLIC = {
         DirectoryStore Disk FileEntry Header Listing Manifest Owner Progress Selector Source Staging Store
         StoredCheckpoint check_storage_id digests host_identity open_store scan
     """,
-    "det_core.ipc": "Lane Links SoloLane Star connect",
+    "det_core.ipc": "Lane Links Star connect",
     "det_core.backend": "Backend LocalBackend",
     "det_core.testing": "CheckpointStoreSuite",
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +58,7 @@ def open_bare_run(
         folder, resumed = _chosen_folder(environment, name or _script(), resume or environment.resume, command)
         restart = folder.begin_restart()
         held.append(folder)
-        return folder.run_id, restart, resumed, str(folder.path), socket.gethostname()
+        return folder.run_id, restart, resumed, str(folder.path), os.uname().nodename
 
     run_id, restart, resumed, path, host = on_chief(distributed, "init", open_on_chief)
     seen = Path(path)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from det_core._env import Environment
 from det_core._errors import ContextClosed
 from det_core.core._environments import Detector, Ranks, detector, find
-from det_core.ipc import Links, SoloLane, Star, connect
+from det_core.core._solo import SoloLane
+
+if TYPE_CHECKING:
+    from det_core.ipc import Links, Star
 
 PORT = 12360
 """The port between machines where neither ``pub_port`` nor the environment names one."""
@@ -92,6 +95,8 @@ class DistributedContext:
         self._closed = False
         self._links: Links | None = None
         if size > 1:
+            from det_core.ipc import connect
+
             self._links = connect(
                 **numbers,
                 cross_rank=cross_rank,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -109,7 +108,7 @@ def _compose(
     facts = _CheckpointFacts(run.run_id, store, journal, tensorboard)
     if distributed.rank == 0:
         say(first_line(run, latest))
-    journal.record("run_start", {"size": distributed.size, "host": socket.gethostname(), "pid": os.getpid()})
+    journal.record("run_start", {"size": distributed.size, "host": os.uname().nodename, "pid": os.getpid()})
     return Context(
         distributed=distributed,
         checkpoint=CheckpointContext(
@@ -121,7 +120,7 @@ def _compose(
         ),
         train=TrainContext(distributed, journal, backend, tensorboard),
         searcher=SearcherContext(distributed, backend, record=journal.record, units=units),
-        profiler=ProfilerContext(distributed, journal.metrics, agent_id=socket.gethostname()),
+        profiler=ProfilerContext(distributed, journal.metrics, agent_id=os.uname().nodename),
         journal=journal,
         backend=backend,
         run=run,

@@ -282,25 +282,3 @@ class Lane:
         if not self._poll.closed:
             self._poll.close()
             os.close(self._wake)
-
-
-class SoloLane:
-    """The collectives of a job of one rank (or of the one rank of a machine): everything comes back as it is."""
-
-    def __init__(self, check: Callable[[], None]) -> None:
-        self._check = check
-
-    def gather(self, obj: Any, *, timeout: float | None = None) -> list[Any] | None:
-        """``[obj]``."""
-        self._check()
-        return [obj]
-
-    def allgather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
-        """``[obj]``."""
-        self._check()
-        return [obj]
-
-    def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
-        """``obj``."""
-        self._check()
-        return obj

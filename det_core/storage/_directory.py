@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import os
 import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,9 +39,7 @@ class DirectoryStore:
             not show at once.
     """
 
-    def __init__(
-        self, root: str | os.PathLike[str], *, disk: Disk | None = None, patience: float = PATIENCE
-    ) -> None:
+    def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, patience: float = PATIENCE) -> None:
         self._patience = patience
         self._root = os.path.abspath(os.fspath(root))
         self._disk = disk or Disk(self._root)
@@ -167,6 +164,8 @@ class DirectoryStore:
 
     def _delete_whole(self, path: str) -> None:
         self._disk.make_folders(f"{self._root}/{ASIDE}")
+        import uuid
+
         trash = f"{self._root}/{ASIDE}/{TRASH}{uuid.uuid4()}"
         try:
             self._disk.do("rename", path, os.rename, path, trash)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +55,8 @@ class Owner:
 
 
 def _short(text: str) -> str:
+    import hashlib
+
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
@@ -66,7 +66,7 @@ def host_identity() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return _short(f"{boot} {os.stat('/proc/self/ns/pid').st_ino}")
     except OSError:
-        return _short(f"{socket.gethostname()} without /proc")
+        return _short(f"{os.uname().nodename} without /proc")
 
 
 def _start_time(pid: int) -> int | None:

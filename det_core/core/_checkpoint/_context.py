@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -275,6 +274,8 @@ class CheckpointContext:
         made: list[Staging] = []
 
         def begin() -> str:
+            import uuid
+
             made.append(self._store.begin(str(uuid.uuid4()), Owner.current(self._run_id, self._restart)))
             return made[0].ticket
 
