@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -82,29 +82,30 @@ class Control:
         self._link.send(pack(kind, *words, payload=payload[: MAX_MESSAGE // 2]))
 
 
-def start_agent(main: Callable[[Control], None], not_for_it: list[socket.socket]) -> Agent:
-    """Fork a process that runs ``main``; the sockets ``not_for_it`` are closed there."""
+def start_agent(main: Callable[[Control], None], not_for_it: list[socket.socket], mask: Iterable[int]) -> Agent:
+    """Fork a process that runs ``main``; the sockets ``not_for_it`` are closed there, and ``mask`` is blocked."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     capture = os.memfd_create("agent-stderr")
     launcher = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _run(main, theirs, capture, launcher, [ours, *not_for_it])
+        try:
+            os.setsid()
+            signal_at_parents_death(signal.SIGKILL)
+            if os.getppid() == launcher:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+                for other in (ours, *not_for_it):
+                    other.close()
+                _run(main, theirs, capture)
+        finally:
+            os._exit(1)
     theirs.close()
     return Agent(pid, ours, capture)
 
 
-def _run(
-    main: Callable[[Control], None], link: socket.socket, capture: int, launcher: int, close: list[socket.socket]
-) -> NoReturn:
+def _run(main: Callable[[Control], None], link: socket.socket, capture: int) -> NoReturn:
     status = 1
     try:
-        os.setsid()
-        signal_at_parents_death(signal.SIGKILL)
-        if os.getppid() != launcher:
-            os._exit(1)
-        for other in close:
-            other.close()
         control = Control(link, os.dup(2), capture)
         os.dup2(capture, 2)
         status = _guarded(main, control)

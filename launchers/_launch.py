@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Callable
 
 from ._agent import Control, start_agent
 from ._notices import Notices
-from ._signals import Signals
+from ._signals import PASSED_ON, Signals
 from ._supervisor import Supervisor
 from ._wrapper._linux import adopt_orphans
 
@@ -25,13 +26,15 @@ def launch(run_agent: Callable[[Control, str], None]) -> int:
             report to and the path of the socket that the wrappers connect to.
     """
     _open_standard_streams()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until they are caught, so that none is lost
     folder = _private_folder()
     path = os.path.join(folder, "s")
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(1024)
-    agent = start_agent(lambda control: run_agent(control, path), [listener])
+    agent = start_agent(lambda control: run_agent(control, path), [listener], mask)
     signals, notices = Signals(), Notices()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:
         adopt_orphans()
         return Supervisor(listener, agent, signals, notices).run()

@@ -109,6 +109,8 @@ def run_agent(words: list[str], control: Control, socket_path: str) -> None:
     wrapped = command(socket_path, "RANK", run)
     args.no_python, args.module, args.run_path = True, False, False
     args.training_script, args.training_script_args = wrapped[0], wrapped[1:]
+    if args.log_dir is None and args.redirects == args.tee == "0":
+        args.log_dir = os.path.dirname(socket_path)  # torchrun would make a folder in /tmp, and leave it there
     if args.tee != "0":
         control.speak()  # it is the agent that shows the lines which it tees
     control.plan(int(args.nproc_per_node), options)

@@ -161,8 +161,10 @@ class Wrapper:
 
     def _told(self, message: bytes) -> None:
         if not message:  # the launcher has died
+            import shutil
+
             self._kill()
-            _remove(self._folder)
+            shutil.rmtree(self._folder, ignore_errors=True)  # which the launcher could not do
             os._exit(1)
         kind, words, _ = unpack(message)
         if kind == "signal":
@@ -221,14 +223,6 @@ def _pipe() -> tuple[int, int]:
     with contextlib.suppress(OSError):  # this user's share of the memory for pipes is used up
         fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 1024 * 1024)
     return ends
-
-
-def _remove(folder: str) -> None:
-    """Remove the folder that the launcher could not."""
-    with contextlib.suppress(OSError):  # another wrapper is at it
-        for name in os.listdir(folder):
-            os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
 
 
 def _heard(signum: int, frame: object) -> None:

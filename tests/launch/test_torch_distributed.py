@@ -183,3 +183,12 @@ def test_help_from_the_root_and_from_elsewhere(tmp_path: Path) -> None:
     for job in (*jobs, root):
         assert "options of torchrun:" in job.out and "--rdzv-backend" in job.out
         assert job.err == ""
+
+
+def test_no_file_is_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    write(tmp_path, "fails.py", "import os; raise SystemExit(int(os.environ['RANK']))")
+    words = ["--nproc-per-node", "2", "fails.py"]
+    with launched(TORCH, *words, folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
+        assert job.wait() == 1
+    assert list((tmp_path / "tmp").iterdir()) == []
