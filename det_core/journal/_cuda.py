@@ -17,9 +17,10 @@ class CudaCopy(PendingValue):
     """A copy of a CUDA tensor that is under way."""
 
     def __init__(self, tensor: Any) -> None:
-        cuda = sys.modules["torch"].cuda
         torch = sys.modules["torch"]
-        source = tensor.detach()
+        cuda = torch.cuda
+        # Kept until the copy has arrived: the caller may let go of a tensor that belongs to another stream.
+        self._source = source = tensor.detach()
         with cuda.device(source.device):
             self._host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
             self._host.copy_(source, non_blocking=True)
@@ -34,4 +35,5 @@ class CudaCopy(PendingValue):
     def result(self) -> Any:
         """The tensor's value at the time of the report, as a number or nested list."""
         self._event.synchronize()
+        self._source = None
         return self._host.tolist()

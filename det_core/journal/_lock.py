@@ -73,12 +73,7 @@ class WriterLock:
 def held(path: Path) -> bool:
     """Whether some process holds the lock at ``path``; takes nothing."""
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except PermissionError:
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return False
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return False
     try:

@@ -25,6 +25,21 @@ class PendingValue(ABC):
         """
 
 
+class LostValue(PendingValue):
+    """A value that cannot be had."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def ready(self) -> bool:
+        """There is nothing to wait for."""
+        return True
+
+    def result(self) -> Any:
+        """Raise what happened to it."""
+        raise self._error
+
+
 class PendingRow:
     """A row whose place in the record is taken and whose bytes are written when its values have arrived."""
 

@@ -15,7 +15,7 @@ from math import isfinite
 from typing import Any
 from uuid import UUID
 
-from det_core.journal._pending import PendingValue
+from det_core.journal._pending import LostValue, PendingValue
 
 Path = tuple[str | int, ...]
 
@@ -86,9 +86,7 @@ class Plain:
     def _item(self, container: Any, key: str | int, item: Any, path: Path) -> Any:
         here = (*path, key)
         if is_cuda(item):
-            from det_core.journal._cuda import CudaCopy
-
-            item = CudaCopy(_checked_tensor(item, here))
+            item = _on_its_way(_checked_tensor(item, here))
         if isinstance(item, PendingValue):
             self.pending.append((container, key, item, here))
             return None
@@ -157,9 +155,20 @@ def show(path: Path) -> str:
 
 
 def is_cuda(value: Any) -> bool:
-    """Whether ``value`` is a torch tensor on a CUDA (or ROCm) device."""
+    """Whether ``value`` is a plain torch tensor on a CUDA (or ROCm) device."""
     tensor = _torch_tensor()
-    return tensor is not None and isinstance(value, tensor) and bool(value.is_cuda)
+    if tensor is None or not isinstance(value, tensor) or not value.is_cuda:
+        return False
+    return type(value).__module__ in ("torch", "torch.nn.parameter")  # not a DTensor or its like
+
+
+def _on_its_way(tensor: Any) -> PendingValue:
+    from det_core.journal._cuda import CudaCopy
+
+    try:
+        return CudaCopy(tensor)
+    except Exception as e:  # the device is dead: a report does not raise, its row says what is lost
+        return LostValue(e)
 
 
 def _torch_tensor() -> Any:

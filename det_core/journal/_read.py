@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -56,12 +57,11 @@ class Scan:
 def scan(folder: Path) -> Scan:
     """Read every journal file of a run once. A record that stands twice counts once."""
     found = Scan()
-    seen: set[int] = set()
-    process = (-1, -1)
-    for restart, rank, number, path in journal_files(folder):
-        if (restart, rank) != process:
-            process, seen = (restart, rank), set()
-        _scan_file(found, restart, rank, path, seen, check=number > 0)
+    for (restart, rank), files in groupby(journal_files(folder), key=lambda file: file[:2]):
+        paths = [path for *_, path in files]
+        seen: set[int] | None = set() if len(paths) > 1 else None  # only a file that was copied has records twice
+        for path in paths:
+            _scan_file(found, restart, rank, path, seen)
     return found
 
 
@@ -125,7 +125,7 @@ def _tail(path: Path) -> list[bytes]:
         return []
 
 
-def _scan_file(found: Scan, restart: int, rank: int, path: Path, seen: set[int], *, check: bool) -> None:
+def _scan_file(found: Scan, restart: int, rank: int, path: Path, seen: set[int] | None) -> None:
     from det_core.journal._line import decode
 
     file = len(found.files)
@@ -139,9 +139,10 @@ def _scan_file(found: Scan, restart: int, rank: int, path: Path, seen: set[int],
             found.header = found.header or record
             continue
         seq = record["seq"]
-        if seq in seen:
-            continue
-        seen.add(seq)
+        if seen is not None:
+            if seq in seen:
+                continue
+            seen.add(seq)
         if record["kind"] != "metrics":
             found.records.append((restart, rank, record))
             continue
