@@ -48,7 +48,9 @@ def measure(programs: dict[str, tuple[Path, str]]) -> dict[str, float]:
 def main() -> int:
     """Print the table; 1 if our bound is not met."""
     peers = peers_python(*PEERS)
-    programs = {"from det_core import core": (Path(sys.executable), "from det_core import core")}
+    # A part is loaded when its name is first used, so the second line is what a script has paid once it calls init().
+    uses = ("from det_core import core", "from det_core import core; core.init")
+    programs = {use: (Path(sys.executable), use) for use in uses}
     programs.update({f"{code} ({name})": (peers, code) for name, code in PEERS.items()})
     found = measure(programs)
     ours = next(iter(found.values()))

@@ -1,14 +1,23 @@
-"""The Core API: all that a training script touches. Start with :func:`init`."""
+"""The Core API: all that a training script touches. Start with :func:`init`.
 
-from det_core.core._checkpoint import CheckpointContext, DownloadMode
-from det_core.core._context import Context
-from det_core.core._distributed import DistributedContext
-from det_core.core._init import init
-from det_core.core._preempt import PreemptContext, PreemptMode
-from det_core.core._profiler import ProfilerContext
-from det_core.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
-from det_core.core._tensorboard_mode import TensorboardMode
-from det_core.core._train import EarlyExitReason, TrainContext
+Importing this package loads none of its parts; each is loaded when its name is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from det_core.core._checkpoint import CheckpointContext, DownloadMode
+    from det_core.core._context import Context
+    from det_core.core._distributed import DistributedContext
+    from det_core.core._init import init
+    from det_core.core._preempt import PreemptContext, PreemptMode
+    from det_core.core._profiler import ProfilerContext
+    from det_core.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
+    from det_core.core._tensorboard_mode import TensorboardMode
+    from det_core.core._train import EarlyExitReason, TrainContext
 
 __all__ = [
     "CheckpointContext",
@@ -27,3 +36,34 @@ __all__ = [
     "Unit",
     "init",
 ]
+
+_HOMES = {
+    "CheckpointContext": "_checkpoint",
+    "Context": "_context",
+    "DistributedContext": "_distributed",
+    "DownloadMode": "_checkpoint",
+    "EarlyExitReason": "_train",
+    "PreemptContext": "_preempt",
+    "PreemptMode": "_preempt",
+    "ProfilerContext": "_profiler",
+    "SearcherContext": "_searcher",
+    "SearcherMode": "_searcher",
+    "SearcherOperation": "_searcher",
+    "TensorboardMode": "_tensorboard_mode",
+    "TrainContext": "_train",
+    "Unit": "_searcher",
+    "init": "_init",
+}
+"""The module that each name stands in."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__]
