@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from det_core._env import Environment
-from det_core._errors import RunError
+from det_core._errors import RunError, TensorboardError
 from det_core._info import get_cluster_info
 from det_core.backend import LocalBackend
 from det_core.core._bare import BareRun, first_line, open_bare_run, say
@@ -24,6 +25,8 @@ from det_core.core._tensorboard_mode import Tensorboard, TensorboardMode, chosen
 from det_core.core._train import TrainContext
 from det_core.journal import Journal
 from det_core.storage import Store, open_store
+
+logger = logging.getLogger("det_core.core")
 
 
 def init(
@@ -144,7 +147,10 @@ class _CheckpointFacts:
     def registered(self, checkpoint: Mapping[str, Any]) -> None:
         self._journal.record("checkpoint", checkpoint)
         self._journal.flush()
-        self._tensorboard.sync()
+        try:
+            self._tensorboard.sync()
+        except (TensorboardError, OSError) as e:  # the checkpoint is safe; close() tries again, and raises
+            logger.warning("event files were not copied beside checkpoint %s: %s", checkpoint["storage_id"], e)
 
     def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         self._journal.record("checkpoint_deleted", {"storage_id": storage_id, "resources": dict(remaining)})

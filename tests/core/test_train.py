@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from det_core import core
+from det_core._errors import CloseError
 from det_core.journal import RunRecord, read_run
 from support.threads import as_ranks
 
@@ -144,6 +145,23 @@ def test_auto_writes_event_files_beside_the_checkpoints(tmp_path: Path) -> None:
         local = ctx.train.get_tensorboard_path()
     assert list(local.glob("events.*"))
     assert list((storage / "tensorboard" / ctx.run_id).rglob("events.*"))
+
+
+def test_a_copy_of_event_files_that_fails_does_not_fail_the_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = tmp_path / "storage"
+    ctx = core.init(checkpoint_storage=str(storage), tensorboard_mode=core.TensorboardMode.AUTO)
+    storage.mkdir()
+    (storage / "tensorboard").write_text("a file where the folder should be")
+    ctx.train.report_training_metrics(1, {"loss": 0.5})
+    with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
+        (path / "f").write_text("x")
+    assert "event files were not copied" in caplog.text
+    with ctx.checkpoint.restore_path(storage_id) as path:
+        assert (path / "f").read_text() == "x"
+    with pytest.raises(CloseError, match="train: "):
+        ctx.close()
 
 
 def test_manual_uploads_what_the_script_selects(tmp_path: Path) -> None:
