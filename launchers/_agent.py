@@ -24,6 +24,8 @@ from ._wrapper._protocol import MAX_MESSAGE, pack
 class Agent:
     """The launcher's side of a started agent."""
 
+    name: str
+    """What to call it, as the start of a sentence."""
     pid: int
     control: socket.socket
     """Where :class:`Control` is heard; messages as in ``_wrapper/_protocol``."""
@@ -82,7 +84,9 @@ class Control:
         self._link.send(pack(kind, *words, payload=payload[: MAX_MESSAGE // 2]))
 
 
-def start_agent(main: Callable[[Control], None], not_for_it: list[socket.socket], mask: Iterable[int]) -> Agent:
+def start_agent(
+    name: str, main: Callable[[Control], None], not_for_it: list[socket.socket], mask: Iterable[int]
+) -> Agent:
     """Fork a process that runs ``main``; the sockets ``not_for_it`` are closed there, and ``mask`` is blocked."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     capture = os.memfd_create("agent-stderr")
@@ -100,7 +104,7 @@ def start_agent(main: Callable[[Control], None], not_for_it: list[socket.socket]
         finally:
             os._exit(1)
     theirs.close()
-    return Agent(pid, ours, capture)
+    return Agent(name, pid, ours, capture)
 
 
 def _run(main: Callable[[Control], None], link: socket.socket, capture: int) -> NoReturn:

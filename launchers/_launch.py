@@ -18,10 +18,11 @@ from ._wrapper._linux import adopt_orphans
 _LONGEST_PATH = 100  # of a unix socket: 108 bytes in <sys/un.h>
 
 
-def launch(run_agent: Callable[[Control, str], None]) -> int:
+def launch(agent_name: str, run_agent: Callable[[Control, str], None]) -> int:
     """Run a job and return the exit status.
 
     Args:
+        agent_name: what to call the framework's agent in messages.
         run_agent: runs the framework's agent to its end, in a process of its own. It is given the :class:`Control` to
             report to and the path of the socket that the wrappers connect to.
     """
@@ -32,7 +33,7 @@ def launch(run_agent: Callable[[Control, str], None]) -> int:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     listener.bind(path)
     listener.listen(1024)
-    agent = start_agent(lambda control: run_agent(control, path), [listener], mask)
+    agent = start_agent(agent_name, lambda control: run_agent(control, path), [listener], mask)
     signals, notices = Signals(), Notices()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     try:

@@ -104,7 +104,8 @@ class Supervisor:
         elif kind == "done":
             self._agent_done = True
         elif kind == "failed":
-            self._agent_failed(f"torchrun's agent failed: {text.splitlines()[-1] if text else 'no reason given'}")
+            reason = text.splitlines()[-1] if text else "no reason given"
+            self._agent_failed(f"{self._agent.name} failed: {reason} (--verbose shows all it says)")
 
     def _agent_failed(self, error: str) -> None:
         if not self._outcome.agent_error and not self._outcome.stop:
@@ -117,9 +118,9 @@ class Supervisor:
         if self._quit is not None or self._agent_done:
             return
         how = f"was killed by {name(-status)}" if status < 0 else f"ended with status {status}"
-        self._agent_failed(f"torchrun's agent (pid {self._agent.pid}) {how}")
-        if not self._outcome.stop and not self._outcome.agent_error.startswith("torchrun's agent failed"):
+        if not self._outcome.stop and not self._outcome.agent_error:
             self._notices.show(self._agent.last_words(self._tail))
+        self._agent_failed(f"{self._agent.name} (pid {self._agent.pid}) {how}")
         running = [link for link in self._links.values() if link.rank and link.rank.status is None]
         if running and self._kill_at == float("inf"):
             self._notices.say(f"{self._outcome.agent_error}: telling its ranks to end, with {self._grace:g} s to do so")

@@ -17,7 +17,7 @@ def main(words: list[str] | None = None) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         print_help()
         return 0
-    return launch(lambda control, path: run_agent(arguments, control, path))
+    return launch("torchrun's agent", lambda control, path: run_agent(arguments, control, path))
 
 
 if __name__ == "__main__":

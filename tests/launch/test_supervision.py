@@ -310,3 +310,13 @@ def test_a_script_inherits_no_descriptor_but_its_three(tmp_path: Path) -> None:
         assert job.wait() == 0
     for line in job.out.splitlines():
         assert {int(path.rsplit("/", 1)[1]) for path in line.split()[2:]} <= {0, 1, 2, 3}, "3 is the one to list them"
+
+
+def test_a_wrapper_that_has_stopped_cannot_keep_the_job_alive(tmp_path: Path) -> None:
+    script = write(tmp_path, "stubborn.py", STUBBORN)
+    with launched(PLAIN, "--grace", "0.5", "2", sys.executable, script, folder=tmp_path) as job:
+        job.wait_for("ready", times=2)
+        os.kill(job.wrappers()[0], signal.SIGSTOP)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(30) == 128 + signal.SIGKILL
+        job.nothing_left()

@@ -50,4 +50,4 @@ def run_agent(control: Control, path: str) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(launch(run_agent))
+    raise SystemExit(launch("the plain agent", run_agent))
