@@ -9,16 +9,16 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections import deque
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from det_core._errors import CollectiveTimeout
-from det_core.ipc._frames import BadFrame, Call, Frame, Kind, Op, encode
+from det_core.ipc._frames import BadFrame, Call, Frame, Kind, Op, Stamp, encode
 from det_core.ipc._link import UnixLink
 from det_core.ipc._liveness import Patience
 from det_core.ipc._matching import Disagreement, Roll
-from det_core.ipc._payload import Packet, Segment, dump, join_items, load, split_items
+from det_core.ipc._payload import OUT_OF_BAND, Packet, Segment, dump, join_items, split_items
 
 if TYPE_CHECKING:
     from det_core.ipc._peer import Peer
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _HINT_AFTER = 0.01
 """Seconds a worker waits before it tells the chief where: so that a disagreement is seen although nobody answers."""
 _OPS = tuple(Op)
+_NOTHING = (b"",)
+"""The answer to a gather."""
 
 
 class Lane:
@@ -43,7 +45,8 @@ class Lane:
         self._poll.register(self._wake, select.EPOLLIN)
         self._inbox: deque[Frame] = deque()
         self._links: dict[int, UnixLink] = {}
-        self._pending: dict[int, deque[Frame]] = {}
+        self._pending: dict[int, deque[Frame]] = defaultdict(deque)
+        self._stamp = Stamp(name, star.rank)
         self._given_up: Call | None = None
 
     # the collectives
@@ -64,7 +67,7 @@ class Lane:
         if self._star.rank:
             self._contribute(Op.gather, dump(obj), timeout)
             return None
-        items, _ = self._collect(Op.gather, dump(obj), timeout)
+        items = self._collect(Op.gather, dump(obj), timeout)
         return self._load_all(items, obj)
 
     def allgather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
@@ -73,7 +76,7 @@ class Lane:
         if self._star.rank:
             frame = self._contribute(Op.allgather, segments, timeout)
             return self._load_all(split_items(frame.segments), obj)
-        items, _ = self._collect(Op.allgather, segments, timeout)
+        items = self._collect(Op.allgather, segments, timeout)
         return self._load_all(items, obj)
 
     def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
@@ -81,13 +84,11 @@ class Lane:
         star = self._star
         if star.rank:
             frame = self._contribute(Op.broadcast, None, timeout)
-            return load(star.mapper.open(frame.segments))
+            return star.mapper.load(frame.segments)
         segments = dump(obj)
         with self._turn:
             call = self._enter(Op.broadcast)
-            packet = Packet(Kind.CALL, call.op, self.name, 0, call.number, segments)
-            for peer in star.others():
-                self._send(peer, packet, call, timeout)
+            self._send(star.in_order(), call, segments, timeout)
         return obj
 
     # the two sides of a call
@@ -99,50 +100,47 @@ class Lane:
             call = self._enter(op)
             chief = star.peers[0]
             if segments is not None:
-                packet = Packet(Kind.CALL, op, self.name, star.rank, call.number, segments)
-                self._send(chief, packet, call, timeout)
-            pending = self._pending.setdefault(0, deque())
-            self._wait(lambda: bool(pending), call, timeout, self._waits_for_chief)
+                self._send((chief,), call, segments, timeout)
+            pending = self._pending[0]
+            self._wait(pending.__len__, call, timeout, self._waits_for_chief)
             frame = pending.popleft()
             if frame.number != call.number:
-                self._disagree(Disagreement({0: self.roll.last[0], star.rank: call}))
-        star.used(chief, frame)
+                self._disagree(Disagreement({0: Call(self.name, _OPS[frame.op], frame.number), star.rank: call}))
+        if frame.owed:
+            chief.used(frame, star.rank)
         return frame
 
-    def _collect(self, op: Op, own: list[Segment], timeout: float | None) -> tuple[list[Any], Call]:
+    def _collect(self, op: Op, own: list[Segment], timeout: float | None) -> list[Sequence[Segment]]:
         """The chief's side of gather and allgather: wait for every item, then answer."""
         star = self._star
         with self._turn:
             call = self._enter(op)
-            peers = [star.peers[rank] for rank in range(1, star.size)]
-            pending = [self._pending.setdefault(p.rank, deque()) for p in peers]
+            peers = star.in_order()
+            pending = [self._pending[p.rank] for p in peers]
             try:
                 self._wait(lambda: all(pending), call, timeout, self._waits_for_workers)
             except BaseException:
                 self._given_up = call
                 raise
             frames = [queue.popleft() for queue in pending]
-            items: list[Any] = [own, *(f.segments for f in frames)]
-            if op is Op.allgather:
-                answer = Packet(Kind.CALL, op, self.name, 0, call.number, join_items(items))
-            else:
-                answer = Packet(Kind.CALL, op, self.name, 0, call.number, ())
-            for peer in peers:
-                self._send(peer, answer, call, timeout)
+            items: list[Sequence[Segment]] = [own, *(f.segments for f in frames)]
+            self._send(peers, call, join_items(items) if op is Op.allgather else _NOTHING, timeout)
         for peer, frame in zip(peers, frames, strict=True):
-            star.used(peer, frame)
-        return items, call
+            if frame.owed:
+                peer.used(frame, 0)
+        return items
 
-    def _load_all(self, items: list[Any], own: Any) -> list[Any]:
+    def _load_all(self, items: Sequence[Sequence[Segment]], own: Any) -> list[Any]:
         """Unpickle every rank's item but this rank's, which is taken as it is."""
-        star = self._star
-        return [own if r == star.rank else load(star.mapper.open(item)) for r, item in enumerate(items)]
+        rank, load_one = self._star.rank, self._star.mapper.load
+        return [own if r == rank else load_one(item) for r, item in enumerate(items)]
 
     def _enter(self, op: Op) -> Call:
         star = self._star
-        star.raise_if_broken()
+        if star.trouble is not None:
+            raise star.trouble.error()
         if self._given_up is not None:
-            star.mismatch(f"rank 0 gave up {self._given_up}, so no further call can follow on this lane")
+            star.mismatch(f"rank {star.name(0)} gave up {self._given_up}, so no further call can follow on this lane")
         try:
             return self.roll.enter(star.rank, op)
         except Disagreement as e:
@@ -153,26 +151,42 @@ class Lane:
         self._star.raise_if_broken()
         raise AssertionError("a mismatch did not break the star")
 
-    def _send(self, peer: Peer, packet: Packet, call: Call, timeout: float | None) -> None:
+    def _send(self, peers: Sequence[Peer], call: Call, segments: Sequence[Segment], timeout: float | None) -> None:
+        """Send one frame to each of ``peers``, waiting where there is no room for it."""
+        packet: Packet | None = None
+        small: bytes | None = None
+        if self.direct and len(segments) == 1 and isinstance(body := segments[0], bytes) and len(body) < OUT_OF_BAND:
+            small = self._stamp.encode(Kind.CALL, call.op, call.number, body)
+        for peer in peers:
+            if small is not None and peer.data is not None and not peer.room.used:
+                if queued := peer.data.send(small):
+                    peer.room.add(queued)
+                continue
+            if packet is None:
+                packet = Packet(Kind.CALL, call.op, self.name, self._star.rank, call.number, segments)
+            self._wait_for_room(peer, packet.size, call, timeout)
+            if not peer.gone:
+                peer.send_call(packet, direct=self.direct)
+
+    def _wait_for_room(self, peer: Peer, size: int, call: Call, timeout: float | None) -> None:
         room = peer.room
-        if room.full(packet.size):
+        if room.full(size):
             with self._star.waiting_for_room():
                 self._wait(
-                    lambda: peer.gone or not room.full(packet.size), call, timeout,
+                    lambda: peer.gone or not room.full(size), call, timeout,
                     lambda: f"{call} is held up: {peer} does not read what is sent to it",
                 )  # fmt: skip
-        if not peer.gone:
-            peer.send_call(packet, direct=self.direct)
 
     # waiting
 
-    def _wait(self, ready: Callable[[], bool], call: Call, timeout: float | None, whom: Callable[[], str]) -> None:
+    def _wait(self, ready: Callable[[], object], call: Call, timeout: float | None, whom: Callable[[], str]) -> None:
         """Take in frames until ``ready``; every reason not to wait any longer raises."""
         star = self._star
         seconds = _HINT_AFTER
         patience: Patience | None = None
         while not ready():
-            star.raise_if_broken()
+            if star.trouble is not None:
+                raise star.trouble.error()
             if star.departures:
                 self._check_departed(ready)
                 if ready():
@@ -192,7 +206,7 @@ class Lane:
         if star.rank:
             star.peers[0].tell(encode(Kind.ENTERED, op=call.op, name=self.name, rank=star.rank, number=call.number))
 
-    def _check_departed(self, ready: Callable[[], bool]) -> None:
+    def _check_departed(self, ready: Callable[[], object]) -> None:
         """Raise if the call needs a rank that has said goodbye; what it sent before counts."""
         star = self._star
         gone = [p for p in star.others(gone=True) if star.rank or not self._pending.get(p.rank)]
@@ -230,9 +244,9 @@ class Lane:
         if frame.kind != Kind.CALL or not 0 < frame.op < len(_OPS):
             raise BadFrame(f"rank {frame.rank} sent a frame of kind {frame.kind} on lane {self.name!r}")
         if self.roll.hear(frame.rank, _OPS[frame.op], frame.number):
-            self._pending.setdefault(frame.rank, deque()).append(frame)
-        else:
-            self._star.used(self._star.peers[frame.rank], frame)
+            self._pending[frame.rank].append(frame)
+        elif frame.owed:
+            self._star.peers[frame.rank].used(frame, self._star.rank)
 
     def _waits_for_chief(self) -> str:
         chief = self._star.peers[0]
@@ -265,13 +279,12 @@ class Lane:
 
     def describe(self) -> str:
         """What the chief does on this lane and for whom it waits."""
-        mine = self.roll.last.get(self._star.rank)
+        mine = self.roll.last(self._star.rank)
         return f"rank {self._star.name(self._star.rank)} made {mine or 'no call yet'} and {self._waits_for_workers()}"
 
     def last_call(self, rank: int) -> str:
         """The last call of ``rank`` that is known here."""
-        call = self.roll.last.get(rank)
-        return "none" if call is None else str(call)
+        return str(self.roll.last(rank) or "none")
 
     def wake(self) -> None:
         """Have a waiting call look again."""

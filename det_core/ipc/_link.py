@@ -13,15 +13,18 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
+from det_core._errors import DistributedError
 from det_core.ipc._frames import BadFrame, Buffer, Cutter, Frame
 from det_core.ipc._payload import MemoryFile, Packet, cut_body
 
 _FD_SIZE = array.array("i").itemsize
 _ANCILLARY = socket.CMSG_SPACE(253 * _FD_SIZE)
+_TRUNCATED = int(socket.MSG_CTRUNC)
+_NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 _GONE = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError)
 
 
-class Interrupted(Exception):
+class Interrupted(DistributedError):
     """A signal handler raised in the middle of a message: the stream cannot be used any more."""
 
 
@@ -117,7 +120,7 @@ class UnixLink:
         """Write as much as the socket takes; what is left of the parts and files."""
         try:
             if len(parts) == 1 and not files:
-                sent = self.sock.send(parts[0], socket.MSG_NOSIGNAL)
+                sent = self.sock.send(parts[0], _NO_SIGNAL)
                 if sent == len(parts[0]):
                     return [], ()
             else:
@@ -146,11 +149,11 @@ class UnixLink:
     def _sendmsg(self, parts: Sequence[Buffer], files: Sequence[MemoryFile]) -> int:
         fds = array.array("i", [f.fd for f in files])
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)] if files else []
-        return self.sock.sendmsg(parts[:512], ancillary, socket.MSG_NOSIGNAL)
+        return self.sock.sendmsg(parts[:512], ancillary, _NO_SIGNAL)
 
     def _check(self) -> None:
         if self._torn:
-            raise Interrupted("a message to a rank was interrupted while it was written")
+            raise Interrupted("an exception in a signal handler cut off a message to another rank in its middle")
 
     # receiving
 
@@ -171,7 +174,7 @@ class UnixLink:
                 fds = array.array("i")
                 fds.frombytes(data[: len(data) - len(data) % _FD_SIZE])
                 self._files.extend(MemoryFile(fd, 0) for fd in fds)
-        if flags & socket.MSG_CTRUNC:
+        if flags & _TRUNCATED:
             raise BadFrame(f"a memory file could not be received: more than {_limit()} files are open in this process")
         if n == 0:
             self.eof = True
@@ -180,7 +183,7 @@ class UnixLink:
 
     def _finish(self, frame: Frame, lengths: tuple[int, ...], body: bytearray) -> Frame:
         if len(lengths) == 1 and not self._files:
-            frame.segments = [body]
+            frame.segments = (body,)
         elif lengths:
             frame.segments, frame.owed = cut_body(lengths, body, self._take_files())
         return frame

@@ -34,8 +34,7 @@ class Roll:
         self.lane = lane
         self.number = 0
         """The last call made here."""
-        self.last: dict[int, Call] = {}
-        """The last call heard of, by rank."""
+        self._last: dict[int, tuple[Op, int]] = {}
         self._names: dict[int, tuple[Op, int]] = {}
 
     def enter(self, rank: int, op: Op) -> Call:
@@ -47,9 +46,8 @@ class Roll:
         number = self.number + 1
         self._names.pop(self.number, None)
         self.number = number
-        call = self.last[rank] = Call(self.lane, op, number)
-        self._compare(rank, call)
-        return call
+        self._note(rank, op, number)
+        return Call(self.lane, op, number)
 
     def hear(self, rank: int, op: Op, number: int) -> bool:
         """Rank ``rank`` has made (or answered) the call ``number``.
@@ -62,11 +60,16 @@ class Roll:
         """
         if number < self.number:
             return False
-        call = self.last[rank] = Call(self.lane, op, number)
-        self._compare(rank, call)
+        self._note(rank, op, number)
         return True
 
-    def _compare(self, rank: int, call: Call) -> None:
-        op, first = self._names.setdefault(call.number, (call.op, rank))
-        if op is not call.op:
-            raise Disagreement({first: Call(self.lane, op, call.number), rank: call})
+    def last(self, rank: int) -> Call | None:
+        """The last call of ``rank`` that was heard of."""
+        known = self._last.get(rank)
+        return None if known is None else Call(self.lane, *known)
+
+    def _note(self, rank: int, op: Op, number: int) -> None:
+        self._last[rank] = (op, number)
+        said, first = self._names.setdefault(number, (op, rank))
+        if said is not op:
+            raise Disagreement({first: Call(self.lane, said, number), rank: Call(self.lane, op, number)})

@@ -73,6 +73,13 @@ class Mapper:
         """The segments as memory: files mapped privately and writable, the rest as they are."""
         return [self._map(s) if isinstance(s, MemoryFile) else s for s in segments]
 
+    def load(self, segments: Sequence[Segment]) -> Any:
+        """The object that ``dump`` made these segments from."""
+        if len(segments) == 1 and not isinstance(segments[0], MemoryFile):
+            return pickle.loads(segments[0])
+        first, *buffers = self.open(segments)
+        return pickle.loads(first, buffers=buffers)
+
     def _map(self, file: MemoryFile) -> Buffer:
         if len(self._live) >= self._limit:
             return file.read()
@@ -105,26 +112,32 @@ def dump(obj: Any) -> list[Segment]:
     return [pickle.dumps(obj, protocol=5, buffer_callback=keep), *buffers]
 
 
-def load(segments: Sequence[Buffer]) -> Any:
-    """The object that ``dump`` made these segments from."""
-    return pickle.loads(segments[0], buffers=segments[1:])
-
-
 def join_items(items: Sequence[Sequence[Segment]]) -> list[Segment]:
-    """The segments of several objects as the segments of one frame (the result of an allgather)."""
+    """The segments of several objects as the segments of one frame (the result of an allgather).
+
+    Several small pickles become one segment, a pickle of their list; else a table of counts comes first.
+    """
+    if all(len(item) == 1 for item in items) and sum(_size(item[0]) for item in items) < OUT_OF_BAND:
+        return [pickle.dumps([bytes(item[0]) for item in items], protocol=5)]  # type: ignore[arg-type]
     return [struct.pack(f"<{len(items)}I", *map(len, items)), *(s for item in items for s in item)]
 
 
-def split_items(segments: Sequence[Segment]) -> list[Sequence[Segment]]:
+def split_items(segments: Sequence[Segment]) -> Sequence[Sequence[Segment]]:
     """The inverse of ``join_items``."""
     table = segments[0]
     assert not isinstance(table, MemoryFile)
+    if len(segments) == 1:
+        return [(blob,) for blob in pickle.loads(table)]
     counts = struct.unpack(f"<{len(table) // 4}I", table)
     out, at = [], 1
     for count in counts:
         out.append(segments[at : at + count])
         at += count
     return out
+
+
+def _size(segment: Segment) -> int:
+    return segment.size if isinstance(segment, MemoryFile) else memoryview(segment).nbytes
 
 
 class Packet:
@@ -135,7 +148,7 @@ class Packet:
     def __init__(self, kind: int, op: Op, name: str, rank: int, number: int, segments: Sequence[Segment]) -> None:
         self.call = (kind, op, name, rank, number)
         self.segments = segments
-        self.size = sum(s.size if isinstance(s, MemoryFile) else memoryview(s).nbytes for s in segments)
+        self.size = sum(map(_size, segments))
         self.file_bytes = 0
         """How many bytes travel as memory files; known after ``local()``."""
         self._local: tuple[list[Buffer], list[MemoryFile]] | None = None

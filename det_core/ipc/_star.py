@@ -81,7 +81,7 @@ class Star:
         self._room_waiters = 0
         self._closing = self._breaking = False
         self._published = threading.Event()
-        self._others: tuple[Peer, ...] = ()
+        self._ordered: tuple[Peer, ...] = ()
         self.closers: list[Callable[[], None]] = []
         """What else to close with the star, and (the second list) in a forked child."""
         self.abandoners: list[Callable[[], None]] = []
@@ -189,10 +189,11 @@ class Star:
         """The peers that are still there; with ``gone``, those that said goodbye instead."""
         return [p for p in self.peers.values() if (p.departed if gone else not p.gone)]
 
-    def used(self, peer: Peer, frame: Frame) -> None:
-        """A collective's frame has been used up."""
-        if frame.owed:
-            peer.used(frame, self.rank)
+    def in_order(self) -> Sequence[Peer]:
+        """All peers, by rank."""
+        if len(self._ordered) != len(self.peers):
+            self._ordered = tuple(self.peers[rank] for rank in sorted(self.peers))
+        return self._ordered
 
     @contextmanager
     def waiting_for_room(self) -> Iterator[None]:
@@ -363,7 +364,7 @@ class Star:
         handler(peer, frame)
 
     def _on_call(self, peer: Peer, frame: Frame) -> None:
-        frame.owed = sum(s.size if isinstance(s, MemoryFile) else len(s) for s in frame.segments)
+        frame.owed = sum(s.size if isinstance(s, MemoryFile) else memoryview(s).nbytes for s in frame.segments)
         self._lane(frame.name).deliver(frame)
 
     def _on_post(self, frame: Frame) -> None:
@@ -427,8 +428,8 @@ class Star:
             return lane
 
     def _last_call(self, rank: int) -> str:
-        calls = [lane.roll.last[rank] for lane in self._lanes.values() if rank in lane.roll.last]
-        return ", ".join(map(str, calls)) or "none"
+        calls = [lane.roll.last(rank) for lane in list(self._lanes.values())]
+        return ", ".join(str(call) for call in calls if call is not None) or "none"
 
     def _check_usable(self) -> None:
         if self.trouble is not None and self.trouble.kind == "closed":

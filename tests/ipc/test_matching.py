@@ -62,4 +62,4 @@ def test_the_roll_remembers_only_what_is_not_over() -> None:
         roll.enter(0, Op.gather)
         roll.hear(1, Op.gather, number)
     assert len(roll._names) == 1
-    assert str(roll.last[1]) == "gather (call 999)"
+    assert str(roll.last(1)) == "gather (call 999)"

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core.ipc._frames import Kind, Op
-from det_core.ipc._payload import IN_FILE_FROM, Mapper, MemoryFile, Packet, dump, join_items, load, split_items
+from det_core.ipc._payload import IN_FILE_FROM, Mapper, MemoryFile, Packet, dump, join_items, split_items
 
 
 @given(st.lists(st.recursive(st.none() | st.integers() | st.text() | st.binary(), st.lists, max_leaves=8), max_size=5))
 def test_items_survive_being_joined(objects: list[Any]) -> None:
     joined = join_items([dump(o) for o in objects])
-    assert [load(item) for item in split_items(joined)] == objects
+    assert [Mapper().load(item) for item in split_items(joined)] == objects
 
 
 def test_small_buffers_stay_in_the_pickle_and_large_ones_do_not() -> None:
@@ -27,7 +27,7 @@ def test_small_buffers_stay_in_the_pickle_and_large_ones_do_not() -> None:
 
 def test_an_array_that_is_not_contiguous_is_pickled_whole() -> None:
     array = np.arange(1 << 18).reshape(512, 512)[:, ::2]
-    assert np.array_equal(load(dump(array)), array)
+    assert np.array_equal(Mapper().load(dump(array)), array)
 
 
 def test_a_mapped_array_is_equal_and_writable_and_private() -> None:
@@ -35,7 +35,7 @@ def test_a_mapped_array_is_equal_and_writable_and_private() -> None:
     runs, files = Packet(Kind.CALL, Op.broadcast, "user", 0, 1, dump(array)).local()
     assert len(files) == 1 and sum(memoryview(r).nbytes for r in runs) < 1000
     pickled = dump(array)[0]
-    one, two = (load([pickled, *Mapper().open(files)]) for _ in range(2))
+    one, two = (Mapper().load([pickled, *files]) for _ in range(2))
     one[0] = -1
     assert two[0] == 0 and array[0] == 0
     assert np.array_equal(two, array)

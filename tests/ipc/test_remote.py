@@ -19,7 +19,7 @@ import pytest
 from det_core._errors import CollectiveMismatch, PeerLost, RendezvousError
 from det_core.ipc import Links, connect
 from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Kind, Op, encode, encode_head
-from det_core.ipc._payload import Packet, dump, load
+from det_core.ipc._payload import Mapper, Packet, dump
 from det_core.ipc._remote import CHUNK, decode
 from det_core.ipc._secrets import CurveKeys, hkdf
 
@@ -51,7 +51,7 @@ def test_a_large_message_is_cut_into_parts_and_put_together() -> None:
     assert len(parts) > 4 and max(map(len, parts)) <= CHUNK
     frame = decode(parts, None)
     assert (frame.kind, frame.op, frame.rank, frame.number) == (Kind.CALL, Op.gather, 3, 4)
-    assert np.array_equal(load(frame.segments)["a"], array)
+    assert np.array_equal(Mapper().load(frame.segments)["a"], array)
 
 
 @pytest.mark.parametrize(
