@@ -184,8 +184,10 @@ class Journal:
             self._groups = {}
             if not self._started:
                 return
-            self._late.close()
-            self._out.close()
+            try:
+                self._out.close()
+            finally:
+                self._late.close()
         if self._lost_values:
             raise ReportsNotKept(f"{self._lost_values} value(s) never arrived from their device, in {self._folder}")
 
