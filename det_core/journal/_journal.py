@@ -78,16 +78,15 @@ class Journal:
         """Record a row of metrics.
 
         Args:
-            group: a name without ``.``; ``training`` and ``validation`` are the usual ones. steps_completed:
-            the step the metrics belong to; None for a row that belongs to none. metrics: what JSON can hold,
-            and numpy and torch scalars and arrays. CUDA tensors are copied without
+            group: a name without ``.``; ``training`` and ``validation`` are the usual ones.
+            steps_completed: the step the metrics belong to; None for a row that belongs to none.
+            metrics: what JSON can hold, and numpy and torch scalars and arrays. CUDA tensors are copied without
                 waiting for the device.
             batch_metrics: one dict for each batch since the row before.
 
         Raises:
-            TypeError, ValueError: an argument cannot be stored, or the group, step and key were reported
-            before with
-                another value. Nothing is written then.
+            TypeError, ValueError: an argument cannot be stored, or the group, step and key were reported before
+                with another value. Nothing is written then.
             ContextClosed: the journal is closed, or this process was forked from the one that opened it.
         """
         with self._lock:
@@ -214,6 +213,7 @@ class Journal:
                     return row.settle
                 row.subtract(known)
                 if not row.keys():
+                    self._lost_values += len(row.lost)
                     return None
             seq, now = self._seq, self._now()
             self._seq = seq + 1
@@ -231,6 +231,7 @@ class Journal:
         return state.known(step, self._out.kept(state, step), self._out.read)
 
     def _place(self, row: Row, state: Group, step: int, line: bytes, now: float) -> None:
+        self._lost_values += len(row.lost)
         if step < 0:
             self._out.write(line, now)
             return
@@ -250,9 +251,6 @@ class Journal:
         def write() -> None:
             row.settle()
             with self._lock:
-                self._lost_values += len(row.lost)
-                if self._ended:
-                    return
                 self._place(row, state, step, row.line(seq, now), now)
 
         self._waiter.add(PendingRow(row.group, row.steps, row.keys(), write))

@@ -150,8 +150,9 @@ class RunRecord(RunSummary):
         """Read the series of a group row by row, without holding it in memory.
 
         Args:
-            group: a metric group; an unknown one has no rows. superseded: also the rows that a later restart
-            took the place of; without them no step occurs twice. batches: also the batch metrics.
+            group: a metric group; an unknown one has no rows.
+            superseded: also the rows that a later restart took the place of; without them no step occurs twice.
+            batches: also the batch metrics.
         """
         from det_core.journal._series import read, series
 

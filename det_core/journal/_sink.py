@@ -22,6 +22,8 @@ from det_core.journal._doors import Doors
 
 LOG = logging.getLogger("det_core")
 LIMIT = 64 * 2**20
+RESERVE = 2**20
+"""Bytes beyond the limit for what is no row of a series: how the run ended, which checkpoints it has."""
 CHUNK = 2**20
 LINK_CHECK = 1.0
 """Seconds between two looks at the link count."""
@@ -102,6 +104,7 @@ class Sink:
         self._retry_at, self._retry_after = 0.0, RETRY_FIRST
         self._check_from = self._check_until = 0.0
         self._folder_synced = False
+        self._torn = False
         self._start = 0
         self.offset = 0
 
@@ -211,6 +214,7 @@ class Sink:
         return at if done == len(line) else self._failed(_short(), line, owner, step)
 
     def _failed(self, error: OSError, line: bytes, owner: Owner | None, step: int) -> int:
+        self._torn = True
         self._keep(line, owner, step)
         self._note(error)
         self._put_off()
@@ -218,7 +222,8 @@ class Sink:
 
     def _keep(self, line: bytes, owner: Owner | None, step: int) -> None:
         self._trouble = True
-        if self._kept_bytes + len(line) > self._limit:
+        limit = self._limit if owner is not None else self._limit + RESERVE
+        if self._kept_bytes + len(line) > limit:
             self._dropped += 1
             return
         self._kept.append(_Kept(line, owner, step))
@@ -257,10 +262,11 @@ class Sink:
                 self._retry()
 
     def _retry(self) -> None:
-        """Write what is waiting to a new file."""
+        """Write what is waiting, to a new file where the last write failed."""
         try:
-            rescued = [self._rescue(file) for file in self._unlinked]
-            if self._fd < 0 or (self._kept and self._fd not in rescued):
+            for file in self._unlinked:
+                self._rescue(file)
+            if self._fd < 0 or self._torn:
                 self._open_new()
             self._write_kept()
         except OSError as e:
@@ -270,8 +276,8 @@ class Sink:
             return
         self._trouble, self._retry_after = False, RETRY_FIRST
 
-    def _rescue(self, old: _File) -> int:
-        """Copy a file that has lost its name into a new one; returns the descriptor of that."""
+    def _rescue(self, old: _File) -> None:
+        """Copy a file that has lost its name into a new one."""
         path, fd = self._create()
         try:
             self._write_all(fd, b"\n")
@@ -291,7 +297,6 @@ class Sink:
             self._fd = fd
         old.path, old.fd, old.shift, old.gone = path, fd, old.shift + 1, False
         self._folder_synced = False
-        return fd
 
     def _open_new(self) -> None:
         """Go on in a new file; the first one starts with its header, every later one with a newline."""
@@ -307,7 +312,7 @@ class Sink:
             old.fd = -1
         self._files.append(_File(path, fd))
         self._fd, self.offset, self._start = fd, len(head), len(head)
-        self._folder_synced = False
+        self._folder_synced = self._torn = False
         self._new_file()
 
     def _drop_empty(self) -> None:
@@ -326,9 +331,12 @@ class Sink:
                     break
                 lines.append(kept.line)
                 size += len(kept.line)
+            self._torn = True  # until it is known to be whole
             done = self._write(self._fd, b"".join(lines))
+            self._torn = False
             whole = self._placed(done)
             if whole != len(lines):
+                self._torn = True
                 raise _short()
 
     def _placed(self, done: int) -> int:

@@ -100,6 +100,15 @@ def test_a_value_that_is_lost_is_named_and_the_rest_of_its_row_is_kept(
     assert any(b'"lost":["metrics[\\"a\\"]"]' in line for line in lines(tmp_path))
 
 
+def test_a_lost_value_is_counted_also_where_it_was_waited_for(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"b": 2})
+    journal.metrics("training", 1, {"a": Scripted(RuntimeError("gone")).arrive(), "b": Scripted(2).arrive()})
+    with pytest.raises(ReportsNotKept, match=r"1 value\(s\) never arrived"):
+        journal.close()
+    assert written(tmp_path) == {1: {"b": 2}}
+
+
 def test_disjoint_keys_of_a_pending_step_do_not_wait_and_equal_ones_are_compared(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     first = Scripted(1.0)

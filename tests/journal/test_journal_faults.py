@@ -155,6 +155,32 @@ def test_what_is_deleted_is_written_again(
     assert "was deleted; its records are now in" in caplog.text
 
 
+def test_a_torn_file_that_is_deleted_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_sink, "LINK_CHECK", 3600.0)
+    monkeypatch.setattr(_sink, "RETRY_FIRST", 3600.0)
+    folder = tmp_path / "run"
+    journal = open_journal(folder, doors=FailingDoors(4, part=True, only="write"))
+    for step in range(6):  # the header and three rows are whole, the fourth is torn, the others wait in memory
+        journal.metrics("training", step, {"a": step})
+    assert len(written(folder)) == 3
+    shutil.rmtree(folder)
+    journal.close()
+    assert written(folder) == {step: {"a": step} for step in range(6)}
+    assert read_run(folder).torn_lines == 1
+
+
+def test_how_the_run_ended_is_kept_although_the_memory_is_full(tmp_path: Path) -> None:
+    doors = FailingDoors(3, more=300, only="write")
+    journal = open_journal(tmp_path, doors=doors, limit=500)
+    for step in range(100):
+        journal.metrics("training", step, {"a": step})
+    journal.record("run_end", {"outcome": "completed"})
+    doors.calls += ["skip"] * 400
+    with pytest.raises(ReportsNotKept):
+        journal.close()
+    assert read_run(tmp_path).state == "completed"
+
+
 def test_a_deleted_file_is_noticed_without_a_flush(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "run")
     journal.metrics("training", 0, {"a": 0})
