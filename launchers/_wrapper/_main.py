@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 import time
-from typing import NoReturn
 
 from ._protocol import MAX_MESSAGE, pack, same_user, unpack
 from ._pump import Pump, Stream
@@ -23,7 +22,7 @@ LINGER = 1.0
 _PASSED_ON = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def main() -> NoReturn:
+def main() -> None:
     """``_wrapper SOCKET RANK_VARIABLES -- COMMAND…``, run by the framework's agent."""
     path, variables, _, *command = sys.argv[1:]
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -6,7 +6,6 @@ import errno
 import os
 import signal
 from collections.abc import Iterable
-from typing import NoReturn
 
 from ._linux import signal_at_parents_death
 
@@ -40,7 +39,7 @@ def start(command: list[str], environment: dict[str, str], stdout: int, stderr: 
     return pid
 
 
-def _run(command: list[str], environment: dict[str, str], mask: Iterable[int]) -> NoReturn:
+def _run(command: list[str], environment: dict[str, str], mask: Iterable[int]) -> None:
     signal.set_wakeup_fd(-1)
     for signum in signal.valid_signals():
         if callable(signal.getsignal(signum)) or signum in _PYTHON_IGNORES:
