@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import errno
 import logging
 import os
 import time
@@ -118,7 +119,7 @@ class DirectoryStore:
         try:
             data = self._disk.read_file(f"{self._root}/{storage_id}/{MANIFEST}")
         except StorageError as e:
-            if isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
+            if e.errno in (errno.ENOENT, errno.ENOTDIR):
                 return None
             raise
         manifest = Manifest.decode(data, f"checkpoint {storage_id} in {self._root}")
@@ -170,7 +171,7 @@ class DirectoryStore:
         try:
             self._disk.do("rename", path, os.rename, path, trash)
         except StorageError as e:
-            if isinstance(e.__cause__, FileNotFoundError):
+            if e.errno == errno.ENOENT:
                 return
             raise
         self._disk.sync_folder(self._root)

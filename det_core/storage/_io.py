@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -30,7 +31,7 @@ class Disk:
             StorageError: it raised OSError; the message names store, path and operation, ``errno`` is kept.
         """
         try:
-            return self._call(operation, function, *args)
+            return function(*args)
         except OSError as e:
             raise self.error(operation, path, e) from e
 
@@ -38,9 +39,6 @@ class Disk:
         """The StorageError that names what was refused."""
         text = f"checkpoint store {self.store}: cannot {operation} {path}: {cause.strerror or cause}"
         return StorageError(cause.errno, text)
-
-    def _call(self, operation: str, function: Callable[..., T], *args: object) -> T:
-        return function(*args)
 
     # The few compounds that everything else is made of.
 
@@ -118,7 +116,7 @@ class Disk:
         try:
             return self.do("look at", path, os.lstat, path)
         except StorageError as e:
-            if isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
+            if e.errno in (errno.ENOENT, errno.ENOTDIR):
                 return None
             raise
 
@@ -127,7 +125,7 @@ class Disk:
         try:
             self.do("remove", path, os.unlink, path)
         except StorageError as e:
-            if not isinstance(e.__cause__, FileNotFoundError):
+            if e.errno != errno.ENOENT:
                 raise
 
     def remove_tree(self, path: str) -> None:
@@ -140,5 +138,5 @@ class Disk:
                     self.remove_file(entry.path)
             self.do("remove folder", path, os.rmdir, path)
         except StorageError as e:
-            if not isinstance(e.__cause__, FileNotFoundError):
+            if e.errno != errno.ENOENT:
                 raise

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from det_core._errors import CheckpointCorrupt, CheckpointError
 from det_core.storage._names import INNER, METADATA, is_inner_path, parents
@@ -24,8 +24,7 @@ CHUNK = 16 << 20
 """Bytes that one digest stands for."""
 
 
-@dataclass(frozen=True)
-class FileEntry:
+class FileEntry(NamedTuple):
     """One file of a checkpoint: its size in bytes, and a digest per chunk (``None``: not known)."""
 
     size: int

@@ -6,6 +6,7 @@ import os
 import stat
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from det_core._errors import StorageError
 from det_core.storage._io import Disk
@@ -16,14 +17,12 @@ OURS = (INNER, METADATA)
 """Names at the top of a checkpoint that det_core writes itself."""
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A file to be copied or sealed."""
 
     path: str
     """Where it is read."""
     size: int
-    mode: int
     shared: bool = False
     """Whether it is reached by a link, or has several names: its bytes may change under another name."""
 
@@ -125,7 +124,7 @@ def _source(entry: os.DirEntry[str], shared: bool) -> Source:
         raise _Refused(f"{entry.path} cannot be read ({e.strerror}): a checkpoint holds files and folders") from e
     if not stat.S_ISREG(found.st_mode):
         raise _Refused(f"{entry.path} is neither a file nor a folder: remove it, or leave it out by a selector")
-    return Source(entry.path, found.st_size, stat.S_IMODE(found.st_mode) & 0o777, shared or found.st_nlink > 1)
+    return Source(entry.path, found.st_size, shared or found.st_nlink > 1)
 
 
 def _utf8(path: str) -> str:

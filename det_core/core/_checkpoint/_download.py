@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 import heapq
+import logging
 import os
+import uuid
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from det_core._errors import CheckpointCorrupt
+from det_core._errors import CheckpointCorrupt, StorageError
 from det_core.core._checkpoint._together import Together
-from det_core.storage import Manifest, Progress, Selector, Store, StoredCheckpoint
+from det_core.storage import Disk, Manifest, Progress, Selector, Store, StoredCheckpoint, parents
 
+log = logging.getLogger("det_core.checkpoint")
+ASIDE = ".det_core-tmp"
+"""How the folder begins, in or beside a download's target, that files are copied into first."""
 FILE_COST = 64 << 10
 """What opening a file costs, in bytes that could be copied meanwhile."""
 
 
 class _Task(NamedTuple):
-    """What one rank copies."""
+    """What one rank does for a download."""
 
     files: list[str]
     directories: list[str]
+    aside: str
+    """Where it copies to first."""
+    merge: bool
+    """The folder is there already, so each file moves by itself; else the folder as a whole is renamed."""
+    last: bool
+    """This rank finishes what the ranks with the same folder have done."""
 
 
 def open_together(together: Together, store: Store, storage_id: str) -> StoredCheckpoint:
@@ -45,24 +56,54 @@ def open_together(together: Together, store: Store, storage_id: str) -> StoredCh
 
 def download(
     together: Together,
+    store: Store,
     checkpoint: StoredCheckpoint,
     folder: str,
     selector: Selector | None,
     progress: Progress | None,
 ) -> None:
-    """Copy what any rank selects into the folders that the ranks name; ranks that name the same one share the work."""
-    manifest = checkpoint.manifest
+    """Copy what any rank selects into the folders that the ranks name; ranks that name the same one share the work.
+
+    All is copied aside and compared first. So if anything is wrong the folders are as they were.
+    """
+    manifest, disk = checkpoint.manifest, store.disk
 
     def vote() -> tuple[str, set[str] | None]:
         target, stored = os.path.realpath(folder), os.path.realpath(checkpoint.path)
         if (target + "/").startswith(stored + "/"):
             raise ValueError(f"ckpt_dir {folder} lies in the stored checkpoint itself ({stored})")
+        if os.path.exists(target) and not os.path.isdir(target):
+            raise ValueError(f"ckpt_dir {folder} is not a folder")
         return target, _vote(manifest, selector)
 
     votes = together.gather(vote)
     tasks = together.chief(lambda: _tasks(manifest, votes or []))
     task = tasks[together.index]
-    together.each(lambda: checkpoint.copy_out(Path(folder), task.files, task.directories, progress))
+    try:
+        together.each(lambda: checkpoint.copy_out(Path(task.aside), task.files, task.directories, progress))
+        together.each(lambda: _arrive(disk, task, os.path.realpath(folder)))
+    finally:
+        if task.last:
+            _clear(disk, task)
+
+
+def _arrive(disk: Disk, task: _Task, target: str) -> None:
+    """Give what was copied its names."""
+    if task.merge:
+        for directory in sorted({*task.directories, *(d for path in task.files for d in parents(path))}):
+            disk.make_folders(f"{target}/{directory.rstrip('/')}")
+        for path in task.files:
+            disk.do("rename", f"{target}/{path}", os.rename, f"{task.aside}/{path}", f"{target}/{path}")
+    elif task.last:
+        disk.do("rename", target, os.rename, task.aside, target)
+
+
+def _clear(disk: Disk, task: _Task) -> None:
+    """Remove what is left aside; if that fails, what is under way matters more."""
+    try:
+        disk.remove_tree(task.aside)
+    except StorageError as e:
+        log.warning("%s", e)
 
 
 def verify(
@@ -109,11 +150,15 @@ def _union(votes: Iterable[set[str] | None]) -> set[str] | None:
 
 def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> list[_Task]:
     """Split the files among the ranks that share a folder; the first of them makes the folders that stay empty."""
-    tasks = [_Task([], []) for _ in votes]
+    tasks: dict[int, _Task] = {}
     for folder in dict.fromkeys(folder for folder, _ in votes):
         ranks = [rank for rank, (other, _) in enumerate(votes) if other == folder]
+        merge = os.path.isdir(folder)
+        aside = f"{ASIDE}-{uuid.uuid4().hex[:12]}"
+        aside = f"{folder}/{aside}" if merge else f"{os.path.dirname(folder)}/{aside}"
         wanted = _union(votes[rank][1] for rank in ranks)
         every = manifest.resources if wanted is None else wanted
+        tasks |= {rank: _Task([], [], aside, merge, rank == ranks[0]) for rank in ranks}
         tasks[ranks[0]].directories.extend(sorted(p for p in every if p.endswith("/")))
         loads = [(0, rank) for rank in ranks]
         files = {p: f.size for p, f in manifest.files.items() if p in every}
@@ -121,7 +166,7 @@ def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> 
             load, rank = heapq.heappop(loads)
             tasks[rank].files.append(path)
             heapq.heappush(loads, (load + files[path] + FILE_COST, rank))
-    return tasks
+    return [tasks[rank] for rank in range(len(votes))]
 
 
 def foreign_steps(checkpoint: StoredCheckpoint) -> int | None:

@@ -1,0 +1,139 @@
+"""Upload and download of a checkpoint on a directory, beside ``cp -r`` and determined.
+
+``cp`` is the floor: for the upload ``cp -r`` and then a sync of each file and folder, since that is what a complete
+checkpoint costs; for the download ``cp -r`` alone. We hash every byte on the way in, and compare every byte on the way
+out. determined neither syncs nor hashes.
+
+Every copy goes into a folder that is new, and nothing is deleted between measurements: ext4 without a journal does not
+use an inode again for some minutes after it was deleted, and searches ever longer for another. Rounds alternate
+between the contenders; the best of each counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks._peers import peers_python
+from benchmarks._table import print_table
+
+BOUND = 1.2
+SHAPES = {"8 x 128 MB": (8, 128 << 20), "5,000 x 4 KB": (5000, 4 << 10)}
+TIMEOUT = 600.0
+SCRIPT = """
+import json, sys, time
+{prepare}
+source, root, target = sys.argv[1:]
+with {init} as ctx:
+    a = time.perf_counter()
+    storage_id = ctx.checkpoint.upload(source, {{"steps_completed": 1}})
+    b = time.perf_counter()
+    import os; os.sync()
+    c = time.perf_counter()
+    ctx.checkpoint.download(storage_id, target)
+    d = time.perf_counter()
+print(json.dumps([b - a, d - c]))
+"""
+OURS = SCRIPT.format(
+    prepare="from det_core import core",
+    init="core.init(checkpoint_storage=root, tensorboard_mode=core.TensorboardMode.MANUAL)",
+)
+DETERMINED = SCRIPT.format(prepare="from determined import core", init="core.init(checkpoint_storage=root)")
+
+
+def make_source(folder: Path, count: int, size: int) -> Path:
+    """``count`` files of ``size`` random bytes, a hundred to a folder."""
+    block = os.urandom(1 << 20)
+    for i in range(count):
+        path = folder / f"{i // 100:03}" / f"file-{i:05}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as f:
+            for start in range(0, size, len(block)):
+                f.write(i.to_bytes(8, "little") + block[8 : min(len(block), size - start)])
+    return folder
+
+
+def with_cp(source: Path, work: Path) -> list[float]:
+    """Seconds of ``cp -r`` with syncs, and of ``cp -r``."""
+    a = time.perf_counter()
+    subprocess.run(["cp", "-r", source, work / "up"], check=True, timeout=TIMEOUT)
+    found = subprocess.run(["find", work / "up", "-print0"], check=True, stdout=subprocess.PIPE, timeout=TIMEOUT)
+    subprocess.run(["xargs", "-0", "sync"], check=True, input=found.stdout, timeout=TIMEOUT)
+    b = time.perf_counter()
+    os.sync()
+    c = time.perf_counter()
+    subprocess.run(["cp", "-r", work / "up", work / "down"], check=True, timeout=TIMEOUT)
+    return [b - a, time.perf_counter() - c]
+
+
+def by_script(python: Path, code: str) -> Callable[[Path, Path], list[float]]:
+    """What measures one of the SDKs, in a process of its own."""
+
+    def measure(source: Path, work: Path) -> list[float]:
+        environment = {**os.environ, "DET_CORE_HOME": str(work / "home")}
+        command = [python, "-c", code, source, work / "store", work / "down"]
+        done = subprocess.run(
+            command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIMEOUT, env=environment
+        )
+        seconds: list[float] = json.loads(done.stdout.splitlines()[-1])
+        return seconds
+
+    return measure
+
+
+def main() -> int:
+    """Print the table; exit status 1 if a bound is not met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--folder", type=Path, help="where to copy to and fro; default: a temporary folder")
+    arguments = parser.parse_args()
+    contenders: dict[str, Callable[[Path, Path], list[float]]] = {
+        "cp -r (+ sync)": with_cp,
+        "det_core": by_script(Path(sys.executable), OURS),
+        "determined 0.38.1": by_script(peers_python("determined==0.38.1"), DETERMINED),
+    }
+    folder = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=arguments.folder))
+    rows: list[list[object]] = []
+    try:
+        for shape, (count, size) in SHAPES.items():
+            best = measure(contenders, folder / shape.replace(" ", ""), count, size, arguments.rounds)
+            for i, direction in enumerate(("upload", "download")):
+                floor = best["cp -r (+ sync)"][i]
+                for name, seconds in best.items():
+                    ratio = seconds[i] / floor
+                    met = ratio <= BOUND if name == "det_core" else None
+                    rows.append([f"{direction} {shape}", name, seconds[i], count * size / 1e6 / seconds[i], ratio, met])
+    finally:
+        shutil.rmtree(folder)
+    title = f"Checkpoints on a directory, best of {arguments.rounds}; det_core with checksums and syncs"
+    print_table(title, ["what", "by", "seconds", "MB/s", "times cp", f"<= {BOUND}"], rows)
+    return int(any(row[-1] is False for row in rows))
+
+
+def measure(
+    contenders: dict[str, Callable[[Path, Path], list[float]]], folder: Path, count: int, size: int, rounds: int
+) -> dict[str, list[float]]:
+    """The best seconds of each, for upload and download."""
+    source = make_source(folder / "source", count, size)
+    best = {name: [float("inf")] * 2 for name in contenders}
+    for number in range(rounds):
+        for name, run in contenders.items():
+            work = folder / f"{name.split()[0]}-{number}"
+            work.mkdir()
+            os.sync()
+            best[name] = [min(pair) for pair in zip(best[name], run(source, work), strict=True)]
+            if count < 100:
+                shutil.rmtree(work)
+    return best
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
