@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: help setup demo test test-long lint bench ci system-deps clean
+.PHONY: help setup demo test test-long lint docs bench ci system-deps clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -26,6 +26,9 @@ test-long: setup  ## the slow proofs: random kills by the hundred, soak
 
 lint: setup  ## ruff and mypy
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
+
+docs: setup  ## write docs/cli.md from the commands themselves
+	$(PY) docs/cli_reference.py > docs/cli.md
 
 bench: setup  ## every benchmark, ours beside the peers (peers in venvs of their own)
 	$(PY) -m benchmarks $(ARGS)
