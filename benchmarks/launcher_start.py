@@ -57,7 +57,7 @@ def main() -> int:
             (ranks, statistics.median(took["torchrun"]), statistics.median(took["ours"]), ratio, ratio <= BOUND)
         )
     print_table(
-        f"start until every script's first line, seconds, medians of {ROUNDS} rounds; ratio: the median of each round's "
+        f"start until every script's first line, seconds, medians of {ROUNDS} rounds; ratio: median of the rounds' "
         f"(bound: {BOUND})",
         ("ranks", "torchrun", "ours", "ratio", "in bound"),
         rows,
