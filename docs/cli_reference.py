@@ -1,4 +1,4 @@
-"""Print the reference of the det-core command, as ``docs/cli.md`` holds it: ``make docs`` writes it, a test compares it."""
+"""Print the reference of the det-core command: ``make docs`` writes it to ``docs/cli.md``, and a test compares it."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket as _socket
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class Outcome:
 def exit_status(ranks: list[Rank], outcome: Outcome) -> int:
     """The launcher's exit status: 0 if every rank ended with 0, else the first failure's."""
     failed = failures(ranks)
-    if failed and failed[0].ended <= outcome.agent_failed_at:
+    if _failed_before_agent(failed, outcome):
         return shell_status(failed[0].status)
     all_well = not failed and len(ranks) >= max(1, outcome.expected)
     if all_well and (outcome.stop or all(r.ended <= outcome.agent_failed_at for r in ranks)):
@@ -58,8 +59,21 @@ def exit_status(ranks: list[Rank], outcome: Outcome) -> int:
 
 
 def failures(ranks: list[Rank]) -> list[Rank]:
-    """The ranks that did not end with status 0, the first to end first."""
-    return sorted((r for r in ranks if r.status != 0), key=lambda r: r.ended)
+    """The ranks that did not end with status 0, the first to end first.
+
+    But before a rank that ended because it had lost another one stands that other one: a rank that raises tells its
+    peers before it has ended itself.
+    """
+    failed = sorted((r for r in ranks if r.status != 0), key=lambda r: r.ended)
+    lost = _LOST.findall(failed[0].tail) if failed else []
+    return sorted(failed, key=lambda r: r.rank != int(lost[-1])) if lost else failed
+
+
+_LOST = re.compile(rb"PeerLost: rank (\d+) ")
+
+
+def _failed_before_agent(failed: list[Rank], outcome: Outcome) -> bool:
+    return any(r.ended <= outcome.agent_failed_at for r in failed)
 
 
 def shell_status(status: int | None) -> int:
@@ -73,7 +87,7 @@ def summary(ranks: list[Rank], outcome: Outcome, tail: int) -> list[tuple[str, b
     """What to say at the end: notices, each with the lines to show below it."""
     said: list[tuple[str, bytes]] = []
     failed = failures(ranks)
-    agent_first = bool(outcome.agent_error) and not (failed and failed[0].ended <= outcome.agent_failed_at)
+    agent_first = bool(outcome.agent_error) and not _failed_before_agent(failed, outcome)
     if agent_first:
         said.append((outcome.agent_error, b""))
     obeyed = [r for r in failed if outcome.stop and r.status == -outcome.stop]

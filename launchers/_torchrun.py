@@ -98,7 +98,9 @@ def run_agent(words: list[str], control: Control, socket_path: str) -> None:
     options = read_options(args)
     run = script_command(script, arguments, module=args.module, no_python=args.no_python)
     nodes = _nodes(torchrun, args.nnodes)
-    os.environ.update(job_secret(environment, machines=nodes, command=f"{PROG} {shlex.join(words)}"))
+    typed = f"{PROG} {shlex.join(words)}"
+    os.environ.update(job_secret(environment, machines=nodes, command=typed))
+    os.environ["DET_CORE_COMMAND"] = typed  # what a run that ends early says to type again
     args.nproc_per_node = str(_processes(torchrun, args, control))
     os.environ["USE_TORCH_DISTRIBUTED"] = "True"
     # A print has to be seen when it is made, and not be lost with a process that is killed: torchrun gives python -u

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from det_core.launch._ranks import Outcome, Rank, exit_status, summary
+from det_core.launch._ranks import Outcome, Rank, exit_status, failures, summary
 
 
 def rank(number: int, status: int | None, ended: float = 1.0, **more: object) -> Rank:
@@ -54,3 +54,15 @@ def test_output_that_could_not_be_written_is_told() -> None:
     assert summary([rank(4, 0, lost=12)], Outcome(1), 20) == [
         ("rank 4: 12 bytes of its output could not be written", b"")
     ]
+
+
+def test_a_rank_that_ended_for_the_loss_of_another_does_not_come_before_it() -> None:
+    tail = b"Traceback\ndet_core._errors.PeerLost: rank 2 (host h, pid 7) has closed its DistributedContext\n"
+    victims = [rank(0, 1, ended=1.0, tail=tail), rank(1, 1, ended=1.1, tail=tail)]
+    culprit = rank(2, 5, ended=1.5, tail=b"boom\n")
+    ranks = [*victims, culprit]
+    assert [r.rank for r in failures(ranks)] == [2, 0, 1]
+    assert exit_status(ranks, Outcome(expected=3, agent_failed_at=1.2)) == 5
+    (text, lines), *_ = summary(ranks, Outcome(expected=3), tail=20)
+    assert text.startswith("rank 2") and lines == b"boom\n"
+    assert [r.rank for r in failures(victims)] == [0, 1], "one that did not fail is not blamed"

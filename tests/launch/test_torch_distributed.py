@@ -70,6 +70,9 @@ def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: 
         assert mine["argv"] == ["state.py", "ours", "--", "--nproc-per-node", "é ü"]
         added = {key: mine["env"][key] for key in mine["env"].keys() - theirs["env"].keys() - {"TEST_JOB"}}
         secret = added.pop("DET_CORE_SECRET")
+        assert added.pop("DET_CORE_COMMAND").endswith(
+            "torch_distributed --nproc-per-node 2 -- state.py ours -- --nproc-per-node 'é ü'"
+        )
         assert added == {"USE_TORCH_DISTRIBUTED": "True", "PYTHONUNBUFFERED": "1"}
         assert secret == state(tmp_path, "ours", 0)["env"]["DET_CORE_SECRET"]
         assert theirs["env"].keys() <= mine["env"].keys()
