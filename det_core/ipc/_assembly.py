@@ -72,7 +72,7 @@ class Assembly:
             sock.close()
             return
         nonce = secrets.token_hex(16)
-        link = self.star.stranger_link(sock)
+        link = self.star.control.stranger_link(sock)
         self._strangers[link.fd] = link
         self.star.loop.watch(link.fd, select.EPOLLIN, lambda _events: self._on_stranger(link, nonce, pid))
         link.send(encode(Kind.CHALLENGE, body=nonce.encode()))
@@ -119,12 +119,12 @@ class Assembly:
         star = self.star
         self._forget(link)
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        control = star.control_link(link.sock)
+        control = star.control.control_link(link.sock)
         peer = Peer(hello.rank, hello.host, pid or hello.pid, control, bound=star.bound)
-        peer.data = star.data_link(mine, hello.rank)
+        peer.data = star.control.data_link(mine, hello.rank)
         with theirs:
             socket.send_fds(link.sock, [encode(Kind.WELCOME, body=who_am_i())], [theirs.fileno()])
-        star.admit(peer, control)
+        star.control.admit(peer, control)
         self.count()
 
     # workers of other machines
@@ -133,7 +133,7 @@ class Assembly:
         peer = self._routes.get(route)
         if peer is not None:
             if not peer.dead:
-                self.star.dispatch(peer, frame)
+                self.star.control.dispatch(peer, frame)
             return
         if frame.kind != Kind.HELLO or len(frame.segments) != 1:
             raise BadFrame("no hello")
@@ -149,7 +149,7 @@ class Assembly:
         peer = self._routes[route] = Peer(hello.rank, hello.host, hello.pid, link, bound=self.star.bound)
         peer.remote = True
         link.send(encode(Kind.WELCOME, body=who_am_i()))
-        self.star.admit(peer, None)
+        self.star.control.admit(peer, None)
         self.count()
 
     def _on_unreachable(self, link: RemoteLink) -> None:
@@ -157,7 +157,7 @@ class Assembly:
         if link in self._hub.links:
             self._hub.links.remove(link)
         if link.route in self._routes:
-            self.star.gone(self._routes[link.route])
+            self.star.control.gone(self._routes[link.route])
 
     def count(self) -> None:
         """Tell everybody when the last one has come."""

@@ -42,12 +42,12 @@ def join_unix(star: Star, path: str, secret: str | None, job: str) -> None:
             pause = min(0.05, pause * 1.5)
     sock, welcome, data, (pid, _uid) = answer
     host, told = json.loads(bytes(welcome.segments[0]))
-    control = star.control_link(sock)
+    control = star.control.control_link(sock)
     peer = Peer(0, host, pid or told, control, bound=star.bound)
-    peer.data = star.data_link(data, 0)
+    peer.data = star.control.data_link(data, 0)
     ready = threading.Event()
-    star.on_ready(ready.set)
-    star.call_soon(lambda: star.admit(peer, control))
+    star.control.on_ready(ready.set)
+    star.call_soon(lambda: star.control.admit(peer, control))
     wait_for(star, ready, lambda: "the chief waits for other ranks")
 
 
@@ -73,7 +73,7 @@ class _Knocking:
         self._job = job
         self._peer: Peer | None = None
         self._failures = 0
-        star.on_ready(self.ready.set)
+        star.control.on_ready(self.ready.set)
         self._hub = Hub(
             star.loop,
             keys,
@@ -115,12 +115,12 @@ class _Knocking:
 
     def _on_frame(self, frame: Frame) -> None:
         if self._peer is not None:
-            self.star.dispatch(self._peer, frame)
+            self.star.control.dispatch(self._peer, frame)
         elif frame.kind == Kind.WELCOME:
             host, pid = json.loads(bytes(frame.segments[0]))
             peer = self._peer = Peer(0, host, pid, self._link, bound=self.star.bound)
             peer.remote = True
-            self.star.admit(peer, None)
+            self.star.control.admit(peer, None)
         elif frame.kind == Kind.REFUSED:
             again, reason = json.loads(bytes(frame.segments[0]))
             if again:
@@ -134,7 +134,7 @@ class _Knocking:
 
     def _on_lost(self) -> None:
         if self._peer is not None:
-            self.star.gone(self._peer)
+            self.star.control.gone(self._peer)
 
 
 def _hello(star: Star, job: str, proof: str = "") -> Hello:

@@ -6,15 +6,13 @@ collective. All other lanes, and all links between machines, are read by the ipc
 
 from __future__ import annotations
 
-import os
-import select
 import threading
-from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from det_core._errors import CollectiveTimeout
 from det_core.ipc._frames import BadFrame, Call, Frame, Kind, Op, Stamp, encode
+from det_core.ipc._inlet import Inlet
 from det_core.ipc._link import UnixLink
 from det_core.ipc._liveness import Patience
 from det_core.ipc._matching import Disagreement, Roll
@@ -27,8 +25,22 @@ if TYPE_CHECKING:
 _HINT_AFTER = 0.01
 """Seconds a worker waits before it tells the chief where: so that a disagreement is seen although nobody answers."""
 _OPS = tuple(Op)
+_LAST_CALL = 5.0
+"""Seconds that closing waits for the call of another thread to notice."""
 _NOTHING = (b"",)
 """The answer to a gather."""
+
+
+class _Wait(NamedTuple):
+    """What a call waits for, and for how long."""
+
+    ready: Callable[[], object]
+    call: Call
+    timeout: float | None
+    needs: Sequence[Peer]
+    """The peers without whom it cannot become ready."""
+    whom: Callable[[], str]
+    """For messages: for whom it waits."""
 
 
 class Lane:
@@ -40,12 +52,7 @@ class Lane:
         self.roll = Roll(name)
         self._star = star
         self._turn = threading.Lock()
-        self._poll = select.epoll()
-        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._poll.register(self._wake, select.EPOLLIN)
-        self._inbox: deque[Frame] = deque()
-        self._links: dict[int, UnixLink] = {}
-        self._pending: dict[int, deque[Frame]] = defaultdict(deque)
+        self._inlet = Inlet()
         self._stamp = Stamp(name, star.rank)
         self._given_up: Call | None = None
 
@@ -86,7 +93,7 @@ class Lane:
             frame = self._contribute(Op.broadcast, None, timeout)
             return star.mapper.load(frame.segments)
         segments = dump(obj)
-        with self._turn:
+        with self._my_turn():
             call = self._enter(Op.broadcast)
             self._send(star.in_order(), call, segments, timeout)
         return obj
@@ -96,13 +103,13 @@ class Lane:
     def _contribute(self, op: Op, segments: list[Segment] | None, timeout: float | None) -> Frame:
         """A worker's side: send the item, if there is one, and wait for the chief's answer."""
         star = self._star
-        with self._turn:
+        with self._my_turn():
             call = self._enter(op)
             chief = star.peers[0]
             if segments is not None:
                 self._send((chief,), call, segments, timeout)
-            pending = self._pending[0]
-            self._wait(pending.__len__, call, timeout, self._waits_for_chief)
+            pending = self._inlet.waiting[0]
+            self._wait(_Wait(pending.__len__, call, timeout, (chief,), self._waits_for_chief))
             frame = pending.popleft()
             if frame.number != call.number:
                 self._disagree(Disagreement({0: Call(self.name, _OPS[frame.op], frame.number), star.rank: call}))
@@ -113,12 +120,12 @@ class Lane:
     def _collect(self, op: Op, own: list[Segment], timeout: float | None) -> list[Sequence[Segment]]:
         """The chief's side of gather and allgather: wait for every item, then answer."""
         star = self._star
-        with self._turn:
+        with self._my_turn():
             call = self._enter(op)
             peers = star.in_order()
-            pending = [self._pending[p.rank] for p in peers]
+            pending = [self._inlet.waiting[p.rank] for p in peers]
             try:
-                self._wait(lambda: all(pending), call, timeout, self._waits_for_workers)
+                self._wait(_Wait(lambda: all(pending), call, timeout, peers, self._waits_for_workers))
             except BaseException:
                 self._given_up = call
                 raise
@@ -134,6 +141,12 @@ class Lane:
         """Unpickle every rank's item but this rank's, which is taken as it is."""
         rank, load_one = self._star.rank, self._star.mapper.load
         return [own if r == rank else load_one(item) for r, item in enumerate(items)]
+
+    def _my_turn(self) -> threading.Lock:
+        """The lock to hold during a call. The star comes first: a forked child must not wait for the lock."""
+        if self._star.trouble is not None:
+            raise self._star.trouble.error()
+        return self._turn
 
     def _enter(self, op: Op) -> Call:
         star = self._star
@@ -169,92 +182,86 @@ class Lane:
                 peer.send_call(packet, direct=self.direct)
 
     def _wait_for_room(self, peer: Peer, size: int, call: Call, timeout: float | None) -> None:
-        room = peer.room
-        if room.full(size):
+        def ready() -> bool:
+            return peer.gone or not peer.room.full(size)
+
+        if not ready():
             with self._star.waiting_for_room():
-                self._wait(
-                    lambda: peer.gone or not room.full(size), call, timeout,
-                    lambda: f"{call} is held up: {peer} does not read what is sent to it",
-                )  # fmt: skip
+                self._wait(_Wait(ready, call, timeout, (), lambda: f"{peer} does not read what is sent to it"))
 
     # waiting
 
-    def _wait(self, ready: Callable[[], object], call: Call, timeout: float | None, whom: Callable[[], str]) -> None:
-        """Take in frames until ``ready``; every reason not to wait any longer raises."""
+    def _wait(self, wait: _Wait) -> None:
+        """Take in frames until ``wait.ready``; every reason not to wait any longer raises."""
         star = self._star
         seconds = _HINT_AFTER
         patience: Patience | None = None
-        while not ready():
+        while not wait.ready():
             if star.trouble is not None:
                 raise star.trouble.error()
-            if star.departures:
-                self._check_departed(ready)
-                if ready():
-                    return
+            if star.departures and self._needs_departed(wait):
+                continue
             if self._take_arrived(seconds):
                 continue
             if patience is None:
-                limit = star.timeout if timeout is None else timeout
-                patience = Patience(limit, lambda: f"rank {star.name(star.rank)} is in {call}; {whom()}")
-                self._hint(call)
+                limit = star.timeout if wait.timeout is None else wait.timeout
+                patience = Patience(limit, lambda: self._complain(wait))
+                self._say(Kind.ENTERED, wait.call)
             if patience.expired:
-                raise CollectiveTimeout(f"{call} took longer than {patience.waited:.1f} s: {whom()}")
+                raise CollectiveTimeout(f"{wait.call} took longer than {patience.waited:.1f} s: {wait.whom()}")
             seconds = patience.next(60.0)
 
-    def _hint(self, call: Call) -> None:
+    def _complain(self, wait: _Wait) -> str:
+        """For the warning; a worker also asks the chief, whose answer is logged when it comes."""
+        self._say(Kind.ASK, wait.call)
+        return f"rank {self._star.name(self._star.rank)} is in {wait.call}; {wait.whom()}"
+
+    def _say(self, kind: Kind, call: Call) -> None:
+        """Tell the chief where this worker waits."""
         star = self._star
         if star.rank:
-            star.peers[0].tell(encode(Kind.ENTERED, op=call.op, name=self.name, rank=star.rank, number=call.number))
+            star.peers[0].tell(encode(kind, op=call.op, name=self.name, rank=star.rank, number=call.number))
 
-    def _check_departed(self, ready: Callable[[], object]) -> None:
-        """Raise if the call needs a rank that has said goodbye; what it sent before counts."""
-        star = self._star
-        gone = [p for p in star.others(gone=True) if star.rank or not self._pending.get(p.rank)]
+    def _needs_departed(self, wait: _Wait) -> bool:
+        """Raise if the call needs a rank that has said goodbye; whether it turned out to be ready."""
+        gone = [p for p in wait.needs if p.departed and not self._inlet.waiting[p.rank]]
         if not gone:
-            return
-        while self._take_arrived(0.0):
+            return False
+        while self._take_arrived(0.0):  # what was sent before the goodbye counts
             pass
-        gone = [p for p in gone if not self._pending.get(p.rank)]
-        if gone and not ready():
-            star.lost(gone[0])
-            star.raise_if_broken()
+        gone = [p for p in gone if not self._inlet.waiting[p.rank]]
+        if gone and not wait.ready():
+            self._star.lost(gone[0])
+            self._star.raise_if_broken()
+        return True
 
     def _take_arrived(self, seconds: float) -> bool:
-        """Wait until something arrives, and take it in; whether there was anything."""
-        events = self._poll.poll(seconds)
+        """Wait until something happens, and take in what has arrived; whether anything happened."""
         try:
-            for fd, _ in events:
-                if fd == self._wake:
-                    os.eventfd_read(fd)
-                    while self._inbox:
-                        self._take(self._inbox.popleft())
-                    continue
-                link = self._links[fd]
-                for frame in link.receive():
-                    self._take(frame)
-                if link.eof:
-                    self._poll.unregister(fd)
+            frames = self._inlet.arrivals(seconds)
+            for frame in frames or ():
+                self._take(frame)
         except Disagreement as e:
             self._disagree(e)
         except BadFrame as e:
             self._star.broken(str(e))
-        return bool(events)
+            return True
+        return frames is not None
 
     def _take(self, frame: Frame) -> None:
         if frame.kind != Kind.CALL or not 0 < frame.op < len(_OPS):
             raise BadFrame(f"rank {frame.rank} sent a frame of kind {frame.kind} on lane {self.name!r}")
         if self.roll.hear(frame.rank, _OPS[frame.op], frame.number):
-            self._pending[frame.rank].append(frame)
+            self._inlet.waiting[frame.rank].append(frame)
         elif frame.owed:
             self._star.peers[frame.rank].used(frame, self._star.rank)
 
     def _waits_for_chief(self) -> str:
-        chief = self._star.peers[0]
-        chief.tell(encode(Kind.ASK, name=self.name, rank=self._star.rank, number=self.roll.number))
-        return f"waits for the chief, {chief}, whose last call heard of is {self.last_call(0)}"
+        return f"waits for the chief, {self._star.peers[0]}, whose last call heard of is {self.last_call(0)}"
 
     def _waits_for_workers(self) -> str:
-        missing = [p for p in self._star.others() if not self._pending.get(p.rank)]
+        waiting = self._inlet.waiting
+        missing = [p for p in self._star.in_order() if not waiting.get(p.rank)]
         said = "; ".join(f"{p}, last call heard of: {self.last_call(p.rank)}" for p in missing)
         return f"waits for {said or 'nobody'}"
 
@@ -262,13 +269,11 @@ class Lane:
 
     def attach(self, link: UnixLink) -> None:
         """Read this link in the calling thread."""
-        self._links[link.fd] = link
-        self._poll.register(link.fd, select.EPOLLIN)
+        self._inlet.attach(link)
 
     def deliver(self, frame: Frame) -> None:
         """Hand over a frame that the ipc thread has read."""
-        self._inbox.append(frame)
-        self.wake()
+        self._inlet.deliver(frame)
 
     def heard(self, frame: Frame) -> None:
         """A worker says in which call it waits."""
@@ -288,10 +293,14 @@ class Lane:
 
     def wake(self) -> None:
         """Have a waiting call look again."""
-        os.eventfd_write(self._wake, 1)
+        self._inlet.wake()
 
     def close(self) -> None:
-        """Close the lane's own descriptors."""
-        if not self._poll.closed:
-            self._poll.close()
-            os.close(self._wake)
+        """Close the lane's own descriptors, once the call that may be under way has ended (the star is broken off)."""
+        if self._turn.acquire(timeout=_LAST_CALL):
+            self._inlet.close()
+            self._turn.release()
+
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child."""
+        self._inlet.abandon()

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from det_core._clock import monotonic
 
 logger = logging.getLogger("det_core.ipc")
+_PATIENCE = 10.0
+"""Seconds that ``stop`` waits for a handler to return."""
 
 
 class Loop:
@@ -59,25 +61,33 @@ class Loop:
     def call_soon(self, fn: Callable[[], None]) -> None:
         """Run ``fn`` on the thread. Takes no lock: a deque's append and one write."""
         self._soon.append(fn)
-        os.eventfd_write(self._wake, 1)
+        if self._wake >= 0:
+            os.eventfd_write(self._wake, 1)
 
     def call_later(self, seconds: float, fn: Callable[[], None]) -> None:
         """Run ``fn`` on the thread after ``seconds``. On the loop's own thread only."""
         self._timers.append((monotonic() + seconds, fn))
 
-    def stop(self) -> None:
-        """End the thread after what was asked of it so far, and close what the loop itself opened."""
-        if self.thread.ident is not None:
-            self.call_soon(self._stop)
-            if threading.current_thread() is not self.thread:
-                self.thread.join()
+    def stop(self) -> bool:
+        """End the thread after what was asked of it so far, and close what the loop itself opened.
+
+        Returns:
+            Whether it has ended; a handler that never returns keeps it, and then nothing is closed under its feet.
+        """
+        self.call_soon(self._stop)
+        self.thread.join(_PATIENCE)
+        if self.thread.is_alive():
+            logger.warning("the ipc thread does not end: a handler has not returned for %g s", _PATIENCE)
+            return False
         self.close()
+        return True
 
     def close(self) -> None:
         """Close the loop's own descriptors (alone, without the thread: in a forked child)."""
-        if not self._epoll.closed:
+        wake, self._wake = self._wake, -1
+        if wake >= 0:
             self._epoll.close()
-            os.close(self._wake)
+            os.close(wake)
 
     def _stop(self) -> None:
         self._stopping = True

@@ -15,8 +15,6 @@ import atexit
 import logging
 import os
 import pickle
-import select
-import socket
 import threading
 import time
 import weakref
@@ -25,12 +23,12 @@ from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
-from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Frame, Kind, encode
+from det_core.ipc._control import Control
+from det_core.ipc._frames import Kind, encode
 from det_core.ipc._lane import Lane
-from det_core.ipc._link import UnixLink
-from det_core.ipc._liveness import Patience, open_pidfd
+from det_core.ipc._liveness import Patience
 from det_core.ipc._loop import Loop
-from det_core.ipc._payload import Mapper, MemoryFile
+from det_core.ipc._payload import Mapper
 from det_core.ipc._peer import Handler, Peer
 from det_core.ipc._trouble import Trouble
 
@@ -70,10 +68,7 @@ class Star:
         """How many ranks have said goodbye to this one."""
         self.trouble: Trouble | None = None
         self.loop = Loop(f"det_core-ipc-{rank}", self._on_crash)
-        self._departed: dict[int, dict[str, Any]] = {}
         self._lanes: dict[str, Lane] = {}
-        self._handlers: dict[str, Handler] = {}
-        self._kept: dict[str, list[tuple[int, Any]]] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._sharers: list[Star] = []
         self._lock = threading.RLock()
@@ -85,23 +80,7 @@ class Star:
         self.closers: list[Callable[[], None]] = []
         """What else to close with the star, and (the second list) in a forked child."""
         self.abandoners: list[Callable[[], None]] = []
-        self._kinds: dict[int, Callable[[Peer, Frame], None]] = {
-            Kind.CALL: self._on_call,
-            Kind.ENTERED: lambda _, frame: self._lane(frame.name).heard(frame),
-            Kind.POST: lambda _, frame: self._on_post(frame),
-            Kind.CREDIT: self._on_credit,
-            Kind.TROUBLE: lambda peer, frame: self.break_off(Trouble.decode(frame.segments[0]), peer),
-            Kind.LEAVING: lambda peer, _: setattr(peer, "leaving", True),
-            Kind.GOODBYE: self._on_goodbye,
-            Kind.GOODBYE_SEEN: self._on_goodbye_seen,
-            Kind.DEPARTED: self._on_departed,
-            Kind.ASK: self._on_ask,
-            Kind.ANSWER: self._on_answer,
-            Kind.READY: lambda _peer, _frame: self._ready(),
-            Kind.PROBE: lambda _peer, _frame: None,
-        }
-        self._ready: Callable[[], None] = lambda: None
-        self._user = self._lane("user")
+        self.control = Control(self)
         _stars.add(self)
         self.loop.start()
 
@@ -110,7 +89,7 @@ class Star:
     def lane(self, name: str) -> Lane:
         """The collectives called ``name``, with a sequence of their own; any one thread may use a lane."""
         self._check_usable()
-        return self._lane(name)
+        return self.open_lane(name)
 
     def post(self, topic: str, message: Any, *, to: int | None = None) -> None:
         """Send ``message`` to the subscribers of ``topic``, in order, without waiting for anything.
@@ -130,13 +109,7 @@ class Star:
 
         Messages that came earlier were kept and are delivered now.
         """
-
-        def deliver() -> None:
-            self._handlers[topic] = handler
-            for rank, message in self._kept.pop(topic, []):
-                handler(rank, message)
-
-        self.call_soon(deliver)
+        self.call_soon(lambda: self.control.subscribe(topic, handler))
 
     def call_soon(self, fn: Callable[[], None]) -> None:
         """Run ``fn`` on the ipc thread. May be called from a signal handler: it takes no lock."""
@@ -177,7 +150,7 @@ class Star:
 
     def departed(self) -> Mapping[int, dict[str, Any]]:
         """The ranks that said goodbye, with the farewell each gave to ``close``."""
-        return MappingProxyType(self._departed)
+        return MappingProxyType(self.control.departed)
 
     # for lanes
 
@@ -187,7 +160,7 @@ class Star:
 
     def others(self, *, gone: bool = False) -> list[Peer]:
         """The peers that are still there; with ``gone``, those that said goodbye instead."""
-        return [p for p in self.peers.values() if (p.departed if gone else not p.gone)]
+        return [p for p in list(self.peers.values()) if (p.departed if gone else not p.gone)]
 
     def in_order(self) -> Sequence[Peer]:
         """All peers, by rank."""
@@ -198,11 +171,13 @@ class Star:
     @contextmanager
     def waiting_for_room(self) -> Iterator[None]:
         """While a sender waits for room, it is woken up when there is some."""
-        self._room_waiters += 1
+        with self._lock:
+            self._room_waiters += 1
         try:
             yield
         finally:
-            self._room_waiters -= 1
+            with self._lock:
+                self._room_waiters -= 1
 
     def mismatch(self, text: str) -> None:
         """The ranks disagree about their calls: nobody can go on."""
@@ -259,168 +234,27 @@ class Star:
         for callback in self._callbacks:
             callback()
 
+    def stir(self) -> None:
+        """There is more room to some peer: have those who wait for that look again."""
+        self._stirred.set()
+        if self._room_waiters:
+            self.wake_all()
+
     def wake_all(self) -> None:
         """Have everybody who waits look again."""
         self._stirred.set()
         for lane in list(self._lanes.values()):
             lane.wake()
 
-    # admission, by the rendezvous
-
-    def admit(self, peer: Peer, control: UnixLink | None, pidfd: bool = True) -> None:
-        """Link up with ``peer``; on the ipc thread, or before there is anybody to talk to."""
-        peer.name = self.name(peer.rank)
-        self.peers[peer.rank] = peer
-        if control is not None:
-            self.loop.watch(control.fd, select.EPOLLIN, lambda _events: self._read_control(peer, control))
-            peer.pidfd = open_pidfd(peer.pid) if pidfd else None
-            if peer.pidfd is not None:
-                self.loop.watch(peer.pidfd, select.EPOLLIN, lambda _events: self._on_death(peer, control))
-        if peer.data is not None:
-            self._user.attach(peer.data)
-
-    def on_ready(self, ready: Callable[[], None]) -> None:
-        """Have ``ready()`` called when the chief says that every rank is there."""
-        self._ready = ready
-
-    def stranger_link(self, sock: socket.socket) -> UnixLink:
-        """A link to somebody who has not said hello: takes little, and drops what the socket cannot take."""
-        return UnixLink(sock, arm=lambda _link: None, disarm=lambda _link: None, limit=UNTRUSTED_LIMIT)
-
-    def control_link(self, sock: socket.socket) -> UnixLink:
-        """A link whose queue the ipc thread sends on."""
-        return UnixLink(sock, arm=self._arm_control, disarm=self._disarm_control)
-
-    def data_link(self, sock: socket.socket, rank: int) -> UnixLink:
-        """The user lane's own link: its queue is sent on by the ipc thread, its frames are read by callers."""
-
-        def arm(link: UnixLink) -> None:
-            self.loop.watch(link.fd, select.EPOLLOUT, lambda _events: self._flush_data(rank))
-
-        return UnixLink(sock, arm=arm, disarm=lambda link: self.loop.unwatch(link.fd))
-
-    # on the ipc thread
-
-    def _arm_control(self, link: UnixLink) -> None:
-        self.loop.modify(link.fd, select.EPOLLIN | select.EPOLLOUT)
-
-    def _disarm_control(self, link: UnixLink) -> None:
-        self.loop.modify(link.fd, select.EPOLLIN)
-
-    def _flush_data(self, rank: int) -> None:
-        self.peers[rank].flush_data()
-        self._stir()
-
-    def _read_control(self, peer: Peer, link: UnixLink) -> None:
-        self._on_control(peer, link)
-
-    def _on_control(self, peer: Peer, link: UnixLink) -> bool:
-        """Read and flush; whether there was anything to read."""
-        if link.queued:
-            link.flush()
-            self._stir()
-        try:
-            frames = link.receive()
-            for frame in frames:
-                self.dispatch(peer, frame)
-        except BadFrame as e:
-            self.broken(f"{peer} sent what is no message ({e})")
-            self._drop(peer)
-            return False
-        if link.eof:
-            self.gone(peer)
-        return bool(frames)
-
-    def _on_death(self, peer: Peer, link: UnixLink) -> None:
-        """The process is dead; what it said before counts."""
-        while not peer.dead and self._on_control(peer, link):
-            pass
-        self.gone(peer)
-
-    def gone(self, peer: Peer) -> None:
-        """The connection to a peer of another machine is gone."""
-        if not peer.dead:
-            self._drop(peer)
-            if not peer.departed:
-                self.lost(peer)
-
-    def _drop(self, peer: Peer) -> None:
-        """Nothing comes from ``peer`` any more and nothing goes to it."""
-        peer.dead = True
-        peer.control.kill()
-        if isinstance(peer.control, UnixLink):
-            self.loop.unwatch(peer.control.fd)
-        if peer.data is not None:
-            peer.data.kill()
-        if peer.pidfd is not None:
-            self.loop.unwatch(peer.pidfd)
-        self.wake_all()
-
-    def dispatch(self, peer: Peer, frame: Frame) -> None:
-        """Take in one control frame."""
-        handler = self._kinds.get(frame.kind)
-        if handler is None:
-            raise BadFrame(f"kind {frame.kind}")
-        handler(peer, frame)
-
-    def _on_call(self, peer: Peer, frame: Frame) -> None:
-        frame.owed = sum(s.size if isinstance(s, MemoryFile) else memoryview(s).nbytes for s in frame.segments)
-        self._lane(frame.name).deliver(frame)
-
-    def _on_post(self, frame: Frame) -> None:
-        message = pickle.loads(frame.segments[0])
-        handler = self._handlers.get(frame.name)
-        if handler is None:
-            self._kept.setdefault(frame.name, []).append((frame.rank, message))
-        else:
-            handler(frame.rank, message)
-
-    def _on_credit(self, peer: Peer, frame: Frame) -> None:
-        peer.room.add(-frame.number)
-        self._stir()
-
-    def _on_goodbye(self, peer: Peer, frame: Frame) -> None:
-        farewell, peer.failure = pickle.loads(frame.segments[0])
-        self._depart({peer.rank: farewell})
-        peer.departed = True
-        self.departures += 1
-        peer.tell(encode(Kind.GOODBYE_SEEN, rank=self.rank))
-        if self.rank == 0:
-            body = pickle.dumps({peer.rank: farewell}, protocol=5)
-            for other in self.others():
-                other.tell(encode(Kind.DEPARTED, body=body))
-        self.wake_all()
-
-    def _on_goodbye_seen(self, peer: Peer, _frame: Frame) -> None:
-        peer.goodbye_seen = True
-        self._stirred.set()
-
-    def _on_departed(self, _peer: Peer, frame: Frame) -> None:
-        self._depart(pickle.loads(frame.segments[0]))
-
-    def _depart(self, more: dict[int, dict[str, Any]]) -> None:
-        self._departed = {**self._departed, **more}
-
-    def _on_ask(self, peer: Peer, frame: Frame) -> None:
-        text = self._lane(frame.name).describe()
-        peer.tell(encode(Kind.ANSWER, name=frame.name, body=text.encode()))
-
-    def _on_answer(self, _peer: Peer, frame: Frame) -> None:
-        logger.warning("waiting on lane %r: %s", frame.name, bytes(frame.segments[0]).decode())
-
     def _on_crash(self, error: BaseException) -> None:
         text = f"the ipc thread of rank {self.name(self.rank)} ended: {type(error).__name__}: {error}"
         self.break_off(Trouble("broken", text))
         self._publish(Trouble("broken", text))
 
-    def _stir(self) -> None:
-        self._stirred.set()
-        if self._room_waiters:
-            self.wake_all()
-
     # the rest
 
-    def _lane(self, name: str) -> Lane:
+    def open_lane(self, name: str) -> Lane:
+        """As ``lane``, also while the star closes: frames for it may still come."""
         with self._lock:
             lane = self._lanes.get(name)
             if lane is None:
@@ -444,22 +278,25 @@ class Star:
             farewell: what the other ranks read in ``departed()``.
             failure: why this rank stops; part of the error of a rank whose later call needs this one.
         """
+        if self._closing:  # looked at first without the lock, which may be held for ever in a forked child
+            return
         with self._lock:
             if self._closing:
                 return
             self._closing = True
+        assert threading.current_thread() is not self.loop.thread, "a star cannot be closed on its own ipc thread"
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
         body = pickle.dumps((dict(farewell or {}), text), protocol=5)
-        self._wait_until(lambda: not any(p.queued for p in self.others()))
-        for peer in self.others():
-            peer.tell(encode(Kind.GOODBYE, rank=self.rank, body=body))
-        self._wait_until(lambda: all(p.goodbye_seen if p.remote else not p.queued for p in self.others()))
-        with self._lock:
-            if self.trouble is None or self.trouble.kind != "closed":
-                self.trouble = Trouble("closed", "this DistributedContext is closed")
-        self.wake_all()
-        self.loop.stop()
-        self._release()
+        try:
+            self._wait_until(lambda: not any(p.queued for p in self.others()))
+            for peer in self.others():
+                peer.tell(encode(Kind.GOODBYE, rank=self.rank, body=body))
+            self._wait_until(lambda: all(p.goodbye_seen if p.remote else not p.queued for p in self.others()))
+        finally:
+            self.trouble = Trouble("closed", "this DistributedContext is closed")
+            self.wake_all()
+            if self.loop.stop():
+                self._release()
 
     def _wait_until(self, done: Callable[[], bool]) -> None:
         patience = Patience(
@@ -498,7 +335,7 @@ class Star:
         self.trouble = Trouble("closed", "this DistributedContext belongs to the process that this one was forked from")
         self.loop.close()
         for lane in self._lanes.values():
-            lane.close()
+            lane.abandon()
         for peer in self.peers.values():
             peer.close()
         for abandon in self.abandoners:

@@ -151,7 +151,7 @@ SCRIPT = """
     from det_core import core
     distributed = core.DistributedContext.{constructor}
     got = distributed.allgather(distributed.local_rank)
-    print(f"{{distributed.rank}} {{distributed.size}} {{got}}\n", end="", flush=True)
+    print(f"{{distributed.rank}} {{distributed.size}} {{got}}\\n", end="", flush=True)
     distributed.close()
 """
 
