@@ -11,7 +11,7 @@ from pathlib import Path
 from det_core._env import Environment
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief
-from det_core.journal import RunFolder
+from det_core.journal import RunFolder, RunRecord, read_run
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,8 @@ class BareRun:
     """The chief's host."""
     command: str
     """The command line that started the job, for a person to type again."""
+    remarks: tuple[str, ...]
+    """What a person may not expect of the run that was opened."""
     folder: RunFolder | None
     """The chief's hold on the run; None on the workers."""
 
@@ -52,10 +54,16 @@ def open_bare_run(
         RunLocked: another process writes that run.
     """
     held: list[RunFolder] = []
+    remarks: list[str] = []
     command = environment.command or shlex.join(["python", *sys.argv])
 
     def open_on_chief() -> tuple[str, int, bool, str, str]:
-        folder, resumed = _chosen_folder(environment, name or _script(), resume or environment.resume, command)
+        chosen = name or _script()
+        folder, resumed = _chosen_folder(environment, chosen, resume or environment.resume, command)
+        if resumed:
+            remarks.extend(_differences(read_run(folder.path), chosen, distributed.size))
+        elif resume or environment.resume:
+            remarks.append(f"there is no earlier run named {chosen} in {environment.home}: starting a new one")
         restart = folder.begin_restart()
         held.append(folder)
         return folder.run_id, restart, resumed, str(folder.path), os.uname().nodename
@@ -65,7 +73,18 @@ def open_bare_run(
     if not held and not seen.is_dir():
         seen = environment.home / "runs" / run_id
         seen.mkdir(parents=True, exist_ok=True)
-    return BareRun(run_id, restart, resumed, seen, host, command, held[0] if held else None)
+    return BareRun(run_id, restart, resumed, seen, host, command, tuple(remarks), held[0] if held else None)
+
+
+def _differences(run: RunRecord, name: str, size: int) -> list[str]:
+    """How this start of a run differs from the ones before."""
+    found = []
+    if run.name != name:
+        found.append(f"run {run.run_id} was started under the name {run.name}, and goes on under {name}")
+    before = [r["size"] for r in run.records("run_start")]
+    if before and before[-1] != size:
+        found.append(f"run {run.run_id} had {before[-1]} rank(s) before, and has {size} now")
+    return found
 
 
 def _chosen_folder(environment: Environment, name: str, resume: str | None, command: str) -> tuple[RunFolder, bool]:

@@ -142,7 +142,7 @@ class Context:
 
     def _closers(self, outcome: str, detail: str, error: BaseException | None) -> list[tuple[str, Callable[[], None]]]:
         """Each part with what closes it, in order: sources of reports, then the ranks' links, then the journal."""
-        failure = error if outcome == "failed" else None
+        failure = error if outcome in ("failed", "interrupted") else None
         end = {"outcome": outcome, **({"detail": detail} if detail else {})}
         return [
             ("profiler", self.profiler.close),
@@ -151,7 +151,7 @@ class Context:
             ("checkpoint", self.checkpoint.close),
             ("train", self.train.close),
             ("run", lambda: self._journal.record("run_end", end)),
-            ("distributed", lambda: self.distributed.close(failure=failure)),
+            ("distributed", lambda: self.distributed.close(farewell=end, failure=failure)),
             ("journal", self._journal.close),
             ("run folder", self._run.release),
         ]
@@ -160,10 +160,15 @@ class Context:
         """``completed``, ``preempted``, ``invalid_hp`` or ``failed``, and what there is to say of it."""
         if isinstance(error, InvalidHP):
             return "invalid_hp", str(error)
+        if isinstance(error, KeyboardInterrupt):
+            return "interrupted", ""
         if error is not None and not (isinstance(error, SystemExit) and error.code in (0, None)):
             return "failed", f"{type(error).__name__}: {error}".splitlines()[0]
         try:
             raise_if_ended(self.distributed)
         except SystemExit:
             return "invalid_hp", "reported by another rank"
+        for rank, farewell in sorted(self.distributed.departed().items()):
+            if farewell.get("outcome") == "failed":
+                return "failed", f"rank {rank}: {farewell.get('detail')}"
         return ("preempted" if self.preempt.acknowledged else "completed"), ""

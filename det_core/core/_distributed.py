@@ -263,6 +263,10 @@ class DistributedContext:
         if self._links is not None:
             self._links.everyone.raise_if_broken()
 
+    def departed(self) -> Mapping[int, Mapping[str, Any]]:
+        """The ranks that have said goodbye so far, each with the ``farewell`` it gave to :meth:`close`."""
+        return {} if self._closed or self._links is None else self._links.everyone.departed()
+
     def _check_open(self) -> None:
         if self._closed:
             raise ContextClosed("this DistributedContext is closed")

@@ -110,7 +110,8 @@ def _compose(
     tensorboard = Tensorboard(chosen_mode(tensorboard_mode), local=local, kept=kept, rank=distributed.rank)
     facts = _CheckpointFacts(run.run_id, store, journal, tensorboard)
     if distributed.rank == 0:
-        say(first_line(run, latest))
+        for line in (*run.remarks, first_line(run, latest)):
+            say(line)
     journal.record("run_start", {"size": distributed.size, "host": os.uname().nodename, "pid": os.getpid()})
     return Context(
         distributed=distributed,

@@ -50,7 +50,7 @@ def _number(value: Any) -> Scalar | None:
 
 def _tensor(torch: Any, value: Any) -> Scalar:
     if value.device.type != "cuda":
-        return float(value)
+        return float(value.detach())
     copy = value.detach().clone()
     copied = torch.cuda.Event()
     copied.record(torch.cuda.current_stream(value.device))

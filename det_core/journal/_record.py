@@ -114,13 +114,20 @@ class RunSummary:
 
     @property
     def state(self) -> str:
-        """``running``, ``completed``, ``preempted``, ``failed`` or ``died`` (it ended without a word)."""
+        """``running``, or how the last restart ended, from what each of its ranks has said last.
+
+        ``completed``, ``preempted``, ``interrupted`` or ``invalid_hp``; ``failed`` if any rank failed; ``died`` if any
+        rank ended without a word.
+        """
         if self.live:
             return "running"
         from det_core.journal._read import last_record
 
-        end = last_record(self.path, self.restarts - 1, 0, "run_end")
-        return str(end["body"].get("outcome", "completed")) if end else "died"
+        last = self.restarts - 1
+        ranks = {0} | {rank for restart, rank, *_ in journal_files(self.path) if restart == last}
+        ends = [last_record(self.path, last, rank, "run_end") for rank in sorted(ranks)]
+        outcomes = ["died" if end is None else str(end["body"].get("outcome", "completed")) for end in ends]
+        return next((bad for bad in ("failed", "died") if bad in outcomes), outcomes[0])
 
 
 class RunRecord(RunSummary):

@@ -246,3 +246,55 @@ def test_threads_may_report_at_once(home: Path) -> None:
             t.join()
     run = _run(home)
     assert all([row.steps_completed for row in run.rows(f"g{i}")] == list(range(200)) for i in range(4))
+
+
+FAILS_LATE = """
+    import time
+    from det_core import core
+
+    distributed = core.DistributedContext.from_torch_distributed()
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+        distributed.allgather(None)
+        if distributed.rank == 1:
+            raise ValueError("my bug")
+        time.sleep(1)
+"""
+
+
+def test_a_run_of_which_one_rank_failed_is_not_completed(home: Path, tmp_path: Path) -> None:
+    with running(FAILS_LATE, 2, tmp_path) as ranks:
+        ranks.wait()
+    assert _run(home).state == "failed"
+    assert "failed (rank 1: ValueError: my bug)" in ranks.output(0), "the chief says so though it has ended well itself"
+
+
+def test_a_run_of_which_one_rank_died_at_its_end_is_not_completed(home: Path, tmp_path: Path) -> None:
+    code = FAILS_LATE.replace('raise ValueError("my bug")', "import os; time.sleep(2); os._exit(1)")
+    with running(code, 2, tmp_path) as ranks:
+        ranks.wait()
+    assert _run(home).state == "died"
+
+
+def test_what_a_person_may_not_expect_of_a_resume_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with core.init(name="a", resume="latest"):
+        pass
+    assert "there is no earlier run named a in" in capsys.readouterr().err
+    with core.init(name="a", resume="latest") as ctx:
+        run_id = ctx.run_id
+    assert "named" not in capsys.readouterr().err
+    with core.init(name="b", resume=run_id):
+        pass
+    assert "was started under the name a, and goes on under b" in capsys.readouterr().err
+
+    def rank(distributed: core.DistributedContext) -> None:
+        core.init(distributed=distributed, name="a", resume=run_id).close()
+
+    as_ranks(2, rank)
+    assert "had 1 rank(s) before, and has 2 now" in capsys.readouterr().err
+
+
+def test_interrupted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), core.init():
+        raise KeyboardInterrupt
+    assert _run(home).state == "interrupted"
+    assert "interrupted; to resume it" in capsys.readouterr().err
