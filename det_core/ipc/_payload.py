@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from det_core.ipc._frames import IN_FILE, Buffer, Op, encode_head
+from det_core.ipc._tensors import dumps
 
 OUT_OF_BAND = 1 << 16
 """Bytes from which a buffer leaves the pickle: below, copying is cheaper than one more segment."""
@@ -109,7 +110,7 @@ def dump(obj: Any) -> list[Segment]:
         buffers.append(raw)
         return False
 
-    return [pickle.dumps(obj, protocol=5, buffer_callback=keep), *buffers]
+    return [dumps(obj, keep), *buffers]
 
 
 def join_items(items: Sequence[Sequence[Segment]]) -> list[Segment]:

@@ -225,6 +225,19 @@ def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(as_ranks: AsRanks,
     assert most <= 3_100_000  # the bound, or one message that is larger than it
 
 
+def test_a_rank_that_closed_does_not_matter_to_a_broadcast_that_waits_for_room(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        lane, rank = links.lane("user"), links.everyone.rank
+        if rank == 0:
+            for number in range(50):
+                lane.broadcast((number, bytes(200_000)))
+        elif rank == 1:
+            time.sleep(1)
+            return [lane.broadcast(None)[0] for _ in range(50)]
+
+    assert as_ranks(3, work, bound=1 << 20).values()[1] == list(range(50))
+
+
 def test_a_rank_that_sleeps_misses_no_broadcast(as_ranks: AsRanks) -> None:
     def work(links: Links) -> Any:
         lane = links.lane("user")

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import textwrap
 import time
 from pathlib import Path
 from typing import Any
@@ -224,3 +225,69 @@ def test_a_sleeping_rank_loses_no_broadcast_and_the_chief_may_close_meanwhile(tm
     """
     )
     assert outcomes(tmp_path, script, 3) == ["closed", "True", "True"]
+
+
+def test_a_death_is_seen_where_there_are_no_pidfds(tmp_path: Path) -> None:
+    """The control socket is closed in forked children, so its end alone tells."""
+    script = "import os\ndel os.pidfd_open\n" + textwrap.dedent(SCRIPT)
+    with running(script, 3, tmp_path, env={"PORT": str(free_port())}, args=("allgather", "2", "unix")) as ranks:
+        try:
+            ranks.wait_for("looping")
+            killed = time.monotonic()
+            ranks.processes[1].kill()
+            check_others(ranks, 1, killed, WITHIN)
+        finally:
+            end_children(ranks)
+
+
+def test_one_machine_needs_no_zmq(tmp_path: Path) -> None:
+    assert outcomes(tmp_path, PREAMBLE + "    print('zmq' in sys.modules)\n    links.close()\n", 2) == [
+        "False",
+        "False",
+    ]
+
+
+def test_a_forked_child_of_a_rank_on_tcp_exits_and_harms_nobody(tmp_path: Path) -> None:
+    script = (
+        PREAMBLE.replace("port=", "insecure=True, force_tcp=True, port=")
+        + """
+    pid = os.fork()
+    if pid == 0:
+        try:
+            lane.allgather(1)
+        except DetCoreError as e:
+            print(type(e).__name__, flush=True)
+        sys.exit(7)
+    _, status = os.waitpid(pid, 0)
+    print("child", os.waitstatus_to_exitcode(status), lane.allgather(rank))
+    links.close()
+    """
+    )
+    with running(script, 2, tmp_path, env={"PORT": str(free_port())}) as ranks:
+        assert ranks.wait() == [0, 0], [ranks.output(r) for r in range(2)]
+        for rank in range(2):
+            assert ranks.output(rank).split("\n")[:2] == ["ContextClosed", "child 7 [0, 1]"]
+
+
+def test_an_exception_of_a_signal_handler_in_a_collective_leaves_nobody_hanging(tmp_path: Path) -> None:
+    script = (
+        PREAMBLE
+        + """
+    import signal
+    def handler(number, frame):
+        raise KeyboardInterrupt
+    try:
+        if rank == 1:
+            signal.signal(signal.SIGALRM, handler)
+            signal.setitimer(signal.ITIMER_REAL, 0.3)
+        while True:
+            lane.allgather(bytes(50_000))
+    except (KeyboardInterrupt, DetCoreError) as e:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        print(type(e).__name__, e, flush=True)
+        links.close(failure=e)
+    """
+    )
+    found = outcomes(tmp_path, script, 3)
+    assert found[1].startswith("KeyboardInterrupt")
+    assert all("rank 1" in found[r] for r in (0, 2)), found

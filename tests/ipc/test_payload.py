@@ -66,3 +66,40 @@ def test_a_packet_for_another_machine_holds_copies() -> None:
     array[:] = 0
     assert max(map(len, parts)) <= 1 << 16
     assert np.array_equal(np.frombuffer(b"".join(parts)[-array.nbytes :], np.int64), np.arange(1 << 18))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64", "bool", "complex64"])
+def test_large_tensors_travel_out_of_band(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    tensor = (torch.arange(1 << 18) % 2).to(getattr(torch, dtype)).view(4, -1)
+    segments = dump({"weights": tensor, "again": tensor, "name": "x"})
+    assert len(segments) == 2 and len(memoryview(segments[0])) < 1000  # type: ignore[arg-type]
+    files = [MemoryFile.of(s) for s in segments[1:]]  # type: ignore[arg-type]
+    back = Mapper().load([segments[0], *files])
+    assert torch.equal(back["weights"], tensor) and back["weights"].dtype is tensor.dtype
+    assert back["again"] is back["weights"]
+    back["weights"][0, 0] = 1
+    assert tensor[0, 0] == 0
+
+
+@pytest.mark.parametrize("kind", ["small", "slice", "gradient", "sparse", "conjugate", "parameter", "module"])
+def test_other_tensors_travel_as_torch_pickles_them(kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    large = torch.arange(1 << 18, dtype=torch.float32)
+    made = {
+        "small": large[:10].clone(),
+        "slice": large.view(512, 512)[:, ::2],
+        "gradient": large.clone().requires_grad_(),
+        "sparse": large.view(512, 512).to_sparse(),
+        "conjugate": torch.complex(large, large).conj(),
+        "parameter": torch.nn.Parameter(large),
+        "module": torch.nn.Linear(300, 300),
+    }[kind]
+    back = Mapper().load(dump(made))
+    if kind == "module":
+        assert all(
+            torch.equal(a, b) and b.requires_grad for a, b in zip(made.parameters(), back.parameters(), strict=True)
+        )
+    else:
+        one, two = (t.to_dense() if kind == "sparse" else t for t in (made, back))
+        assert torch.equal(one, two) and type(back) is type(made) and back.requires_grad == made.requires_grad
