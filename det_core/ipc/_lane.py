@@ -171,7 +171,7 @@ class Lane:
         if self.direct and len(segments) == 1 and isinstance(body := segments[0], bytes) and len(body) < OUT_OF_BAND:
             small = self._stamp.encode(Kind.CALL, call.op, call.number, body)
         for peer in peers:
-            if small is not None and peer.data is not None and not peer.room.used:
+            if small is not None and peer.data is not None and not peer.room.full(len(small)):
                 if queued := peer.data.send(small):
                     peer.room.add(queued)
                 continue
@@ -201,7 +201,7 @@ class Lane:
                 raise star.trouble.error()
             if star.departures and self._needs_departed(wait):
                 continue
-            if self._take_arrived(seconds):
+            if self._take_arrived(seconds) and (patience is None or not patience.expired):
                 continue
             if patience is None:
                 limit = star.timeout if wait.timeout is None else wait.timeout

@@ -84,7 +84,10 @@ class Mapper:
     def _map(self, file: MemoryFile) -> Buffer:
         if len(self._live) >= self._limit:
             return file.read()
-        mapping = mmap.mmap(file.fd, file.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        try:
+            mapping = mmap.mmap(file.fd, file.size, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
+        except OSError:  # no descriptor left for it
+            return file.read()
         self._live.add(mapping)
         return memoryview(mapping)
 
@@ -175,8 +178,8 @@ class Packet:
         in_files: list[MemoryFile] = []
         lengths = []
         for segment in self.segments:
-            if not isinstance(segment, MemoryFile) and files and memoryview(segment).nbytes >= IN_FILE_FROM:
-                segment = MemoryFile.of(segment) if len(in_files) < MAX_FILES else segment
+            if files and len(in_files) < MAX_FILES:
+                segment = _in_file(segment)
             if isinstance(segment, MemoryFile):
                 if files and len(in_files) < MAX_FILES:
                     in_files.append(segment)
@@ -190,6 +193,16 @@ class Packet:
         if sum(map(len, inline)) < OUT_OF_BAND:
             return [b"".join([head, *inline])], in_files
         return [head, *inline], in_files
+
+
+def _in_file(segment: Segment) -> Segment:
+    """A large segment as a memory file, unless the process has no descriptor or memory left for one."""
+    if isinstance(segment, MemoryFile) or memoryview(segment).nbytes < IN_FILE_FROM:
+        return segment
+    try:
+        return MemoryFile.of(segment)
+    except OSError:
+        return segment
 
 
 def cut_body(lengths: Sequence[int], body: bytearray, files: Iterator[MemoryFile]) -> tuple[list[Segment], int]:

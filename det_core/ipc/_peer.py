@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from det_core.ipc._frames import Frame, Kind, encode
 from det_core.ipc._link import UnixLink
-from det_core.ipc._payload import Packet
+from det_core.ipc._payload import IN_FILE_FROM, Packet
 
 
 class ControlLink(Protocol):
@@ -90,7 +90,7 @@ class Peer:
     def send_call(self, packet: Packet, *, direct: bool) -> None:
         """Send a collective's frame, and count what is on its way from now on."""
         if direct and self.data is not None:
-            if packet.size >= 1 << 20:
+            if packet.size >= IN_FILE_FROM:
                 packet.local()
                 self.room.add(packet.file_bytes)
             if queued := self.data.send(packet):

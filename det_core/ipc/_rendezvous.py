@@ -140,6 +140,8 @@ class Door:
             os.close(self._lock)
             raise
 
+        _sweep(os.path.dirname(path))
+
     def _take_lock(self) -> int:
         began = monotonic()
         while True:
@@ -174,6 +176,27 @@ class Door:
         """Close the descriptors only: in a forked child."""
         self.sock.close()
         os.close(self._lock)
+
+
+def _sweep(folder: str) -> None:
+    """Remove what chiefs that were killed have left: the files of locks that nobody holds."""
+    for name in os.listdir(folder):
+        if not name.endswith(".lock"):
+            continue
+        path = f"{folder}/{name}"
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_ino == os.stat(path).st_ino:
+                _unlink(path.removesuffix(".lock") + ".sock")
+                _unlink(path)
+        except OSError:  # held, or just removed by another
+            continue
+        finally:
+            os.close(fd)
 
 
 def _held(holder: str, path: str) -> str:

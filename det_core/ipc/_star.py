@@ -191,7 +191,7 @@ class Star:
         """A rank that is needed is not there any more."""
         last = self._last_call(peer.rank)
         if peer.departed:
-            what = "has closed its DistributedContext" + (f" after {peer.failure}" if peer.failure else "")
+            what = "has closed its context" + (f" after {peer.failure}" if peer.failure else "")
         elif peer.leaving:
             what = "exited without closing its DistributedContext"
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,27 @@ def test_many_live_mappings_are_copied_instead_so_that_descriptors_do_not_run_ou
     assert all(bytes(k) == b"x" * 5000 for k in kept)
     del kept
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_without_a_descriptor_to_spare_large_segments_are_copied() -> None:
+    segments = dump(np.arange(IN_FILE_FROM // 8 + 1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    file = MemoryFile.of(b"x" * 5000)
+    used = max(map(int, os.listdir("/proc/self/fd")))
+    fillers = []
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
+        with pytest.raises(OSError):
+            while True:
+                fillers.append(os.dup(0))
+        runs, files = Packet(Kind.CALL, Op.broadcast, "user", 0, 1, segments).local()
+        copied = Mapper().open([file])[0]
+    finally:
+        for fd in fillers:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert files == [] and sum(memoryview(r).nbytes for r in runs) > IN_FILE_FROM
+    assert bytes(copied) == b"x" * 5000
 
 
 def test_a_packet_for_another_machine_holds_copies() -> None:

@@ -264,6 +264,35 @@ def test_the_lock_is_not_kept_alive_by_a_file_that_was_removed(tmp_path: Path) -
     assert os.listdir(tmp_path) == []
 
 
+def test_what_killed_chiefs_left_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    living = Door(str(tmp_path / "living"))
+    for name in ("old.lock", "old.sock", "older.lock", "notes.txt"):
+        (tmp_path / name).write_text("")
+    door = Door(str(tmp_path / "new"))
+    assert sorted(os.listdir(tmp_path)) == ["living.lock", "living.sock", "new.lock", "new.sock", "notes.txt"]
+    door.close()
+    living.close()
+    assert os.listdir(tmp_path) == ["notes.txt"]
+
+
+def test_doors_that_open_and_close_at_once_do_not_sweep_each_other(tmp_path: Path) -> None:
+    def work(name: str) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(60):
+                door = Door(str(tmp_path / name))
+                with socket.socket(socket.AF_UNIX) as probe:
+                    probe.connect(door.path)
+                door.close()
+
+        return run
+
+    running = [in_thread(work(f"key{i}")) for i in range(4)]
+    for thread, _ in running:
+        thread.join(60)
+    assert [out for _, out in running] == [[None]] * 4
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_port_is_not_opened_on_one_machine(place: PlaceOf) -> None:
     arguments = place(0, 2)
     chief = started(arguments)
