@@ -28,6 +28,8 @@ class Rank:
     lost: int = 0
     """Bytes of output that could not be written."""
     wrapper_died: bool = False
+    overdue: bool = False
+    """Whether it was the launcher that killed it, after the grace."""
 
 
 @dataclass
@@ -108,6 +110,8 @@ def ending(rank: Rank) -> str:
     """How a rank ended, in words."""
     if rank.wrapper_died:
         return "was killed, because its wrapper had died"
+    if rank.overdue:
+        return "did not end within the grace and was killed by the launcher"
     if rank.status is None:
         return "did not end"
     if rank.status < 0:

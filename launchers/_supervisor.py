@@ -243,6 +243,7 @@ class Supervisor:
         for rank in self._connected():
             if rank.status is None:
                 self._notices.say(f"rank {rank.rank} (pid {rank.script}) still runs: killing it")
+                rank.overdue = True
         for link in self._links.values():
             send(link, pack("kill"))
 

@@ -14,6 +14,9 @@ from hypothesis import settings
 
 settings.register_profile("det_core", deadline=None, print_blob=True)
 settings.load_profile("det_core")
+for _number in (signal.SIGINT, signal.SIGHUP):  # ignored in what nohup or a shell's & has started, and inherited
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 

@@ -29,7 +29,7 @@ PUBLIC = {
     """,
     "det_core.storage": """
         DirectoryStore Disk FileEntry Header Listing Manifest Owner Progress Selector Source Staging Store
-        StoredCheckpoint check_storage_id digests host_identity open_store scan
+        StoredCheckpoint check_storage_id digests host_identity open_store parents scan
     """,
     "det_core.ipc": "Lane Links Star connect",
     "det_core.backend": "Backend LocalBackend",

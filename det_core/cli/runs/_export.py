@@ -99,6 +99,8 @@ def _target(output: str | None) -> Iterator[IO[bytes]]:
         sys.stdout.buffer.flush()
         return
     path = Path(output)
+    if path.is_dir() or not path.parent.is_dir():
+        raise ValueError(f"cannot write {path}: " + ("it is a folder" if path.is_dir() else f"no folder {path.parent}"))
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with open(aside, "wb") as out:

@@ -31,7 +31,9 @@ def run(args: argparse.Namespace) -> int:
         print_json([_as_json(r) for r in shown])
         return 0
     if not runs:
-        note("no runs here yet")
+        from det_core._env import Environment
+
+        note(f"no runs in {args.home or Environment.read().home}")
         return 0
     rows = [(r.run_id, r.state, when(r.created), str(max(r.restarts - 1, 0)), r.name) for r in shown]
     print_table(("RUN", "STATE", "STARTED", "RESUMED", "NAME"), rows)
