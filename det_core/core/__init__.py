@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from det_core.core._preempt import PreemptContext, PreemptMode
     from det_core.core._profiler import ProfilerContext
     from det_core.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
-    from det_core.core._tensorboard_mode import TensorboardMode
+    from det_core.core._tensorboard import TensorboardMode
     from det_core.core._train import EarlyExitReason, TrainContext
 
 __all__ = [
@@ -49,7 +49,7 @@ _HOMES = {
     "SearcherContext": "_searcher",
     "SearcherMode": "_searcher",
     "SearcherOperation": "_searcher",
-    "TensorboardMode": "_tensorboard_mode",
+    "TensorboardMode": "_tensorboard",
     "TrainContext": "_train",
     "Unit": "_searcher",
     "init": "_init",

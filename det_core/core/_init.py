@@ -21,7 +21,7 @@ from det_core.core._preempt import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import on_chief
 from det_core.core._searcher import SearcherContext, Unit, configured_length
-from det_core.core._tensorboard_mode import Tensorboard, TensorboardMode, chosen_mode
+from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
 from det_core.journal import Journal
 from det_core.storage import Store, open_store

@@ -13,7 +13,7 @@ from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
 from det_core.core._metadata import checked_metadata
 from det_core.core._ranks import raise_if_ended
-from det_core.core._tensorboard_mode import Tensorboard
+from det_core.core._tensorboard import Tensorboard
 from det_core.journal import Journal
 
 

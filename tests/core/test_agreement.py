@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from det_core.core._agreement import ChiefSide, RankSide
+from det_core.core._preempt._agreement import ChiefSide, RankSide
 
 
 @dataclass

@@ -301,3 +301,30 @@ def test_closed() -> None:
     ctx.close()
     with pytest.raises(Exception, match="context that is closed"):
         ctx.preempt.should_preempt()
+
+
+def test_a_rank_that_stops_before_its_own_sigterm_comes_is_not_killed_by_it(tmp_path: Path) -> None:
+    """The launcher signals every rank, and the agreement may be quicker than the last of those signals."""
+    code = """
+        import os, signal, time
+        from det_core import core
+
+        distributed = core.DistributedContext.from_torch_distributed()
+        for round in range(3):
+            with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+                ctx.preempt.should_preempt()
+                print("ready", flush=True)
+                while not ctx.preempt.should_preempt():
+                    time.sleep(0.001)
+            if distributed.rank == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            print("stopped", flush=True)
+            distributed = core.DistributedContext.from_torch_distributed()
+        distributed.close()
+    """
+    with running(code, 2, tmp_path) as ranks:
+        for round_ in range(1, 4):
+            ranks.wait_for("ready", times=round_)
+            os.kill(ranks.processes[0].pid, signal.SIGTERM)
+            ranks.wait_for("stopped", times=round_)
+        assert ranks.wait() == [0, 0]

@@ -16,9 +16,9 @@ import pytest
 
 from det_core import core
 from det_core._errors import MissingExtra, TensorboardError
-from det_core.core import _tensorboard
-from det_core.core._tensorboard import EventWriter
-from det_core.core._tensorboard_file import EventFile
+from det_core.core._tensorboard import _writer
+from det_core.core._tensorboard._file import EventFile
+from det_core.core._tensorboard._writer import EventWriter
 
 pytest.importorskip("tensorboardX")
 
@@ -141,7 +141,7 @@ def test_flush_makes_all_that_was_reported_readable(writer: EventWriter, tmp_pat
 def test_rows_become_readable_without_a_flush(
     writer: EventWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_tensorboard, "FLUSH_EVERY", 0.2)
+    monkeypatch.setattr(_writer, "FLUSH_EVERY", 0.2)
     writer.scalars("g", 1, {"x": 1.0})
     wait_for(lambda: any(tmp_path.iterdir()) and "g/x" in points(tmp_path))
 
@@ -201,7 +201,7 @@ FULL_DISK = """
 import resource, sys
 from pathlib import Path
 from det_core._errors import TensorboardError
-from det_core.core._tensorboard import EventWriter
+from det_core.core._tensorboard._writer import EventWriter
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 writer = EventWriter(Path(sys.argv[1]))
@@ -231,7 +231,7 @@ def test_a_writer_that_cannot_keep_up_holds_a_report_for_a_while_only(
     released = threading.Event()
     write = EventFile.write
     monkeypatch.setattr(EventFile, "write", lambda self, *row: released.wait(60) and write(self, *row))
-    monkeypatch.setattr(_tensorboard, "WAIT_FOR_ROOM", 0.3)
+    monkeypatch.setattr(_writer, "WAIT_FOR_ROOM", 0.3)
     writer = EventWriter(tmp_path, max_queued=10)
     writer.scalars("g", 0, {"x": 0.0})
     wait_for(lambda: not writer._rows)
@@ -284,7 +284,7 @@ def test_neither_torch_nor_tensorflow_is_needed(tmp_path: Path) -> None:
     script = (
         "import sys; sys.modules.update(torch=None, tensorflow=None, tensorboard=None)\n"
         "from pathlib import Path\n"
-        "from det_core.core._tensorboard import EventWriter\n"
+        "from det_core.core._tensorboard._writer import EventWriter\n"
         "w = EventWriter(Path(sys.argv[1])); w.scalars('g', 1, {'x': 1.0}); w.close()\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=100, check=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from det_core._errors import TensorboardError
-from det_core.core._tensorboard_sync import sync, upload_files
+from det_core.core._tensorboard._sync import sync, upload_files
 
 
 @pytest.fixture

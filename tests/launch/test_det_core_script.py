@@ -48,7 +48,6 @@ PREEMPTED = """
             calls += 1
             time.sleep(0.001 * (1 + distributed.rank))
         print("stopped after", calls)
-        time.sleep(0.3)  # as long as it takes to save
 """
 INVALID = """
     import time

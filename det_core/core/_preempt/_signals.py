@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ from det_core import _clock
 
 PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SHIELD_SECONDS = 30.0
-"""How long after the loss of a rank a SIGTERM is taken to be the launcher's reaction to it."""
+"""How long after a rank's loss, or after an agreed stop, a SIGTERM is taken to belong to it."""
 _FIRST_INTERRUPT = b"\nstopping at the next should_preempt(); Ctrl-C again to interrupt now\n"
 
 
@@ -31,6 +32,7 @@ class SignalWatch:
     def __init__(self, on_signal: Callable[[], None]) -> None:
         self._on_signal = on_signal
         self._previous: dict[int, Any] = {}
+        self._received: set[int] = set()
         self._interrupts = 0
         self._forked = False
 
@@ -40,6 +42,8 @@ class SignalWatch:
             return False
         for number in PREEMPTION_SIGNALS:
             previous = signal.getsignal(number)
+            if isinstance(previous, _Shield):
+                previous = previous.previous
             if previous is None or previous is signal.SIG_IGN:
                 continue
             self._previous[number] = previous
@@ -47,25 +51,26 @@ class SignalWatch:
         _INSTALLED.add(self)
         return True
 
-    def restore(self, *, rank_lost: bool = False) -> None:
+    def restore(self, *, term_may_follow: bool = False) -> None:
         """Put back what stood before, where nobody has replaced our handler since.
 
         Args:
-            rank_lost: torchrun sends SIGTERM to the ranks that are left; let one pass, so that this rank can still
-                say why it fails.
+            term_may_follow: let one SIGTERM pass, if none has come yet. It may follow the loss of a rank, which this
+                one is about to report, or a stop that the ranks have agreed on, of which every rank gets its own.
         """
         if threading.current_thread() is not threading.main_thread():
             return
         _INSTALLED.discard(self)
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle:
-                shield = rank_lost and number == signal.SIGTERM
-                signal.signal(number, _pass_one(previous) if shield else previous)
+                shield = term_may_follow and number == signal.SIGTERM and number not in self._received
+                signal.signal(number, _Shield(number, previous) if shield else previous)
         self._previous.clear()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._forked:
             return
+        self._received.add(number)
         self._on_signal()
         previous = self._previous.get(number)
         if callable(previous) and previous is not signal.default_int_handler:
@@ -85,16 +90,25 @@ class SignalWatch:
                 signal.signal(number, previous)
 
 
-def _pass_one(previous: Any) -> Callable[[int, FrameType | None], None]:
+class _Shield:
     """A handler that puts ``previous`` back and lets one signal pass, for :data:`SHIELD_SECONDS`."""
-    until = _clock.monotonic() + SHIELD_SECONDS
 
-    def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, previous)
-        if _clock.monotonic() > until:
+    def __init__(self, number: int, previous: Any) -> None:
+        self.previous = previous
+        self._number = number
+        self._until = _clock.monotonic() + SHIELD_SECONDS
+        atexit.register(self._at_exit)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(number, self.previous)
+        atexit.unregister(self._at_exit)
+        if _clock.monotonic() > self._until:
             os.kill(os.getpid(), number)
 
-    return handle
+    def _at_exit(self) -> None:
+        """An interpreter that ends lets go of its handlers some time before the process is gone."""
+        if signal.getsignal(self._number) == self and _clock.monotonic() < self._until:
+            signal.signal(self._number, signal.SIG_IGN)
 
 
 _INSTALLED: weakref.WeakSet[SignalWatch] = weakref.WeakSet()

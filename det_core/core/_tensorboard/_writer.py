@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from det_core._errors import TensorboardError
 from det_core._optional import require
-from det_core.core._tensorboard_values import Scalar, scalars_of
+from det_core.core._tensorboard._values import Scalar, scalars_of
 
 if TYPE_CHECKING:
-    from det_core.core._tensorboard_file import EventFile
+    from det_core.core._tensorboard._file import EventFile
 
 logger = logging.getLogger("det_core.core")
 
@@ -178,7 +178,7 @@ class EventWriter:
             )  # fmt: skip
 
     def _write_until_closed(self) -> None:
-        from det_core.core._tensorboard_file import EventFile
+        from det_core.core._tensorboard._file import EventFile
 
         file: EventFile | None = None
         flush_at: float | None = None

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from det_core._errors import ContextClosed
-from det_core.core._agreement import ChiefSide, RankSide
 from det_core.core._distributed import DistributedContext
-from det_core.core._signals import SignalWatch
+from det_core.core._preempt._agreement import ChiefSide, RankSide
+from det_core.core._preempt._signals import SignalWatch
 
 logger = logging.getLogger("det_core.core")
 _TOPIC = "preempt"
@@ -108,7 +108,8 @@ class PreemptContext:
             self._leave_agreement()
         finally:
             self._side.attention = True
-            self._signals.restore(rank_lost=self._troubled)
+            stopped = self._star is not None and self._side.verdict()
+            self._signals.restore(term_may_follow=self._troubled or stopped)
 
     # The slow path of should_preempt(): the first call, and every call from a request on.
 

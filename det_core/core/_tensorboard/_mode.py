@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from det_core.core._tensorboard import EventWriter
+    from det_core.core._tensorboard._writer import EventWriter
 
 logger = logging.getLogger("det_core.core")
 
@@ -68,7 +68,7 @@ class Tensorboard:
         """Write one row; what is no number is left out."""
         with self._lock:
             if self._writer is None:
-                from det_core.core._tensorboard import EventWriter
+                from det_core.core._tensorboard._writer import EventWriter
 
                 self._writer = EventWriter(self.folder())
             self._writer.scalars(group, steps, metrics)
@@ -79,7 +79,7 @@ class Tensorboard:
             return
         self._writer.flush()
         if self._kept is not None:
-            from det_core.core._tensorboard_sync import sync
+            from det_core.core._tensorboard._sync import sync
 
             sync(self._local, self._kept)
 
@@ -90,7 +90,7 @@ class Tensorboard:
                 "upload_tensorboard_files() is for core.init(tensorboard_mode=TensorboardMode.MANUAL); "
                 "in the mode AUTO files are copied without it"
             )
-        from det_core.core._tensorboard_sync import upload_files
+        from det_core.core._tensorboard._sync import upload_files
 
         upload_files(self.folder(), self._kept or self._local.parent / "uploaded", self._rank, selector, mangler)
 

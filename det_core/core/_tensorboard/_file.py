@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core._optional import require
-from det_core.core._tensorboard_values import Scalar
+from det_core.core._tensorboard._values import Scalar
 
 
 class EventFile:

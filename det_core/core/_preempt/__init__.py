@@ -1,0 +1,5 @@
+"""When to stop: asked for by a signal or a master, agreed on by all ranks."""
+
+from det_core.core._preempt._context import PreemptContext, PreemptMode
+
+__all__ = ["PreemptContext", "PreemptMode"]
