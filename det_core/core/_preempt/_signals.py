@@ -107,7 +107,8 @@ class _Shield:
 
     def _at_exit(self) -> None:
         """An interpreter that ends lets go of its handlers some time before the process is gone."""
-        if signal.getsignal(self._number) == self and _clock.monotonic() < self._until:
+        installed: Any = signal.getsignal(self._number)
+        if installed is self and _clock.monotonic() < self._until:
             signal.signal(self._number, signal.SIG_IGN)
 
 
