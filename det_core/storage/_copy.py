@@ -1,8 +1,9 @@
 """Copying and hashing files, by a bounded number of threads.
 
 Measured on tmpfs and ext4: reading into a buffer that stays in the processor's cache, hashing it there and writing it
-out is as fast as ``copy_file_range`` alone, and faster than that with a second pass to hash. More threads than
-processors and a few only fight for the interpreter's lock; threads that wait for a disk to sync are another matter.
+out is as fast as ``copy_file_range`` alone, and faster than that with a second pass to hash. A larger buffer is no
+faster, and makes the kernel look for larger pages. More threads than processors and a few only fight for the
+interpreter's lock, unless they wait for a disk.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from det_core.storage._scan import Listing
 Progress = Callable[[int], None]
 """Called in the caller's thread with the number of bytes done since the last call."""
 
-BUFFER = 256 << 10
+BUFFER = 128 << 10
 """Bytes read at a time; a file that is not larger is small."""
 PIECE_CHUNKS = 4
 BATCH_FILES = 64
@@ -109,7 +110,6 @@ class Copier:
 
         self._hash, self._hexdigest = xxh3_128, xxh3_128_hexdigest
         self._disk, self._where, self._chunk, self._stored, self._sync = disk, where, chunk_size, stored, sync
-        self._threads = SYNC_THREADS if sync else COPY_THREADS
         self._flags = os.O_RDONLY | os.O_CLOEXEC | ((os.O_NOFOLLOW | os.O_NONBLOCK) if stored else 0)
         self._report = progress
 
@@ -137,25 +137,26 @@ class Copier:
         """Hash pieces, and compare them with what is expected; raises like :meth:`run`."""
         small_size = min(BUFFER, self._chunk)
         large = [piece for piece in work if piece.job.size > small_size]
-        in_threads(self._piece, large, self._threads, self._done)
+        in_threads(self._piece, large, COPY_THREADS, self._done)
         self._run_small([piece.job for piece in work if piece.job.size <= small_size])
 
     def _run_large(self, jobs: list[Job]) -> dict[str, tuple[str, ...]]:
         """A file a thread, as two threads in one file wait for each other; but no thread is to be idle."""
         chunks = max((-(-job.size // self._chunk) for job in jobs), default=0)
-        a_file = -(-self._threads // len(jobs)) if jobs else 1
+        a_file = -(-COPY_THREADS // len(jobs)) if jobs else 1
         work = pieces(jobs, self._chunk, max(PIECE_CHUNKS, -(-chunks // a_file)))
         found: dict[str, tuple[str, ...]] = dict.fromkeys((job.name for job in jobs), ())
-        for piece, digests in zip(work, in_threads(self._piece, work, self._threads, self._done), strict=True):
+        for piece, digests in zip(work, in_threads(self._piece, work, COPY_THREADS, self._done), strict=True):
             found[piece.job.name] += digests
-        if self._sync:
-            in_threads(self._sync_file, [job.target or job.source for job in jobs], self._threads)
+        if self._sync and len(work) > len(jobs):
+            in_threads(self._sync_file, [job.target or job.source for job in jobs], SYNC_THREADS)
         return found
 
     def _run_small(self, jobs: list[Job]) -> list[tuple[str, ...]]:
-        size = max(1, min(BATCH_FILES, -(-len(jobs) // self._threads)))
+        threads = SYNC_THREADS if self._sync else COPY_THREADS
+        size = max(1, min(BATCH_FILES, -(-len(jobs) // threads)))
         batches = [jobs[i : i + size] for i in range(0, len(jobs), size)]
-        return [found for batch in in_threads(self._batch, batches, self._threads, self._batch_done) for found in batch]
+        return [found for batch in in_threads(self._batch, batches, threads, self._batch_done) for found in batch]
 
     def _batch(self, jobs: list[Job]) -> list[tuple[str, ...]]:
         buffer = memoryview(bytearray(max(job.size for job in jobs) or 1))
@@ -167,7 +168,7 @@ class Copier:
         source = self._open(job)
         try:
             found = do("look at", path, os.fstat, source)
-            if self._stored or found.st_size < job.size:
+            if found.st_size != job.size or not stat.S_ISREG(found.st_mode):
                 self._check(job, found)
             got = do("read", path, os.readv, source, [buffer]) if buffer else 0
             if got < job.size:
@@ -203,10 +204,14 @@ class Copier:
             found = self._disk.do("look at", job.source, os.fstat, source)
             self._check(job, found)
             if job.target is None:
-                return self._chunks(piece, source, None)
+                digests = self._chunks(piece, source, None)
+                self._sync_whole(piece, source)
+                return digests
             mode = found.st_mode & 0o777 | 0o200 if job.mode is None else job.mode
             with self._disk.opened(job.target, os.O_WRONLY | os.O_CREAT, mode) as target:
-                return self._chunks(piece, source, target)
+                digests = self._chunks(piece, source, target)
+                self._sync_whole(piece, target)
+                return digests
         finally:
             os.close(source)
 
@@ -222,6 +227,8 @@ class Copier:
                 if target is not None:
                     self._disk.write_all(target, job.target or "", part, offset)
             digests.append(digest.hexdigest())
+            if target is not None and self._sync:
+                self._start_writing(job, target, start, end - start)
             if job.expected is not None and job.expected[number] != digests[-1]:
                 raise self._differs(job, start, end)
         return tuple(digests)
@@ -255,6 +262,14 @@ class Copier:
 
     def _differs(self, job: Job, start: int, end: int) -> CheckpointCorrupt:
         return CheckpointCorrupt(f"{self._where}: {job.name} differs from its manifest between byte {start} and {end}")
+
+    def _start_writing(self, job: Job, target: int, start: int, size: int) -> None:
+        """Have the kernel write a chunk out now, before it is synced."""
+        self._disk.do("write", job.target or "", os.posix_fadvise, target, start, size, os.POSIX_FADV_DONTNEED)
+
+    def _sync_whole(self, piece: Piece, file: int) -> None:
+        if self._sync and piece.bytes(self._chunk) == piece.job.size:
+            self._disk.do("sync", piece.job.target or piece.job.source, os.fsync, file)
 
     def _sync_file(self, path: str) -> None:
         with self._disk.opened(path, os.O_RDONLY) as fd:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterable
 
 INNER = ".det_core"
 """The folder of a checkpoint that holds its manifest; of no checkpoint's files."""
@@ -39,6 +40,13 @@ def is_inner_path(path: object) -> bool:
     if not isinstance(path, str) or not path or "\0" in path:
         return False
     return all(part not in ("", ".", "..") for part in path.split("/"))
+
+
+def folders_of(names: Iterable[str]) -> set[str]:
+    """The folders that hold relative paths, and the folders above those; each ends in a slash."""
+    inner = {name.rpartition("/")[0] for name in names}
+    inner.discard("")
+    return {f"{folder}/" for folder in inner}.union(*map(parents, inner))
 
 
 def parents(path: str) -> list[str]:

@@ -14,7 +14,7 @@ from det_core._errors import CheckpointError, StorageError
 from det_core.storage._copy import Copier, Job, Progress
 from det_core.storage._io import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest
-from det_core.storage._names import INNER, MANIFEST, METADATA, parents
+from det_core.storage._names import INNER, MANIFEST, METADATA
 from det_core.storage._scan import Listing, scan
 
 log = logging.getLogger("det_core.storage")
@@ -53,8 +53,6 @@ class DirectoryStaging:
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
         """Copy a folder in, durably."""
         self._make(self._tree, listing.directories)
-        for folder in {d for p in listing.files for d in parents(p)} - set(listing.directories):
-            self._disk.make_folders(f"{self._tree}/{folder}")
         jobs = [Job(p, s.path, s.size, f"{self._tree}/{p}") for p, s in listing.files.items()]
         return self._copier(progress).entries(jobs)
 

@@ -13,7 +13,7 @@ from det_core._errors import CheckpointCorrupt, StorageError
 from det_core.storage._copy import Copier, Job, Progress, check_stored, pieces, share
 from det_core.storage._io import Disk
 from det_core.storage._manifest import Manifest
-from det_core.storage._names import MANIFEST, METADATA, parents
+from det_core.storage._names import MANIFEST, METADATA, folders_of
 
 
 class DirectoryCheckpoint:
@@ -56,7 +56,7 @@ class DirectoryCheckpoint:
     ) -> None:
         """Compare one part of the files with the manifest."""
         work = share(pieces(self._jobs(names), self.manifest.chunk_size), part, parts, self.manifest.chunk_size)
-        self._check_folders({os.path.dirname(piece.job.source) for piece in work})
+        self._check_folders(piece.job.name for piece in work)
         if digests and self.manifest.verified:
             self._copier(progress).check(work)
         else:
@@ -70,9 +70,9 @@ class DirectoryCheckpoint:
         target = os.fspath(folder)
         jobs = self._jobs(names, target)
         self._disk.make_folders(target)
-        for directory in sorted({*directories, *(d for p in names for d in parents(p))}):
+        for directory in sorted(folders_of(names).union(directories)):
             self._disk.make_folders(f"{target}/{directory.rstrip('/')}")
-        self._check_folders({os.path.dirname(job.source) for job in jobs})
+        self._check_folders(names)
         self._copier(progress).run(jobs)
 
     def remove(self, names: Collection[str]) -> dict[str, int]:
@@ -100,13 +100,13 @@ class DirectoryCheckpoint:
         stored = manifest.verified
         return Copier(self._disk, self._where, chunk_size=manifest.chunk_size, stored=stored, progress=progress)
 
-    def _check_folders(self, folders: Iterable[str]) -> None:
-        """See that no folder has become a link out of the checkpoint."""
+    def _check_folders(self, names: Iterable[str]) -> None:
+        """See that no folder of these files has become a link out of the checkpoint."""
         top = os.path.realpath(self._path)
-        for folder in folders:
-            real = os.path.realpath(folder)
+        for folder in folders_of(names):
+            real = os.path.realpath(f"{self._path}/{folder}")
             if real != top and not real.startswith(top + "/"):
-                raise CheckpointCorrupt(f"{self._where}: {folder} leads to {real}, outside the checkpoint")
+                raise CheckpointCorrupt(f"{self._where}: its folder {folder} leads to {real}, outside the checkpoint")
 
     def _check_size(self, job: Job) -> None:
         look = os.lstat if self.manifest.verified else os.stat

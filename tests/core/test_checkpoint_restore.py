@@ -164,7 +164,7 @@ def test_a_file_that_became_a_link_elsewhere_is_found(stored: str, tmp_path: Pat
             with pytest.raises(CheckpointCorrupt, match=r"rng is a link|optimizer.pt is missing"):
                 context.download(stored, tmp_path / "out", selector=lambda path, name=name: path == name)  # type: ignore[misc]
         (tmp_path / "store" / stored / "sub").symlink_to(tmp_path / "sub")
-        with pytest.raises(CheckpointCorrupt, match=r"sub leads to .*outside the checkpoint"):
+        with pytest.raises(CheckpointCorrupt, match=r"sub/ leads to .*outside the checkpoint"):
             context.download(stored, tmp_path / "out", selector=lambda path: path == "sub/optimizer.pt")
 
 

@@ -41,7 +41,7 @@ class FaultyDisk(Disk):
         if self.how == "exit":
             os._exit(77)
         self.struck = self.struck or operation
-        if self.how == "short" and operation == "write":
+        if self.how == "short" and function is os.pwrite:
             fd, view, offset = args
             self.at, self.how = number + 1, "ENOSPC"
             return super().do(operation, path, function, fd, view[: len(view) // 2], offset)

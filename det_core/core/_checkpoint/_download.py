@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from det_core._errors import CheckpointCorrupt, StorageError
 from det_core.core._checkpoint._together import Together
-from det_core.storage import Disk, Manifest, Progress, Selector, Store, StoredCheckpoint, parents
+from det_core.storage import Disk, Manifest, Progress, Selector, Store, StoredCheckpoint, folders_of
 
 log = logging.getLogger("det_core.checkpoint")
 ASIDE = ".det_core-tmp"
@@ -90,7 +90,7 @@ def download(
 def _arrive(disk: Disk, task: _Task, target: str) -> None:
     """Give what was copied its names."""
     if task.merge:
-        for directory in sorted({*task.directories, *(d for path in task.files for d in parents(path))}):
+        for directory in sorted(folders_of(task.files).union(task.directories)):
             disk.make_folders(f"{target}/{directory.rstrip('/')}")
         for path in task.files:
             disk.do("rename", f"{target}/{path}", os.rename, f"{task.aside}/{path}", f"{target}/{path}")
