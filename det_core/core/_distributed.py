@@ -82,6 +82,10 @@ class DistributedContext:
     ) -> None:
         numbers = dict(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
         check_numbers(**numbers, cross_rank=cross_rank, cross_size=cross_size)
+        if timeout is not None and not timeout > 0:
+            raise ValueError(f"timeout={timeout!r}: expected seconds above 0, or None to wait while every rank lives")
+        if pub_port is not None and not 0 < pub_port < 65536:
+            raise ValueError(f"pub_port={pub_port!r}: expected a port number from 1 to 65535")
         environment = Environment.read() if _environment is None else _environment
         chief_ip = chief_ip or environment.chief_ip
         if local_size != size and not chief_ip:

@@ -19,6 +19,7 @@ from det_core.ipc._payload import MemoryFile, Packet, cut_body
 
 _FD_SIZE = array.array("i").itemsize
 _ANCILLARY = socket.CMSG_SPACE(253 * _FD_SIZE)
+_CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 _GONE = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError)
@@ -164,7 +165,7 @@ class UnixLink:
             BadFrame: the peer does not speak our protocol, or this process ran out of descriptors.
         """
         try:
-            n, ancillary, flags, _ = self.sock.recvmsg_into([self.cutter.room()], _ANCILLARY)
+            n, ancillary, flags, _ = self.sock.recvmsg_into([self.cutter.room()], _ANCILLARY, _CLOSE_ON_EXEC)
         except BlockingIOError:
             return []
         except _GONE:

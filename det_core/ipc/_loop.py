@@ -104,9 +104,9 @@ class Loop:
             self._on_crash(e)
 
     def _round(self) -> None:
-        for fd, events in self._epoll.poll(self._next_timer()):
-            handler = self._handlers.get(fd)
-            if handler is not None:
+        ready = [(self._handlers.get(fd), fd, events) for fd, events in self._epoll.poll(self._next_timer())]
+        for handler, fd, events in ready:
+            if handler is not None and self._handlers.get(fd) is handler:  # not closed and opened anew meanwhile
                 handler(events)
         for _ in range(len(self._soon)):
             self._soon.popleft()()

@@ -299,7 +299,7 @@ def _read_one(sock: socket.socket) -> tuple[Frame, list[int]]:
     """Read one frame and not a byte more; with it the descriptors that came along."""
     cutter, fds = Cutter(limit=UNTRUSTED_LIMIT), []
     while True:
-        data, new, _, _ = socket.recv_fds(sock, 1, 4)
+        data, new, _, _ = socket.recv_fds(sock, 1, 4, socket.MSG_CMSG_CLOEXEC)
         fds += new
         if not data:
             raise ConnectionResetError("the other end closed during the handshake")

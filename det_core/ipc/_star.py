@@ -289,8 +289,9 @@ class Star:
         body = pickle.dumps((dict(farewell or {}), text), protocol=5)
         try:
             self._wait_until(lambda: not any(p.queued for p in self.others()))
-            for peer in self.others():
-                peer.tell(encode(Kind.GOODBYE, rank=self.rank, body=body))
+            for peer in list(self.peers.values()):  # also to a chief that has closed, or it would take this for a death
+                if not peer.dead:
+                    peer.tell(encode(Kind.GOODBYE, rank=self.rank, body=body))
             self._wait_until(lambda: all(p.goodbye_seen if p.remote else not p.queued for p in self.others()))
         finally:
             self.trouble = Trouble("closed", "this DistributedContext is closed")

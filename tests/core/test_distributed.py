@@ -76,6 +76,12 @@ def test_numbers_that_contradict_each_other(change: dict[str, int], message: str
         core.DistributedContext(**{**NUMBERS, **change})
 
 
+@pytest.mark.parametrize("argument, value", [("timeout", 0), ("timeout", -1.5), ("pub_port", 0), ("pub_port", 70000)])
+def test_a_deadline_or_a_port_that_is_none(argument: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{argument}={value}"):
+        core.DistributedContext(**NUMBERS, **{argument: value})
+
+
 @pytest.mark.parametrize("value", ["0", 0.0, None, True])
 def test_numbers_that_are_none(value: Any) -> None:
     with pytest.raises(TypeError, match="local_rank"):

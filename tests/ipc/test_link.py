@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -89,6 +90,12 @@ def test_more_large_segments_than_files_can_be_passed(pair: Pair) -> None:
     assert frame.owed == MAX_FILES * IN_FILE_FROM
     mapper = Mapper(limit=1000)
     assert all(bytes(mapper.open([s])[0][:5]) == bytes([n % 256]) * 5 for n, s in enumerate(frame.segments))
+
+
+def test_received_files_are_not_passed_on_to_programs_that_are_started(pair: Pair) -> None:
+    pair.near.send(packet(1, bytes(IN_FILE_FROM)))
+    (frame,) = pair.take(1)
+    assert not os.get_inheritable(frame.segments[0].fd)
 
 
 def test_the_end_is_seen_after_what_was_sent_before(pair: Pair) -> None:

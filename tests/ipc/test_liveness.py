@@ -19,7 +19,8 @@ WITHIN = 2.0
 """Seconds in which every other rank must have raised, on one machine."""
 
 SCRIPT = """
-    import multiprocessing, os, sys, threading, time
+    import faulthandler, multiprocessing, os, sys, threading, time
+    faulthandler.dump_traceback_later(45)  # a rank that hangs says where
     from det_core.core._distributed import DistributedContext
 
     collective, children, tcp = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "tcp"

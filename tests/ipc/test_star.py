@@ -277,3 +277,19 @@ def test_a_lost_rank_is_lost_for_every_lane_and_for_checks(as_ranks: AsRanks) ->
 
     outcomes = as_ranks(3, work)
     assert outcomes[0] is None and outcomes[2] is None
+
+
+@pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}, {"machines": 2, "secret": "s"}])
+def test_ranks_that_close_in_any_order_are_not_taken_for_dead(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
+    """The chief says goodbye first; those whom it does not reach in time still have something to do on their own."""
+
+    def work(links: Links) -> Any:
+        lane, rank = links.lane("user"), links.everyone.rank
+        lane.broadcast(rank)
+        if rank > 1:
+            time.sleep(0.05)
+        links.everyone.raise_if_broken()
+        return links.local_lane("user").broadcast(rank) if rank < 2 or arguments.get("machines") else None
+
+    for _ in range(10):
+        as_ranks(4, work, **arguments).values()
