@@ -103,6 +103,8 @@ class UnixLink:
             while self._queue:
                 parts, files = self._queue[0]
                 left, files_left = self._write(parts, files)
+                if not self._queue:  # the peer is gone, and what was queued for it with it
+                    continue
                 if left:
                     self._queue[0] = (left, tuple(files_left))
                     self.queued = self.queued - sum(p.nbytes for p in parts) + sum(p.nbytes for p in left)

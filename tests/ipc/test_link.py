@@ -112,6 +112,16 @@ def test_sending_to_a_peer_that_is_gone_is_no_error(pair: Pair) -> None:
     assert pair.near.send(encode(Kind.POST, body=b"x")) == 0
 
 
+def test_what_is_queued_for_a_peer_that_goes_is_forgotten(pair: Pair) -> None:
+    for n in range(100):
+        pair.near.send(packet(n, bytes(50_000)))
+    assert pair.near.queued and pair.armed
+    queued = pair.near.queued
+    pair.far.close()
+    assert pair.near.flush() == queued
+    assert pair.near.queued == 0 and not pair.armed
+
+
 def test_a_killed_link_forgets_its_queue(pair: Pair) -> None:
     for n in range(100):
         pair.near.send(packet(n, bytes(50_000)))
