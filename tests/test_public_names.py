@@ -29,7 +29,7 @@ PUBLIC = {
     """,
     "det_core.storage": """
         DirectoryStore Disk FileEntry Header Listing Manifest Owner Progress Selector Source Staging Store
-        StoredCheckpoint check_storage_id digests host_identity open_store parents scan
+        StoredCheckpoint check_storage_id digests folders_of host_identity open_store scan
     """,
     "det_core.ipc": "Lane Links Star connect",
     "det_core.backend": "Backend LocalBackend",

@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import logging
 import os
+import stat
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -63,7 +64,7 @@ class DirectoryStore:
         check_storage_id(storage_id)
         ticket = f"{storage_id}.{owner.tag}"
         self._disk.make_durable_folder(self._root)
-        self._disk.make_folders(f"{self._root}/{ASIDE}")
+        self._make_aside()
         try:
             self.collect(owner)
         except StorageError as e:
@@ -163,8 +164,16 @@ class DirectoryStore:
         self._delete_whole(path)
         return {}
 
+    def _make_aside(self) -> None:
+        """Make the folder for what is under way; whoever may write into the root may write into it."""
+        aside = f"{self._root}/{ASIDE}"
+        if not self._disk.is_folder(aside):
+            self._disk.make_folders(aside)
+            mode = stat.S_IMODE(self._disk.do("look at", self._root, os.stat, self._root).st_mode)
+            self._disk.do("set the permissions of", aside, os.chmod, aside, mode)
+
     def _delete_whole(self, path: str) -> None:
-        self._disk.make_folders(f"{self._root}/{ASIDE}")
+        self._make_aside()
         import uuid
 
         trash = f"{self._root}/{ASIDE}/{TRASH}{uuid.uuid4()}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -129,14 +130,25 @@ class Disk:
                 raise
 
     def remove_tree(self, path: str) -> None:
-        """Remove a folder and all in it, following no link; what another process removes meanwhile is no error."""
-        try:
-            for entry in self.entries(path):
-                if entry.is_dir(follow_symlinks=False):
-                    self.remove_tree(entry.path)
-                else:
-                    self.remove_file(entry.path)
-            self.do("remove folder", path, os.rmdir, path)
-        except StorageError as e:
-            if e.errno != errno.ENOENT:
-                raise
+        """Remove a folder and all in it, following no link; what another process removes meanwhile is no error.
+
+        A network file system may show a file that is removed while someone has it open under another name for a
+        while, so a folder that is not empty is tried again.
+        """
+        for pause in (0.01, 0.05, 0.2, 1.0, None):
+            try:
+                self._empty(path)
+                return self.do("remove folder", path, os.rmdir, path)
+            except StorageError as e:
+                if e.errno == errno.ENOENT:
+                    return
+                if e.errno != errno.ENOTEMPTY or pause is None:
+                    raise
+                time.sleep(pause)
+
+    def _empty(self, path: str) -> None:
+        for entry in self.entries(path):
+            if entry.is_dir(follow_symlinks=False):
+                self.remove_tree(entry.path)
+            else:
+                self.remove_file(entry.path)

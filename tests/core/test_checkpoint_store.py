@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from det_core._errors import CheckpointError
-from det_core.storage import DirectoryStore
+from det_core.storage import DirectoryStore, Disk, Owner
 from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
 
 METADATA_JSON = b'{\n  "steps_completed": 3\n}'
@@ -187,6 +188,7 @@ class TestHandle:
 WRITER = """
 import sys, itertools
 from pathlib import Path
+from typing import Any
 from support.checkpoints import Recorder, alone, fill
 root, restart = Path(sys.argv[1]), int(sys.argv[2])
 with alone() as distributed:
@@ -237,3 +239,55 @@ def test_a_killed_writer_leaves_whole_checkpoints(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_many_killed_writers_leave_whole_checkpoints(tmp_path: Path) -> None:
     killed_writers(tmp_path, 100)
+
+
+def test_a_store_shared_by_users_stays_writable_to_them(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store").chmod(0o1777)
+    with alone() as distributed:
+        Recorder().context(distributed, tmp_path / "store").upload(fill(tmp_path / "source"), STEPS)
+    assert (tmp_path / "store" / ".det_core-tmp").stat().st_mode & 0o7777 == 0o1777
+
+
+def test_what_cannot_be_collected_does_not_stop_a_writer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Stubborn(Disk):
+        def remove_tree(self, path: str) -> None:
+            if "old" in path:
+                raise self.error("remove", path, PermissionError(13, "Permission denied"))
+            super().remove_tree(path)
+
+    root = tmp_path / "store"
+    DirectoryStore(root).begin("old", Owner(**{**vars(Owner.current(RUN, 0)), "host": "0" * 12}))
+    with alone() as distributed:
+        context = Recorder().context(distributed, root, restart=1, disk=Stubborn(str(root)))
+        storage_id = context.upload(fill(tmp_path / "source"), STEPS)
+    assert listed(root) == [storage_id]
+    assert "Permission denied" in caplog.text
+
+
+@pytest.mark.parametrize("call", ["upload", "store_path"])
+def test_every_file_and_folder_is_synced_before_it_is_listed(call: str, tmp_path: Path) -> None:
+    class Diary(Disk):
+        def __init__(self) -> None:
+            super().__init__("here")
+            self.done: list[tuple[str, str]] = []
+
+        def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+            result = super().do(operation, path, function, *args)
+            self.done.append((operation, path))
+            return result
+
+    disk, large = Diary(), {"large": b"l" * (1 << 20), "other/large": b"l" * (1 << 20)}
+    with alone() as distributed:
+        context = Recorder().context(distributed, tmp_path / "new" / "store", disk=disk)
+        if call == "upload":
+            storage_id = context.upload(fill(tmp_path / "source", FILES | large), STEPS)
+        else:
+            with context.store_path(STEPS) as (path, storage_id):
+                fill(path, FILES | large)
+    stored = tmp_path / "new" / "store" / storage_id
+    listed_at = disk.done.index(("rename", str(stored)))
+    synced = {path.partition("/tree")[2] for op, path in disk.done[:listed_at] if op == "sync" and "/tree" in path}
+    assert synced == {""} | {f"/{path.relative_to(stored)}" for path in stored.rglob("*")}
+    assert ("sync", str(tmp_path / "new" / "store")) in disk.done[listed_at:]
+    assert ("sync", str(tmp_path)) in disk.done and ("sync", str(tmp_path / "new")) in disk.done

@@ -238,3 +238,36 @@ class TestScan:
     def test_a_folder_that_cannot_be_read_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(StorageError, match=r"here: cannot list .*nothing"):
             scan(Disk("here"), str(tmp_path / "nothing"))
+
+
+class TestDisk:
+    def test_a_folder_that_fills_again_is_removed_at_last(self, tmp_path: Path) -> None:
+        class Nfs(Disk):
+            """Shows a removed file under another name, once."""
+
+            shown = False
+
+            def remove_file(self, path: str) -> None:
+                super().remove_file(path)
+                if not self.shown:
+                    self.shown = True
+                    Path(path).with_name(".nfs0001").write_text("x")
+
+        (tmp_path / "folder" / "sub").mkdir(parents=True)
+        (tmp_path / "folder" / "sub" / "file").write_text("x")
+        Nfs("here").remove_tree(str(tmp_path / "folder"))
+        assert not (tmp_path / "folder").exists()
+
+    def test_a_folder_that_never_empties_is_an_error(self, tmp_path: Path) -> None:
+        class Full(Disk):
+            def remove_file(self, path: str) -> None:
+                """Removes nothing."""
+
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "folder" / "file").write_text("x")
+        with pytest.raises(StorageError, match="remove folder"):
+            Full("here").remove_tree(str(tmp_path / "folder"))
+
+    def test_removing_what_is_gone_is_no_error(self, tmp_path: Path) -> None:
+        Disk("here").remove_tree(str(tmp_path / "gone"))
+        Disk("here").remove_file(str(tmp_path / "gone"))
