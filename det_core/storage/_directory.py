@@ -71,8 +71,13 @@ class DirectoryStore:
             log.warning("what a dead writer left stays: %s", e)
         staging = f"{self._root}/{ASIDE}/{ticket}"
         self._disk.do("make folder", staging, os.mkdir, staging)
-        self._disk.do("make folder", staging, os.mkdir, f"{staging}/tree")
-        return DirectoryStaging(self._disk, self._root, ticket, storage_id, None)
+        begun = DirectoryStaging(self._disk, self._root, ticket, storage_id, None)
+        try:
+            self._disk.do("make folder", staging, os.mkdir, f"{staging}/tree")
+        except StorageError:
+            begun.abort()
+            raise
+        return begun
 
     def join(self, ticket: str, part: int) -> DirectoryStaging:
         """Look for the staging folder that the chief made: it has a name that nothing else has."""

@@ -88,6 +88,8 @@ def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation: Ope
         assert old in found
         if how != "dead":  # a disk that is gone when the rename cannot be taken back leaves a checkpoint: complete
             assert sorted(found) == sorted([old, *new]), f"after {struck}"
+        if how != "dead" and struck not in ("remove", "remove folder", "list", "look at"):
+            assert list((work / "store").glob(".det_core-tmp/*")) == [], f"bytes are left after {struck}"
         nothing_is_left_over(work / "store")
 
 

@@ -265,18 +265,21 @@ def test_what_cannot_be_collected_does_not_stop_a_writer(tmp_path: Path, caplog:
     assert "Permission denied" in caplog.text
 
 
+class Diary(Disk):
+    """Remembers what was done."""
+
+    def __init__(self) -> None:
+        super().__init__("here")
+        self.done: list[tuple[str, str]] = []
+
+    def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+        result = super().do(operation, path, function, *args)
+        self.done.append((operation, path))
+        return result
+
+
 @pytest.mark.parametrize("call", ["upload", "store_path"])
 def test_every_file_and_folder_is_synced_before_it_is_listed(call: str, tmp_path: Path) -> None:
-    class Diary(Disk):
-        def __init__(self) -> None:
-            super().__init__("here")
-            self.done: list[tuple[str, str]] = []
-
-        def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
-            result = super().do(operation, path, function, *args)
-            self.done.append((operation, path))
-            return result
-
     disk, large = Diary(), {"large": b"l" * (1 << 20), "other/large": b"l" * (1 << 20)}
     with alone() as distributed:
         context = Recorder().context(distributed, tmp_path / "new" / "store", disk=disk)
@@ -291,3 +294,14 @@ def test_every_file_and_folder_is_synced_before_it_is_listed(call: str, tmp_path
     assert synced == {""} | {f"/{path.relative_to(stored)}" for path in stored.rglob("*")}
     assert ("sync", str(tmp_path / "new" / "store")) in disk.done[listed_at:]
     assert ("sync", str(tmp_path)) in disk.done and ("sync", str(tmp_path / "new")) in disk.done
+
+
+def test_a_delete_is_on_disk_before_bytes_go(tmp_path: Path) -> None:
+    disk = Diary()
+    with alone() as distributed:
+        context = Recorder().context(distributed, tmp_path / "store", disk=disk)
+        storage_id = context.upload(fill(tmp_path / "source"), STEPS)
+        disk.done.clear()
+        context.delete(storage_id)
+    operations = [operation for operation, _ in disk.done]
+    assert operations.index("rename") < disk.done.index(("sync", str(tmp_path / "store"))) < operations.index("remove")
