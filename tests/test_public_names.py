@@ -28,8 +28,8 @@ PUBLIC = {
         Journal PendingValue Record Row RunFolder RunRecord RunSummary hold list_runs read_run
     """,
     "det_core.storage": """
-        DirectoryStore Disk FileEntry Header Listing Manifest Owner Progress Selector Source Staging Store
-        StoredCheckpoint check_storage_id digests folders_of host_identity open_store scan
+        DirectoryStore Disk FileEntry Header Listing Manifest Owner Progress Selector Source Staging
+        Store StoredCheckpoint check_storage_id digests folders_of host_identity open_store scan
     """,
     "det_core.ipc": "Lane Links Star connect",
     "det_core.backend": "Backend LocalBackend",
