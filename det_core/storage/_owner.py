@@ -72,11 +72,11 @@ def host_identity() -> str:
 def _start_time(pid: int) -> int | None:
     """When a process started, in clock ticks since boot, to tell it from a later one of its pid; None: it is gone."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return UNKNOWN if _is_alive(pid) else None
-    fields = text[text.rindex(")") + 2 :].split()
-    return None if fields[0] in "ZX" else int(fields[19])
+    fields = text[text.rindex(b")") + 2 :].split()
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def _is_alive(pid: int) -> bool:
