@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
-from det_core.storage._io import Disk
+from det_core.storage._io import Disk, start_writing
 from det_core.storage._manifest import CHUNK, FileEntry
 from det_core.storage._pool import in_threads
 from det_core.storage._scan import Listing
@@ -228,7 +228,7 @@ class Copier:
                     self._disk.write_all(target, job.target or "", part, offset)
             digests.append(digest.hexdigest())
             if target is not None and self._sync:
-                self._start_writing(job, target, start, end - start)
+                start_writing(target, start, end - start)
             if job.expected is not None and job.expected[number] != digests[-1]:
                 raise self._differs(job, start, end)
         return tuple(digests)
@@ -262,10 +262,6 @@ class Copier:
 
     def _differs(self, job: Job, start: int, end: int) -> CheckpointCorrupt:
         return CheckpointCorrupt(f"{self._where}: {job.name} differs from its manifest between byte {start} and {end}")
-
-    def _start_writing(self, job: Job, target: int, start: int, size: int) -> None:
-        """Have the kernel write a chunk out now, before it is synced."""
-        self._disk.do("write", job.target or "", os.posix_fadvise, target, start, size, os.POSIX_FADV_DONTNEED)
 
     def _sync_whole(self, piece: Piece, file: int) -> None:
         if self._sync and piece.bytes(self._chunk) == piece.job.size:

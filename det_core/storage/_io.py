@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import stat
 import time
@@ -13,6 +14,8 @@ from typing import TypeVar
 from det_core._errors import StorageError
 
 T = TypeVar("T")
+SYNC_FILE_RANGE_WRITE = 2
+"""<linux/fs.h>; Python has no name for it."""
 
 
 class Disk:
@@ -152,3 +155,24 @@ class Disk:
                 self.remove_tree(entry.path)
             else:
                 self.remove_file(entry.path)
+
+
+def start_writing(fd: int, offset: int, size: int) -> None:
+    """Have the kernel write a part of a file out now, so that a sync later has less to wait for.
+
+    It is advice: where it is not understood the sync does all the work, and an error of the disk is told there.
+    """
+    if (function := _sync_file_range()) is not None:
+        function(fd, offset, size, SYNC_FILE_RANGE_WRITE)
+
+
+@functools.cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    import ctypes
+
+    try:
+        function = ctypes.CDLL(None).sync_file_range
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return function
