@@ -5,10 +5,10 @@ checkpoint costs; for the download ``cp -r`` alone. We hash every byte on the wa
 out. determined neither syncs nor hashes.
 
 Every copy goes into a folder that is new. Small files are only deleted at the end: ext4 without a journal does not use
-an inode again for some minutes after it was deleted, and searches ever longer for another. Large ones are deleted at
-once, so that memory and blocks of the disk are used again: the host of a virtual machine gives new ones out slower than
-anything that is measured here. What of that is left makes single rounds several times slower, so the contenders take
-turns in an order that rotates, and the best round of each counts.
+an inode again for some minutes after it was deleted, and searches ever longer for another. Before each measurement a
+file of the same size is written and deleted, so that the page cache finds memory: the host of a virtual machine takes
+free memory back after two seconds, and gives it out again slower than anything that is measured here. The contenders
+take turns in an order that rotates, and the best round of each counts.
 """
 
 from __future__ import annotations
@@ -31,28 +31,38 @@ BOUND = 1.2
 SHAPES = {"8 x 128 MB": (8, 128 << 20), "5,000 x 4 KB": (5000, 4 << 10)}
 BLOCK = 1 << 20
 TIMEOUT = 600.0
-Contender = Callable[[Path, Path], list[float]]
-"""Copies a folder to and fro below another; returns the seconds of each."""
+Contender = Callable[[Path, Path, int], list[float]]
+"""Copies a folder of so many bytes to and fro below another; returns the seconds of each."""
+WARM = """
+import os
+def warm(folder, size):
+    path = os.path.join(folder, "warm")
+    with open(path, "wb", buffering=0) as f:
+        for _ in range(0, size, 1 << 17):
+            f.write(bytes(1 << 17))
+    os.sync()
+    os.unlink(path)
+"""
 SCRIPT = """
 import json, os, sys, time
 {prepare}
-source, root, target = sys.argv[1:]
+source, root, target, size = sys.argv[1:]
 with {init} as ctx:
-    os.sync()
+    warm(os.path.dirname(target), int(size))
     a = time.perf_counter()
     storage_id = ctx.checkpoint.upload(source, {{"steps_completed": 1}})
     b = time.perf_counter()
-    os.sync()
+    warm(os.path.dirname(target), int(size))
     c = time.perf_counter()
     ctx.checkpoint.download(storage_id, target)
     d = time.perf_counter()
 print(json.dumps([b - a, d - c]))
 """
 OURS = SCRIPT.format(
-    prepare="from det_core import core",
+    prepare=WARM + "from det_core import core",
     init="core.init(checkpoint_storage=root, tensorboard_mode=core.TensorboardMode.MANUAL)",
 )
-DETERMINED = SCRIPT.format(prepare="from determined import core", init="core.init(checkpoint_storage=root)")
+DETERMINED = SCRIPT.format(prepare=WARM + "from determined import core", init="core.init(checkpoint_storage=root)")
 
 
 def make_source(folder: Path, count: int, size: int) -> Path:
@@ -67,15 +77,21 @@ def make_source(folder: Path, count: int, size: int) -> Path:
     return folder
 
 
-def with_cp(source: Path, work: Path) -> list[float]:
+def warm(folder: Path, size: int) -> None:
+    """As the scripts do it, in a process that ends."""
+    code = f"{WARM}\nimport sys; warm(sys.argv[1], {size})"
+    subprocess.run([sys.executable, "-c", code, folder], check=True, timeout=TIMEOUT)
+
+
+def with_cp(source: Path, work: Path, size: int) -> list[float]:
     """Seconds of ``cp -r`` with syncs, and of ``cp -r``."""
-    os.sync()
+    warm(work, size)
     a = time.perf_counter()
     subprocess.run(["cp", "-r", source, work / "up"], check=True, timeout=TIMEOUT)
     found = subprocess.run(["find", work / "up", "-print0"], check=True, stdout=subprocess.PIPE, timeout=TIMEOUT)
     subprocess.run(["xargs", "-0", "sync"], check=True, input=found.stdout, timeout=TIMEOUT)
     b = time.perf_counter()
-    os.sync()
+    warm(work, size)
     c = time.perf_counter()
     subprocess.run(["cp", "-r", work / "up", work / "down"], check=True, timeout=TIMEOUT)
     return [b - a, time.perf_counter() - c]
@@ -84,9 +100,9 @@ def with_cp(source: Path, work: Path) -> list[float]:
 def by_script(python: Path, code: str) -> Contender:
     """What measures one of the SDKs, in a process of its own."""
 
-    def measure(source: Path, work: Path) -> list[float]:
+    def measure(source: Path, work: Path, size: int) -> list[float]:
         environment = {**os.environ, "DET_CORE_HOME": str(work / "home")}
-        command = [str(word) for word in (python, "-c", code, source, work / "store", work / "down")]
+        command = [str(word) for word in (python, "-c", code, source, work / "store", work / "down", size)]
         done = subprocess.run(
             command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIMEOUT, env=environment
         )
@@ -136,7 +152,7 @@ def measure(
         for name in order:
             work = folder / f"{name.split()[0]}-{number}"
             work.mkdir()
-            seconds = contenders[name](source, work)
+            seconds = contenders[name](source, work, count * size)
             print(f"round {number + 1}, {name}: {seconds[0]:.3f} s, {seconds[1]:.3f} s", file=sys.stderr, flush=True)
             best[name] = [min(pair) for pair in zip(best[name], seconds, strict=True)]
             if size > BLOCK:

@@ -2,8 +2,8 @@
 
 Measured on tmpfs and ext4: reading into a buffer that stays in the processor's cache, hashing it there and writing it
 out is as fast as ``copy_file_range`` alone, and faster than that with a second pass to hash. A larger buffer is no
-faster, and makes the kernel look for larger pages. More threads than processors and a few only fight for the
-interpreter's lock, unless they wait for a disk.
+faster, and makes the kernel look for larger pages. More threads than processors only fight for the interpreter's
+lock, unless they wait for a disk.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PIECE_CHUNKS = 4
 BATCH_FILES = 64
 SYNC_THREADS = 16
 """Many: a thread that waits for a disk costs nothing, and the disk takes many requests as one."""
-COPY_THREADS = min(8, len(os.sched_getaffinity(0)) + 2)
+COPY_THREADS = min(8, max(2, len(os.sched_getaffinity(0))))
 
 
 class Job(NamedTuple):
