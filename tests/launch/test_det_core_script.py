@@ -79,12 +79,13 @@ def test_a_killed_rank_is_named_by_the_others_within_2_s(tmp_path: Path, collect
     assert f"[launcher] rank 2 (pid {victim}" in job.err and "failed first, killed by SIGKILL" in job.err
 
 
-def test_sigterm_at_any_moment_stops_all_ranks_at_the_same_call(tmp_path: Path) -> None:
+@pytest.mark.parametrize("times", [2, pytest.param(100, marks=pytest.mark.long)])
+def test_sigterm_at_any_moment_stops_all_ranks_at_the_same_call(tmp_path: Path, times: int) -> None:
     seed = random.randrange(10**6)
     print("seed", seed)
     moments = random.Random(seed)
     write(tmp_path, "preempted.py", PREEMPTED)
-    for _ in range(2):
+    for _ in range(times):
         with launched(TORCH, "--nproc-per-node", "3", "preempted.py", folder=tmp_path) as job:
             job.wait_for("ready", times=3)
             time.sleep(moments.uniform(0, 0.5))
