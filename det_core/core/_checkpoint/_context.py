@@ -10,10 +10,10 @@ from typing import Any
 
 from det_core import _clock
 from det_core._errors import ContextClosed
-from det_core.core._checkpoint._download import download, foreign_steps, open_together, verify
 from det_core.core._checkpoint._handle import CheckpointHandle, remove
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
 from det_core.core._checkpoint._mode import DownloadMode
+from det_core.core._checkpoint._reader import LANE, CheckpointReader
 from det_core.core._checkpoint._record import CheckpointRecord, record_of
 from det_core.core._checkpoint._together import Together
 from det_core.core._checkpoint._upload import Upload, check_folder
@@ -27,10 +27,7 @@ from det_core.storage import (
     Selector,
     Staging,
     Store,
-    StoredCheckpoint,
 )
-
-LANE = "checkpoint"
 
 
 class CheckpointContext:
@@ -69,12 +66,10 @@ class CheckpointContext:
         self._restart = restart
         self._registered = registered
         self._deleted = deleted
-        self._restored = restored
+        self._reader = CheckpointReader(distributed, store, restored=restored, progress=progress)
         self._progress = progress
         self._ordinal = 0
         self._handles: set[CheckpointHandle] = set()
-        self._verified: dict[tuple[str, DownloadMode], set[str]] = {}
-        self._restores: set[str] = set()
         self._closed = False
 
     def upload(
@@ -192,10 +187,8 @@ class CheckpointContext:
 
         Where ranks share the download, all of them raise if one does.
         """
-        together = self._readers("download", download_mode, local=True)
-        folder = os.path.abspath(os.fspath(ckpt_dir))
-        checkpoint = open_together(together, self._store, storage_id)
-        download(together, self._store, checkpoint, folder, selector, self._progress)
+        self._check()
+        self._reader.download(storage_id, ckpt_dir, download_mode, selector)
 
     @contextmanager
     def restore_path(
@@ -218,12 +211,9 @@ class CheckpointContext:
         Raises:
             CheckpointNotFound, CheckpointCorrupt, StorageError: as in :meth:`download`.
         """
-        together = self._readers("restore_path", download_mode, local=False)
-        checkpoint = open_together(together, self._store, storage_id)
-        known = self._verified.setdefault((storage_id, download_mode), set())
-        known |= verify(together, checkpoint, selector, known, self._progress)
-        self._note_restore(checkpoint)
-        yield checkpoint.path
+        self._check()
+        with self._reader.restore_path(storage_id, download_mode, selector) as path:
+            yield path
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """The metadata of a checkpoint, on any rank.
@@ -233,7 +223,7 @@ class CheckpointContext:
             CheckpointCorrupt: its metadata.json differs from the manifest.
         """
         self._check()
-        return self._store.open(storage_id).metadata()
+        return self._reader.metadata(storage_id)
 
     def delete(self, storage_id: str) -> None:
         """Delete a checkpoint, on any rank. It stops being listed before its bytes go; doing it again is no error.
@@ -244,7 +234,7 @@ class CheckpointContext:
         """
         self._check()
         remaining = self._store.delete(storage_id)
-        self._forget(storage_id)
+        self._reader.forget(storage_id)
         self._deleted(storage_id, remaining)
 
     def close(self) -> None:
@@ -326,32 +316,7 @@ class CheckpointContext:
             )
         return Together(call, None, rank=rank, index=0, size=1)
 
-    def _readers(self, call: str, mode: DownloadMode, *, local: bool) -> Together:
-        self._check()
-        if not isinstance(mode, DownloadMode):
-            raise ValueError(f"checkpoint.{call}(download_mode={mode!r}): it must be a core.DownloadMode")
-        ranks = self._distributed
-        if mode is DownloadMode.NoSharedDownload:
-            return Together(call, None, rank=ranks.rank, index=0, size=1)
-        if local:
-            lane, index, size = ranks.local_lane(LANE), ranks.local_rank, ranks.local_size
-        else:
-            lane, index, size = ranks.lane(LANE), ranks.rank, ranks.size
-        return Together(call, lane, rank=ranks.rank, index=index, size=size)
-
     def _check(self) -> None:
         if self._closed:
             raise ContextClosed("this CheckpointContext is closed")
         raise_if_ended(self._distributed)
-
-    def _note_restore(self, checkpoint: StoredCheckpoint) -> None:
-        if checkpoint.storage_id in self._restores:
-            return
-        self._restores.add(checkpoint.storage_id)
-        header = checkpoint.manifest.header
-        steps = header.steps_completed if header is not None else foreign_steps(checkpoint)
-        self._restored(checkpoint.storage_id, steps)
-
-    def _forget(self, storage_id: str) -> None:
-        for mode in DownloadMode:
-            self._verified.pop((storage_id, mode), None)

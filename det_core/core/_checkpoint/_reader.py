@@ -1,0 +1,92 @@
+"""The reading half of ``ctx.checkpoint``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from det_core.core._checkpoint._download import download, foreign_steps, open_together, verify
+from det_core.core._checkpoint._mode import DownloadMode
+from det_core.core._checkpoint._together import Together
+from det_core.core._distributed import DistributedContext
+from det_core.storage import Progress, Selector, Store, StoredCheckpoint
+
+LANE = "checkpoint"
+
+
+class CheckpointReader:
+    """Gets checkpoints back, each rank its part; see :class:`CheckpointContext`, which hands these calls on.
+
+    Args:
+        distributed: the ranks.
+        store: where checkpoints lie.
+        restored: called with a storage_id and its steps_completed, once per process and checkpoint, when a
+            ``restore_path()`` begins.
+        progress: called with the number of bytes that were copied or checked since it was last called.
+    """
+
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        store: Store,
+        *,
+        restored: Callable[[str, int | None], None],
+        progress: Progress | None = None,
+    ) -> None:
+        self._distributed = distributed
+        self._store = store
+        self._restored = restored
+        self._progress = progress
+        self._verified: dict[tuple[str, DownloadMode], set[str]] = {}
+        self._restores: set[str] = set()
+
+    def download(
+        self, storage_id: str, ckpt_dir: str | os.PathLike[str], mode: DownloadMode, selector: Selector | None
+    ) -> None:
+        """Copy a checkpoint into a folder."""
+        together = self._readers("download", mode, local=True)
+        folder = os.path.abspath(os.fspath(ckpt_dir))
+        checkpoint = open_together(together, self._store, storage_id)
+        download(together, self._store, checkpoint, folder, selector, self._progress)
+
+    @contextmanager
+    def restore_path(self, storage_id: str, mode: DownloadMode, selector: Selector | None) -> Iterator[Path]:
+        """A folder with the checkpoint's files, compared with the manifest."""
+        together = self._readers("restore_path", mode, local=False)
+        checkpoint = open_together(together, self._store, storage_id)
+        known = self._verified.setdefault((storage_id, mode), set())
+        known |= verify(together, checkpoint, selector, known, self._progress)
+        self._note_restore(checkpoint)
+        yield checkpoint.path
+
+    def metadata(self, storage_id: str) -> dict[str, Any]:
+        """The metadata of a checkpoint."""
+        return self._store.open(storage_id).metadata()
+
+    def forget(self, storage_id: str) -> None:
+        """What was compared of a checkpoint does not count any more: it was deleted."""
+        for mode in DownloadMode:
+            self._verified.pop((storage_id, mode), None)
+
+    def _readers(self, call: str, mode: DownloadMode, *, local: bool) -> Together:
+        if not isinstance(mode, DownloadMode):
+            raise ValueError(f"checkpoint.{call}(download_mode={mode!r}): it must be a core.DownloadMode")
+        ranks = self._distributed
+        if mode is DownloadMode.NoSharedDownload:
+            return Together(call, None, rank=ranks.rank, index=0, size=1)
+        if local:
+            lane, index, size = ranks.local_lane(LANE), ranks.local_rank, ranks.local_size
+        else:
+            lane, index, size = ranks.lane(LANE), ranks.rank, ranks.size
+        return Together(call, lane, rank=ranks.rank, index=index, size=size)
+
+    def _note_restore(self, checkpoint: StoredCheckpoint) -> None:
+        if checkpoint.storage_id in self._restores:
+            return
+        self._restores.add(checkpoint.storage_id)
+        header = checkpoint.manifest.header
+        steps = header.steps_completed if header is not None else foreign_steps(checkpoint)
+        self._restored(checkpoint.storage_id, steps)
