@@ -20,16 +20,17 @@ PUBLIC = {
         LOG_FORMAT ClusterInfo InvalidHP RendezvousInfo ResourcesInfo TrialInfo __version__ core get_cluster_info
     """,
     "det_core.core": """
-        CheckpointContext Context DistributedContext DownloadMode EarlyExitReason PreemptContext PreemptMode
-        ProfilerContext SearcherContext SearcherMode SearcherOperation TensorboardMode TrainContext Unit init
+        AnyOf CheckpointContext Context DistributedContext DownloadMode EarlyExitReason KeepBest KeepEvery KeepLatest
+        KeepNewer PreemptContext PreemptMode ProfilerContext RetentionPolicy SearcherContext SearcherMode SearcherOperation TensorboardMode TrainContext Unit init
     """,
     "det_core.client": "Run delete_run run runs",
     "det_core.journal": """
         Journal PendingValue Record Row RunFolder RunRecord RunSummary hold list_runs read_run
     """,
     "det_core.storage": """
-        DirectoryStore Disk FileEntry Header Listing Manifest Owner Progress Selector Source Staging
-        Store StoredCheckpoint check_storage_id digests folders_of host_identity open_store scan
+        AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer Listing Manifest
+        Owner Progress RetentionPolicy Selector Source Staging Store StoredCheckpoint Verdict check_policy
+        check_storage_id digests folders_of host_identity judge open_store plan scan
     """,
     "det_core.ipc": "Lane Links Star connect",
     "det_core.backend": "Backend LocalBackend",

@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from det_core.core._checkpoint import CheckpointContext, DownloadMode
+    from det_core.core._checkpoint._retention import (
+        AnyOf,
+        KeepBest,
+        KeepEvery,
+        KeepLatest,
+        KeepNewer,
+        RetentionPolicy,
+    )
     from det_core.core._context import Context
     from det_core.core._distributed import DistributedContext
     from det_core.core._init import init
@@ -20,14 +28,20 @@ if TYPE_CHECKING:
     from det_core.core._train import EarlyExitReason, TrainContext
 
 __all__ = [
+    "AnyOf",
     "CheckpointContext",
     "Context",
     "DistributedContext",
     "DownloadMode",
     "EarlyExitReason",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLatest",
+    "KeepNewer",
     "PreemptContext",
     "PreemptMode",
     "ProfilerContext",
+    "RetentionPolicy",
     "SearcherContext",
     "SearcherMode",
     "SearcherOperation",
@@ -38,14 +52,20 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AnyOf": "_checkpoint._retention",
     "CheckpointContext": "_checkpoint",
     "Context": "_context",
     "DistributedContext": "_distributed",
     "DownloadMode": "_checkpoint",
     "EarlyExitReason": "_train",
+    "KeepBest": "_checkpoint._retention",
+    "KeepEvery": "_checkpoint._retention",
+    "KeepLatest": "_checkpoint._retention",
+    "KeepNewer": "_checkpoint._retention",
     "PreemptContext": "_preempt",
     "PreemptMode": "_preempt",
     "ProfilerContext": "_profiler",
+    "RetentionPolicy": "_checkpoint._retention",
     "SearcherContext": "_searcher",
     "SearcherMode": "_searcher",
     "SearcherOperation": "_searcher",

@@ -7,27 +7,51 @@ from det_core.storage._manifest import FileEntry, Header, Manifest
 from det_core.storage._names import check_storage_id, folders_of
 from det_core.storage._open import open_store
 from det_core.storage._owner import Owner, host_identity
+from det_core.storage._retention import (
+    AnyOf,
+    Candidate,
+    KeepBest,
+    KeepEvery,
+    KeepLatest,
+    KeepNewer,
+    RetentionPolicy,
+    Verdict,
+    check_policy,
+    judge,
+    plan,
+)
 from det_core.storage._scan import Listing, Selector, Source, scan
 from det_core.storage._store import Staging, Store, StoredCheckpoint
 
 __all__ = [
+    "AnyOf",
+    "Candidate",
     "DirectoryStore",
     "Disk",
     "FileEntry",
     "Header",
+    "KeepBest",
+    "KeepEvery",
+    "KeepLatest",
+    "KeepNewer",
     "Listing",
     "Manifest",
     "Owner",
     "Progress",
+    "RetentionPolicy",
     "Selector",
     "Source",
     "Staging",
     "Store",
     "StoredCheckpoint",
+    "Verdict",
+    "check_policy",
     "check_storage_id",
     "digests",
     "folders_of",
     "host_identity",
+    "judge",
     "open_store",
+    "plan",
     "scan",
 ]
