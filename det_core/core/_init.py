@@ -24,7 +24,7 @@ from det_core.core._searcher import SearcherContext, Unit, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
 from det_core.journal import Journal
-from det_core.storage import Store, open_store
+from det_core.storage import Store, open_store, public_storage
 
 logger = logging.getLogger("det_core.core")
 
@@ -75,8 +75,9 @@ def init(
     given = None if checkpoint_storage is None else open_store(checkpoint_storage, default=environment.home)
     run = open_bare_run(distributed, environment, name=name, resume=resume)
     try:
+        storage = None if given is None else public_storage(checkpoint_storage, given)
         return _compose(
-            distributed, run, given, preempt_mode, tensorboard_mode, length, units,
+            distributed, run, given, storage, preempt_mode, tensorboard_mode, length, units,
             searcher_metric, smaller_is_better,
         )  # fmt: skip
     except BaseException:
@@ -88,6 +89,7 @@ def _compose(
     distributed: DistributedContext,
     run: BareRun,
     given: Store | None,
+    storage: Any,
     preempt_mode: PreemptMode,
     tensorboard_mode: TensorboardMode | None,
     length: int,
@@ -112,7 +114,8 @@ def _compose(
     if distributed.rank == 0:
         for line in (*run.remarks, first_line(run, latest)):
             say(line)
-    journal.record("run_start", {"size": distributed.size, "host": os.uname().nodename, "pid": os.getpid()})
+    host, pid = os.uname().nodename, os.getpid()
+    journal.record("run_start", {"size": distributed.size, "host": host, "pid": pid, "storage": storage})
     return Context(
         distributed=distributed,
         checkpoint=CheckpointContext(

@@ -7,6 +7,7 @@ from det_core.storage._manifest import FileEntry, Header, Manifest
 from det_core.storage._names import check_storage_id, folders_of
 from det_core.storage._open import open_store
 from det_core.storage._owner import Owner, host_identity
+from det_core.storage._public import public_storage
 from det_core.storage._retention import (
     AnyOf,
     Candidate,
@@ -53,5 +54,6 @@ __all__ = [
     "judge",
     "open_store",
     "plan",
+    "public_storage",
     "scan",
 ]
