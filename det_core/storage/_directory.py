@@ -9,15 +9,19 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from det_core import _clock
 from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
+from det_core.storage._copy import Copier, Job
 from det_core.storage._io import Disk
 from det_core.storage._manifest import Header, Manifest
-from det_core.storage._names import INNER, MANIFEST, check_storage_id, glob_pattern
+from det_core.storage._marks import BELIEVED, Marks
+from det_core.storage._names import INNER, MANIFEST, check_storage_id, glob_pattern, is_inner_path
 from det_core.storage._owner import Owner
+from det_core.storage._probe import PROBE, explained, probe
 from det_core.storage._scan import scan
 from det_core.storage._staging import ASIDE, DirectoryStaging
 from det_core.storage._store import WHOLE
@@ -26,6 +30,7 @@ from det_core.storage._stored import DirectoryCheckpoint
 log = logging.getLogger("det_core.storage")
 PATIENCE = 10.0
 TRASH = "deleted."
+BESIDE = "beside."
 
 
 class DirectoryStore:
@@ -45,6 +50,7 @@ class DirectoryStore:
         self._patience = patience
         self._root = os.path.abspath(os.fspath(root))
         self._disk = disk or Disk(self._root)
+        self._marks = Marks(self._disk, f"{self._root}/{ASIDE}")
 
     def __repr__(self) -> str:
         return f"DirectoryStore({self._root!r})"
@@ -63,8 +69,7 @@ class DirectoryStore:
         """Make a staging folder, after collecting what the run left behind."""
         check_storage_id(storage_id)
         ticket = f"{storage_id}.{owner.tag}"
-        self._disk.make_durable_folder(self._root)
-        self._make_aside()
+        self._make_root()
         try:
             self.collect(owner)
         except StorageError as e:
@@ -135,8 +140,9 @@ class DirectoryStore:
     def list(self, run_id: str | None = None) -> list[Header]:
         """The complete checkpoints, by run, restart and ordinal; one with a damaged manifest is logged and left out."""
         found = []
-        for name in self._folders(self._root):
-            if name.startswith("."):
+        for entry in self._entries(self._root):
+            name = entry.name
+            if name.startswith(".") or not entry.is_dir():
                 continue
             try:
                 manifest = self._manifest(name)
@@ -169,6 +175,49 @@ class DirectoryStore:
         self._delete_whole(path)
         return {}
 
+    @contextmanager
+    def hold(self, storage_id: str, owner: Owner) -> Iterator[None]:
+        """Mark a checkpoint as in use while the block runs."""
+        check_storage_id(storage_id)
+        try:
+            self._make_aside()
+        except StorageError as e:
+            log.debug("no place for marks that checkpoints are in use: %s", e)
+        with self._marks.hold(storage_id, owner):
+            yield
+
+    def in_use(self) -> set[str]:
+        """The checkpoints that a living process holds."""
+        return self._marks.in_use()
+
+    def put_beside(self, source: Path, name: str) -> None:
+        """Copy one local file to ``<root>/<name>``: aside, synced, then renamed."""
+        if not is_inner_path(name) or name.startswith("."):
+            raise ValueError(f"{name!r} is no path below {self._root}")
+        self._make_root()
+        aside, target = f"{self._root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}", f"{self._root}/{name}"
+        try:
+            size = self._disk.do("look at", str(source), os.stat, source).st_size
+            Copier(self._disk, str(source), sync=True).run([Job(name, os.fspath(source), size, aside)])
+            self._disk.make_durable_folder(os.path.dirname(target))
+            self._disk.do("rename", target, os.rename, aside, target)
+        except BaseException:
+            self._disk.remove_file(aside)
+            raise
+        self._disk.sync_folder(os.path.dirname(target))
+
+    def validate(self) -> None:
+        """Try to write; one line says what is wrong, and what to do."""
+        try:
+            self._make_root()
+            probe(self._disk, f"{self._root}/{ASIDE}")
+        except StorageError as e:
+            raise explained(self._disk, self._root, e) from e
+
+    def _make_root(self) -> None:
+        self._disk.make_durable_folder(self._root)
+        self._make_aside()
+
     def _make_aside(self) -> None:
         """Make the folder for what is under way; whoever may write into the root may write into it."""
         aside = f"{self._root}/{ASIDE}"
@@ -179,9 +228,7 @@ class DirectoryStore:
 
     def _delete_whole(self, path: str) -> None:
         self._make_aside()
-        import uuid
-
-        trash = f"{self._root}/{ASIDE}/{TRASH}{uuid.uuid4()}"
+        trash = f"{self._root}/{ASIDE}/{TRASH}{os.urandom(8).hex()}"
         try:
             self._disk.do("rename", path, os.rename, path, trash)
         except StorageError as e:
@@ -192,25 +239,24 @@ class DirectoryStore:
         self._disk.remove_tree(trash)
 
     def collect(self, owner: Owner | None = None) -> builtins.list[str]:
-        """Remove the staging folders of dead writers, and what a delete left.
-
-        Args:
-            owner: who collects: earlier restarts of its run count as dead, wherever they ran.
-        """
+        """Remove the staging folders of dead writers, marks of dead holders, and what a delete left."""
+        self._marks.collect()
         collected = []
-        for name in self._folders(f"{self._root}/{ASIDE}"):
-            parsed = Owner.parse(name)
-            if name.startswith(TRASH):
-                self._disk.remove_tree(f"{self._root}/{ASIDE}/{name}")
-            elif parsed is not None and parsed[1].is_dead(owner):
-                self._disk.remove_tree(f"{self._root}/{ASIDE}/{name}")
+        aside = f"{self._root}/{ASIDE}"
+        for entry in self._entries(aside):
+            parsed = Owner.parse(entry.name)
+            if entry.name.startswith((BESIDE, PROBE)):
+                if _clock.now() - (self._disk.modified(entry.path) or 0) > BELIEVED:
+                    self._disk.remove_file(entry.path)
+            elif entry.name.startswith(TRASH):
+                self._disk.remove_tree(entry.path)
+            elif parsed is not None and entry.is_dir() and parsed[1].is_dead(owner):
+                self._disk.remove_tree(entry.path)
                 collected.append(parsed[0])
         return collected
 
-    def _folders(self, path: str) -> builtins.list[str]:
-        if not self._disk.is_folder(os.path.realpath(path)):
-            return []
-        return [entry.name for entry in self._disk.entries(path) if entry.is_dir()]
+    def _entries(self, path: str) -> builtins.list[os.DirEntry[str]]:
+        return self._disk.entries(path) if self._disk.is_folder(os.path.realpath(path)) else []
 
     def path(self, storage_id: str) -> Path:
         """Where a checkpoint lies or would lie."""

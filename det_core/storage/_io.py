@@ -72,11 +72,12 @@ class Disk:
                 parts.append(part)
         return b"".join(parts)
 
-    def write_file(self, path: str, data: bytes) -> None:
-        """Write a small file and sync it; it must not exist."""
+    def write_file(self, path: str, data: bytes, *, sync: bool = True) -> None:
+        """Write a small file, and sync it; it must not exist."""
         with self.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
             self.write_all(fd, path, data)
-            self.do("sync", path, os.fsync, fd)
+            if sync:
+                self.do("sync", path, os.fsync, fd)
 
     def replace_file(self, path: str, data: bytes) -> None:
         """Put a small file in place of one that may exist, in one step; its folder is synced."""
@@ -115,6 +116,11 @@ class Disk:
         """Whether a folder is there; a link to one is none."""
         found = self._lstat(path)
         return found is not None and stat.S_ISDIR(found.st_mode)
+
+    def modified(self, path: str) -> float | None:
+        """When a file was changed last, in seconds since the epoch; None: it is gone."""
+        found = self._lstat(path)
+        return None if found is None else found.st_mtime
 
     def _lstat(self, path: str) -> os.stat_result | None:
         try:

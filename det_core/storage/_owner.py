@@ -44,11 +44,15 @@ class Owner:
         storage_id, run, restart, host, pid, started = parts
         return storage_id, cls(run, int(restart), host, int(pid), int(started))
 
+    def is_here(self) -> bool:
+        """Whether it is a process of this host, so that :meth:`is_dead` knows for sure."""
+        return self.host == host_identity()
+
     def is_dead(self, heir: Owner | None = None) -> bool:
         """Whether this writer can never go on: its process is gone, or ``heir`` is a later restart of its run."""
         if heir is not None and self.run == heir.run and self.restart < heir.restart:
             return True
-        if self.host != host_identity():
+        if not self.is_here():
             return False
         found = _start_time(self.pid)
         return found is None or found not in (UNKNOWN, self.started)

@@ -6,7 +6,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from det_core.storage._copy import Copier, Job, Progress
 from det_core.storage._io import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest
 from det_core.storage._names import INNER, MANIFEST, METADATA
-from det_core.storage._scan import Listing, scan
+from det_core.storage._scan import Listing, Source, scan
 
 log = logging.getLogger("det_core.storage")
 ASIDE = ".det_core-tmp"
@@ -39,7 +39,6 @@ class DirectoryStaging:
         self._base = f"{root}/{ASIDE}/{ticket}"
         self._tree = f"{self._base}/tree"
         self._own = self._tree if part is None else f"{self._base}/part-{part}"
-        self._sealed = Listing()
         self._open = True
         self.ticket = ticket
         self.storage_id = storage_id
@@ -56,29 +55,33 @@ class DirectoryStaging:
         jobs = [Job(p, s.path, s.size, f"{self._tree}/{p}") for p, s in listing.files.items()]
         return self._copier(progress).entries(jobs)
 
-    def seal(self, progress: Progress | None = None) -> tuple[dict[str, FileEntry], list[str]]:
-        """Hash and sync what was written; links become copies, so that nobody else has a hand on the bytes."""
+    def written(self) -> Listing:
+        """What the folder holds; links, and files that have other names, became copies of their own."""
         if not self._disk.is_folder(self._own):
             raise CheckpointError(f"the folder {self._own} of checkpoint {self.storage_id} was removed or replaced")
         for name in (INNER, METADATA):
             self._clear(f"{self._own}/{name}")
         listing = scan(self._disk, self._own)
-        copied = self._part_from_others(listing, progress)
-        owned = [Job(p, s.path, s.size) for p, s in listing.files.items() if not s.shared]
-        entries = self._copier(progress).entries(owned) | copied
-        self._sealed = listing
-        return entries, listing.directories
+        self._part_from_others(listing)
+        return Listing({p: Source(f"{self._own}/{p}", s.size) for p, s in listing.files.items()}, listing.directories)
 
-    def publish(self, skip: Collection[str] = ()) -> None:
-        """Move this rank's files into the checkpoint."""
-        if self._own == self._tree:
-            assert not skip, "one writer has nobody to leave files to"
-            return
-        self._make(self._tree, self._sealed.directories)
-        for path in self._sealed.without(skip).files:
-            target = f"{self._tree}/{path}"
-            self._disk.do("rename", target, os.rename, f"{self._own}/{path}", target)
-        self._disk.remove_tree(self._own)
+    def take(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
+        """Hash and sync what was written, and move it into the checkpoint."""
+        entries = self._copier(progress).entries([Job(p, s.path, s.size) for p, s in listing.files.items()])
+        if self._own != self._tree:
+            self._make(self._tree, listing.directories)
+            for path, source in listing.files.items():
+                target = f"{self._tree}/{path}"
+                self._disk.do("rename", target, os.rename, source.path, target)
+            self._disk.remove_tree(self._own)
+        return entries
+
+    def local(self, name: str) -> Path | None:
+        """In this rank's folder, or where :meth:`take` has moved it."""
+        for top in (self._own, self._tree):
+            if self._open and self._disk.exists(f"{top}/{name}"):
+                return Path(f"{top}/{name}")
+        return None
 
     def commit(
         self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
@@ -118,9 +121,9 @@ class DirectoryStaging:
             self._open = False
             self._disk.remove_tree(self._base)
 
-    def _copier(self, progress: Progress | None) -> Copier:
+    def _copier(self, progress: Progress | None, *, sync: bool = True) -> Copier:
         where = f"checkpoint {self.storage_id} in {self._disk.store}"
-        return Copier(self._disk, where, sync=True, progress=progress)
+        return Copier(self._disk, where, sync=sync, progress=progress)
 
     def _make(self, top: str, directories: Sequence[str]) -> None:
         self._disk.make_folders(top)
@@ -133,15 +136,15 @@ class DirectoryStaging:
         else:
             self._disk.remove_file(path)
 
-    def _part_from_others(self, listing: Listing, progress: Progress | None) -> dict[str, FileEntry]:
-        """Put copies in place of links, and of files that have other names."""
+    def _part_from_others(self, listing: Listing) -> None:
+        """Put copies in place of links, and of files that have other names: nobody else has a hand on the bytes."""
         shared = {p: s for p, s in listing.files.items() if s.shared}
         if not shared and not listing.links:
-            return {}
+            return
         aside = f"{self._base}/copies-{os.path.basename(self._own)}"
         self._disk.make_folders(aside)
         jobs = [Job(p, s.path, s.size, f"{aside}/{i}") for i, (p, s) in enumerate(shared.items())]
-        entries = self._copier(progress).entries(jobs)
+        self._copier(None, sync=False).run(jobs)
         for link in sorted(listing.links):
             path = f"{self._own}/{link}"
             if self._disk.exists(path) and not self._disk.is_folder(path):
@@ -151,4 +154,3 @@ class DirectoryStaging:
             target = f"{self._own}/{job.name}"
             self._disk.do("rename", target, os.rename, job.target, target)
         self._disk.remove_tree(aside)
-        return entries

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,9 +21,9 @@ WHOLE = ("**/*",)
 class Staging(Protocol):
     """A checkpoint being written, as one rank sees it. Not listed before :meth:`commit`, and gone after :meth:`abort`.
 
-    One rank makes it with :meth:`Store.begin`; the others join by its ticket. Either every rank puts a folder it
-    read (:meth:`put`), or every rank wrote into its own :attr:`path` and then seals and publishes it. At last the
-    first rank commits.
+    One rank makes it with :meth:`Store.begin`; the others join by its ticket. Each rank either puts a folder it has
+    read (:meth:`put`), or writes into its own :attr:`path`, looks at what is :meth:`written` and lets the checkpoint
+    :meth:`take` it. At last the first rank commits.
     """
 
     @property
@@ -34,16 +35,34 @@ class Staging(Protocol):
 
     @property
     def path(self) -> Path:
-        """A folder of this rank alone, to write files into."""
+        """A folder of this rank alone, on this machine, to write files into."""
 
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        """Copy a folder in, durably; returns size and digests by path."""
+        """Copy the files of a foreign folder in, durably; returns size and digests by path."""
 
-    def seal(self, progress: Progress | None = None) -> tuple[dict[str, FileEntry], list[str]]:
-        """Make what was written into :attr:`path` durable; returns size and digests by path, and the folders."""
+    def written(self) -> Listing:
+        """What lies in :attr:`path`, made fit to be taken.
 
-    def publish(self, skip: Collection[str] = ()) -> None:
-        """Add what was sealed to the checkpoint, but for the files in ``skip`` (another rank has them, too)."""
+        Names at its top that are ours are removed. Links, and files that have other names, become copies, so that
+        nobody else has a hand on the bytes; so no source of the listing is ``shared`` and it has no ``links``.
+
+        Raises:
+            ValueError: a link leads out of the folder, or there is what no checkpoint can hold.
+            CheckpointError: the folder is gone.
+        """
+
+    def take(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
+        """Make files that lie in :attr:`path` part of the checkpoint, durably; returns size and digests by path.
+
+        Called once, with what :meth:`written` gave, but for the files that another rank brings. One pass over the
+        bytes.
+        """
+
+    def local(self, name: str) -> Path | None:
+        """Where a file that was written into :attr:`path` lies on this machine, be it taken meanwhile or not.
+
+        None: nowhere; so it is after a commit or an abort.
+        """
 
     def commit(
         self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
@@ -64,8 +83,8 @@ class StoredCheckpoint(Protocol):
     def manifest(self) -> Manifest: ...
 
     @property
-    def path(self) -> Path:
-        """The folder it lies in."""
+    def path(self) -> Path | None:
+        """The folder it lies in; None: it lies elsewhere, and must be copied out to be read."""
 
     def metadata(self) -> dict[str, Any]:
         """What metadata.json holds; empty without one."""
@@ -141,4 +160,35 @@ class Store(Protocol):
         """
 
     def collect(self, owner: Owner | None = None) -> builtins.list[str]:
-        """Remove what writers that are dead left unfinished; returns the storage_ids."""
+        """Remove what writers that are dead left unfinished, and marks of dead holders; returns the storage_ids.
+
+        Args:
+            owner: who collects: earlier restarts of its run count as dead, wherever they ran.
+        """
+
+    def hold(self, storage_id: str, owner: Owner) -> AbstractContextManager[None]:
+        """While it lasts, :meth:`in_use` of every process names the checkpoint.
+
+        A store that may not be written to lets the reader through without a mark, and says so in the debug log.
+        """
+
+    def in_use(self) -> set[str]:
+        """The checkpoints that a living process holds.
+
+        A holder on another host, of whom nobody knows whether it lives, counts for 24 hours.
+        """
+
+    def put_beside(self, source: Path, name: str) -> None:
+        """Copy one local file to ``<root>/<name>``, beside the checkpoints, in place of what is there, in one step.
+
+        Args:
+            source: the file.
+            name: a relative POSIX path.
+        """
+
+    def validate(self) -> None:
+        """Write, read back, list and delete a probe.
+
+        Raises:
+            StorageError: that does not work; one line says what is wrong and what to do.
+        """

@@ -5,6 +5,7 @@
     class TestMyStore(CheckpointStoreSuite):
         def make_store(self, folder): return MyStore(...)
         def damage(self, store, storage_id, path, change): ...
+        def beside(self, store, name): ...
 
 The suite needs no test framework: each method that begins with ``test_`` takes an empty folder and raises
 AssertionError if the store is wrong. pytest runs it as it stands (the argument has the name of its fixture).
@@ -19,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError
-from det_core.storage import Header, Owner, Staging, Store, scan
+from det_core.storage import FileEntry, Header, Owner, Staging, Store, StoredCheckpoint, scan
 
 FILES = {
     "model.pt": bytes(range(256)) * 5000,
@@ -32,7 +33,7 @@ METADATA = {"steps_completed": 7, "note": "x", "nested": {"a": [1, None]}}
 
 
 class CheckpointStoreSuite(ABC):
-    """Inherit, and say how to make the store and how to damage what it keeps."""
+    """Inherit, and say how to make the store, how to damage what it keeps, and how to look at it."""
 
     @abstractmethod
     def make_store(self, folder: Path) -> Store:
@@ -41,6 +42,10 @@ class CheckpointStoreSuite(ABC):
     @abstractmethod
     def damage(self, store: Store, storage_id: str, path: str, change: Callable[[bytes], bytes] | None) -> None:
         """Change the bytes that the store keeps of a file, behind its back; None: remove the file."""
+
+    @abstractmethod
+    def beside(self, store: Store, name: str) -> bytes:
+        """The bytes that the store keeps of a file that was put beside its checkpoints."""
 
     def test_what_is_put_comes_back(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
@@ -61,7 +66,8 @@ class CheckpointStoreSuite(ABC):
         commit_path(staging)
         found = store.open("one")
         found.check([*FILES, "metadata.json"])
-        assert tree(found.path, leave=(".det_core", "metadata.json")) == FILES
+        found.copy_out(tmp_path / "out", [*FILES], DIRECTORIES)
+        assert tree(tmp_path / "out") == FILES
         assert found.metadata() == METADATA
 
     def test_many_chunks(self, tmp_path: Path) -> None:
@@ -87,8 +93,7 @@ class CheckpointStoreSuite(ABC):
         assert store.newest("run") is None
         staging = store.begin("one", owner())
         fill(staging.path)
-        staging.seal()
-        staging.publish()
+        staging.take(staging.written())
         assert store.list() == []
         with raises(CheckpointNotFound, "one"):
             store.open("one")
@@ -115,14 +120,16 @@ class CheckpointStoreSuite(ABC):
             (staging.path / "sub").mkdir()
             (staging.path / "sub" / f"rank{rank}").write_text(f"from {rank}")
             (staging.path / "same").write_text("the same on all")
-        sealed = [staging.seal() for staging in stagings]
-        for rank, staging in enumerate(stagings):
-            staging.publish({"same"} if rank else ())
-        files = {path: entry for found, _ in sealed for path, entry in found.items()}
+        written = [staging.written() for staging in stagings]
+        files: dict[str, FileEntry] = {}
+        for rank, (staging, listing) in enumerate(zip(stagings, written, strict=True)):
+            assert listing.directories == ["sub/"]
+            assert set(listing.files) == {f"sub/rank{rank}", "same"}
+            files |= staging.take(listing.without({"same"} if rank else ()))
         stagings[0].commit(files, ["sub/"], METADATA, header("one"))
         found = store.open("one")
         found.check(found.manifest.files)
-        assert tree(found.path, leave=(".det_core", "metadata.json")) == {
+        assert everything(found, tmp_path) == {
             **{f"sub/rank{rank}": f"from {rank}".encode() for rank in range(3)},
             "same": b"the same on all",
         }
@@ -140,9 +147,8 @@ class CheckpointStoreSuite(ABC):
         for staging in stagings.values():
             fill(staging.path)
         for name, staging in stagings.items():
-            files, directories = staging.seal()
-            staging.publish()
-            staging.commit(files, directories, METADATA, header(name))
+            listing = staging.written()
+            staging.commit(staging.take(listing), listing.directories, METADATA, header(name))
         assert {found.storage_id for found in store.list()} == {"one", "two"}
 
     def test_an_id_is_taken_once(self, tmp_path: Path) -> None:
@@ -285,7 +291,7 @@ class CheckpointStoreSuite(ABC):
         found = store.open("one")
         assert found.manifest.resources == remaining
         found.check(found.manifest.files)
-        assert tree(found.path, leave=(".det_core", "metadata.json")) == left
+        assert everything(found, tmp_path) == left
         assert [h.storage_id for h in store.list()] == ["one"]
         assert store.delete("one", ["*.pt"]) == remaining
 
@@ -306,6 +312,96 @@ class CheckpointStoreSuite(ABC):
         assert store.collect(Owner(**{**vars(owner()), "restart": 1})) != []
         assert store.collect() == []
         alive.abort()
+
+    def test_links_in_the_path_become_copies(self, tmp_path: Path) -> None:
+        store = self.make_store(tmp_path / "store")
+        outside = tmp_path / "outside"
+        outside.write_bytes(b"as it was")
+        staging = store.begin("one", owner())
+        (staging.path / "folder").mkdir()
+        (staging.path / "folder" / "file").write_bytes(b"file")
+        (staging.path / "link").symlink_to("folder")
+        os.link(outside, staging.path / "hard")
+        listing = staging.written()
+        assert not listing.links and not any(source.shared for source in listing.files.values())
+        assert {*listing.directories} == {"folder/", "link/"}
+        outside.write_bytes(b"another")
+        staging.commit(staging.take(listing), listing.directories, METADATA, header("one"))
+        expected = {"folder/file": b"file", "link/file": b"file", "hard": b"as it was"}
+        assert everything(store.open("one"), tmp_path) == expected
+
+    def test_what_is_ours_in_the_path_is_replaced(self, tmp_path: Path) -> None:
+        store = self.make_store(tmp_path / "store")
+        staging = store.begin("one", owner())
+        (staging.path / ".det_core").mkdir()
+        (staging.path / ".det_core" / "manifest.json").write_text("of another")
+        (staging.path / "metadata.json").write_text("of another")
+        (staging.path / "file").write_text("text")
+        commit_path(staging)
+        assert store.open("one").metadata() == METADATA
+        assert everything(store.open("one"), tmp_path) == {"file": b"text"}
+
+    def test_where_a_file_lies_is_known_until_the_end(self, tmp_path: Path) -> None:
+        store = self.make_store(tmp_path / "store")
+        first = store.begin("one", owner())
+        staging = store.join(first.ticket, 0)
+        (staging.path / "file").write_text("text")
+        for step in (lambda: None, lambda: staging.take(staging.written())):
+            step()
+            path = staging.local("file")
+            assert path is not None and path.read_text() == "text"
+            assert staging.local("nothing") is None
+        staging.abort()
+        assert staging.local("file") is None
+
+    def test_what_is_held_is_in_use_until_it_is_let_go(self, tmp_path: Path) -> None:
+        store, other = self.make_store(tmp_path / "store"), self.make_store(tmp_path / "store")
+        assert store.in_use() == set()
+        for name in ("one", "two.with.dots"):
+            stored(store, tmp_path, name)
+        with store.hold("one", owner()):
+            with other.hold("one", owner()), other.hold("two.with.dots", owner()):
+                assert store.in_use() == other.in_use() == {"one", "two.with.dots"}
+                assert store.collect() == []
+            assert store.in_use() == {"one"}
+            assert [found.storage_id for found in store.list()] == ["one", "two.with.dots"]
+        assert store.in_use() == set()
+
+    def test_an_error_lets_go(self, tmp_path: Path) -> None:
+        store = self.make_store(tmp_path / "store")
+        stored(store, tmp_path, "one")
+        with raises(ArithmeticError, "x"), store.hold("one", owner()):
+            raise ArithmeticError("x")
+        assert store.in_use() == set()
+
+    def test_the_dead_hold_nothing(self, tmp_path: Path) -> None:
+        store = self.make_store(tmp_path / "store")
+        stored(store, tmp_path, "one")
+        stored(store, tmp_path, "two")
+        dead = Owner(**{**vars(owner()), "pid": 2**22 + 1, "started": 5})
+        elsewhere = Owner(**{**vars(dead), "host": "0" * 12})
+        with store.hold("one", dead), store.hold("two", elsewhere):
+            assert store.in_use() == {"two"}, "of another host nobody knows"
+            store.collect()
+            assert store.in_use() == {"two"}
+
+    def test_files_are_put_beside(self, tmp_path: Path) -> None:
+        store = self.make_store(tmp_path / "store")
+        source = tmp_path / "source file"
+        for data in (b"one", b"", b"another" * 100_000):
+            source.write_bytes(data)
+            store.put_beside(source, "tensorboard/run/rank-0/events 1")
+            assert self.beside(store, "tensorboard/run/rank-0/events 1") == data
+        assert store.list() == []
+        assert source.exists()
+        with raises(StorageError, "nothing"):
+            store.put_beside(tmp_path / "nothing", "tensorboard/x")
+
+    def test_a_store_that_works_is_valid_and_nothing_is_left(self, tmp_path: Path) -> None:
+        store = self.make_store(tmp_path / "store")
+        store.validate()
+        store.validate()
+        assert store.list() == [] and store.collect() == []
 
     def test_a_later_restart_collects_what_an_earlier_left_anywhere(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
@@ -336,13 +432,9 @@ def fill(folder: Path) -> None:
         (folder / path).write_bytes(data)
 
 
-def tree(folder: Path, leave: tuple[str, ...] = ()) -> dict[str, bytes]:
+def tree(folder: Path) -> dict[str, bytes]:
     """The files below a folder."""
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file() and path.relative_to(folder).parts[0] not in leave
-    }
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def stored(
@@ -359,9 +451,15 @@ def stored(
 
 def commit_path(staging: Staging) -> None:
     """Commit what was written into the path."""
-    files, directories = staging.seal()
-    staging.publish()
-    staging.commit(files, directories, METADATA, header(staging.storage_id))
+    listing = staging.written()
+    staging.commit(staging.take(listing), listing.directories, METADATA, header(staging.storage_id))
+
+
+def everything(found: StoredCheckpoint, tmp_path: Path) -> dict[str, bytes]:
+    """The files of a checkpoint, but for its metadata."""
+    out = tmp_path / f"everything-{os.urandom(4).hex()}"
+    found.copy_out(out, set(found.manifest.files) - {"metadata.json"}, found.manifest.directories)
+    return tree(out)
 
 
 @contextmanager

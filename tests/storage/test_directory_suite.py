@@ -19,3 +19,6 @@ class TestDirectoryStore(CheckpointStoreSuite):
             file.unlink()
         else:
             file.write_bytes(change(file.read_bytes()))
+
+    def beside(self, store: Store, name: str) -> bytes:
+        return Path(store.root, name).read_bytes()

@@ -26,6 +26,9 @@ class Suite(CheckpointStoreSuite):
     def damage(self, store: Store, storage_id: str, path: str, change: Callable[[bytes], bytes] | None) -> None:
         """This store's bytes cannot be damaged, it says."""
 
+    def beside(self, store: Store, name: str) -> bytes:
+        return Path(store.root, name).read_bytes()
+
 
 def failing(names: Collection[str], folder: Path) -> set[str]:
     found = set()

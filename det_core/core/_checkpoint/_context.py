@@ -256,7 +256,9 @@ class CheckpointContext:
                 remove(staging)
             raise
         ended = self._handles.discard
-        handle = CheckpointHandle(together, staging, path, metadata, self._finish, ended, self._progress)
+        handle = CheckpointHandle(
+            together, self._store.disk, staging, path, metadata, self._finish, ended, self._progress
+        )
         self._handles.add(handle)
         return handle
 

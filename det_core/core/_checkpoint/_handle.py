@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from det_core._errors import CheckpointError, StorageError
-from det_core.core._checkpoint._conflicts import Offer, resolve
-from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
+from det_core.core._checkpoint._agree import Finish, Offering, agree, write
+from det_core.core._checkpoint._metadata import plain_metadata
 from det_core.core._checkpoint._together import Together
-from det_core.storage import FileEntry, Progress, Staging
+from det_core.storage import Disk, Progress, Staging
 
 log = logging.getLogger("det_core.checkpoint")
-Finish = Callable[[Staging, dict[str, FileEntry], list[str], dict[str, Any]], None]
 
 
 class CheckpointHandle:
@@ -32,6 +31,7 @@ class CheckpointHandle:
     def __init__(
         self,
         together: Together,
+        disk: Disk,
         staging: Staging,
         path: Path,
         metadata: Mapping[str, Any] | None,
@@ -40,6 +40,7 @@ class CheckpointHandle:
         progress: Progress | None = None,
     ) -> None:
         self._together = together
+        self._disk = disk
         self._staging = staging
         self._metadata = metadata
         self._finish = finish
@@ -96,26 +97,14 @@ class CheckpointHandle:
             self._remove()
 
     def _commit(self) -> None:
-        sealed = self._together.gather(self._seal)
-        merged: list[tuple[dict[str, FileEntry], list[str], dict[str, Any]]] = []
+        agreed = agree(self._together, self._disk, self._offer)
+        write(
+            self._together, self._staging, agreed, lambda files: self._staging.take(files, self._progress), self._finish
+        )
 
-        def merge() -> list[set[str]]:
-            assert sealed is not None
-            metadata = merge_metadata([given for _, _, given in sealed])
-            check_steps(metadata)
-            plan = resolve([Offer(found, folders) for found, folders, _ in sealed])
-            plan.check()
-            files = {p: f for found, _, _ in reversed(sealed) for p, f in found.items()}
-            merged.append((files, sorted({d for _, folders, _ in sealed for d in folders}), metadata))
-            return plan.skip
-
-        skip = self._together.chief(merge)
-        self._together.each(lambda: self._staging.publish(skip[self._together.index]))
-        self._together.chief(lambda: self._finish(self._staging, *merged[0]))
-
-    def _seal(self) -> tuple[dict[str, FileEntry], list[str], dict[str, Any]]:
+    def _offer(self) -> Offering:
         metadata = plain_metadata(self._metadata or {})
-        return *self._staging.seal(self._progress), metadata
+        return Offering(self._staging.written(), metadata)
 
     def _remove(self) -> None:
         if self._together.first:

@@ -3,25 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
 
-from det_core.core._checkpoint._conflicts import Offer, contested, resolve
-from det_core.core._checkpoint._handle import Finish, remove
-from det_core.core._checkpoint._metadata import check_steps, merge_metadata
+from det_core.core._checkpoint._agree import Finish, Offering, agree, write
+from det_core.core._checkpoint._handle import remove
 from det_core.core._checkpoint._together import Together
-from det_core.storage import Disk, FileEntry, Listing, Progress, Selector, Staging, digests, host_identity, scan
-
-
-class _Have(NamedTuple):
-    """What a rank tells the chief before anything is written."""
-
-    given: bool
-    sizes: dict[str, int]
-    directories: list[str]
-    folder: tuple[str, int, int] | None
-    metadata: dict[str, Any]
+from det_core.storage import Disk, Listing, Progress, Selector, Staging, host_identity, scan
 
 
 @dataclass
@@ -47,69 +36,30 @@ class Upload:
     begin: Callable[[], Staging]
     finish: Finish
     progress: Progress | None = None
-    _listing: Listing = field(default_factory=Listing)
-    _have: list[_Have] = field(default_factory=list)
 
     def run(self) -> str:
         """Do it; returns the storage_id. If it raises, on any rank, nothing is kept, and every rank raises."""
-        together = self.together
-        self._have = together.gather(self._look) or []
-        ask = together.chief(self._first_look)
-        known = together.gather(lambda: digests(self.disk, self._listing, ask[together.index]))
-        skip = together.chief(lambda: self._decide(known or []))
+        agreed = agree(self.together, self.disk, self._offer)
         staging = self.begin()
         try:
-            self._put(staging, skip[together.index])
+            write(self.together, staging, agreed, lambda listing: staging.put(listing, self.progress), self.finish)
         except BaseException:
-            if together.first:
+            if self.together.first:
                 remove(staging)
             raise
         return staging.storage_id
 
-    def _look(self) -> _Have:
+    def _offer(self) -> Offering:
         metadata = self.check()
         if self.folder is None:
-            return _Have(False, {}, [], None, metadata)
-        self._listing = scan(self.disk, self.folder, self.selector)
-        found = os.stat(self.folder)
-        identity = (host_identity(), found.st_dev, found.st_ino)
-        sizes = {p: s.size for p, s in self._listing.files.items()}
-        return _Have(True, sizes, self._listing.directories, identity, metadata)
+            return Offering(Listing(), metadata, given=False)
+        return Offering(scan(self.disk, self.folder, self.selector), metadata, identity(self.folder))
 
-    def _first_look(self) -> list[list[str]]:
-        """Refuse what can be refused already; returns which files each rank is to hash, as others have them too."""
-        if not any(have.given for have in self._have):
-            raise RuntimeError("upload(): every rank gave ckpt_dir=None: at least one must have a folder")
-        check_steps(merge_metadata([have.metadata for have in self._have]))
-        offers = self._offers([{}] * len(self._have))
-        resolve(offers).check()
-        ask: list[list[str]] = [[] for _ in offers]
-        for path, ranks in contested(offers).items():
-            for rank in ranks:
-                ask[rank].append(path)
-        return ask
 
-    def _decide(self, known: list[dict[str, tuple[str, ...]]]) -> list[set[str]]:
-        plan = resolve(self._offers(known))
-        plan.check()
-        return plan.skip
-
-    def _offers(self, known: list[dict[str, tuple[str, ...]]]) -> list[Offer]:
-        return [
-            Offer({p: (size, found.get(p)) for p, size in have.sizes.items()}, have.directories, have.folder)
-            for have, found in zip(self._have, known, strict=True)
-        ]
-
-    def _put(self, staging: Staging, skip: set[str]) -> None:
-        put = self.together.gather(lambda: staging.put(self._listing.without(skip), self.progress))
-
-        def finish() -> None:
-            files: dict[str, FileEntry] = {p: f for found in put or [] for p, f in found.items()}
-            directories = sorted({d for have in self._have for d in have.directories})
-            metadata = merge_metadata([have.metadata for have in self._have])
-            self.finish(staging, files, directories, metadata)
-
-        self.together.chief(finish)
+def identity(folder: str) -> Hashable:
+    """What tells a folder from any other, also on another host. An inode alone does not, nor does its path."""
+    found = os.stat(folder)
+    return host_identity(), found.st_dev, found.st_ino
 
 
 def check_folder(ckpt_dir: str | os.PathLike[str], root: str, selector: Selector | None) -> None:
