@@ -221,7 +221,8 @@ def judge(
     """Decide on each checkpoint, oldest first.
 
     Whatever the policy says, these stay: the newest that is not known to be damaged (and all, if there is none), one
-    that a process reads, and what is of another run. Those of other runs are not counted either.
+    that a process reads, and what is of another run. Those of other runs are not counted either. And as long as no
+    checkpoint has a metric that the policy decides by, all stay: it may be misspelt, or none was validated yet.
 
     Args:
         policy: what the user wants.
@@ -232,10 +233,13 @@ def judge(
     """
     own = sorted((c for c in candidates if c.run_id == run_id), key=lambda c: c.age)
     kept = [(str(part), part.keep(own, now)) for part in policy.parts()]
+    known = {name for c in own for name, value in c.metrics.items() if value == value}
+    unknown = sorted(policy.metrics - known)
     newest = next((c.storage_id for c in reversed(own) if not c.damaged), None)
     verdicts = []
     for c in own:
         reasons = [reason for reason, ids in kept if c.storage_id in ids]
+        reasons += [f"no checkpoint has the metric {name}" for name in unknown]
         if newest is None:
             reasons.append("no checkpoint of the run is whole")
         elif c.storage_id == newest:

@@ -85,7 +85,7 @@ def test_the_guards_hold_whatever_the_policy(
 
 @given(policies, histories(), st.sets(st.sampled_from([f"c{i}" for i in range(12)])))
 def test_what_is_kept_is_kept_again(policy: RetentionPolicy, candidates: list[Candidate], in_use: set[str]) -> None:
-    """Deleting, all or only some of what is to go (a delete may fail), changes nothing for what stays."""
+    """Deleting all or only some of what is to go, as a delete may fail, changes nothing for the rest."""
     going = plan(policy, candidates, run_id=RUN, in_use=in_use, now=NOW)
     for done in range(len(going) + 1):
         left = [c for c in candidates if c.storage_id not in going[:done]]
@@ -175,6 +175,17 @@ def test_a_damaged_newest_protects_the_one_before() -> None:
     assert plan(KeepLatest(1), candidates, run_id=RUN, in_use=(), now=NOW) == ["c0"]
     broken = [dataclasses.replace(c, damaged=True) for c in candidates]
     assert plan(KeepLatest(1), broken, run_id=RUN, in_use=(), now=NOW) == []
+
+
+def test_a_metric_that_no_checkpoint_has_deletes_nothing() -> None:
+    candidates = [candidate(n, metrics={"val_loss": float(n)}) for n in range(3)]
+    assert plan(KeepBest(1, "val_loss"), candidates, run_id=RUN, in_use=(), now=NOW) == ["c1"]
+    misspelt = KeepBest(1, "loss") | KeepLatest(1)
+    assert plan(misspelt, candidates, run_id=RUN, in_use=(), now=NOW) == []
+    nan = [candidate(n, metrics={"loss": math.nan}) for n in range(3)]
+    assert plan(misspelt, nan, run_id=RUN, in_use=(), now=NOW) == []
+    verdicts = judge(misspelt, candidates, run_id=RUN, in_use=(), now=NOW)
+    assert {v.reasons[-1] for v in verdicts[:2]} == {"no checkpoint has the metric loss"}
 
 
 def test_policies_say_what_they_keep() -> None:
