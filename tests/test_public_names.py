@@ -23,7 +23,7 @@ PUBLIC = {
         AnyOf CheckpointContext Context DistributedContext DownloadMode EarlyExitReason KeepBest KeepEvery KeepLatest
         KeepNewer PreemptContext PreemptMode ProfilerContext RetentionPolicy SearcherContext SearcherMode SearcherOperation TensorboardMode TrainContext Unit init
     """,
-    "det_core.client": "Run delete_run run runs",
+    "det_core.client": "Checkpoint Checkpoints Run checkpoints delete_run run runs",
     "det_core.journal": """
         Journal PendingValue Record Row RunFolder RunRecord RunSummary hold list_runs read_run
     """,

@@ -1,4 +1,4 @@
-"""Reading runs back from Python.
+"""Reading runs and checkpoints back from Python.
 
 Example::
 
@@ -6,18 +6,22 @@ Example::
 
     run = client.run("latest")
     print(run.state, run.metrics("validation"))
+    client.checkpoints(run="latest")["latest"].download("model")
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from det_core.client._checkpoint import Checkpoint
+from det_core.client._checkpoints import Checkpoints
 from det_core.client._delete import delete_run
 from det_core.client._find import find, home_of
 from det_core.client._run import Run
+from det_core.client._storage import Storage, chosen_store
 from det_core.journal import list_runs
 
-__all__ = ["Run", "delete_run", "run", "runs"]
+__all__ = ["Checkpoint", "Checkpoints", "Run", "checkpoints", "delete_run", "run", "runs"]
 
 
 def runs(home: Path | str | None = None) -> list[Run]:
@@ -40,3 +44,21 @@ def run(run_id: str, home: Path | str | None = None) -> Run:
         RunNotFound: no run has that name, or several begin with it.
     """
     return Run(find(run_id, home))
+
+
+def checkpoints(storage: Storage | None = None, run: str | None = None, home: Path | str | None = None) -> Checkpoints:
+    """The checkpoints of a store.
+
+    Args:
+        storage: as ``core.init(checkpoint_storage=)`` takes it, or the JSON of a mapping. None: the store that the
+            run wrote to.
+        run: an id, the beginning of one, or ``"latest"``: only that run's. None: of every run in ``storage``, or,
+            without ``storage``, of the newest run here.
+        home: as for :func:`runs`.
+
+    Raises:
+        ValueError: ``storage`` names no store.
+        RunNotFound: no run has that name, or several begin with it.
+        CheckpointError: the store that the run wrote to cannot be opened here.
+    """
+    return Checkpoints(*chosen_store(storage, run, home), home)

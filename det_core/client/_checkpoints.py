@@ -1,0 +1,146 @@
+"""The checkpoints of a store, as Python sees them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from det_core._errors import CheckpointNotFound, RunError
+from det_core.client._checkpoint import Checkpoint
+from det_core.client._find import LATEST
+from det_core.client._storage import run_folder
+from det_core.core._checkpoint._retention import Retention
+from det_core.journal import Journal, RunSummary, hold
+from det_core.storage import Header, RetentionPolicy, Store, Verdict
+
+log = logging.getLogger("det_core.client")
+
+
+class Checkpoints:
+    """The complete checkpoints of a store, of one run or of all. Oldest first within a run; looked up at each use.
+
+    Attributes:
+        run_id: the run; None: every run that the store has checkpoints of.
+    """
+
+    def __init__(self, store: Store, run_id: str | None, home: Path | str | None) -> None:
+        self._store = store
+        self._home = home
+        self.run_id = run_id
+
+    def __repr__(self) -> str:
+        return f"Checkpoints({self.root!r}, run_id={self.run_id!r})"
+
+    def __iter__(self) -> Iterator[Checkpoint]:
+        return iter([self._checkpoint(header.storage_id, header) for header in self._headers()])
+
+    def __len__(self) -> int:
+        return len(self._headers())
+
+    def __getitem__(self, storage_id: str) -> Checkpoint:
+        """A checkpoint by its id, by the beginning of it, or as ``latest``.
+
+        Raises:
+            CheckpointNotFound: none has that id, or several begin with it.
+        """
+        headers = {header.storage_id: header for header in self._headers()}
+        if storage_id == LATEST and headers:
+            return self._checkpoint(*list(headers.items())[-1])
+        found = [i for i in headers if i == storage_id] or [
+            i for i in headers if storage_id and i.startswith(storage_id)
+        ]
+        if len(found) > 1:
+            some = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
+            raise CheckpointNotFound(f"{len(found)} checkpoints begin with {storage_id!r}: {some}; give more of the id")
+        if found:
+            return self._checkpoint(found[0], headers[found[0]])
+        return self._unlisted(storage_id)
+
+    @property
+    def root(self) -> str:
+        """Where the store is."""
+        return self._store.root
+
+    @property
+    def in_use(self) -> set[str]:
+        """The storage_ids of those that a process reads now."""
+        return self._store.in_use()
+
+    def run_ids(self) -> list[str]:
+        """The runs that it has checkpoints of, sorted."""
+        return sorted({header.run_id for header in self._headers()})
+
+    def judge(self, policy: RetentionPolicy) -> list[Verdict]:
+        """What would become of each checkpoint under a policy, and why. Each run is judged by itself.
+
+        Raises:
+            StorageError: the store refused.
+        """
+        return [verdict for run_id in self._runs() for verdict in self._retention(policy, run_id).judge()]
+
+    def gc(self, policy: RetentionPolicy) -> list[str]:
+        """Delete what a policy does not keep, oldest first, and what dead writers left; each run by itself.
+
+        What cannot be deleted is logged as a warning, and stays.
+
+        Args:
+            policy: such as ``core.KeepLatest(3) | core.KeepBest(1, "loss")``.
+
+        Returns:
+            the storage_ids of those that were deleted.
+
+        Raises:
+            StorageError: the store refused to be listed.
+        """
+        gone: list[str] = []
+        for run_id in self._runs():
+            retention = self._retention(policy, run_id)
+            deleted = retention.delete([v.candidate for v in retention.judge() if not v.reasons])
+            if deleted:
+                self._note(run_id, deleted)
+            gone += deleted
+        self._store.collect()
+        return gone
+
+    def _checkpoint(self, storage_id: str, header: Header | None) -> Checkpoint:
+        return Checkpoint(self._store, storage_id, header, lambda run_id: self._note(run_id, [storage_id]))
+
+    def _headers(self) -> list[Header]:
+        return self._store.list(self.run_id)
+
+    def _runs(self) -> list[str]:
+        return self.run_ids() if self.run_id is None else [self.run_id]
+
+    def _retention(self, policy: RetentionPolicy, run_id: str) -> Retention:
+        return Retention(policy, self._store, run_id, folder=run_folder(run_id, self._home))
+
+    def _unlisted(self, storage_id: str) -> Checkpoint:
+        """One by its whole id that is of another run, or that others wrote."""
+        try:
+            header = self._store.open(storage_id).manifest.header
+        except CheckpointNotFound as e:
+            where = f"run {self.run_id} in {self.root}" if self.run_id else self.root
+            raise CheckpointNotFound(
+                f"no checkpoint {storage_id!r} of {where}; `det-core checkpoint list` shows those there are"
+            ) from e
+        return self._checkpoint(storage_id, header)
+
+    def _note(self, run_id: str, storage_ids: list[str]) -> None:
+        """Write into a run's journal that checkpoints are gone, unless the run is being written or not kept here."""
+        folder = run_folder(run_id, self._home)
+        if folder is None:
+            return
+        try:
+            with hold(folder):
+                restart = max(RunSummary(folder).restarts - 1, 0)
+                journal = Journal(folder, run_id=run_id, restart=restart, rank=0)
+                try:
+                    for storage_id in storage_ids:
+                        body: Mapping[str, Any] = {"storage_id": storage_id, "resources": {}}
+                        journal.record("checkpoint_deleted", body)
+                finally:
+                    journal.close()
+        except (RunError, OSError) as e:
+            log.warning("the journal of run %s still names what was deleted: %s", run_id, e)
