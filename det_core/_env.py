@@ -59,6 +59,10 @@ class Environment:
     """``CUDA_VISIBLE_DEVICES``: which GPUs the profiler reports and the launcher counts."""
     grace: float | None = None
     """``DET_CORE_GRACE``: seconds that a launcher gives scripts to save and exit after a signal."""
+    cache: Path | None = None
+    """``DET_CORE_CACHE``: where this machine keeps copies of checkpoints. None: ``cache`` in ``home``."""
+    cache_bytes: int = 20 << 30
+    """``DET_CORE_CACHE_BYTES``: how many bytes of checkpoints stay there when nobody reads them."""
     launch: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What a framework's launcher or a job scheduler set for this process."""
 
@@ -81,6 +85,8 @@ class Environment:
             command=e.get("DET_CORE_COMMAND") or None,
             cuda_visible_devices=e.get("CUDA_VISIBLE_DEVICES"),
             grace=_number(e, "DET_CORE_GRACE"),
+            cache=Path(e["DET_CORE_CACHE"]).expanduser().absolute() if e.get("DET_CORE_CACHE") else None,
+            cache_bytes=_count(e, "DET_CORE_CACHE_BYTES", cls.cache_bytes),
             launch=MappingProxyType({k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}),
         )
 
@@ -113,6 +119,15 @@ def _number(e: Mapping[str, str], name: str) -> float | None:
     if not 0 < value < float("inf"):
         raise ValueError(f"{name}={text!r}: expected a number of seconds above 0")
     return value
+
+
+def _count(e: Mapping[str, str], name: str, default: int) -> int:
+    text = e.get(name)
+    if not text:
+        return default
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{name}={text!r}: expected a number of bytes, 0 or more")
+    return int(text)
 
 
 def _port(e: Mapping[str, str], name: str) -> int | None:

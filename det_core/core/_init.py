@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from det_core._env import Environment
@@ -13,7 +12,7 @@ from det_core._errors import RunError, TensorboardError
 from det_core._info import get_cluster_info
 from det_core.backend import LocalBackend
 from det_core.core._bare import BareRun, first_line, open_bare_run, say
-from det_core.core._checkpoint import CheckpointContext
+from det_core.core._checkpoint import CheckpointCache, CheckpointContext
 from det_core.core._context import Context
 from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
@@ -73,11 +72,13 @@ def init(
     if distributed is None:
         distributed = DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
     given = None if checkpoint_storage is None else open_store(checkpoint_storage, default=environment.home)
+    cached = environment.cache or environment.home / "cache"
+    cache = CheckpointCache(cached / "checkpoints", environment.cache_bytes)
     run = open_bare_run(distributed, environment, name=name, resume=resume)
     try:
         storage = None if given is None else public_storage(checkpoint_storage, given)
         return _compose(
-            distributed, run, given, storage, preempt_mode, tensorboard_mode, length, units,
+            distributed, run, given, cache, storage, preempt_mode, tensorboard_mode, length, units,
             searcher_metric, smaller_is_better,
         )  # fmt: skip
     except BaseException:
@@ -89,6 +90,7 @@ def _compose(
     distributed: DistributedContext,
     run: BareRun,
     given: Store | None,
+    cache: CheckpointCache,
     storage: Any,
     preempt_mode: PreemptMode,
     tensorboard_mode: TensorboardMode | None,
@@ -108,8 +110,14 @@ def _compose(
         smaller_is_better=smaller_is_better,
     )
     local = run.path / "tensorboard" / f"rank-{distributed.rank}"
-    kept = None if given is None else Path(given.root) / "tensorboard" / run.run_id
-    tensorboard = Tensorboard(chosen_mode(tensorboard_mode), local=local, kept=kept, rank=distributed.rank)
+    beside = f"tensorboard/{run.run_id}"
+    tensorboard = Tensorboard(
+        chosen_mode(tensorboard_mode),
+        local=local,
+        kept=None if given is None else lambda source, name: store.put_beside(source, f"{beside}/{name}"),
+        where=f"{store.root}/{beside}",
+        rank=distributed.rank,
+    )
     facts = _CheckpointFacts(run.run_id, store, journal, tensorboard)
     if distributed.rank == 0:
         for line in (*run.remarks, first_line(run, latest)):
@@ -120,7 +128,7 @@ def _compose(
         distributed=distributed,
         checkpoint=CheckpointContext(
             distributed, store, run_id=run.run_id, restart=run.restart,
-            registered=facts.registered, deleted=facts.deleted, restored=facts.restored,
+            registered=facts.registered, deleted=facts.deleted, restored=facts.restored, cache=cache,
         ),
         preempt=PreemptContext(
             distributed, preempt_mode, acknowledge=backend.acknowledge_preemption, record=journal.record

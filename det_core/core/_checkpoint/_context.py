@@ -10,6 +10,7 @@ from typing import Any
 
 from det_core import _clock
 from det_core._errors import ContextClosed
+from det_core.core._checkpoint._cache import CheckpointCache
 from det_core.core._checkpoint._handle import CheckpointHandle, remove
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
 from det_core.core._checkpoint._mode import DownloadMode
@@ -45,6 +46,7 @@ class CheckpointContext:
         deleted: called with a storage_id and the resources that are left.
         restored: called with a storage_id and its steps_completed, once per process and checkpoint, when a
             ``restore_path()`` begins.
+        cache: where this machine keeps copies of checkpoints; needed where ``store`` is no directory.
         progress: called with the number of bytes that were copied or checked since it was last called.
     """
 
@@ -58,6 +60,7 @@ class CheckpointContext:
         registered: Callable[[CheckpointRecord], None],
         deleted: Callable[[str, Mapping[str, int]], None],
         restored: Callable[[str, int | None], None],
+        cache: CheckpointCache | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._distributed = distributed
@@ -66,7 +69,9 @@ class CheckpointContext:
         self._restart = restart
         self._registered = registered
         self._deleted = deleted
-        self._reader = CheckpointReader(distributed, store, restored=restored, progress=progress)
+        self._reader = CheckpointReader(
+            distributed, store, owner=self._owner, cache=cache, restored=restored, progress=progress
+        )
         self._progress = progress
         self._ordinal = 0
         self._handles: set[CheckpointHandle] = set()
@@ -200,13 +205,20 @@ class CheckpointContext:
     ) -> Iterator[Path]:
         """A folder with the checkpoint's files, as ``with ctx.checkpoint.restore_path(storage_id) as path:``.
 
-        On a directory this is the stored checkpoint itself, so only read from it. Its files are compared with the
-        manifest first: digests once per job, every rank its share, and sizes every time.
+        Only read from it. On a directory this is the stored checkpoint itself. From any other store, the ranks of a
+        machine bring one copy up to date, in a cache that all jobs on the machine share and that keeps what was used
+        last (``DET_CORE_CACHE``, ``DET_CORE_CACHE_BYTES``); with ``NoSharedDownload`` each has a copy of its own, which
+        goes when the block ends.
+
+        The files are compared with the manifest first: digests once per job, every rank its share, and sizes every
+        time. What differs in a copy is fetched again. A checkpoint without a manifest, written by others, is taken as
+        it is, and the log says so.
 
         Args:
             storage_id: the checkpoint.
             download_mode: who calls, see :class:`DownloadMode`.
-            selector: called with the paths of the checkpoint; says which files are needed, and so are checked.
+            selector: called with the paths of the checkpoint; says which files are needed, and so are there. On one
+                machine, what any rank selects is there for all.
 
         Raises:
             CheckpointNotFound, CheckpointCorrupt, StorageError: as in :meth:`download`.
@@ -269,7 +281,7 @@ class CheckpointContext:
         def begin() -> str:
             import uuid
 
-            made.append(self._store.begin(str(uuid.uuid4()), Owner.current(self._run_id, self._restart)))
+            made.append(self._store.begin(str(uuid.uuid4()), self._owner()))
             return made[0].ticket
 
         ticket = together.chief(begin)
@@ -317,6 +329,9 @@ class CheckpointContext:
                 "under `if ctx.distributed.rank == 0:`, or on every rank with shard=True"
             )
         return Together(call, None, rank=rank, index=0, size=1)
+
+    def _owner(self) -> Owner:
+        return Owner.current(self._run_id, self._restart)
 
     def _check(self) -> None:
         if self._closed:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import uuid
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from det_core._errors import CheckpointCorrupt, StorageError
+from det_core.core._checkpoint._share import union, vote, weighed
 from det_core.core._checkpoint._together import Together
 from det_core.storage import Disk, Manifest, Progress, Selector, Store, StoredCheckpoint, folders_of
 
 log = logging.getLogger("det_core.checkpoint")
 ASIDE = ".det_core-tmp"
 """How the folder begins, in or beside a download's target, that files are copied into first."""
-FILE_COST = 64 << 10
-"""What opening a file costs, in bytes that could be copied meanwhile."""
 
 
 class _Task(NamedTuple):
@@ -68,15 +66,16 @@ def download(
     """
     manifest, disk = checkpoint.manifest, store.disk
 
-    def vote() -> tuple[str, set[str] | None]:
-        target, stored = os.path.realpath(folder), os.path.realpath(checkpoint.path)
-        if (target + "/").startswith(stored + "/"):
+    def look() -> tuple[str, set[str] | None]:
+        target = os.path.realpath(folder)
+        stored = None if checkpoint.path is None else os.path.realpath(checkpoint.path)
+        if stored is not None and (target + "/").startswith(stored + "/"):
             raise ValueError(f"ckpt_dir {folder} lies in the stored checkpoint itself ({stored})")
         if os.path.exists(target) and not os.path.isdir(target):
             raise ValueError(f"ckpt_dir {folder} is not a folder")
-        return target, _vote(manifest, selector)
+        return target, vote(manifest, selector)
 
-    votes = together.gather(vote)
+    votes = together.gather(look)
     tasks = together.chief(lambda: _tasks(manifest, votes or []))
     task = tasks[together.index]
     try:
@@ -122,8 +121,8 @@ def verify(
         CheckpointCorrupt: on every rank, if any finds a file that differs.
     """
     manifest = checkpoint.manifest
-    votes = together.gather(lambda: _vote(manifest, selector))
-    wanted = together.chief(lambda: _union(votes or []))
+    votes = together.gather(lambda: vote(manifest, selector))
+    wanted = together.chief(lambda: union(votes or []))
     files = set(manifest.files) if wanted is None else wanted.intersection(manifest.files)
 
     def check() -> None:
@@ -134,20 +133,6 @@ def verify(
     return files
 
 
-def _vote(manifest: Manifest, selector: Selector | None) -> set[str] | None:
-    """The resources that a rank wants; None: all."""
-    return None if selector is None else {path for path in manifest.resources if selector(path)}
-
-
-def _union(votes: Iterable[set[str] | None]) -> set[str] | None:
-    union: set[str] = set()
-    for vote in votes:
-        if vote is None:
-            return None
-        union |= vote
-    return union
-
-
 def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> list[_Task]:
     """Split the files among the ranks that share a folder; the first of them makes the folders that stay empty."""
     tasks: dict[int, _Task] = {}
@@ -156,16 +141,12 @@ def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> 
         merge = os.path.isdir(folder)
         aside = f"{ASIDE}-{uuid.uuid4().hex[:12]}"
         aside = f"{folder}/{aside}" if merge else f"{os.path.dirname(folder)}/{aside}"
-        wanted = _union(votes[rank][1] for rank in ranks)
+        wanted = union(votes[rank][1] for rank in ranks)
         every = manifest.resources if wanted is None else wanted
         tasks |= {rank: _Task([], [], aside, merge, rank == ranks[0]) for rank in ranks}
         tasks[ranks[0]].directories.extend(sorted(p for p in every if p.endswith("/")))
-        loads = [(0, rank) for rank in ranks]
-        files = {p: f.size for p, f in manifest.files.items() if p in every}
-        for path in sorted(files, key=lambda p: (-files[p], p)):
-            load, rank = heapq.heappop(loads)
-            tasks[rank].files.append(path)
-            heapq.heappush(loads, (load + files[path] + FILE_COST, rank))
+        for rank, paths in weighed({p: f.size for p, f in manifest.files.items() if p in every}, ranks).items():
+            tasks[rank].files.extend(paths)
     return [tasks[rank] for rank in range(len(votes))]
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from det_core.core._checkpoint._cache import CheckpointCache
 from det_core.core._checkpoint._download import download, foreign_steps, open_together, verify
+from det_core.core._checkpoint._fetch import Fetch, Identity
 from det_core.core._checkpoint._mode import DownloadMode
 from det_core.core._checkpoint._together import Together
 from det_core.core._distributed import DistributedContext
-from det_core.storage import Progress, Selector, Store, StoredCheckpoint
+from det_core.storage import Owner, Progress, Selector, Store, StoredCheckpoint
 
 LANE = "checkpoint"
 
@@ -23,6 +25,8 @@ class CheckpointReader:
     Args:
         distributed: the ranks.
         store: where checkpoints lie.
+        owner: who marks a checkpoint as in use.
+        cache: where the machine keeps copies; needed where the store is no directory.
         restored: called with a storage_id and its steps_completed, once per process and checkpoint, when a
             ``restore_path()`` begins.
         progress: called with the number of bytes that were copied or checked since it was last called.
@@ -33,14 +37,19 @@ class CheckpointReader:
         distributed: DistributedContext,
         store: Store,
         *,
+        owner: Callable[[], Owner],
+        cache: CheckpointCache | None = None,
         restored: Callable[[str, int | None], None],
         progress: Progress | None = None,
     ) -> None:
         self._distributed = distributed
         self._store = store
+        self._owner = owner
+        self._cache = cache
         self._restored = restored
         self._progress = progress
         self._verified: dict[tuple[str, DownloadMode], set[str]] = {}
+        self._known: dict[str, dict[str, Identity]] = {}
         self._restores: set[str] = set()
 
     def download(
@@ -50,17 +59,52 @@ class CheckpointReader:
         together = self._readers("download", mode, local=True)
         folder = os.path.abspath(os.fspath(ckpt_dir))
         checkpoint = open_together(together, self._store, storage_id)
-        download(together, self._store, checkpoint, folder, selector, self._progress)
+        with ExitStack() as stack:
+            together.each(lambda: stack.enter_context(self._hold(storage_id)) if together.first else None)
+            download(together, self._store, checkpoint, folder, selector, self._progress)
 
     @contextmanager
     def restore_path(self, storage_id: str, mode: DownloadMode, selector: Selector | None) -> Iterator[Path]:
         """A folder with the checkpoint's files, compared with the manifest."""
         together = self._readers("restore_path", mode, local=False)
         checkpoint = open_together(together, self._store, storage_id)
-        known = self._verified.setdefault((storage_id, mode), set())
-        known |= verify(together, checkpoint, selector, known, self._progress)
-        self._note_restore(checkpoint)
-        yield checkpoint.path
+        with ExitStack() as stack:
+            if checkpoint.path is not None:
+                together.each(lambda: stack.enter_context(self._hold(storage_id)))
+                known = self._verified.setdefault((storage_id, mode), set())
+                known |= verify(together, checkpoint, selector, known, self._progress)
+                path = checkpoint.path
+            else:
+                path = self._fetched(stack, together, checkpoint, mode, selector)
+            self._note_restore(checkpoint)
+            yield path
+
+    def _fetched(
+        self,
+        stack: ExitStack,
+        together: Together,
+        checkpoint: StoredCheckpoint,
+        mode: DownloadMode,
+        selector: Selector | None,
+    ) -> Path:
+        """A copy on this machine, which stays until ``stack`` ends. What fails on one machine fails on all."""
+        assert self._cache is not None, "a store that is no directory needs a cache"
+        private = mode is DownloadMode.NoSharedDownload
+        machine = self._readers("restore_path", mode, local=True)
+        fetch = Fetch(machine, self._cache, checkpoint, selector, self._known, private, self._progress)
+        try:
+            if machine.first:
+                stack.enter_context(self._hold(checkpoint.storage_id))
+            path = stack.enter_context(fetch.run())
+        except BaseException as e:
+            if machine.first:
+                together.fail(e)
+            else:
+                with suppress(Exception):  # the first rank of this machine tells the others
+                    together.gather(lambda: None)
+            raise
+        together.gather(lambda: None)
+        return path
 
     def metadata(self, storage_id: str) -> dict[str, Any]:
         """The metadata of a checkpoint."""
@@ -70,6 +114,10 @@ class CheckpointReader:
         """What was compared of a checkpoint does not count any more: it was deleted."""
         for mode in DownloadMode:
             self._verified.pop((storage_id, mode), None)
+
+    def _hold(self, storage_id: str) -> AbstractContextManager[None]:
+        """Keep others from deleting a checkpoint that is being read."""
+        return self._store.hold(storage_id, self._owner())
 
     def _readers(self, call: str, mode: DownloadMode, *, local: bool) -> Together:
         if not isinstance(mode, DownloadMode):

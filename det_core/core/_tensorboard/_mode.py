@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from det_core.core._tensorboard._sync import Copies, Put
     from det_core.core._tensorboard._writer import EventWriter
 
 logger = logging.getLogger("det_core.core")
@@ -45,15 +46,19 @@ class Tensorboard:
     Args:
         mode: see :class:`TensorboardMode`.
         local: this rank's folder for event files.
-        kept: where they are copied to; None: ``local`` is itself kept with the run.
+        kept: copies a file to where they are kept, given its name there; None: ``local`` is itself kept with the
+            run.
+        where: how messages name that place.
         rank: this rank.
     """
 
-    def __init__(self, mode: TensorboardMode, *, local: Path, kept: Path | None, rank: int) -> None:
+    def __init__(self, mode: TensorboardMode, *, local: Path, kept: Put | None, where: str, rank: int) -> None:
         self._mode = mode
         self._local = local
         self._kept = kept
+        self._where = where
         self._rank = rank
+        self._made: Copies | None = None
         self._lock = threading.Lock()
         self._writer: EventWriter | None = None
         self.writes = mode is TensorboardMode.AUTO and rank == 0
@@ -79,9 +84,7 @@ class Tensorboard:
             return
         self._writer.flush()
         if self._kept is not None:
-            from det_core.core._tensorboard._sync import sync
-
-            sync(self._local, self._kept)
+            self._copies().sync(self._local)
 
     def upload(self, selector: Callable[[Path], bool], mangler: Callable[[Path, int], Path]) -> None:
         """Copy selected files, in the mode MANUAL."""
@@ -90,9 +93,15 @@ class Tensorboard:
                 "upload_tensorboard_files() is for core.init(tensorboard_mode=TensorboardMode.MANUAL); "
                 "in the mode AUTO files are copied without it"
             )
-        from det_core.core._tensorboard._sync import upload_files
+        self._copies().upload(self.folder(), self._rank, selector, mangler)
 
-        upload_files(self.folder(), self._kept or self._local.parent / "uploaded", self._rank, selector, mangler)
+    def _copies(self) -> Copies:
+        from det_core.core._tensorboard._sync import Copies, copies_in
+
+        if self._made is None:
+            place = self._local.parent / "uploaded"
+            self._made = copies_in(place) if self._kept is None else Copies(self._kept, self._where)
+        return self._made
 
     def close(self) -> None:
         """Write what is left, copy it, and close the file."""

@@ -4,62 +4,108 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from det_core._errors import TensorboardError
+from det_core._errors import CheckpointError, TensorboardError
 
+Put = Callable[[Path, str], None]
+"""Copies one local file to a relative POSIX path, in place of what is there, in one step."""
 _PART = ".part"
 """The end of the name of a copy under way; TensorBoard does not read such a file."""
 
 
-def upload_files(
-    source: Path,
-    destination: Path,
-    rank: int,
-    selector: Callable[[Path], bool] = lambda _: True,
-    mangler: Callable[[Path, int], Path] = lambda path, _: path,
-) -> list[Path]:
-    """Copy the selected files below ``source`` to ``destination``, each aside and then renamed.
+@dataclass
+class Copies:
+    """Where event files are copied to.
 
     Args:
-        source: a folder; one that is not there holds no files.
-        destination: the folder to copy to; made if there is something to copy.
-        rank: handed to ``mangler``.
-        selector: is given each file's path relative to ``source``; True for a file to copy.
-        mangler: is given that path and the rank; returns the path, relative to ``destination``, to copy to.
-
-    Returns:
-        The paths copied to, in the order of the names in ``source``.
-
-    Raises:
-        ValueError: ``mangler`` returns an absolute path, one that leaves the destination, or the same path
-            for two files. Nothing has been copied then.
-        TensorboardError: a file cannot be read or written; the message names it.
+        put: copies one file.
+        where: how messages name the place.
     """
-    plan: dict[Path, Path] = {}
-    for path in _files(source):
-        if not selector(path):
-            continue
-        target = _inside(mangler(path, rank), path)
-        if target in plan:
-            raise ValueError(f"mangler gives {str(target)!r} for both {str(plan[target])!r} and {str(path)!r}")
-        plan[target] = path
-    for target, path in plan.items():
-        _copy(source / path, destination / target)
-    return [destination / target for target in plan]
+
+    put: Put
+    where: str
+    _copied: dict[Path, tuple[int, int]] = field(default_factory=dict)
+
+    def upload(
+        self,
+        source: Path,
+        rank: int,
+        selector: Callable[[Path], bool] = lambda _: True,
+        mangler: Callable[[Path, int], Path] = lambda path, _: path,
+    ) -> list[str]:
+        """Copy the selected files below ``source``.
+
+        Args:
+            source: a folder; one that is not there holds no files.
+            rank: handed to ``mangler``.
+            selector: is given each file's path relative to ``source``; True for a file to copy.
+            mangler: is given that path and the rank; returns the relative path to copy to.
+
+        Returns:
+            The names copied to, in the order of the names in ``source``.
+
+        Raises:
+            ValueError: ``mangler`` returns an absolute path, one that leads upwards, or the same path for two files.
+                Nothing has been copied then.
+            TensorboardError: a file cannot be read or written; the message names it.
+        """
+        plan: dict[str, Path] = {}
+        for path in _files(source):
+            if not selector(path):
+                continue
+            target = _inside(mangler(path, rank), path)
+            if target in plan:
+                raise ValueError(f"mangler gives {target!r} for both {str(plan[target])!r} and {str(path)!r}")
+            plan[target] = path
+        for target, path in plan.items():
+            self._copy(source / path, target)
+        return list(plan)
+
+    def sync(self, source: Path) -> list[str]:
+        """Copy the files below ``source`` whose size or time of change is another one than when they were copied last.
+
+        Returns:
+            The names copied to.
+
+        Raises:
+            TensorboardError: a file cannot be read or written; the message names it.
+        """
+        copied = []
+        for path in _files(source):
+            state = _state(source / path)
+            if self._copied.get(path) != state:
+                self._copy(source / path, path.as_posix())
+                self._copied[path] = state  # from before: a file that has grown meanwhile is copied again
+                copied.append(path.as_posix())
+        return copied
+
+    def _copy(self, path: Path, name: str) -> None:
+        try:
+            self.put(path, name)
+        except (CheckpointError, OSError) as e:
+            reason = e.strerror or e if isinstance(e, OSError) else e
+            raise TensorboardError(f"copying {path} to {self.where}/{name}: {reason}") from e
 
 
-def sync(source: Path, destination: Path) -> list[Path]:
-    """Copy the files below ``source`` that differ in size or time of change from their copy in
-    ``destination``.
+def copies_in(folder: Path) -> Copies:
+    """Copies in a folder of this machine."""
 
-    Returns:
-        The paths copied to.
+    def put(path: Path, name: str) -> None:
+        import shutil
 
-    Raises:
-        TensorboardError: a file cannot be read or written; the message names it.
-    """
-    return upload_files(source, destination, 0, selector=lambda path: _changed(source / path, destination / path))
+        target = folder / name
+        aside = target.with_name(f".{target.name}.{os.getpid()}{_PART}")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(path, aside)
+            os.replace(aside, target)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+
+    return Copies(put, str(folder))
 
 
 def _files(source: Path) -> Iterator[Path]:
@@ -71,37 +117,16 @@ def _files(source: Path) -> Iterator[Path]:
                 yield path.relative_to(source)
 
 
-def _inside(mangled: Path | str, path: Path) -> Path:
+def _inside(mangled: Path | str, path: Path) -> str:
     target = PurePosixPath(os.path.normpath(mangled))
     if target.is_absolute() or target.parts[:1] in ((), ("..",)):
         raise ValueError(f"mangler gives {str(mangled)!r} for {str(path)!r}: expected a path inside the destination")
-    return Path(target)
+    return str(target)
 
 
-def _changed(path: Path, copy: Path) -> bool:
+def _state(path: Path) -> tuple[int, int]:
     try:
-        old = copy.stat()
-    except OSError:
-        return True
-    new = path.stat()
-    return (new.st_size, new.st_mtime_ns) != (old.st_size, old.st_mtime_ns)
-
-
-def _copy(path: Path, target: Path) -> None:
-    """Copy with the time of change from before the copy: a file that grows meanwhile is copied again next
-    time."""
-    import shutil
-
-    aside = target.with_name(f".{target.name}.{os.getpid()}{_PART}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        stat = path.stat()
-        try:
-            shutil.copyfile(path, aside)
-            os.utime(aside, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-            os.replace(aside, target)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+        found = path.stat()
     except OSError as e:
-        raise TensorboardError(f"copying {path} to {target}: {e.strerror or e}") from e
+        raise TensorboardError(f"looking at {path}: {e.strerror or e}") from e
+    return found.st_size, found.st_mtime_ns
