@@ -14,9 +14,14 @@ class Command(NamedTuple):
 
 
 COMMANDS = {
+    "checkpoint": Command(
+        "det_core.cli.checkpoint",
+        "list, describe, download, verify and delete checkpoints",
+        ("describe", "download", "gc", "list", "rm", "verify"),
+    ),
     "completion": Command(
         "det_core.cli._completion",
-        "print a script that completes commands and run ids",
+        "print a script that completes commands and ids",
         ("bash", "fish", "zsh"),
     ),
     "runs": Command(

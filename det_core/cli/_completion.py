@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the argument."""
     parser.epilog = _EXAMPLES
     parser.add_argument("shell", choices=[*_SHELLS, "ids"], metavar="{bash,fish,zsh}")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -73,7 +73,7 @@ def _dispatch(arguments: list[str]) -> int:
     )
     module.configure(parser)
     args = parser.parse_args(arguments[1:])
-    return int(args.run(args))
+    return int(args.run_command(args))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -46,6 +47,34 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 def when(seconds: float) -> str:
     """A moment in local time, to the second."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds)) if seconds else "-"
+
+
+def age(seconds: float | None) -> str:
+    """How long ago a moment was, short."""
+    if seconds is None or seconds == float("inf"):
+        return "-"
+    ago = max(time.time() - seconds, 0.0)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if ago >= 2 * length or (unit == "min" and ago >= length):
+            return f"{ago / length:.0f} {unit}"
+    return f"{ago:.0f} s"
+
+
+def size(count: int) -> str:
+    """A number of bytes, short."""
+    units = ["B", "kB", "MB", "GB", "TB"]
+    value = float(count)
+    while value >= 999.5 and len(units) > 1:
+        value /= 1000
+        del units[0]
+    return f"{value:.3g} {units[0]}"
+
+
+def count(text: str) -> int:
+    """The type of an option that is a number of things."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return int(text)
 
 
 def number(value: Any) -> str:

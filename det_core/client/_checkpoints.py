@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from det_core._errors import CheckpointNotFound, RunError
 from det_core.client._checkpoint import Checkpoint
 from det_core.client._find import LATEST
 from det_core.client._storage import run_folder
+from det_core.client._table import spread
 from det_core.core._checkpoint._retention import Retention
-from det_core.journal import Journal, RunSummary, hold
+from det_core.core._checkpoint._values import GROUP
+from det_core.journal import Journal, RunSummary, hold, read_run
 from det_core.storage import Header, RetentionPolicy, Store, Verdict
 
 log = logging.getLogger("det_core.client")
@@ -80,13 +82,20 @@ class Checkpoints:
         """
         return [verdict for run_id in self._runs() for verdict in self._retention(policy, run_id).judge()]
 
-    def gc(self, policy: RetentionPolicy) -> list[str]:
+    def metrics(self) -> list[str]:
+        """The names of the validation metrics of its runs that are kept here, sorted; ``a.b`` for b within a."""
+        folders = [folder for run_id in self._runs() if (folder := run_folder(run_id, self._home)) is not None]
+        rows = (row for folder in folders for row in read_run(folder).iter_rows(GROUP))
+        return sorted({name for row in rows for name in spread(row.metrics)})
+
+    def gc(self, policy: RetentionPolicy, deleted: Callable[[str], None] | None = None) -> list[str]:
         """Delete what a policy does not keep, oldest first, and what dead writers left; each run by itself.
 
         What cannot be deleted is logged as a warning, and stays.
 
         Args:
             policy: such as ``core.KeepLatest(3) | core.KeepBest(1, "loss")``.
+            deleted: called with the storage_id of each that was deleted.
 
         Returns:
             the storage_ids of those that were deleted.
@@ -96,11 +105,11 @@ class Checkpoints:
         """
         gone: list[str] = []
         for run_id in self._runs():
-            retention = self._retention(policy, run_id)
-            deleted = retention.delete([v.candidate for v in retention.judge() if not v.reasons])
-            if deleted:
-                self._note(run_id, deleted)
-            gone += deleted
+            retention = self._retention(policy, run_id, deleted)
+            found = retention.delete([v.candidate for v in retention.judge() if not v.reasons])
+            if found:
+                self._note(run_id, found)
+            gone += found
         self._store.collect()
         return gone
 
@@ -113,8 +122,12 @@ class Checkpoints:
     def _runs(self) -> list[str]:
         return self.run_ids() if self.run_id is None else [self.run_id]
 
-    def _retention(self, policy: RetentionPolicy, run_id: str) -> Retention:
-        return Retention(policy, self._store, run_id, folder=run_folder(run_id, self._home))
+    def _retention(
+        self, policy: RetentionPolicy, run_id: str, deleted: Callable[[str], None] | None = None
+    ) -> Retention:
+        folder = run_folder(run_id, self._home)
+        tell = None if deleted is None else lambda storage_id, _left: deleted(storage_id)
+        return Retention(policy, self._store, run_id, folder=folder, deleted=tell)
 
     def _unlisted(self, storage_id: str) -> Checkpoint:
         """One by its whole id that is of another run, or that others wrote."""

@@ -65,7 +65,7 @@ def test_list(home: Path) -> None:
     assert rows[0]["path"] == str(home / "runs" / ids[2])
     assert len(det_core("runs", "list", "--limit", 1).stdout.splitlines()) == 2
     assert det_core("runs", "list", "--home", home / "else", "--json").stdout.strip() == "[]"
-    assert "not a number of runs" in det_core("runs", "list", "--limit", "x", check=2).stderr
+    assert "'x' is not a number" in det_core("runs", "list", "--limit", "x", check=2).stderr
 
 
 def test_show(home: Path) -> None:

@@ -12,7 +12,7 @@ _RUN = "a run's id, the beginning of one, or `latest`"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the commands to ``parser``; each sets ``run`` to what carries it out."""
+    """Add the commands to ``parser``; each sets ``run_command`` to what carries it out."""
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _list.configure(_command(commands, "list", "the runs, newest first"))
     _show.configure(_with_run(_command(commands, "show", "one run: state, metrics, checkpoints, how to resume it")))

@@ -37,7 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", "-o", metavar="FILE", help="where to (default: stdout)")
     parser.add_argument("--batches", action="store_true", help="also the batch metrics")
     parser.add_argument("--superseded", action="store_true", help="also rows reported again after a resume")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from det_core.cli._say import note, print_json, print_table, when
+from det_core.cli._say import count, note, print_json, print_table, when
 
 SHOWN = 25
 
@@ -14,10 +14,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--name", help="only runs of this name (or whose script has this file name)")
     parser.add_argument(
-        "--limit", type=_count, metavar="N", help=f"the newest N (default: {SHOWN} in a table, all in JSON; 0: all)"
+        "--limit", type=count, metavar="N", help=f"the newest N (default: {SHOWN} in a table, all in JSON; 0: all)"
     )
     parser.add_argument("--json", action="store_true", help="a list of objects")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,9 +58,3 @@ def _as_json(run: object) -> dict[str, object]:
 
 def _file(name: str) -> str:
     return name.rsplit("/", 1)[-1]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of runs")
-    return int(text)

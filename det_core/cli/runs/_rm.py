@@ -12,7 +12,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("RUN", nargs="+", help="a run's id, the beginning of one, or `latest`")
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--json", action="store_true", help="one object")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:

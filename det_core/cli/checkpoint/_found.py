@@ -1,0 +1,61 @@
+"""What a command line names: the store, checkpoints in it; and how one is told as JSON."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from det_core.client import Checkpoint, Checkpoints
+
+COMPLETE, IN_USE, DAMAGED, UNVERIFIED = "complete", "in use", "damaged", "unverified"
+TOGETHER = 8
+"""Manifests that are read at a time."""
+
+
+def found(args: argparse.Namespace) -> Checkpoints:
+    """The checkpoints that ``--storage``, ``--run`` and ``--home`` name."""
+    from det_core import client
+
+    return client.checkpoints(storage=args.storage, run=args.run, home=args.home)
+
+
+def named(checkpoints: Checkpoints, ids: list[str]) -> list[Checkpoint]:
+    """Each that is named, once."""
+    return list({c.storage_id: c for c in (checkpoints[name] for name in ids)}.values())
+
+
+def states(checkpoints: Checkpoints, several: list[Checkpoint]) -> dict[str, str]:
+    """The state of each by its id. Reads their manifests, several at a time."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from det_core._errors import CheckpointCorrupt
+
+    in_use = checkpoints.in_use
+
+    def state(checkpoint: Checkpoint) -> str:
+        try:
+            verified = checkpoint.verified
+        except CheckpointCorrupt:
+            return DAMAGED
+        if checkpoint.storage_id in in_use:
+            return IN_USE
+        return COMPLETE if verified else UNVERIFIED
+
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        return dict(zip((c.storage_id for c in several), pool.map(state, several), strict=True))
+
+
+def as_json(checkpoint: Checkpoint, state: str) -> dict[str, Any]:
+    """A checkpoint without its files."""
+    readable = state != DAMAGED
+    return {
+        "storage_id": checkpoint.storage_id,
+        "run_id": checkpoint.run_id,
+        "restart": checkpoint.restart,
+        "steps_completed": checkpoint.steps_completed,
+        "time": checkpoint.time,
+        "size": checkpoint.size if readable else None,
+        "files": checkpoint.files if readable else None,
+        "state": state,
+    }

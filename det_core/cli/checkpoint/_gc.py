@@ -1,0 +1,133 @@
+"""``det-core checkpoint gc``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from det_core.cli._bar import bar
+from det_core.cli._say import age, error, note, print_json, print_table
+from det_core.cli.checkpoint._found import found
+
+if TYPE_CHECKING:
+    from det_core.client import Checkpoints
+    from det_core.storage import RetentionPolicy, Verdict
+
+_EXAMPLES = """
+examples:
+  det-core checkpoint gc --keep-latest 3 --dry-run
+  det-core checkpoint gc --keep-latest 3 --keep-best 1 --metric accuracy --larger-is-better
+  det-core checkpoint gc --keep-every 1000 --keep-newer 7d --run 20261121-11
+
+A checkpoint stays if any of the options keeps it. Whatever they say, these stay: the newest of the run that is
+whole, one that a process reads, one that det_core has not written, and those of other runs; and all, as long as
+none has the metric. The values of a metric are those of the run's validation rows at the checkpoint's steps, else
+of the checkpoint's own metadata."""
+_HOW = (
+    "say what is to stay: --keep-latest N, --keep-best N --metric M, --keep-every STEPS or --keep-newer 7d, or "
+    "several of them; with --dry-run nothing is deleted"
+)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = _EXAMPLES.strip()
+    parser.add_argument("--keep-latest", type=int, metavar="N", help="the newest N")
+    parser.add_argument("--keep-best", type=int, metavar="N", help="the N with the best value of --metric")
+    parser.add_argument("--metric", metavar="M", help="a validation metric; a.b for b within a")
+    parser.add_argument("--larger-is-better", action="store_true", help="of the metric (default: smaller is better)")
+    parser.add_argument("--keep-every", type=int, metavar="STEPS", help="the first at or after each multiple of STEPS")
+    parser.add_argument("--keep-newer", metavar="AGE", help="those younger than this: 90m, 12h, 7d, 2w")
+    parser.add_argument("--all-runs", action="store_true", help="of each run in --storage, judged by itself")
+    parser.add_argument("--dry-run", "-n", action="store_true", help="delete nothing; say what would go, and why not")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Delete what no option keeps."""
+    try:
+        policy = _policy(args)
+    except ValueError as e:
+        error(str(e))
+        return 2
+    checkpoints = found(args)
+    if checkpoints.run_id is None and not args.all_runs and len(runs := checkpoints.run_ids()) > 1:
+        error(f"{checkpoints.root} has checkpoints of {len(runs)} runs: name one with --run, or add --all-runs")
+        return 2
+    verdicts = checkpoints.judge(policy)
+    if (unknown := _unknown_metric(checkpoints, verdicts)) and not args.dry_run:
+        error(unknown)
+        return 1
+    going = [v.candidate.storage_id for v in verdicts if not v.reasons]
+    gone = [] if args.dry_run else _delete(checkpoints, policy, len(going))
+    if args.json:
+        print_json([_as_json(v, gone) for v in verdicts])
+    elif args.dry_run:
+        _print(checkpoints, verdicts, len(going))
+        if unknown:
+            note(unknown)
+    else:
+        print(f"deleted {len(gone)} of {len(verdicts)} checkpoint(s)")
+    return 0 if args.dry_run else int(any(i not in gone for i in going))
+
+
+def _policy(args: argparse.Namespace) -> RetentionPolicy:
+    from det_core.storage import AnyOf, KeepBest, KeepEvery, KeepLatest, KeepNewer
+
+    policies: list[RetentionPolicy] = []
+    if args.keep_latest is not None:
+        policies.append(KeepLatest(args.keep_latest))
+    if args.keep_best is not None:
+        if args.metric is None:
+            raise ValueError("--keep-best N needs --metric M: by which validation metric?")
+        policies.append(KeepBest(args.keep_best, args.metric, smaller_is_better=not args.larger_is_better))
+    elif args.metric is not None or args.larger_is_better:
+        raise ValueError("--metric and --larger-is-better go with --keep-best N")
+    if args.keep_every is not None:
+        policies.append(KeepEvery(args.keep_every))
+    if args.keep_newer is not None:
+        policies.append(KeepNewer(args.keep_newer))
+    if not policies:
+        raise ValueError(_HOW)
+    return AnyOf(*policies)
+
+
+def _delete(checkpoints: Checkpoints, policy: RetentionPolicy, total: int) -> list[str]:
+    with bar("deleting", total, bytes=False) as advance:
+        return checkpoints.gc(policy, deleted=lambda _id: advance(1))
+
+
+def _print(checkpoints: Checkpoints, verdicts: list[Verdict], going: int) -> None:
+    if not verdicts:
+        note(f"no checkpoints in {checkpoints.root}")
+        return
+    rows = []
+    for c, reasons in reversed(verdicts):
+        why = f"stays: {', '.join(reasons)}" if reasons else "would be deleted"
+        rows.append((c.storage_id, str(c.steps_completed), age(c.time), why))
+    print_table(("CHECKPOINT", "STEPS", "AGE", "VERDICT"), rows)
+    note(f"{going} of {len(verdicts)} checkpoint(s) would be deleted; nothing was")
+
+
+def _as_json(verdict: Verdict, gone: list[str]) -> dict[str, Any]:
+    c, reasons = verdict
+    return {
+        "storage_id": c.storage_id,
+        "run_id": c.run_id,
+        "steps_completed": c.steps_completed,
+        "time": c.time,
+        "metrics": dict(c.metrics),
+        "delete": not reasons,
+        "deleted": c.storage_id in gone,
+        "reasons": list(reasons),
+    }
+
+
+def _unknown_metric(checkpoints: Checkpoints, verdicts: list[Verdict]) -> str | None:
+    """Which metrics there are, if no checkpoint has the one that was asked for."""
+    missing = [r for v in verdicts for r in v.reasons if r.startswith("no checkpoint has the metric ")]
+    if not missing:
+        return None
+    names = checkpoints.metrics()
+    there = f"validation metrics are {', '.join(names)}" if names else "there is no validation metric at all"
+    return f"{missing[0]}, so all stay; {there}"

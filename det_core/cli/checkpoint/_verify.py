@@ -1,0 +1,70 @@
+"""``det-core checkpoint verify``."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from det_core._errors import CheckpointCorrupt
+from det_core.cli._bar import bar
+from det_core.cli._say import error, print_json, size
+from det_core.cli.checkpoint._found import COMPLETE, DAMAGED, UNVERIFIED, found, named
+
+if TYPE_CHECKING:
+    from det_core.client import Checkpoint
+
+_EXAMPLES = """
+examples:
+  det-core checkpoint verify latest
+  det-core checkpoint verify --all --storage s3://bucket/prefix
+
+Names each file that is damaged or missing, and goes on. The exit status is 1 if any checkpoint is damaged."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.epilog = _EXAMPLES.strip()
+    parser.add_argument("--all", action="store_true", help="every checkpoint of the run, or of the storage")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Verify checkpoints."""
+    if bool(args.ID) == args.all:
+        error("name the checkpoints to verify, or --all (and not both); `det-core checkpoint list` shows them")
+        return 2
+    checkpoints = found(args)
+    results = []
+    for checkpoint in list(checkpoints) if args.all else named(checkpoints, args.ID):
+        result = _verified(checkpoint)
+        results.append(result)
+        if not args.json:
+            _print(result)
+    if args.json:
+        print_json(results)
+    elif not results:
+        print(f"no checkpoints in {checkpoints.root}")
+    return int(any(result["state"] == DAMAGED for result in results))
+
+
+def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
+    try:
+        with bar(f"verifying {checkpoint.storage_id}", checkpoint.size) as advance:
+            problems = checkpoint.verify(progress=advance)
+        state = DAMAGED if problems else COMPLETE if checkpoint.verified else UNVERIFIED
+        content: dict[str, int | None] = {"size": checkpoint.size, "files": checkpoint.files}
+    except CheckpointCorrupt as e:
+        state, problems, content = DAMAGED, [str(e)], {"size": None, "files": None}
+    return {"storage_id": checkpoint.storage_id, "state": state, **content, "problems": problems}
+
+
+def _print(result: dict[str, Any]) -> None:
+    content = "" if result["size"] is None else f"{size(result['size'])} in {result['files']} file(s)"
+    told = {
+        COMPLETE: f"whole: {content}",
+        UNVERIFIED: f"unverified: {content} can be read; it has no manifest to compare with",
+        DAMAGED: f"damaged: {len(result['problems'])} problem(s)",
+    }
+    print(f"{result['storage_id']}  {told[result['state']]}")
+    for problem in result["problems"]:
+        print(f"  {problem}")
