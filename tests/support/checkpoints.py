@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from det_core import core
-from det_core.core._checkpoint import CheckpointContext
-from det_core.storage import DirectoryStore, Disk, Owner, Progress
+from det_core.core._checkpoint import CheckpointCache, CheckpointContext
+from det_core.storage import DirectoryStore, Disk, Owner, Progress, Store
 
 FILES = {"model.pt": b"m" * 300_000, "sub/optimizer.pt": b"o" * 1000, "sub/deep/empty": b"", "rng": b"r"}
 STEPS = {"steps_completed": 3}
@@ -31,16 +31,19 @@ class Recorder:
         disk: Disk | None = None,
         progress: Progress | None = None,
         patience: float = 1.0,
+        store: Store | None = None,
+        cache: CheckpointCache | None = None,
     ) -> CheckpointContext:
-        """A context on a directory that tells this recorder."""
+        """A context on a directory (or on ``store``) that tells this recorder."""
         return CheckpointContext(
             distributed,
-            DirectoryStore(root, disk=disk, patience=patience),
+            store or DirectoryStore(root, disk=disk, patience=patience),
             run_id=RUN,
             restart=restart,
             registered=self.registered.append,
             deleted=lambda storage_id, left: self.deleted.append((storage_id, dict(left))),
             restored=lambda storage_id, steps: self.restored.append((storage_id, steps)),
+            cache=cache,
             progress=progress,
         )
 

@@ -68,6 +68,8 @@ class Entry:
 class _Known(NamedTuple):
     """What is known of an entry without its lock."""
 
+    kept: bool
+    """Whether it is good for a later use: not a private one, nor one whose maker has died before anything was in it."""
     used: float
     name: str
     size: int
@@ -147,7 +149,7 @@ class CheckpointCache:
     def trim(self) -> None:
         """Remove what is over the limit, and what private entries dead processes left."""
         known = self._entries()
-        if sum(e.size for e in known) > self.limit or any(e.name.startswith(PRIVATE) for e in known):
+        if sum(e.size for e in known) > self.limit or not all(e.kept for e in known):
             with self._locked(f"{self.folder}/locks/room", "room in the cache"):
                 self._sweep()
 
@@ -175,8 +177,8 @@ class CheckpointCache:
                 self.disk.remove_tree(found.path)
         known = [e for e in self._entries() if e.name != spare]
         total = size + sum(e.size for e in known)
-        for entry in sorted(known, key=lambda e: (not e.name.startswith(PRIVATE), e.used)):
-            if not entry.name.startswith(PRIVATE) and total <= self.limit and missing <= self._free():
+        for entry in sorted(known):
+            if entry.kept and total <= self.limit and missing <= self._free():
                 return
             if self._remove(entry.name):
                 total -= entry.size
@@ -215,12 +217,13 @@ class CheckpointCache:
         for entry in self._listed(self.folder):
             if entry.name == "locks" or entry.name.startswith("."):
                 continue
+            kept = not entry.name.startswith(PRIVATE)
             try:
                 used = os.stat(f"{entry.path}/{RECORD}").st_mtime
                 size = int(json.loads(Path(f"{entry.path}/{RECORD}").read_bytes())["bytes"])
             except (OSError, ValueError, KeyError, TypeError):
-                used, size = 0.0, 0  # its maker died early, or is at work and holds its lock
-            found.append(_Known(used, entry.name, size))
+                kept, used, size = False, 0.0, 0
+            found.append(_Known(kept, used, entry.name, size))
         return found
 
     def _note(self, entry: Entry, size: int) -> None:

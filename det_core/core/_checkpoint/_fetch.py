@@ -131,7 +131,7 @@ class Fetch:
     def _differing(self, names: Sequence[str]) -> list[str]:
         """Which files of the copy are not those of the manifest."""
         known = self.known.get(self._entry.name, {})
-        new = [name for name in names if known.get(name) != _identity(f"{self._entry.path}/{name}")]
+        new = [name for name in names if known.get(name, ()) != _identity(f"{self._entry.path}/{name}")]
         if not self._differ(new):
             return []
         return [name for name in new if self._differ([name])]
