@@ -16,6 +16,7 @@
     │   ├── CheckpointNotFound    no checkpoint of that storage_id (also a LookupError)
     │   ├── CheckpointCorrupt     a file differs from the manifest
     │   ├── CheckpointConflict    ranks disagree on a file or on metadata
+    │   ├── CheckpointBusy        another checkpoint is being saved, and the caller would not wait
     │   └── StorageError          the store itself refused (also an OSError)
     ├── DistributedError
     │   ├── PeerLost              a rank died or left its context
@@ -94,6 +95,10 @@ class CheckpointCorrupt(CheckpointError):
 
 class CheckpointConflict(CheckpointError):
     """Ranks disagree on a file or a metadata key of a sharded checkpoint."""
+
+
+class CheckpointBusy(CheckpointError):
+    """Another checkpoint is being saved in the background, and the caller asked not to wait for it."""
 
 
 class StorageError(CheckpointError, OSError):

@@ -30,7 +30,8 @@ PUBLIC = {
     "det_core.storage": """
         AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer Listing Manifest
         Owner Progress RetentionPolicy Selector Source Staging Store StoredCheckpoint Verdict check_policy
-        check_storage_id digests folders_of host_identity judge open_store plan public_storage scan
+        check_storage_id copy_in digests folders_of give_back host_identity judge link_in open_store plan
+        public_storage scan take_away
     """,
     "det_core.ipc": "Lane Links Star connect",
     "det_core.backend": "Backend LocalBackend",

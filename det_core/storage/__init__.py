@@ -22,6 +22,7 @@ from det_core.storage._retention import (
     plan,
 )
 from det_core.storage._scan import Listing, Selector, Source, scan
+from det_core.storage._snapshot import copy_in, give_back, link_in, take_away
 from det_core.storage._store import Staging, Store, StoredCheckpoint
 
 __all__ = [
@@ -48,12 +49,16 @@ __all__ = [
     "Verdict",
     "check_policy",
     "check_storage_id",
+    "copy_in",
     "digests",
     "folders_of",
+    "give_back",
     "host_identity",
     "judge",
+    "link_in",
     "open_store",
     "plan",
     "public_storage",
     "scan",
+    "take_away",
 ]

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from det_core import _clock
 from det_core._errors import ContextClosed
 from det_core.core._checkpoint._cache import CheckpointCache
-from det_core.core._checkpoint._handle import CheckpointHandle, remove
-from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
+from det_core.core._checkpoint._closing import Closing
+from det_core.core._checkpoint._handle import CheckpointHandle
 from det_core.core._checkpoint._mode import DownloadMode
-from det_core.core._checkpoint._reader import LANE, CheckpointReader
-from det_core.core._checkpoint._record import CheckpointRecord, record_of
-from det_core.core._checkpoint._together import Together
-from det_core.core._checkpoint._upload import Upload, check_folder
+from det_core.core._checkpoint._reader import CheckpointReader
+from det_core.core._checkpoint._record import CheckpointRecord
+from det_core.core._checkpoint._writer import CheckpointWriter, IfBusy
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import raise_if_ended
-from det_core.storage import (
-    FileEntry,
-    Header,
-    Owner,
-    Progress,
-    Selector,
-    Staging,
-    Store,
-)
+from det_core.storage import Owner, Progress, Selector, Store
+
+log = logging.getLogger("det_core.checkpoint")
 
 
 class CheckpointContext:
@@ -42,12 +35,16 @@ class CheckpointContext:
         store: where checkpoints lie.
         run_id: the run that writes.
         restart: how often that run was restarted before.
-        registered: called on the chief when a checkpoint is complete, before the call that wrote it returns.
+        registered: called on the chief when a checkpoint is complete, before the call that wrote it returns; of one
+            that is saved in the background, in a thread of its own.
         deleted: called with a storage_id and the resources that are left.
         restored: called with a storage_id and its steps_completed, once per process and checkpoint, when a
             ``restore_path()`` begins.
         cache: where this machine keeps copies of checkpoints; needed where ``store`` is no directory.
         progress: called with the number of bytes that were copied or checked since it was last called.
+        deadline: until when, on the monotonic clock, this process may go on once it is preempted; None: as long as it
+            likes. Asked when the context closes while a checkpoint is being saved.
+        say: tells a person what becomes of that checkpoint.
     """
 
     def __init__(
@@ -62,19 +59,21 @@ class CheckpointContext:
         restored: Callable[[str, int | None], None],
         cache: CheckpointCache | None = None,
         progress: Progress | None = None,
+        deadline: Callable[[], float | None] = lambda: None,
+        say: Callable[[str], None] = log.info,
     ) -> None:
         self._distributed = distributed
         self._store = store
         self._run_id = run_id
         self._restart = restart
-        self._registered = registered
         self._deleted = deleted
         self._reader = CheckpointReader(
             distributed, store, owner=self._owner, cache=cache, restored=restored, progress=progress
         )
-        self._progress = progress
-        self._ordinal = 0
-        self._handles: set[CheckpointHandle] = set()
+        self._writer = CheckpointWriter(
+            distributed, store, run_id=run_id, restart=restart, owner=self._owner, registered=registered,
+            closing=Closing(store, run_id, deadline, say), progress=progress,
+        )  # fmt: skip
         self._closed = False
 
     def upload(
@@ -84,8 +83,11 @@ class CheckpointContext:
         *,
         shard: bool = False,
         selector: Selector | None = None,
+        blocking: bool = True,
+        consume: bool = False,
+        if_busy: IfBusy = "wait",
     ) -> str:
-        """Copy a folder into a new checkpoint. The folder itself is left as it is.
+        """Copy a folder into a new checkpoint. The folder itself is left as it is, unless ``consume`` says otherwise.
 
         Links that stay inside the folder are followed and their content is copied; one that leads out of it is an
         error. A ``metadata.json`` at the top of the folder is not uploaded: the checkpoint's own, with the given
@@ -97,6 +99,13 @@ class CheckpointContext:
                 dictionaries of all ranks are merged.
             shard: every rank calls, and the checkpoint is the union of their folders. Otherwise only the chief may.
             selector: called with paths relative to the folder (folders end in a slash); says which to upload.
+            blocking: False: return as soon as the files may be changed again (they are cloned where the file system
+                can, else copied), and save them in the background. A failure is raised by the next call on
+                ``ctx.checkpoint``, or when the context is closed, which waits.
+            consume: the files are given up: they become the checkpoint's own, and are gone from the folder, so that
+                nothing is copied where folder and store share a file system. If the checkpoint cannot be saved they are
+                put back; if this process is killed before it is, they are lost.
+            if_busy: what to do while an earlier checkpoint is still being saved: ``"wait"`` or ``"refuse"``.
 
         Returns:
             the checkpoint's storage_id.
@@ -105,40 +114,29 @@ class CheckpointContext:
             ValueError: the folder or the metadata cannot be used. Nothing was done.
             RuntimeError: called on a worker with ``shard=False``, or without any folder.
             CheckpointConflict: ranks have different files under one name, or different metadata.
+            CheckpointBusy: an earlier one is still being saved, and ``if_busy="refuse"``.
             StorageError: the store refused.
+            CheckpointError: an earlier one could not be saved in the background. Nothing else was done.
 
         With ``shard=True``, if one rank raises all do, and nothing is kept.
         """
-        together = self._writers("upload", shard)
-
-        def check() -> dict[str, Any]:
-            if ckpt_dir is None and not shard:
-                raise RuntimeError("upload(ckpt_dir=None) needs shard=True: there is nothing to upload")
-            if ckpt_dir is None and selector is not None:
-                raise RuntimeError("upload() was given a selector, but no ckpt_dir to select from")
-            if ckpt_dir is not None:
-                check_folder(ckpt_dir, self._store.root, selector)
-            return self._metadata(metadata, shard)
-
-        return Upload(
-            together=together,
-            disk=self._store.disk,
-            folder=None if ckpt_dir is None else os.path.abspath(os.fspath(ckpt_dir)),
-            selector=selector,
-            check=check,
-            begin=lambda: self._stage(together, shard),
-            finish=self._finish,
-            progress=self._progress,
-        ).run()
+        self._check()
+        return self._writer.upload(ckpt_dir, metadata, shard, selector, blocking, consume, if_busy)
 
     @contextmanager
     def store_path(
-        self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False
+        self,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        shard: bool = False,
+        blocking: bool = True,
+        if_busy: IfBusy = "wait",
     ) -> Iterator[tuple[Path, str]]:
         """A folder to save into, as ``with ctx.checkpoint.store_path({"steps_completed": n}) as (path, storage_id):``.
 
-        When the block ends, what is in the folder becomes the checkpoint, without being copied. If the block raises,
-        nothing is kept. A ``metadata.json`` or ``.det_core`` that the script puts there is replaced.
+        When the block ends, what is in the folder becomes the checkpoint, without being copied; nothing may be written
+        into it after that. If the block raises, nothing is kept. A ``metadata.json`` or ``.det_core`` that the script
+        puts there is replaced.
 
         With ``shard=True`` each rank has a folder of its own and the checkpoint is their union, so two ranks that
         write different files under one name are found out. A rank makes the subfolders that it needs itself, and does
@@ -147,22 +145,29 @@ class CheckpointContext:
         Args:
             metadata: what to remember with it, at least ``{"steps_completed": N}``.
             shard: every rank enters. Otherwise only the chief may.
+            blocking: False: the end of the block does not wait, and the checkpoint is saved in the background, as with
+                :meth:`upload`.
+            if_busy: as in :meth:`upload`.
 
         Raises:
-            ValueError, RuntimeError, CheckpointConflict, StorageError: as in :meth:`upload`. If one rank's block or
-                one rank's disk fails, every rank raises an error that names it.
+            ValueError, RuntimeError, CheckpointConflict, CheckpointBusy, StorageError, CheckpointError: as in
+                :meth:`upload`. If one rank's block or one rank's disk fails, every rank raises an error that names it.
         """
-        handle = self._begin("store_path", metadata, shard)
+        self._check()
+        handle = self._writer.begin("store_path", metadata, shard, if_busy)
         try:
             yield handle.path, handle.storage_id
         except BaseException as e:
-            handle.abort(e)
+            handle.abort(e, blocking)
             raise
-        handle.commit()
+        handle.commit(blocking)
 
-    def begin(self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False) -> CheckpointHandle:
-        """Start a checkpoint that is committed later; arguments and errors as in :meth:`store_path`."""
-        return self._begin("begin", metadata, shard)
+    def begin(
+        self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False, if_busy: IfBusy = "wait"
+    ) -> CheckpointHandle:
+        """Start a checkpoint that is committed later, in any thread; arguments and errors as in :meth:`store_path`."""
+        self._check()
+        return self._writer.begin("begin", metadata, shard, if_busy)
 
     def download(
         self,
@@ -235,6 +240,7 @@ class CheckpointContext:
             CheckpointCorrupt: its metadata.json differs from the manifest.
         """
         self._check()
+        self._writer.raise_failures()
         return self._reader.metadata(storage_id)
 
     def delete(self, storage_id: str) -> None:
@@ -245,95 +251,27 @@ class CheckpointContext:
             StorageError: the store refused.
         """
         self._check()
+        self._writer.raise_failures()
         remaining = self._store.delete(storage_id)
         self._reader.forget(storage_id)
         self._deleted(storage_id, remaining)
 
     def close(self) -> None:
-        """Remove what was begun and never committed. Idempotent."""
-        self._closed = True
-        for handle in list(self._handles):
-            handle.drop()
-        self._handles.clear()
+        """Remove what was begun and never committed, and wait for what is being saved. Idempotent.
 
-    def _begin(self, call: str, metadata: Mapping[str, Any] | None, shard: bool) -> CheckpointHandle:
-        together = self._writers(call, shard)
-        given = together.gather(lambda: self._metadata(metadata, shard))
-        together.chief(lambda: check_steps(merge_metadata(given or [])))
-        staging = self._stage(together, shard)
-        try:
-            path = together.each(lambda: staging.path)
-        except BaseException:
-            if together.first:
-                remove(staging)
-            raise
-        ended = self._handles.discard
-        handle = CheckpointHandle(
-            together, self._store.disk, staging, path, metadata, self._finish, ended, self._progress
-        )
-        self._handles.add(handle)
-        return handle
+        If this process is preempted, it waits no longer than there is time.
 
-    def _stage(self, together: Together, shard: bool) -> Staging:
-        """Make a staging on the chief, and join it on every rank if they write together."""
-        made: list[Staging] = []
-
-        def begin() -> str:
-            import uuid
-
-            made.append(self._store.begin(str(uuid.uuid4()), self._owner()))
-            return made[0].ticket
-
-        ticket = together.chief(begin)
-        if not shard:
-            return made[0]
-        try:
-            return together.each(lambda: self._store.join(ticket, self._distributed.rank))
-        except BaseException:
-            if made:
-                remove(made[0])
-            raise
-
-    def _finish(
-        self, staging: Staging, files: dict[str, FileEntry], directories: list[str], metadata: dict[str, Any]
-    ) -> None:
-        """Commit, then tell. On the chief, when every rank's files are safe."""
-        self._ordinal += 1
-        header = Header(
-            run_id=self._run_id,
-            restart=self._restart,
-            ordinal=self._ordinal,
-            time=_clock.iso(_clock.now()),
-            steps_completed=check_steps(metadata),
-            storage_id=staging.storage_id,
-        )
-        manifest = staging.commit(files, directories, metadata, header)
-        self._registered(record_of(manifest, metadata))
-
-    def _metadata(self, metadata: Mapping[str, Any] | None, shard: bool) -> dict[str, Any]:
-        if metadata is None and shard:
-            return {}
-        plain = plain_metadata(metadata)
-        if not shard:
-            check_steps(plain)
-        return plain
-
-    def _writers(self, call: str, shard: bool) -> Together:
-        self._check()
-        rank = self._distributed.rank
-        if shard:
-            return Together(call, self._distributed.lane(LANE), rank=rank, index=rank, size=self._distributed.size)
-        if rank != 0:
-            raise RuntimeError(
-                f"checkpoint.{call}(shard=False) was called on rank {rank}, but only the chief (rank 0) may: call it "
-                "under `if ctx.distributed.rank == 0:`, or on every rank with shard=True"
-            )
-        return Together(call, None, rank=rank, index=0, size=1)
-
-    def _owner(self) -> Owner:
-        return Owner.current(self._run_id, self._restart)
+        Raises:
+            CheckpointError: a checkpoint was not saved in the background; the message says why.
+        """
+        if not self._closed:
+            self._closed = True
+            self._writer.close()
 
     def _check(self) -> None:
         if self._closed:
             raise ContextClosed("this CheckpointContext is closed")
         raise_if_ended(self._distributed)
+
+    def _owner(self) -> Owner:
+        return Owner.current(self._run_id, self._restart)

@@ -45,6 +45,15 @@ class Together:
         self.index = index
         self.size = size
 
+    def on(self, lane: LaneLike) -> Together:
+        """The same ranks on another lane."""
+        return Together(self._call, lane, rank=self._rank, index=self.index, size=self.size)
+
+    @property
+    def shared(self) -> bool:
+        """Whether there are others to be told."""
+        return self._lane is not None
+
     @property
     def first(self) -> bool:
         """Whether this rank is the chief of those that take part."""
