@@ -76,7 +76,7 @@ def missing() -> str | None:
     """Why the server cannot run here; None if it can."""
     if absent := [name for name in PROGRAMS if shutil.which(name) is None]:
         return f"{', '.join(absent)} not installed: apt-get install ceph-mon ceph-osd radosgw (or `make ci`)"
-    return None if os.geteuid() == 0 or os.access("/var/run", os.W_OK) else None
+    return None
 
 
 class Gateway:

@@ -107,7 +107,7 @@ class S3Bucket:
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store an object."""
-        from det_core.storage._objects._s3_body import Body
+        from det_core.storage._objects._body import Body
 
         client = await self._s3()
         extra = {"ContentMD5": _md5(data)} if len(data) <= MD5_LIMIT else {}
@@ -138,7 +138,7 @@ class S3Bucket:
 
     async def put_part(self, upload: Upload, number: int, data: bytes | memoryview) -> dict[str, Any]:
         """Store a part."""
-        from det_core.storage._objects._s3_body import Body
+        from det_core.storage._objects._body import Body
 
         client = await self._s3()
         found = await client.upload_part(**self._of(upload), PartNumber=number, Body=Body(data))
@@ -173,7 +173,8 @@ class S3Bucket:
 
     async def children(self, prefix: str) -> builtins.list[str]:
         """What lies directly in a folder."""
-        start, names = len(self._base + prefix), set()
+        start = len(self._base + prefix)
+        names: set[str] = set()
         async for page in self._pages("list_objects_v2", Prefix=self._base + prefix, Delimiter="/"):
             names.update(found["Prefix"][start:] for found in page.get("CommonPrefixes", ()))
             names.update(found["Key"][start:] for found in page.get("Contents", ()))

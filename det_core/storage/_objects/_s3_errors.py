@@ -73,8 +73,8 @@ ACTIONS = {
     "ListMultipartUploads": "ListBucketMultipartUploads",
 }
 NO_KEYS = (
-    "there are no credentials: give access_key and secret_key, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name "
-    "an AWS profile"
+    "there are no credentials: give access_key and secret_key, set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+    "name an AWS profile"
 )
 
 
