@@ -1,4 +1,4 @@
-"""``det-core completion``: a script for the shell that completes commands and run ids."""
+"""``det-core completion``: a script for the shell that completes commands, run ids and checkpoint ids."""
 
 from __future__ import annotations
 
@@ -12,6 +12,12 @@ _det_core() {
   case "$COMP_CWORD:${COMP_WORDS[1]}:${COMP_WORDS[2]}" in
     1:*) words="@COMMANDS@" ;;
 @SUBCOMMANDS@    *:runs:show|*:runs:export|*:runs:rm) words="$(det-core completion ids 2>/dev/null)" ;;
+    *:checkpoint:describe|*:checkpoint:download|*:checkpoint:verify|*:checkpoint:rm)
+      words="$(det-core completion checkpoints "$COMP_LINE" 2>/dev/null)" ;;
+  esac
+  case "${COMP_WORDS[COMP_CWORD-1]}" in
+    --run) words="$(det-core completion ids 2>/dev/null)" ;;
+    --storage|--home|--output|-o) words="" ;;
   esac
   COMPREPLY=($(compgen -W "$words" -- "$current"))
 }
@@ -22,8 +28,11 @@ _ZSH = "autoload -U +X bashcompinit && bashcompinit\n" + _BASH
 _FISH = """\
 complete -c det-core -f
 complete -c det-core -n '__fish_use_subcommand' -a '@COMMANDS@'
-@SUBCOMMANDS@complete -c det-core -n '__fish_seen_subcommand_from show export rm' \\
-    -a '(det-core completion ids 2>/dev/null)'
+@SUBCOMMANDS@complete -c det-core -a '(det-core completion ids 2>/dev/null)' \\
+    -n '__fish_seen_subcommand_from runs; and __fish_seen_subcommand_from show export rm'
+complete -c det-core -a '(det-core completion checkpoints (commandline -pc) 2>/dev/null)' \\
+    -n '__fish_seen_subcommand_from checkpoint; and __fish_seen_subcommand_from describe download verify rm'
+complete -c det-core -n '__fish_seen_subcommand_from checkpoint' -l run -x -a '(det-core completion ids 2>/dev/null)'
 """
 _FISH_SUB = (
     "complete -c det-core -n '__fish_seen_subcommand_from @NAME@; and not __fish_seen_subcommand_from @WORDS@' "
@@ -40,16 +49,15 @@ examples:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the argument."""
     parser.epilog = _EXAMPLES
-    parser.add_argument("shell", choices=[*_SHELLS, "ids"], metavar="{bash,fish,zsh}")
+    parser.add_argument("shell", choices=[*_SHELLS, "ids", "checkpoints"], metavar="{bash,fish,zsh}")
+    parser.add_argument("line", nargs="?", default="", help=argparse.SUPPRESS)
     parser.set_defaults(run_command=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the script, or (for the script) what can stand for a run."""
-    if args.shell == "ids":
-        from det_core import client
-
-        ids = [r.run_id for r in client.runs()]
+    """Print the script, or (for the script) what can stand for a run or a checkpoint."""
+    if args.shell in ("ids", "checkpoints"):
+        ids = _run_ids() if args.shell == "ids" else _checkpoint_ids(args.line)
         print("\n".join(ids + ["latest"] * bool(ids)))
         return 0
     script, sub = _SHELLS[args.shell]
@@ -59,3 +67,23 @@ def run(args: argparse.Namespace) -> int:
     )
     print(script.replace("@COMMANDS@", " ".join(COMMANDS)).replace("@SUBCOMMANDS@", subcommands), end="")
     return 0
+
+
+def _run_ids() -> list[str]:
+    from det_core import client
+
+    return [run.run_id for run in client.runs()]
+
+
+def _checkpoint_ids(line: str) -> list[str]:
+    """Those that the options of an unfinished command line lead to, newest first."""
+    import shlex
+
+    from det_core import client
+
+    parser = argparse.ArgumentParser(add_help=False, exit_on_error=False)
+    for option in ("--storage", "--run", "--home"):
+        parser.add_argument(option)
+    given, _ = parser.parse_known_args(shlex.split(line))
+    found = client.checkpoints(storage=given.storage, run=given.run, home=given.home)
+    return [checkpoint.storage_id for checkpoint in found][::-1]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from det_core.cli._commands import COMMANDS
 from det_core.cli._say import error
 
-_DESCRIPTION = "Look at, export and remove the runs that det_core records."
+_DESCRIPTION = "Look at, export and remove the runs that det_core records, and their checkpoints."
 _EXAMPLES = """\
 examples:
   det-core runs list                                  what has run here, newest first
@@ -20,7 +20,10 @@ examples:
   det-core runs export latest --format csv > out.csv  all metrics of a run as a table
   det-core runs export latest --group validation --format parquet --output val.parquet
   det-core runs rm 20261121-113045-k3f9ab             a run, its metrics and its checkpoints
-  eval "$(det-core completion bash)"                  completes commands and run ids in this shell
+  det-core checkpoint list                            the checkpoints of the newest run
+  det-core checkpoint download latest model           the newest of them, into the folder model
+  det-core checkpoint gc --keep-latest 3 --dry-run    what would go if only the newest three stayed
+  eval "$(det-core completion bash)"                  completes commands and ids in this shell
 
 `det-core COMMAND --help` says more. Runs are kept in DET_CORE_HOME, else in the platform's user data
 folder."""
@@ -65,6 +68,8 @@ def _dispatch(arguments: list[str]) -> int:
         if not arguments:
             parser.print_help()
             return 0
+        if meant := _meant(*arguments):
+            parser.error(f"there is no command {name!r}: did you mean {' or '.join(f'`{m}`' for m in meant)}?")
         parser.parse_args(arguments)  # --help, --version, or an error that lists the commands
         return 0
     module = importlib.import_module(command.module)
@@ -91,6 +96,18 @@ def _parser() -> argparse.ArgumentParser:
     for name, command in COMMANDS.items():
         commands.add_parser(name, help=command.help)
     return parser
+
+
+def _meant(name: str, *more: str) -> list[str]:
+    """The commands that somebody who types ``det-core <name> <more>`` may mean."""
+    if name.startswith("-"):
+        return []
+    within = [f"det-core {group} {name}" for group in reversed(COMMANDS) if name in COMMANDS[group].subcommands]
+    if within:
+        return within
+    from difflib import get_close_matches
+
+    return [" ".join(["det-core", match, *more]) for match in get_close_matches(name, COMMANDS, n=1)]
 
 
 def _told(e: Exception) -> str:

@@ -9,14 +9,14 @@ from det_core.cli.checkpoint import _describe, _download, _gc, _list, _rm, _veri
 __all__ = ["configure"]
 
 _ID = "a checkpoint's id, the beginning of one, or `latest`"
-_WHERE = """
+_WHERE = """\
 Without --storage and --run: the checkpoints of the newest run, wherever it kept them. Secrets of a cloud
 store come from the environment, as its own tools read them; the record of a run holds none."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the commands to ``parser``; each sets ``run_command`` to what carries it out."""
-    parser.epilog = _WHERE.strip()
+    parser.epilog = _WHERE
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _list.configure(_command(commands, "list", "the checkpoints, newest first"))
     _describe.configure(_with_id(_command(commands, "describe", "one checkpoint: its files, its metadata")))
@@ -30,7 +30,7 @@ def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(
-        name, help=text, description=text + "\n" + _WHERE, formatter_class=argparse.RawDescriptionHelpFormatter
+        name, help=text, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
         "--storage",

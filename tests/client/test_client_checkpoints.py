@@ -1,0 +1,232 @@
+"""``client.checkpoints()``: found by storage or by run, read, verified, deleted."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from det_core import client, core
+from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, RunNotFound, StorageError
+from det_core.journal import Journal, RunFolder
+from det_core.storage import DirectoryStore, KeepLatest, Owner
+from support.disks import FaultyDisk
+from support.stored import FILES, put, run_with_checkpoints
+
+
+def test_of_the_newest_run_or_of_one_that_is_named(home: Path, tmp_path: Path) -> None:
+    first, store = run_with_checkpoints(home, tmp_path, [10, 20])
+    second, _ = run_with_checkpoints(home, tmp_path, [1], storage=tmp_path / "elsewhere")
+    newest = client.checkpoints()
+    assert (newest.run_id, newest.root) == (second, str(tmp_path / "elsewhere"))
+    assert [c.steps_completed for c in newest] == [1]
+    older = client.checkpoints(run=first)
+    assert (older.root, len(older)) == (store.root, 2)
+    assert [c.steps_completed for c in older] == [10, 20], "oldest first"
+    one = older["latest"]
+    assert (one.storage_id, one.run_id, one.restart) == (f"c20-{first[-6:]}", first, 0)
+    assert one.resources == {"empty": 0, "metadata.json": one.resources["metadata.json"], "model.pt": 70_000,
+                             "sub/": 0, "sub/optimizer.pt": 1000}  # fmt: skip
+    assert (one.files, one.size) == (4, 71_000 + one.resources["metadata.json"])
+    assert (one.metadata, one.verified) == ({"steps_completed": 20}, True)
+    assert one.path == Path(store.root, one.storage_id)
+
+
+def test_by_storage_with_and_without_a_run(home: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    runs = [run_with_checkpoints(home, tmp_path, [10, 20], storage=shared, name=n)[0] for n in "ab"]
+    every = client.checkpoints(storage=shared)
+    assert (every.run_id, every.run_ids(), len(every)) == (None, sorted(runs), 4)
+    assert len(client.checkpoints(storage=f"file://{shared}", run=runs[0])) == 2
+    mapping = {"type": "directory", "container_path": str(shared)}
+    assert len(client.checkpoints(storage=mapping)) == len(client.checkpoints(storage=json.dumps(mapping))) == 4
+    put(DirectoryStore(shared), "gone", 5, tmp_path, run_id="20200101-000000-abcdef")
+    assert [c.storage_id for c in client.checkpoints(storage=shared, run="2020")] == ["gone"], "known to the store only"
+    with pytest.raises(RunNotFound, match="it has checkpoints of 20200101-000000-abcdef"):
+        client.checkpoints(storage=shared, run="nope")
+    with pytest.raises(ValueError, match="begins like JSON, but is none"):
+        client.checkpoints(storage='{"type": directory}')
+
+
+def test_a_run_without_checkpoints_and_no_run(home: Path, tmp_path: Path) -> None:
+    with pytest.raises(RunNotFound, match="there are no runs"):
+        client.checkpoints()
+    run_with_checkpoints(home, tmp_path, [])
+    assert list(client.checkpoints()) == []
+    with pytest.raises(CheckpointNotFound, match=r"no checkpoint 'latest' of run .*checkpoint list"):
+        client.checkpoints()["latest"]
+
+
+def test_what_core_init_was_given_is_found_by_the_run(home: Path, tmp_path: Path) -> None:
+    given = {"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "deep/er"}
+    with core.init(checkpoint_storage=given) as ctx:
+        with ctx.checkpoint.store_path({"steps_completed": 3}) as (path, storage_id):
+            (path / "f").write_text("x")
+    found = client.checkpoints()
+    assert (found.root, [c.storage_id for c in found]) == (str(tmp_path / "deep/er"), [storage_id])
+
+
+def test_a_store_that_this_machine_cannot_open_is_named(home: Path, tmp_path: Path) -> None:
+    run_id, _ = run_with_checkpoints(home, tmp_path, [])
+    journal = Journal(home / "runs" / run_id, run_id=run_id, restart=0, rank=0)
+    journal.record("run_start", {"storage": {"type": "nothing", "bucket": "b"}})
+    journal.close()
+    with pytest.raises(
+        CheckpointError, match=f"run {run_id} kept its checkpoints in .*'bucket': 'b'.*cannot be opened"
+    ):
+        client.checkpoints()
+
+
+def test_an_id_may_be_abbreviated(home: Path, tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    for ordinal, name in enumerate(["abc", "abcd", "abx", "latest-one"], 1):
+        put(store, name, ordinal, tmp_path, ordinal=ordinal)
+    found = client.checkpoints(storage=store.root)
+    assert [found[name].storage_id for name in ("abc", "abcd", "abx", "l")] == ["abc", "abcd", "abx", "latest-one"]
+    assert found["latest"].storage_id == "latest-one"
+    with pytest.raises(CheckpointNotFound, match="3 checkpoints begin with 'ab': abc, abcd, abx; give more of the id"):
+        found["ab"]
+    with pytest.raises(ValueError, match="storage_id is empty"):
+        found[""]
+    with pytest.raises(ValueError, match="holds a path separator"):
+        found["a/abc"]
+
+
+def test_one_of_another_run_is_found_by_its_whole_id(home: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    first, _ = run_with_checkpoints(home, tmp_path, [10], storage=shared)
+    run_with_checkpoints(home, tmp_path, [10], storage=shared)
+    one = client.checkpoints()[f"c10-{first[-6:]}"]
+    assert (one.run_id, one.steps_completed) == (first, 10)
+
+
+def test_one_written_by_others(home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    foreign = tmp_path / "store" / "theirs"
+    foreign.mkdir(parents=True)
+    (foreign / "weights").write_bytes(b"w" * 10)
+    (foreign / "metadata.json").write_text('{"steps_completed": 7}')
+    found = client.checkpoints(storage=tmp_path / "store")
+    one = found["theirs"]
+    assert (one.run_id, one.time, one.steps_completed, one.verified, one.size) == (None, None, 7, False, 32)
+    assert one.verify() == []
+    one.download(tmp_path / "out")
+    assert (tmp_path / "out" / "weights").read_bytes() == b"w" * 10
+    assert "unverified" in caplog.text
+    assert list(found) == []
+    assert found.gc(KeepLatest(1)) == []
+    assert foreign.exists()
+    one.delete()
+    assert not foreign.exists()
+
+
+def test_download(home: Path, tmp_path: Path) -> None:
+    _, store = run_with_checkpoints(home, tmp_path, [10])
+    done: list[int] = []
+    held: list[set[str]] = []
+
+    def progress(count: int) -> None:
+        done.append(count)
+        held.append(store.in_use())
+
+    one = client.checkpoints()["latest"]
+    one.download(tmp_path / "out", progress=progress)
+    assert {p: (tmp_path / "out" / p).read_bytes() for p in FILES} == FILES
+    assert sum(done) == one.size
+    assert {one.storage_id} in held, "it is held meanwhile"
+    assert store.in_use() == set()
+    one.download(tmp_path / "part", selector=lambda path: path == "model.pt")
+    assert [p.name for p in (tmp_path / "part").iterdir()] == ["model.pt"]
+    Path(store.root, one.storage_id, "model.pt").write_bytes(b"x" * 70_000)
+    with pytest.raises(CheckpointCorrupt, match=r"model\.pt"):
+        one.download(tmp_path / "bad")
+    assert not (tmp_path / "bad").exists()
+
+
+def test_verify_names_each_damaged_file(home: Path, tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    files = {f"part/{i:03}": bytes([i]) * 1000 for i in range(150)}
+    put(store, "one", 1, tmp_path, files=files)
+    one = client.checkpoints(storage=store.root)["one"]
+    done: list[int] = []
+    assert one.verify(progress=done.append) == []
+    assert sum(done) == one.size
+    folder = Path(store.root, "one", "part")
+    (folder / "003").write_bytes(b"\xff" + b"\x03" * 999)
+    (folder / "100").unlink()
+    (folder / "149").write_bytes(b"short")
+    problems = one.verify()
+    assert [next(n for n in ("part/003", "part/100", "part/149") if n in p) for p in problems] == [
+        "part/003", "part/100", "part/149",
+    ]  # fmt: skip
+
+
+def test_a_file_that_cannot_be_read_is_damaged_and_a_store_that_is_gone_an_error(tmp_path: Path, home: Path) -> None:
+    put(DirectoryStore(tmp_path / "store"), "one", 1, tmp_path)
+    problems: list[list[str]] = []
+    for at in range(1, 200):
+        disk = FaultyDisk(str(tmp_path / "store"), at)
+        store = DirectoryStore(tmp_path / "store", disk=disk)
+        try:
+            problems.append(client.Checkpoint(store, "one", None, lambda _: None).verify())
+        except StorageError:
+            problems.append(["StorageError"])
+        if not disk.struck:
+            break
+    assert problems.pop() == []
+    assert all(len(p) <= 1 for p in problems)
+    gone = DirectoryStore(tmp_path / "store", disk=FaultyDisk(str(tmp_path / "store"), 12, "dead"))
+    with pytest.raises(StorageError, match="cannot "):
+        client.Checkpoint(gone, "one", None, lambda _: None).verify()
+
+
+def test_what_is_deleted_is_noted_in_the_journal_of_its_run(
+    home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20, 30, 40])
+    before = client.run(run_id)
+    client.checkpoints()[f"c20-{run_id[-6:]}"].delete()
+    after = client.run(run_id)
+    assert [c["metadata"]["steps_completed"] for c in after.checkpoints()] == [10, 30, 40]
+    assert (after.state, after.restarts) == (before.state, before.restarts)
+    assert client.checkpoints().gc(core.KeepLatest(1)) == [f"c10-{run_id[-6:]}", f"c30-{run_id[-6:]}"]
+    assert [c["metadata"]["steps_completed"] for c in client.run(run_id).checkpoints()] == [40]
+    assert caplog.text == ""
+    live = RunFolder.open(home, run_id)
+    live.begin_restart()
+    try:
+        client.checkpoints()["latest"].delete()
+    finally:
+        live.release()
+    assert f"the journal of run {run_id} still names what was deleted" in caplog.text
+    assert store.list() == []
+
+
+def test_gc_judges_each_run_by_itself(home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "det_core.checkpoint")
+    shared = tmp_path / "shared"
+    runs = [run_with_checkpoints(home, tmp_path, [10, 20, 30], storage=shared, losses=[1, 0.5, 2])[0] for _ in "ab"]
+    policy = core.KeepLatest(1) | core.KeepBest(1, "loss")
+    every = client.checkpoints(storage=shared)
+    verdicts = every.judge(policy)
+    assert [(v.candidate.run_id, v.candidate.steps_completed) for v in verdicts if not v.reasons] == [
+        (run_id, 10) for run_id in sorted(runs)
+    ]
+    assert len(every) == 6, "judging deletes nothing"
+    told: list[str] = []
+    assert every.gc(policy, deleted=told.append) == told == [f"c10-{run_id[-6:]}" for run_id in sorted(runs)]
+    assert f"deleted checkpoint {told[0]} of step 10" in caplog.text
+    assert [c.steps_completed for c in every] == [20, 30, 20, 30]
+    assert every.gc(policy) == []
+    assert every.metrics() == ["acc.top1", "loss"]
+
+
+def test_gc_leaves_what_is_in_use_and_collects_what_the_dead_left(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
+    dead = Owner(**{**vars(Owner.current(run_id, 0)), "pid": 2**22 + 1, "started": 5})
+    store.begin("half", dead)
+    with store.hold(f"c10-{run_id[-6:]}", Owner.current("x", 0)):
+        assert client.checkpoints().gc(core.KeepLatest(1)) == []
+    assert [p.name for p in Path(store.root, ".det_core-tmp").iterdir() if p.name.startswith("half")] == []
+    assert client.checkpoints().gc(core.KeepLatest(1)) == [f"c10-{run_id[-6:]}"]
