@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from det_core import _clock
 from det_core._errors import CheckpointError, StorageError
 from det_core.core._checkpoint._agree import Finish, Offering, agree, write
 from det_core.core._checkpoint._background import Background, Job
@@ -61,6 +62,8 @@ class CheckpointHandle:
         self._ended = ended
         self._given_up = given_up
         self._claim = threading.Lock()
+        self._ending = threading.Event()
+        self._reason: BaseException | None = None
         self._job: Job | None = None
         self.storage_id = staging.storage_id
         self.path = path
@@ -105,7 +108,7 @@ class CheckpointHandle:
             blocking: return when all ranks know.
         """
         why = reason or CheckpointError(f"checkpoint {self.storage_id} was aborted")
-        job = self._begin_end(Job(self.storage_id, self._together.shared, lambda _: self._give_up(why)))
+        job = self._begin_end(Job(self.storage_id, self._together.shared, lambda _: self._give_up(why)), why)
         if job is None:
             return
         if not job.shared:
@@ -124,7 +127,7 @@ class CheckpointHandle:
         return self._job is not None and self._job.over
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until a commit in the background is over.
+        """Wait until this checkpoint is committed, in whichever thread, and that is over.
 
         Args:
             timeout: seconds after which to return False; None: as long as it takes.
@@ -133,13 +136,16 @@ class CheckpointHandle:
             whether the checkpoint is saved.
 
         Raises:
-            RuntimeError: it was not committed.
-            CheckpointError: it could not be saved; the message says why.
+            CheckpointError: it could not be saved, or was aborted; the message says why.
         """
-        if self._job is None:
-            raise RuntimeError(f"checkpoint {self.storage_id} was not committed yet: there is nothing to wait for")
         self._means.background.check_process()
-        if not self._job.wait(timeout):
+        deadline = None if timeout is None else _clock.monotonic() + timeout
+        if not self._ending.wait(timeout):
+            return False
+        if (why := self._reason) is not None:
+            raise CheckpointError(f"checkpoint {self.storage_id} was aborted: {type(why).__name__}: {why}") from why
+        assert self._job is not None
+        if not self._job.wait(None if deadline is None else max(0.0, deadline - _clock.monotonic())):
             return False
         self._job.raise_failure()
         return True
@@ -147,7 +153,7 @@ class CheckpointHandle:
     def drop(self) -> None:
         """Remove what was written without a word to the other ranks, unless they ask: the context is closing."""
         why = CheckpointError(f"checkpoint {self.storage_id} was not committed when the context was closed")
-        job = self._begin_end(Job(self.storage_id, self._together.shared, lambda _: self._give_up(why)))
+        job = self._begin_end(Job(self.storage_id, self._together.shared, lambda _: self._give_up(why)), why)
         if job is not None:
             log.warning("checkpoint %s was neither committed nor aborted: it is removed", self.storage_id)
             self._means.background.resign(job)
@@ -160,12 +166,13 @@ class CheckpointHandle:
         self._undo(together)
         self._ended(self)
 
-    def _begin_end(self, job: Job) -> Job | None:
-        """Claim the end of this checkpoint for ``job``; None: another one has."""
+    def _begin_end(self, job: Job, reason: BaseException | None = None) -> Job | None:
+        """Claim the end of this checkpoint for ``job``, which gives it up for ``reason``; None: another one has."""
         with self._claim:
             if self._job is not None:
                 return None
-            self._job = job
+            self._job, self._reason = job, reason
+            self._ending.set()
             return job
 
     def _await(self, job: Job) -> None:
