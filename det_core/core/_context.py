@@ -128,13 +128,18 @@ class Context:
         self._closed = True
         outcome, detail = self._outcome(error)
         failures: dict[str, BaseException] = {}
+        interrupt: KeyboardInterrupt | None = None
         for part, finish in self._closers(outcome, detail, error):
             try:
                 finish()
+            except KeyboardInterrupt as e:  # a part that waits gives up; the others are closed all the same
+                interrupt = e
             except Exception as e:
                 failures[part] = e
         if self.distributed.rank == 0:
             say(last_line(self._run, outcome, detail))
+        if interrupt is not None:
+            raise interrupt
         if len(failures) == 1 and isinstance(only := next(iter(failures.values())), ReportsNotKept):
             raise only
         if failures:
@@ -147,8 +152,8 @@ class Context:
         return [
             ("profiler", self.profiler.close),
             ("searcher", self.searcher.close),
-            ("preempt", self.preempt.close),
             ("checkpoint", self.checkpoint.close),
+            ("preempt", self.preempt.close),
             ("train", self.train.close),
             ("run", lambda: self._journal.record("run_end", end)),
             ("distributed", lambda: self.distributed.close(farewell=end, failure=failure)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from det_core._env import Environment
 from det_core._errors import RunError, TensorboardError
@@ -23,9 +23,14 @@ from det_core.core._searcher import SearcherContext, Unit, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
 from det_core.journal import Journal
-from det_core.storage import Store, open_store, public_storage
+from det_core.storage import RetentionPolicy, Store, check_policy, open_store, public_storage
+
+if TYPE_CHECKING:
+    from det_core.core._checkpoint._retention import Retention
 
 logger = logging.getLogger("det_core.core")
+TIME_TO_END = 3.0
+"""Seconds of the grace that are kept for what comes after checkpoints when a process ends; less of a short one."""
 
 
 def init(
@@ -39,6 +44,8 @@ def init(
     resume: str | None = None,
     searcher_metric: str | None = None,
     smaller_is_better: bool = True,
+    retention: RetentionPolicy | None = None,
+    validate: bool = False,
 ) -> Context:
     """Build the :class:`Context` of a training script. Use it as ``with core.init() as ctx:``.
 
@@ -56,13 +63,21 @@ def init(
         searcher_metric: the validation metric of ``ctx.train.get_experiment_best_validation()`` in a bare run. Left
             out: the metric that operations are completed with.
         smaller_is_better: which end of that metric is best.
+        retention: which of this run's checkpoints stay, such as ``core.KeepLatest(3) | core.KeepBest(1, "loss")``.
+            Applied whenever a new one is complete. Left out: all stay.
+        validate: try out whether checkpoints can be written, before training starts. Left out: it shows at the first
+            write, so that a script that only restores needs no permission to write.
 
     Raises:
         ValueError, TypeError: an argument cannot be used, or the environment says that there are more ranks.
+        StorageError: ``validate`` has found that checkpoints cannot be written; on every rank, in one line that says
+            why, and what to do.
         RunNotFound, RunLocked: the run to resume is not there, or is being written.
     """
     environment = Environment.read()
     _check(distributed, preempt_mode, tensorboard_mode, name, resume, searcher_metric, environment)
+    if retention is not None:
+        check_policy(retention)
     length, units = configured_length(1 if max_length is None else max_length)
     if get_cluster_info() is not None:
         raise RunError(
@@ -74,51 +89,69 @@ def init(
     given = None if checkpoint_storage is None else open_store(checkpoint_storage, default=environment.home)
     cached = environment.cache or environment.home / "cache"
     cache = CheckpointCache(cached / "checkpoints", environment.cache_bytes)
+    if validate and given is not None:
+        on_chief(distributed, "init", given.validate)
     run = open_bare_run(distributed, environment, name=name, resume=resume)
     try:
         storage = None if given is None else public_storage(checkpoint_storage, given)
-        return _compose(
-            distributed, run, given, cache, storage, preempt_mode, tensorboard_mode, length, units,
-            searcher_metric, smaller_is_better,
+        store = given or open_store(None, default=run.path / "checkpoints")
+        if validate and given is None:
+            on_chief(distributed, "init", store.validate)
+        choices = _Choices(
+            preempt_mode, tensorboard_mode, length, units, searcher_metric, smaller_is_better, retention,
+            environment.grace,
         )  # fmt: skip
+        return _compose(distributed, run, store, given is not None, cache, storage, choices)
     except BaseException:
         run.release()
         raise
 
 
+class _Choices(NamedTuple):
+    """What a script and its environment ask for."""
+
+    preempt_mode: PreemptMode
+    tensorboard_mode: TensorboardMode | None
+    length: int
+    units: Unit | None
+    searcher_metric: str | None
+    smaller_is_better: bool
+    retention: RetentionPolicy | None
+    grace: float | None
+
+
 def _compose(
     distributed: DistributedContext,
     run: BareRun,
-    given: Store | None,
+    store: Store,
+    chosen: bool,
     cache: CheckpointCache,
     storage: Any,
-    preempt_mode: PreemptMode,
-    tensorboard_mode: TensorboardMode | None,
-    length: int,
-    units: Unit | None,
-    searcher_metric: str | None,
-    smaller_is_better: bool,
+    choices: _Choices,
 ) -> Context:
-    store = given or open_store(None, default=run.path / "checkpoints")
+    """Put the parts together; ``chosen`` says that the store is not the run's own folder."""
     latest = on_chief(distributed, "init", lambda: store.newest(run.run_id) if run.resumed else None)
     journal = Journal(run.path, run_id=run.run_id, restart=run.restart, rank=distributed.rank)
     backend = LocalBackend(
         run.path,
-        length=length,
+        length=choices.length,
         latest_checkpoint=latest,
-        searcher_metric=searcher_metric,
-        smaller_is_better=smaller_is_better,
+        searcher_metric=choices.searcher_metric,
+        smaller_is_better=choices.smaller_is_better,
     )
     local = run.path / "tensorboard" / f"rank-{distributed.rank}"
     beside = f"tensorboard/{run.run_id}"
     tensorboard = Tensorboard(
-        chosen_mode(tensorboard_mode),
+        chosen_mode(choices.tensorboard_mode),
         local=local,
-        kept=None if given is None else lambda source, name: store.put_beside(source, f"{beside}/{name}"),
+        kept=(lambda source, name: store.put_beside(source, f"{beside}/{name}")) if chosen else None,
         where=f"{store.root}/{beside}",
         rank=distributed.rank,
     )
-    facts = _CheckpointFacts(run.run_id, store, journal, tensorboard)
+    facts = _CheckpointFacts(run, store, journal, tensorboard, choices.retention)
+    preempt = PreemptContext(
+        distributed, choices.preempt_mode, acknowledge=backend.acknowledge_preemption, record=journal.record
+    )
     if distributed.rank == 0:
         for line in (*run.remarks, first_line(run, latest)):
             say(line)
@@ -129,12 +162,11 @@ def _compose(
         checkpoint=CheckpointContext(
             distributed, store, run_id=run.run_id, restart=run.restart,
             registered=facts.registered, deleted=facts.deleted, restored=facts.restored, cache=cache,
+            deadline=lambda: _deadline(preempt, choices.grace), say=say if distributed.rank == 0 else logger.debug,
         ),
-        preempt=PreemptContext(
-            distributed, preempt_mode, acknowledge=backend.acknowledge_preemption, record=journal.record
-        ),
+        preempt=preempt,
         train=TrainContext(distributed, journal, backend, tensorboard),
-        searcher=SearcherContext(distributed, backend, record=journal.record, units=units),
+        searcher=SearcherContext(distributed, backend, record=journal.record, units=choices.units),
         profiler=ProfilerContext(distributed, journal.metrics, agent_id=os.uname().nodename),
         journal=journal,
         backend=backend,
@@ -143,18 +175,37 @@ def _compose(
     )  # fmt: skip
 
 
+def _deadline(preempt: PreemptContext, grace: float | None) -> float | None:
+    """Until when a preempted process may save, on the monotonic clock; None: it is not, or nobody set a limit."""
+    if grace is None or preempt.requested_at is None:
+        return None
+    return preempt.requested_at + grace - min(TIME_TO_END, grace / 5)
+
+
 class _CheckpointFacts:
-    """Journals what happens to checkpoints.
+    """Journals what happens to checkpoints, and lets older ones go.
 
     A checkpoint takes the reports before it to the disk with it. Restoring one that this run has written rolls the run
     back to its step; restoring another run's is a start, and rolls back nothing.
     """
 
-    def __init__(self, run_id: str, store: Store, journal: Journal, tensorboard: Tensorboard) -> None:
-        self._run_id = run_id
+    def __init__(
+        self,
+        run: BareRun,
+        store: Store,
+        journal: Journal,
+        tensorboard: Tensorboard,
+        policy: RetentionPolicy | None,
+    ) -> None:
+        self._run_id = run.run_id
         self._store = store
         self._journal = journal
         self._tensorboard = tensorboard
+        self._retention: Retention | None = None
+        if policy is not None:
+            from det_core.core._checkpoint._retention import Retention
+
+            self._retention = Retention(policy, store, run.run_id, folder=run.path, deleted=self.deleted)
 
     def registered(self, checkpoint: Mapping[str, Any]) -> None:
         self._journal.record("checkpoint", checkpoint)
@@ -163,6 +214,8 @@ class _CheckpointFacts:
             self._tensorboard.sync()
         except (TensorboardError, OSError) as e:  # the checkpoint is safe; close() tries again, and raises
             logger.warning("event files were not copied beside checkpoint %s: %s", checkpoint["storage_id"], e)
+        if self._retention is not None:
+            self._retention.apply(checkpoint["storage_id"])
 
     def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         self._journal.record("checkpoint_deleted", {"storage_id": storage_id, "resources": dict(remaining)})

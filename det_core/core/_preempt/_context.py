@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from det_core import _clock
 from det_core._errors import ContextClosed
 from det_core.core._distributed import DistributedContext
 from det_core.core._preempt._agreement import ChiefSide, RankSide
@@ -58,6 +59,7 @@ class PreemptContext:
         self._chief = ChiefSide(range(distributed.size)) if distributed.rank == 0 else None
         self._signals = SignalWatch(self._on_signal)
         self._changed = threading.Event()
+        self._requested_at: float | None = None
         self._started = self._closed = self._left = self._acknowledged = self._troubled = False
         if self._star is not None:
             self._star.subscribe(_TOPIC, self._on_message)
@@ -67,6 +69,11 @@ class PreemptContext:
     def acknowledged(self) -> bool:
         """Whether this process has said that it stops because of a preemption."""
         return self._acknowledged
+
+    @property
+    def requested_at(self) -> float | None:
+        """When this rank first heard of a request to stop, on the monotonic clock; None: not yet."""
+        return self._requested_at
 
     def should_preempt(self, auto_ack: bool = True) -> bool:
         """Whether to save and exit now. Cheap enough for every batch.
@@ -150,7 +157,12 @@ class PreemptContext:
 
     # Requests. _on_signal runs in a signal handler, all else on the ipc thread.
 
+    def _note(self) -> None:
+        if self._requested_at is None:
+            self._requested_at = _clock.monotonic()
+
     def _on_signal(self) -> None:
+        self._note()
         if self._star is None:
             self._side.announced(self._side.calls + 1)
         else:
@@ -196,6 +208,7 @@ class PreemptContext:
             self._announce(stop_at, tell=True)
 
     def _announce(self, stop_at: int, *, tell: bool) -> None:
+        self._note()
         if tell and self._star is not None:
             self._star.post(_TOPIC, ("stop", stop_at))
         self._side.announced(stop_at)
