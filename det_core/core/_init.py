@@ -86,7 +86,9 @@ def init(
         )
     if distributed is None:
         distributed = DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
-    given = None if checkpoint_storage is None else open_store(checkpoint_storage, default=environment.home)
+    given = None if checkpoint_storage is None else open_store(
+        checkpoint_storage, default=environment.home, scratch=environment.home / "scratch"
+    )
     cached = environment.cache or environment.home / "cache"
     cache = CheckpointCache(cached / "checkpoints", environment.cache_bytes)
     if validate and given is not None:

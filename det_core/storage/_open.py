@@ -8,50 +8,82 @@ from pathlib import Path
 from typing import Any
 
 from det_core.storage._directory import DirectoryStore
+from det_core.storage._settings import read_settings
 from det_core.storage._store import Store
 
-COMMON = ("save_experiment_best", "save_trial_best", "save_trial_latest")
-KEYS = {
-    "directory": ("container_path",),
-    "shared_fs": ("host_path", "storage_path", "propagation", "container_path", "checkpoint_path", "tensorboard_path"),
-}
-REQUIRED = {"directory": "container_path", "shared_fs": "host_path"}
+S3 = ("s3", "s3a")
+GCS = ("gs", "gcs")
 
 
-def open_store(checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | None, default: Path) -> Store:
-    """Return the store that ``checkpoint_storage`` names. Nothing is made or read yet.
+def open_store(
+    checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | None, default: Path, *, scratch: Path | None = None
+) -> Store:
+    """Return the store that ``checkpoint_storage`` names. Nothing is made, read or connected yet.
 
     Args:
-        checkpoint_storage: a folder's path, a ``file://`` URL, or a mapping as in an experiment's configuration:
-            ``{"type": "directory", "container_path": …}`` or ``{"type": "shared_fs", "host_path": …,
-            "storage_path": …}``. None: ``default``.
+        checkpoint_storage: a folder's path; a URL, as ``file:///folder``, ``s3://bucket/prefix``,
+            ``gs://bucket/prefix``, ``az://container/prefix``, or of any other protocol that fsspec has a driver for;
+            or a mapping as in an experiment's configuration, whose ``type`` is directory, shared_fs, s3, gcs, azure or
+            fsspec. None: ``default``.
         default: the folder to use if nothing else is said.
+        scratch: where scripts write, on this machine, what is then uploaded; None: a folder for temporary files.
 
     Raises:
         ValueError: it names no store that det_core can open; every wrong key is named at once.
+        MissingExtra: the store's driver is not installed; the message is the command that installs it.
     """
     if checkpoint_storage is None:
         return DirectoryStore(default)
+    scratch = scratch or _temporary()
     if isinstance(checkpoint_storage, Mapping):
-        return _from_mapping(checkpoint_storage)
+        return _from_settings(read_settings(checkpoint_storage), scratch)
     if isinstance(checkpoint_storage, str | os.PathLike):
-        return _from_text(os.fspath(checkpoint_storage))
+        return _from_text(os.fspath(checkpoint_storage), scratch)
     raise ValueError(f"checkpoint_storage must be a path, a URL or a dict, not {type(checkpoint_storage).__name__}")
 
 
-def _from_text(text: str) -> Store:
-    from urllib.parse import unquote, urlsplit
+def _temporary() -> Path:
+    import tempfile
 
+    return Path(tempfile.gettempdir(), f"det_core-{os.getuid()}", "scratch")
+
+
+def _from_text(text: str, scratch: Path) -> Store:
     if not text:
         raise ValueError("checkpoint_storage is empty: pass a folder, or None for the run's own folder")
-    if "://" not in text and not text.startswith("file:"):
+    if text.startswith("file:"):
+        return _from_file_url(text)
+    if "://" not in text:
         return DirectoryStore(Path(text).expanduser())
-    url = urlsplit(text)
-    if url.scheme != "file":
+    scheme, _, rest = text.partition("://")
+    if "?" in rest or "#" in rest or "::" in text or not scheme.isidentifier():
         raise ValueError(
-            f"checkpoint_storage={text!r}: {url.scheme}:// cannot be opened by this version of det_core; use a "
-            "directory (a path or a file:// URL) that every rank shares"
+            f"checkpoint_storage={_hidden(text)!r}: a URL has the form scheme://place/prefix and no more; "
+            "give what else there is to say in a dict, as in {'type': 's3', 'bucket': …, 'endpoint_url': …}"
         )
+    if scheme not in (*S3, *GCS):
+        from det_core.storage._objects._named import open_fsspec
+
+        return open_fsspec(scratch, text)
+    bucket, _, prefix = rest.partition("/")
+    if not bucket or "@" in bucket:
+        raise ValueError(f"checkpoint_storage={_hidden(text)!r}: the form is {scheme}://bucket/prefix, without keys")
+    kind = "s3" if scheme in S3 else "gcs"
+    return _from_settings(read_settings({"type": kind, "bucket": bucket, "prefix": prefix}), scratch)
+
+
+def _hidden(text: str) -> str:
+    """A URL without what may be secret in it."""
+    scheme, _, rest = text.partition("://")
+    place, slash, path = rest.partition("/")
+    path = path.partition("?")[0] + ("?…" if "?" in path else "")
+    return f"{scheme}://{place.rpartition('@')[2].partition('?')[0]}{slash}{path}"
+
+
+def _from_file_url(text: str) -> Store:
+    from urllib.parse import unquote, urlsplit
+
+    url = urlsplit(text)
     if url.netloc not in ("", "localhost") or url.query or url.fragment:
         raise ValueError(f"checkpoint_storage={text!r}: a file URL has the form file:///absolute/path and no more")
     path = unquote(url.path)
@@ -60,38 +92,19 @@ def _from_text(text: str) -> Store:
     return DirectoryStore(path)
 
 
-def _from_mapping(config: Mapping[str, Any]) -> Store:
-    kind = config.get("type")
-    if not isinstance(kind, str) or kind not in KEYS:
-        raise ValueError(
-            f"checkpoint_storage.type is {kind!r}: this version of det_core opens {' and '.join(sorted(KEYS))}"
-        )
-    required = REQUIRED[kind]
-    problems = [] if required in config else [f"{required} is missing: give it an absolute path"]
-    for key, value in config.items():
-        if key == "type" or (value is None and key != required):
-            continue
-        if key in COMMON:
-            if type(value) is not int or value < 0:
-                problems.append(f"{key} is {value!r}: give it an integer of at least 0")
-        elif key not in KEYS[kind]:
-            problems.append(f"{key} is no key of type {kind}: there are {', '.join((*KEYS[kind], *COMMON))}")
-        elif not isinstance(value, str | os.PathLike) or not os.fspath(value):
-            problems.append(f"{key} is {value!r}: give it a path")
-        elif key == required and not os.path.isabs(value):
-            problems.append(f"{key} is {value!r}: give it an absolute path")
-    if not problems and kind == "shared_fs":
-        path = _shared_path(os.fspath(config["host_path"]), config.get("storage_path"), problems)
-    elif not problems:
-        path = os.fspath(config["container_path"])
-    if problems:
-        raise ValueError("checkpoint_storage: " + "; ".join(problems))
-    return DirectoryStore(path)
+def _from_settings(settings: dict[str, Any], scratch: Path) -> Store:
+    kind = settings.pop("type")
+    if kind == "directory":
+        return DirectoryStore(settings["container_path"])
+    if kind == "shared_fs":
+        return DirectoryStore(os.path.join(settings["host_path"], settings.get("storage_path", "")))
 
+    from det_core.storage._objects import _named
 
-def _shared_path(host_path: str, storage_path: Any, problems: list[str]) -> str:
-    host = os.path.normpath(host_path)
-    path = os.path.normpath(os.path.join(host, os.fspath(storage_path or "")))
-    if os.path.commonpath([host, path]) != host:
-        problems.append(f"storage_path is {storage_path!r}: it must lie inside host_path {host_path!r}")
-    return path
+    if kind == "s3":
+        return _named.open_s3(scratch, **settings)
+    if kind == "gcs":
+        return _named.open_gcs(scratch, **settings)
+    if kind == "azure":
+        return _named.open_azure(scratch, **settings)
+    return _named.open_fsspec(scratch, settings["url"], settings.get("options"))

@@ -72,7 +72,7 @@ class Bucket(Protocol):
         """Every object whose key begins with ``prefix`` (text, not a folder's name), sorted by key."""
 
     async def children(self, prefix: str) -> builtins.list[str]:
-        """What lies directly in the folder ``prefix`` (empty, or ending in ``/``): names, those of folders with ``/``."""
+        """The names directly in the folder ``prefix`` (empty, or ending in ``/``); those of folders end in ``/``."""
 
     async def delete(self, keys: Sequence[str]) -> None:
         """Remove objects, however many; those that are not there are no error."""
