@@ -12,12 +12,23 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from support.servers import MARK, gcs_server, moto_server, rgw_server, s3_server
+
+__all__ = ["gcs_server", "moto_server", "rgw_server", "s3_server"]
 settings.register_profile("det_core", deadline=None, print_blob=True)
 settings.load_profile("det_core")
 for _number in (signal.SIGINT, signal.SIGHUP):  # ignored in what nohup or a shell's & has started, and inherited
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def event_loop() -> None:
+    """fsspec's thread with its event loop, which live as long as the process: there before any test is looked at."""
+    from fsspec.asyn import get_loop
+
+    get_loop()
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +58,9 @@ def nothing_leaks() -> Iterator[None]:
 
 
 def _leaks(threads: set[int], files: set[str]) -> list[str]:
-    alive = [f"thread {t.name}" for t in threading.enumerate() if t.ident not in threads]
+    left = [t for t in threading.enumerate() if t.ident not in threads]
+    # The event loop keeps threads of its own, as many as it ever needed at a time.
+    alive = [f"thread {t.name}" for t in left if not t.name.startswith("asyncio_")]
     return alive + [f"file {name}" for name in sorted(_files() - files)] + [f"process {p}" for p in _children()]
 
 
@@ -70,7 +83,7 @@ def _files() -> set[str]:
 
 
 def _children() -> list[str]:
-    """Children that still run (multiprocessing's own helpers live as long as the interpreter)."""
+    """Children that still run (multiprocessing's own helpers and the servers live as long as the session)."""
     found = []
     for task in os.listdir("/proc/self/task"):
         try:
@@ -79,6 +92,8 @@ def _children() -> list[str]:
             continue
         for pid in pids:
             try:
+                if f"{MARK}=1".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    continue
                 command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except OSError:
                 continue

@@ -18,6 +18,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
@@ -85,9 +86,16 @@ class Gateway:
     Args:
         folder: where to keep it; default: a temporary folder, removed at the end.
         objectstore: ``memstore`` keeps objects in memory, ``bluestore`` in a file.
+        environment: variables for its processes.
     """
 
-    def __init__(self, folder: Path | None = None, objectstore: str = "bluestore") -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        objectstore: str = "bluestore",
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._environment = {**os.environ, **(environment or {})}
         # A unix socket's path has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="rgw-", dir=folder or "/tmp"))
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -158,7 +166,13 @@ class Gateway:
         with (self.folder / f"{program}.out").open("wb") as out:
             command = [program, "-c", str(self.folder / "ceph.conf"), "-f", *words]
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, cwd=self.folder
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+                cwd=self.folder,
+                env=self._environment,
             )
         self._processes.append(process)
 

@@ -1,0 +1,150 @@
+"""Real servers of the S3 and GCS protocols on loopback, one of each for a whole test session.
+
+moto and the GCS emulator come with the ``dev`` extra; Ceph's gateway is a system package (``make ci`` installs it).
+Each runs in processes of its own, marked by a variable in their environment, by which the leak check knows them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from support import rgw
+
+MARK = "DET_CORE_TEST_SERVER"
+PATIENCE = 60.0
+
+
+@dataclass(frozen=True)
+class S3Server:
+    """A running S3 server."""
+
+    url: str
+    access_key: str = rgw.KEY
+    secret_key: str = rgw.SECRET
+    checks_signatures: bool = False
+    gateway: rgw.Gateway | None = field(default=None, repr=False)
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[Any]:
+        """A boto3 client, to look behind the back of what is tested."""
+        import boto3
+
+        keys = {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret_key}
+        client = boto3.client("s3", endpoint_url=self.url, region_name="us-east-1", **keys)
+        try:
+            yield client
+        finally:
+            client.close()
+
+    def make_bucket(self) -> str:
+        """Make a bucket and return its name."""
+        name = f"test-{uuid.uuid4().hex[:12]}"
+        with self.client() as client:
+            client.create_bucket(Bucket=name)
+        return name
+
+    def storage(self, bucket: str, prefix: str = "", **changes: Any) -> dict[str, Any]:
+        """``checkpoint_storage`` for a folder of a bucket."""
+        keys = {"endpoint_url": self.url, "access_key": self.access_key, "secret_key": self.secret_key}
+        return {"type": "s3", "bucket": bucket, "prefix": prefix, **keys, **changes}
+
+
+@dataclass(frozen=True)
+class GcsServer:
+    """A running GCS emulator."""
+
+    url: str
+
+    def make_bucket(self) -> str:
+        """Make a bucket and return its name."""
+        name = f"test-{uuid.uuid4().hex[:12]}"
+        data = json.dumps({"name": name}).encode()
+        request = urllib.request.Request(f"{self.url}/storage/v1/b?project=test", data, method="POST")
+        request.add_header("Content-Type", "application/json")
+        urllib.request.urlopen(request, timeout=PATIENCE).close()
+        return name
+
+
+@pytest.fixture(scope="session")
+def moto_server() -> Iterator[S3Server]:
+    """moto: in memory, quick, and content with any key."""
+    port = free_port()
+    with _serving([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
+        yield S3Server(f"http://127.0.0.1:{port}")
+
+
+@pytest.fixture(scope="session")
+def rgw_server() -> Iterator[S3Server]:
+    """Ceph's gateway, which checks keys, signatures and clocks. Its tests carry the mark ``rgw``."""
+    if reason := rgw.missing():
+        if os.environ.get("CI"):
+            pytest.fail(f"this is CI, and {reason}")
+        pytest.skip(reason)
+    with rgw.Gateway(objectstore="memstore", environment={MARK: "1"}) as gateway:
+        server = S3Server(gateway.url, checks_signatures=True, gateway=gateway)
+        server.make_bucket()  # the first takes seconds, as pools are made
+        yield server
+
+
+@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.rgw)])
+def s3_server(request: pytest.FixtureRequest) -> S3Server:
+    """Each S3 server in turn."""
+    server: S3Server = request.getfixturevalue(f"{request.param}_server")
+    return server
+
+
+@pytest.fixture(scope="session")
+def gcs_server() -> Iterator[GcsServer]:
+    """The GCS emulator, in memory."""
+    port = free_port()
+    words = ["start", "-H", "127.0.0.1", "--port", str(port), "-M", "-q"]
+    with _serving([sys.executable, "-m", "gcp_storage_emulator", *words], port):
+        yield GcsServer(f"http://127.0.0.1:{port}")
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free now."""
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        port: int = s.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def _serving(command: list[str], port: int) -> Iterator[None]:
+    """A server that listens on ``port`` while the block runs."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, MARK: "1"},
+    )
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                break
+            assert process.poll() is None, f"{' '.join(command)} ended with status {process.returncode}"
+            assert time.monotonic() < deadline, f"{' '.join(command)} does not listen"
+            time.sleep(0.05)
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
