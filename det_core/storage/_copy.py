@@ -11,8 +11,10 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage._io import Disk, start_writing
@@ -20,8 +22,10 @@ from det_core.storage._manifest import CHUNK, FileEntry
 from det_core.storage._pool import in_threads
 from det_core.storage._scan import Listing
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 Progress = Callable[[int], None]
-"""Called in the caller's thread with the number of bytes done since the last call."""
+"""Called in the caller's thread with the number of bytes done since the last call. What it raises stops the work."""
 
 BUFFER = 128 << 10
 """Bytes read at a time; a file that is not larger is small."""
@@ -112,6 +116,9 @@ class Copier:
         self._disk, self._where, self._chunk, self._stored, self._sync = disk, where, chunk_size, stored, sync
         self._flags = os.O_RDONLY | os.O_CLOEXEC | ((os.O_NOFOLLOW | os.O_NONBLOCK) if stored else 0)
         self._report = progress
+        self._moved: deque[int] = deque()
+        self._caller = 0
+        self._stopped = False
 
     def entries(self, jobs: Sequence[Job]) -> dict[str, FileEntry]:
         """Copy or hash every job; returns what the manifest says of them, by name. Raises like :meth:`run`."""
@@ -126,6 +133,7 @@ class Copier:
             CheckpointError: a file became shorter meanwhile.
             StorageError: the disk refused.
         """
+        self._caller = threading.get_ident()
         small_size = min(BUFFER, self._chunk)
         small = [job for job in jobs if job.size <= small_size]
         large = [job for job in jobs if job.size > small_size]
@@ -135,9 +143,10 @@ class Copier:
 
     def check(self, work: Sequence[Piece]) -> None:
         """Hash pieces, and compare them with what is expected; raises like :meth:`run`."""
+        self._caller = threading.get_ident()
         small_size = min(BUFFER, self._chunk)
         large = [piece for piece in work if piece.job.size > small_size]
-        in_threads(self._piece, large, COPY_THREADS, self._done)
+        self._spread(self._piece, large, COPY_THREADS)
         self._run_small([piece.job for piece in work if piece.job.size <= small_size])
 
     def _run_large(self, jobs: list[Job]) -> dict[str, tuple[str, ...]]:
@@ -146,21 +155,23 @@ class Copier:
         a_file = -(-COPY_THREADS // len(jobs)) if jobs else 1
         work = pieces(jobs, self._chunk, max(PIECE_CHUNKS, -(-chunks // a_file)))
         found: dict[str, tuple[str, ...]] = dict.fromkeys((job.name for job in jobs), ())
-        for piece, digests in zip(work, in_threads(self._piece, work, COPY_THREADS, self._done), strict=True):
+        for piece, digests in zip(work, self._spread(self._piece, work, COPY_THREADS), strict=True):
             found[piece.job.name] += digests
         if self._sync and len(work) > len(jobs):
-            in_threads(self._sync_file, [job.target or job.source for job in jobs], SYNC_THREADS)
+            self._spread(self._sync_file, [job.target or job.source for job in jobs], SYNC_THREADS)
         return found
 
     def _run_small(self, jobs: list[Job]) -> list[tuple[str, ...]]:
         threads = SYNC_THREADS if self._sync else COPY_THREADS
         size = max(1, min(BATCH_FILES, -(-len(jobs) // threads)))
         batches = [jobs[i : i + size] for i in range(0, len(jobs), size)]
-        return [found for batch in in_threads(self._batch, batches, threads, self._batch_done) for found in batch]
+        return [found for batch in self._spread(self._batch, batches, threads) for found in batch]
 
     def _batch(self, jobs: list[Job]) -> list[tuple[str, ...]]:
         buffer = memoryview(bytearray(max(job.size for job in jobs) or 1))
-        return [self._small(job, buffer[: job.size]) for job in jobs]
+        found = [self._small(job, buffer[: job.size]) for job in jobs]
+        self._moved.append(sum(job.size for job in jobs))
+        return found
 
     def _small(self, job: Job, buffer: memoryview) -> tuple[str, ...]:
         """One file that fits into the buffer. Five thousand of these are a checkpoint: every microsecond counts."""
@@ -231,6 +242,8 @@ class Copier:
                 start_writing(target, start, end - start)
             if job.expected is not None and job.expected[number] != digests[-1]:
                 raise self._differs(job, start, end)
+            self._moved.append(end - start)
+            self._look_up()
         return tuple(digests)
 
     def _fill(self, job: Job, source: int, buffer: memoryview, got: int, offset: int = 0) -> None:
@@ -271,13 +284,26 @@ class Copier:
         with self._disk.opened(path, os.O_RDONLY) as fd:
             self._disk.do("sync", path, os.fsync, fd)
 
-    def _done(self, piece: Piece) -> None:
-        if self._report:
-            self._report(piece.bytes(self._chunk))
+    def _spread(self, work: Callable[[Item], Result], items: Sequence[Item], threads: int) -> list[Result]:
+        """Do work in threads, while the caller's thread tells of progress, by which it may be stopped."""
+        return in_threads(work, items, threads, lambda _: self._tell(), tick=self._tell, stop=self._stop)
 
-    def _batch_done(self, jobs: list[Job]) -> None:
-        if self._report:
-            self._report(sum(job.size for job in jobs))
+    def _tell(self) -> None:
+        done = 0
+        while self._moved:
+            done += self._moved.popleft()
+        if done and self._report:
+            self._report(done)
+
+    def _stop(self) -> None:
+        self._stopped = True
+
+    def _look_up(self) -> None:
+        """Between two chunks: tell, in the caller's thread; in another, end if that one has stopped."""
+        if threading.get_ident() == self._caller:
+            self._tell()
+        elif self._stopped:
+            raise CheckpointError("stopped")
 
 
 def check_stored(where: str, name: str, size: int, found: os.stat_result) -> None:
