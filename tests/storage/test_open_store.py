@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from det_core.storage import open_store
+from det_core._errors import MissingExtra
+from det_core.storage import Owner, open_store
+from det_core.storage._objects import ObjectStore
 
 
 def opened(value: Any) -> str:
@@ -30,6 +34,7 @@ def opened(value: Any) -> str:
         ({"type": "shared_fs", "host_path": "/data/", "storage_path": "/data/x"}, "/data/x"),
         ({"type": "shared_fs", "host_path": "/", "storage_path": "x"}, "/x"),
         ({"type": "shared_fs", "host_path": "/data", "storage_path": None, "save_trial_best": 2}, "/data"),
+        ({"type": "shared_fs", "host_path": "/data", "propagation": "rprivate", "checkpoint_path": "c"}, "/data"),
     ],
 )
 def test_a_directory_is_opened(value: Any, root: str) -> None:
@@ -53,15 +58,12 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("value", "match"),
     [
         ("", "empty"),
-        ("s3://bucket/prefix", "s3:// cannot be opened"),
-        ("gs://bucket", "gs:// cannot be opened"),
-        ("memory://x", "memory:// cannot"),
         ("file://host/data", "file:///absolute/path"),
         ("file:///data?x=1", "file:///absolute/path"),
         ("file:data", "absolute"),
         (7, "not int"),
         ({}, "type is None"),
-        ({"type": "s3", "bucket": "b"}, "type is 's3'.*directory and shared_fs"),
+        ({"type": "tape"}, "type is 'tape'.*directory, shared_fs, s3, gcs, azure, fsspec"),
         ({"type": ["directory"]}, "type is"),
         ({"type": "directory"}, "container_path is missing"),
         ({"type": "directory", "container_path": None}, "container_path is None"),
@@ -71,6 +73,25 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"type": "shared_fs", "host_path": "/a/b", "storage_path": "/a/bc"}, "storage_path is '/a/bc'.*inside"),
         ({"type": "shared_fs", "host_path": "/data", "save_trial_best": -1}, "save_trial_best is -1"),
         ({"type": "shared_fs", "host_path": "/data", "save_trial_best": True}, "save_trial_best is True"),
+        ("s3://", "s3://bucket/prefix"),
+        ("s3:///prefix", "s3://bucket/prefix"),
+        ("s3://bucket/a/../b", "prefix is 'a/../b'.*'..'"),
+        ("s3://bucket/p?endpoint_url=http://x", "no more.*'type': 's3'"),
+        ("gs://bucket#x", "no more"),
+        ("simplecache::s3://bucket", "no more"),
+        ("carrier+pigeon://x", "no more"),
+        ("pigeon://x", "nothing opens pigeon://; fsspec knows .*memory"),
+        ({"type": "s3"}, "bucket is missing"),
+        ({"type": "s3", "bucket": "b/c"}, "bucket is 'b/c'.*prefix"),
+        ({"type": "s3", "bucket": "b", "prefix": "../x"}, "prefix is '../x'"),
+        ({"type": "s3", "bucket": "b", "access_key": "k"}, "belong together"),
+        ({"type": "s3", "bucket": "b", "endpoint_url": "host:80"}, "endpoint_url is 'host:80'.*http://"),
+        ({"type": "s3", "bucket": "b", "anonymous": "yes"}, "anonymous is 'yes'"),
+        ({"type": "gcs", "bucket": "b", "access_key": "k"}, "access_key is no key of type gcs"),
+        ({"type": "azure", "container": "c"}, "exactly one of connection_string and account_url"),
+        ({"type": "azure", "container": "c", "connection_string": "x", "account_url": "https://a"}, "exactly one"),
+        ({"type": "azure", "container": "c", "connection_string": "x", "credential": "y"}, "with account_url only"),
+        ({"type": "fsspec", "url": "no url"}, "url is wrong"),
     ],
 )
 def test_what_cannot_be_opened_is_refused(value: Any, match: str) -> None:
@@ -83,3 +104,97 @@ def test_every_wrong_key_is_named_at_once() -> None:
         opened({"type": "shared_fs", "storage_path": 5, "bucket": "b", "save_trial_latest": "x"})
     for text in ("host_path is missing", "storage_path is 5", "bucket is no key", "save_trial_latest is 'x'"):
         assert re.search(text, str(caught.value)), text
+
+
+@pytest.mark.parametrize(
+    ("value", "root"),
+    [
+        ("s3://bucket", "s3://bucket"),
+        ("s3://bucket//a/./b//", "s3://bucket/a/b"),
+        ("s3a://bucket/prefix", "s3://bucket/prefix"),
+        ({"type": "s3", "bucket": "bucket", "prefix": "/a/", "save_trial_best": 1}, "s3://bucket/a"),
+        ({"type": "s3", "bucket": "b", "endpoint_url": "http://127.0.0.1:1", "region": "r"}, "s3://b"),
+        ({"type": "s3", "bucket": "b", "access_key": "k", "secret_key": "s", "session_token": "t"}, "s3://b"),
+        ("gs://bucket/prefix", "gs://bucket/prefix"),
+        ("gcs://bucket/prefix/", "gs://bucket/prefix"),
+        ({"type": "gcs", "bucket": "bucket", "prefix": None}, "gs://bucket"),
+        ("memory://a/b", "memory://a/b"),
+        ({"type": "fsspec", "url": "memory://a/b/", "options": {}}, "memory://a/b"),
+    ],
+)
+def test_an_object_store_is_opened_without_being_asked(value: Any, root: str) -> None:
+    store = open_store(value, Path("/the/default"))
+    assert isinstance(store, ObjectStore)
+    assert store.root == root
+    store.close()
+
+
+def test_the_scratch_folder_is_where_it_is_told(tmp_path: Path) -> None:
+    store = open_store("memory://scratched", tmp_path, scratch=tmp_path / "scratch")
+    staging = store.begin("one", Owner.current("run", 0))
+    assert staging.path.is_relative_to(tmp_path / "scratch")
+    staging.abort()
+    assert not any((tmp_path / "scratch").rglob("*.*/*"))
+
+
+SECRETS = [
+    {"type": "s3", "bucket": "b", "access_key": "open", "secret_key": "sesame", "session_token": "abracadabra"},
+    {"type": "fsspec", "url": "ftp://open:sesame@127.0.0.1:1/a", "options": {}},
+    {"type": "fsspec", "url": "memory://a", "options": {"password": "sesame"}},
+]
+
+
+@pytest.mark.parametrize("value", SECRETS)
+def test_no_secret_is_in_what_is_shown(value: dict[str, Any]) -> None:
+    store = open_store(value, Path("/the/default"))
+    assert isinstance(store, ObjectStore)
+    told = store.door.bucket.explain("read", "x", RuntimeError("sesame"))
+    for text in (repr(store), store.root, *([] if value["type"] == "s3" else [str(told)])):
+        assert "sesame" not in text
+        assert "abracadabra" not in text
+    store.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "s3://key:sesame@bucket/x",
+        "s3://bucket/x?secret_key=sesame",
+        "ftp://open:sesame@host/x?y",
+        {"type": "s3", "bucket": "b", "access_key": "k", "secret_key": ["sesame"]},
+        {"type": "azure", "container": "c", "connection_string": ["sesame"]},
+        {"type": "fsspec", "url": "sesame", "options": "sesame"},
+    ],
+)
+def test_no_secret_is_in_a_refusal(value: Any) -> None:
+    with pytest.raises(ValueError) as caught:
+        opened(value)
+    assert "sesame" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "command"),
+    [
+        ("az://container/prefix", r"pip install 'det-core\[azure\]'"),
+        ({"type": "azure", "container": "c", "account_url": "https://a.blob.core.windows.net"}, "azure"),
+        ("s3://bucket", r"pip install 'det-core\[s3\]'"),
+        ("gs://bucket", r"pip install 'det-core\[gcs\]'"),
+        ("sftp://host/path", "pip install paramiko"),
+    ],
+)
+def test_a_driver_that_is_missing_is_told_with_its_command(
+    value: Any, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("adlfs", "s3fs", "gcsfs", "gcsfs.core", "paramiko"):
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.sftp", raising=False)
+    with pytest.raises(MissingExtra, match=command):
+        opened(value)
+
+
+def test_a_directory_loads_no_driver() -> None:
+    code = (
+        "import sys; from pathlib import Path; from det_core.storage import open_store; open_store('/x', Path('/y'))\n"
+        "print(sorted({'fsspec', 's3fs', 'gcsfs', 'aiobotocore', 'asyncio'} & sys.modules.keys()))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
