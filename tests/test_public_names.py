@@ -25,7 +25,7 @@ PUBLIC = {
     """,
     "det_core.client": "Checkpoint Checkpoints Run checkpoints delete_run run runs",
     "det_core.journal": """
-        Journal PendingValue Record Row RunFolder RunRecord RunSummary hold list_runs read_run
+        Follower Journal PendingValue Record Row RunFolder RunRecord RunSummary hold list_runs read_run
     """,
     "det_core.storage": """
         AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer Listing Manifest

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from det_core.cli._commands import COMMANDS
-from det_core.cli._say import error
+from det_core.cli._say import error, warnings_as_notes
 
 _DESCRIPTION = "Look at, export and remove the runs that det_core records, and their checkpoints."
 _EXAMPLES = """\
@@ -78,7 +78,8 @@ def _dispatch(arguments: list[str]) -> int:
     )
     module.configure(parser)
     args = parser.parse_args(arguments[1:])
-    return int(args.run_command(args))
+    with warnings_as_notes():
+        return int(args.run_command(args))
 
 
 def _parser() -> argparse.ArgumentParser:

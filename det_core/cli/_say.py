@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -18,6 +20,23 @@ def error(message: str) -> None:
 def note(message: str) -> None:
     """One line on stderr that is no error."""
     print(f"det-core: {message}", file=sys.stderr)
+
+
+@contextmanager
+def warnings_as_notes() -> Iterator[None]:
+    """Have what the library warns of while the block runs told as :func:`note` tells things."""
+    handler = _Notes(logging.WARNING)
+    logger = logging.getLogger("det_core")
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(f"warning: {' '.join(record.getMessage().split())}")
 
 
 def print_json(value: Any) -> None:

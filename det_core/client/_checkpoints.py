@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import CheckpointNotFound, RunError
+from det_core._errors import CheckpointCorrupt, CheckpointNotFound, RunError
 from det_core.client._checkpoint import Checkpoint
 from det_core.client._find import LATEST
+from det_core.client._run import registered
 from det_core.client._storage import run_folder
 from det_core.client._table import spread
 from det_core.core._checkpoint._retention import Retention
@@ -69,6 +70,28 @@ class Checkpoints:
     def in_use(self) -> set[str]:
         """The storage_ids of those that a process reads now."""
         return self._store.in_use()
+
+    def damaged(self) -> dict[str, str]:
+        """Those that runs kept here have registered, and that are not listed as their manifests cannot be used.
+
+        Returns:
+            what is wrong, by storage_id.
+
+        Raises:
+            StorageError: the store refused.
+        """
+        listed = {header.storage_id for header in self._headers()}
+        problems = {}
+        for run_id in self._runs():
+            if (folder := run_folder(run_id, self._home)) is not None:
+                for storage_id in registered(read_run(folder)) - listed:
+                    try:
+                        self._store.open(storage_id)
+                    except CheckpointNotFound:
+                        continue
+                    except CheckpointCorrupt as e:
+                        problems[storage_id] = str(e)
+        return problems
 
     def run_ids(self) -> list[str]:
         """The runs that it has checkpoints of, sorted."""

@@ -113,8 +113,14 @@ class Run:
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """The checkpoints that were registered and not deleted since, oldest first."""
-        gone = {r.get("storage_id") for r in self.record.records("checkpoint_deleted") if not r.get("resources")}
-        return [_checkpoint(r) for r in self.record.records("checkpoint") if r.get("storage_id") not in gone]
+        there = registered(self.record)
+        return [_checkpoint(r) for r in self.record.records("checkpoint") if r.get("storage_id") in there]
+
+
+def registered(run: RunRecord) -> set[str]:
+    """The storage_ids of the checkpoints that a run has registered and that nobody has deleted since."""
+    gone = {r.get("storage_id") for r in run.records("checkpoint_deleted") if not r.get("resources")}
+    return {str(r["storage_id"]) for r in run.records("checkpoint") if "storage_id" in r} - gone
 
 
 def _checkpoint(record: Record) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 from det_core._errors import CheckpointError, RunNotFound
 from det_core.client._find import LATEST, find, home_of
 from det_core.client._run import Run
+from det_core.journal import Follower
 from det_core.storage import Store, open_store
 
 Storage = str | os.PathLike[str] | Mapping[str, Any]
@@ -47,8 +48,9 @@ def chosen_store(storage: Storage | None, run: str | None, home: Path | str | No
 
 def recorded_storage(run: Run) -> Any:
     """The store that a run wrote to last; None: the folder of its own."""
-    starts = [r for r in run.record.records("run_start") if r.rank == 0]
-    return starts[-1].get("storage") if starts else None
+    starts = Follower(run.path, ["run_start"]).new()
+    by_place = {(restart, r["seq"]): r["body"].get("storage") for restart, rank, r in starts if rank == 0}
+    return by_place[max(by_place)] if by_place else None
 
 
 def run_folder(run_id: str, home: Path | str | None) -> Path | None:

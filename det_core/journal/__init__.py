@@ -5,11 +5,13 @@ has written is safe from the death of the process; what cannot be written is kep
 """
 
 from det_core.journal._folder import RunFolder, hold
+from det_core.journal._follow import Follower
 from det_core.journal._journal import Journal
 from det_core.journal._pending import PendingValue
 from det_core.journal._record import Record, Row, RunRecord, RunSummary, list_runs, read_run
 
 __all__ = [
+    "Follower",
     "Journal",
     "PendingValue",
     "Record",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import CheckpointCorrupt
 from det_core.cli._bar import bar
 from det_core.cli._say import error, print_json, size
 from det_core.cli.checkpoint._found import COMPLETE, DAMAGED, UNVERIFIED, found, named
@@ -34,12 +33,13 @@ def run(args: argparse.Namespace) -> int:
         error("name the checkpoints to verify, or --all (and not both); `det-core checkpoint list` shows them")
         return 2
     checkpoints = found(args)
-    results = []
+    results = [_unreadable(*one) for one in checkpoints.damaged().items()] if args.all else []
+    for result in results if not args.json else []:
+        _print(result)
     for checkpoint in list(checkpoints) if args.all else named(checkpoints, args.ID):
-        result = _verified(checkpoint)
-        results.append(result)
+        results.append(_verified(checkpoint))
         if not args.json:
-            _print(result)
+            _print(results[-1])
     if args.json:
         print_json(results)
     elif not results:
@@ -48,14 +48,16 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
-    try:
-        with bar(f"verifying {checkpoint.storage_id}", checkpoint.size) as advance:
-            problems = checkpoint.verify(progress=advance)
-        state = DAMAGED if problems else COMPLETE if checkpoint.verified else UNVERIFIED
-        content: dict[str, int | None] = {"size": checkpoint.size, "files": checkpoint.files}
-    except CheckpointCorrupt as e:
-        state, problems, content = DAMAGED, [str(e)], {"size": None, "files": None}
+    with bar(f"verifying {checkpoint.storage_id}", checkpoint.size) as advance:
+        problems = checkpoint.verify(progress=advance)
+    state = DAMAGED if problems else COMPLETE if checkpoint.verified else UNVERIFIED
+    content = {"size": checkpoint.size, "files": checkpoint.files}
     return {"storage_id": checkpoint.storage_id, "state": state, **content, "problems": problems}
+
+
+def _unreadable(storage_id: str, problem: str) -> dict[str, Any]:
+    """The result for one whose manifest cannot be used."""
+    return {"storage_id": storage_id, "state": DAMAGED, "size": None, "files": None, "problems": [problem]}
 
 
 def _print(result: dict[str, Any]) -> None:

@@ -7,8 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound, RunNotFound
-from det_core.journal import Row, RunRecord, read_run
+from det_core._errors import CheckpointCorrupt, CheckpointNotFound
+from det_core.journal import Follower
 from det_core.storage import Candidate, Header, Store
 
 GROUP = "validation"
@@ -24,7 +24,7 @@ class Values:
 
     def __init__(self, store: Store, folder: Path | None) -> None:
         self._store = store
-        self._folder = folder
+        self._validations = None if folder is None else Validations(folder)
         self._metadata: dict[str, Mapping[str, Any]] = {}
 
     def candidates(self, headers: Sequence[Header], names: Collection[str]) -> list[Candidate]:
@@ -33,26 +33,24 @@ class Values:
         Raises:
             StorageError: the store refused.
         """
-        validations = self._validations() if names else None
-        found = []
-        for h in headers:
-            metrics = {}
-            for name in names:
-                row = None if validations is None else validations.of(h)
-                value = None if row is None else number_in(row.metrics, name)
-                value = number_in(self._metadata_of(h), name) if value is None else value
-                if value is not None:
-                    metrics[name] = value
-            found.append(
-                Candidate(h.storage_id, h.steps_completed, seconds(h), h.restart, h.ordinal, metrics, h.run_id)
+        if names and self._validations is not None:
+            self._validations.refresh()
+        return [
+            Candidate(
+                h.storage_id, h.steps_completed, seconds(h), h.restart, h.ordinal, self._numbers(h, names), h.run_id
             )
-        return found
+            for h in headers
+        ]
 
-    def _validations(self) -> Validations | None:
-        try:
-            return None if self._folder is None else Validations(read_run(self._folder))
-        except RunNotFound:
-            return None
+    def _numbers(self, header: Header, names: Collection[str]) -> dict[str, float]:
+        reported = self._validations.of(header) if names and self._validations is not None else {}
+        numbers = {}
+        for name in names:
+            value = number_in(reported, name)
+            value = number_in(self._metadata_of(header), name) if value is None else value
+            if value is not None:
+                numbers[name] = value
+        return numbers
 
     def _metadata_of(self, header: Header) -> Mapping[str, Any]:
         known = self._metadata.get(header.storage_id)
@@ -66,35 +64,42 @@ class Values:
 
 
 class Validations:
-    """The validation rows of a run, by checkpoint.
+    """The validation metrics of a run, by checkpoint. What is new in the journals is read at each :meth:`refresh`.
 
     Args:
-        run: the run's record.
+        folder: the run's folder.
     """
 
-    def __init__(self, run: RunRecord) -> None:
-        self._rows: dict[int, Row] = {}
+    def __init__(self, folder: Path) -> None:
+        self._follower = Follower(folder, ["restore"], group=GROUP)
+        self._rows: dict[int, dict[tuple[int, int, int], Mapping[str, Any]]] = {}
         self._began: dict[int, int] = {}
-        for row in run.iter_rows(GROUP, superseded=True):
-            if row.steps_completed is not None:
-                self._note(row.restart, row.steps_completed)
-                if not row.superseded:
-                    self._rows[row.steps_completed] = row
-        for record in run.records("restore"):
-            if isinstance(step := record.get("steps_completed"), int):
-                self._note(record.restart, step)
 
-    def of(self, header: Header) -> Row | None:
-        """The row about a checkpoint: the latest of its step that counts.
+    def refresh(self) -> None:
+        """Take in what was reported since the last time."""
+        for restart, rank, record in self._follower.new():
+            restored = record["kind"] == "restore"
+            step = record["body"].get("steps_completed") if restored else record["steps_completed"]
+            if not isinstance(step, int):
+                continue
+            self._began[restart] = min(step, self._began.get(restart, step))
+            if not restored:
+                self._rows.setdefault(step, {})[restart, rank, record["seq"]] = record["metrics"]
 
-        None if a later restart began below that step: that row is about the weights of the later restart.
+    def of(self, header: Header) -> dict[str, Any]:
+        """The metrics of a checkpoint: those of its step that count; of the ranks that differ the lowest rank's.
+
+        None, if a restart since then began below that step: what it reported is about other weights.
         """
-        if any(r > header.restart and began < header.steps_completed for r, began in self._began.items()):
-            return None
-        return self._rows.get(header.steps_completed)
-
-    def _note(self, restart: int, step: int) -> None:
-        self._began[restart] = min(step, self._began.get(restart, step))
+        step = header.steps_completed
+        rows = self._rows.get(step, {})
+        restart = max((key[0] for key in rows), default=-1)
+        if any(r > min(restart, header.restart) and began < step for r, began in self._began.items()):
+            return {}
+        metrics: dict[str, Any] = {}
+        for key in sorted(rows, reverse=True):
+            metrics |= rows[key] if key[0] == restart else {}
+        return metrics
 
 
 def number_in(metrics: Mapping[str, Any], name: str) -> float | None:

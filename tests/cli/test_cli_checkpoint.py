@@ -1,0 +1,319 @@
+"""``det-core checkpoint`` as a person or a script runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.journal import RunFolder
+from det_core.storage import DirectoryStore, Owner
+from support.stored import FILES, put, run_with_checkpoints
+
+SIZE = 71_000 + len('{\n  "steps_completed": 10\n}')
+
+
+def det_core(*arguments: object, stdin: Any = subprocess.DEVNULL, check: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run ``det-core checkpoint`` and expect an exit status."""
+    command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]
+    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=60)
+    assert done.returncode == check, (done.stdout, done.stderr)
+    assert "Traceback" not in done.stderr
+    if check == 1 and done.stderr:
+        assert all(line.startswith("det-core: ") for line in done.stderr.splitlines()), done.stderr
+    return done
+
+
+def as_json(*arguments: object, check: int = 0) -> Any:
+    """What it prints with ``--json``."""
+    return json.loads(det_core(*arguments, "--json", check=check).stdout)
+
+
+def on_terminal(*arguments: object, answer: bytes = b"") -> tuple[int, str]:
+    """The exit status, and what a person at a terminal sees."""
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "COLUMNS": "140", "TERM": "xterm"}
+    command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]
+    try:
+        os.write(ours, answer)
+        done = subprocess.run(command, stdin=theirs, stdout=theirs, stderr=theirs, timeout=60, env=environment)
+    finally:
+        os.close(theirs)
+    seen = b""
+    try:
+        while part := os.read(ours, 65536):
+            seen += part
+    except OSError:  # a terminal that nobody writes to any more
+        pass
+    os.close(ours)
+    return done.returncode, seen.decode()
+
+
+def damage(store: Any, storage_id: str, path: str) -> None:
+    """Flip a bit in a file."""
+    file = Path(store.root, storage_id, path)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def test_list(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
+    ids = [f"c{step}-{run_id[-6:]}" for step in (20, 10)]
+    with store.hold(ids[1], Owner.current("x", 0)):
+        lines = [line.split() for line in det_core("list").stdout.splitlines()]
+    assert lines[0] == ["CHECKPOINT", "STEPS", "SIZE", "FILES", "AGE", "STATE"]
+    assert [[line[0], line[1], *line[2:5], *line[7:]] for line in lines[1:]] == [
+        [ids[0], "20", "71", "kB", "4", "complete"],
+        [ids[1], "10", "71", "kB", "4", "in", "use"],
+    ]
+    rows = as_json("list")
+    assert [row["storage_id"] for row in rows] == ids
+    about = {"run_id": run_id, "restart": 0, "steps_completed": 20, "size": SIZE, "files": 4, "state": "complete"}
+    assert about.items() <= rows[0].items()
+    assert as_json("list", "--limit", 1) == rows[:1]
+    assert rows == as_json("list", "--run", run_id[:-1]) == as_json("list", "--storage", store.root)
+    put(store, "another", 5, tmp_path, run_id="other")
+    table = det_core("list", "--storage", store.root).stdout
+    assert table.splitlines()[0].split()[:2] == ["CHECKPOINT", "RUN"]
+    assert len(as_json("list", "--storage", store.root)) == 3
+    assert [row["storage_id"] for row in as_json("list", "--storage", store.root, "--run", "oth")] == ["another"]
+
+
+def test_a_list_that_is_empty(home: Path, tmp_path: Path) -> None:
+    assert "there are no runs in" in det_core("list", check=1).stderr
+    run_id, store = run_with_checkpoints(home, tmp_path, [])
+    assert det_core("list").stderr == f"det-core: no checkpoints of run {run_id} in {store.root}\n"
+    assert as_json("list") == []
+    assert f"no checkpoints in {tmp_path}/no" in det_core("list", "--storage", tmp_path / "no").stderr
+    assert not (tmp_path / "no").exists()
+
+
+def test_describe(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10])
+    put(
+        store,
+        "noted",
+        20,
+        tmp_path,
+        run_id=run_id,
+        ordinal=2,
+        metadata={"note": "a [bold]note[/bold]", "deep": {"a": 1}},
+    )
+    text = det_core("describe", "latest").stdout
+    for words in ("noted", run_id, "steps:       20", "complete", f"{store.root}/noted", "a [bold]note[/bold]",
+                  '{"a": 1}', "71.1 kB in 4 file(s)", "sub/optimizer.pt", "70 kB"):  # fmt: skip
+        assert words in text
+    shown = as_json("describe", "c10")
+    assert shown["metadata"] == {"steps_completed": 10}
+    assert {path: shown["resources"][path] for path in FILES} == {path: len(data) for path, data in FILES.items()}
+    assert shown["path"] == f"{store.root}/c10-{run_id[-6:]}"
+    damage(store, "noted", "metadata.json")
+    assert "metadata.json" in as_json("describe", "noted", check=1)["problem"]
+    assert "metadata.json" in det_core("describe", "noted", check=1).stdout
+    assert "no checkpoint 'nope' of run" in det_core("describe", "nope", check=1).stderr
+    assert "must be the bare name of a checkpoint" in det_core("describe", f"{store.root}/noted", check=1).stderr
+
+
+def test_download(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10])
+    one = f"c10-{run_id[-6:]}"
+    out = tmp_path / "some" / "out"
+    said = det_core("download", "c1", out).stdout
+    assert said == f"downloaded checkpoint {one} to {out}: 71 kB in 4 file(s), verified\n"
+    assert {path: (out / path).read_bytes() for path in FILES} == FILES
+    told = as_json("download", "latest", tmp_path / "again")
+    assert told == {"storage_id": one, "folder": str(tmp_path / "again"), "verified": True, "size": SIZE, "files": 4}
+    damage(store, one, "sub/optimizer.pt")
+    done = det_core("download", "latest", tmp_path / "bad", check=1)
+    assert "sub/optimizer.pt" in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "bad").exists()
+    (tmp_path / "file").write_text("x")
+    assert "is not a folder" in det_core("download", "latest", tmp_path / "file", check=1).stderr
+
+
+def test_verify_names_what_is_damaged_and_goes_on(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20, 30, 40])
+    ids = [f"c{step}-{run_id[-6:]}" for step in (10, 20, 30, 40)]
+    assert det_core("verify", "c10", "latest").stdout.splitlines() == [
+        f"{ids[0]}  whole: 71 kB in 4 file(s)",
+        f"{ids[3]}  whole: 71 kB in 4 file(s)",
+    ]
+    damage(store, ids[0], "model.pt")
+    Path(store.root, ids[0], "sub/optimizer.pt").unlink()
+    Path(store.root, ids[1], "empty").write_text("x")
+    lines = det_core("verify", "--all", check=1).stdout.splitlines()
+    assert [line.split("  ")[1].split(":")[0] for line in lines if not line.startswith("  ")] == [
+        "damaged", "damaged", "whole", "whole",
+    ]  # fmt: skip
+    for line, path in zip((lines[1], lines[2], lines[4]), ("model.pt", "sub/optimizer.pt", "empty"), strict=True):
+        assert line.startswith("  ") and path in line
+    results = as_json("verify", "--all", check=1)
+    assert [(r["storage_id"], r["state"], len(r["problems"])) for r in results] == [
+        (ids[0], "damaged", 2), (ids[1], "damaged", 1), (ids[2], "complete", 0), (ids[3], "complete", 0),
+    ]  # fmt: skip
+    assert as_json("verify", "c30")[0]["problems"] == []
+    for wrong in ((), ("--all", "c10")):
+        assert "name the checkpoints to verify, or --all" in det_core("verify", *wrong, check=2).stderr
+
+
+def test_a_broken_manifest_is_damage(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
+    one = f"c10-{run_id[-6:]}"
+    manifest = Path(store.root, one, ".det_core", "manifest.json")
+    manifest.write_bytes(manifest.read_bytes()[:-10])
+    done = det_core("verify", one, check=1)
+    assert "its manifest cannot be read" in done.stderr + done.stdout
+    results = as_json("verify", "--all", check=1)
+    assert [(r["storage_id"], r["state"]) for r in results] == [(one, "damaged"), (f"c20-{run_id[-6:]}", "complete")]
+    done = det_core("list")
+    assert [line.split()[0] for line in done.stdout.splitlines()[1:]] == [f"c20-{run_id[-6:]}"]
+    assert done.stderr.startswith(f"det-core: warning: not listed: checkpoint {one} in {store.root}: its manifest")
+
+
+def test_one_written_by_others(home: Path, tmp_path: Path) -> None:
+    foreign = tmp_path / "store" / "theirs"
+    foreign.mkdir(parents=True)
+    (foreign / "weights").write_bytes(b"w" * 10)
+    where = ("--storage", tmp_path / "store")
+    assert "theirs  unverified: 10 B in 1 file(s)" in det_core("verify", "theirs", *where).stdout
+    assert as_json("verify", "theirs", *where)[0]["state"] == "unverified"
+    assert "written by others" in det_core("describe", "theirs", *where).stdout
+    assert "unverified" in det_core("download", "theirs", tmp_path / "out", *where).stdout
+    det_core("gc", "--keep-latest", 1, *where)
+    assert (foreign / "weights").exists()
+
+
+def test_rm(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20, 30, 40])
+    ids = [f"c{step}-{run_id[-6:]}" for step in (10, 20, 30, 40)]
+    assert "--yes" in det_core("rm", "c10", check=2).stderr
+    assert "no checkpoint 'nope'" in det_core("rm", "c10", "nope", "--yes", check=1).stderr
+    with store.hold(ids[0], Owner.current("x", 0)):
+        done = det_core("rm", "c10", "c20", "--yes", check=1)
+    assert f"{ids[0]}: a process is reading it. Nothing was deleted" in done.stderr
+    assert len(store.list()) == 4
+    assert det_core("rm", "c10", ids[0], "c20", "--yes").stdout == f"deleted {ids[0]}\ndeleted {ids[1]}\n"
+    assert as_json("rm", "c30", "-y") == [ids[2]]
+    assert [h.storage_id for h in store.list()] == [ids[3]]
+    shown = subprocess.run(
+        [sys.executable, "-m", "det_core.cli", "runs", "show", "latest", "--json"], capture_output=True, timeout=60
+    )
+    assert [c["storage_id"] for c in json.loads(shown.stdout)["checkpoints"]] == [ids[3]]
+
+
+@pytest.mark.parametrize(("answer", "status"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])
+def test_rm_asks_on_a_terminal(home: Path, tmp_path: Path, answer: bytes, status: int) -> None:
+    _, store = run_with_checkpoints(home, tmp_path, [10, 20])
+    done, seen = on_terminal("rm", "latest", answer=answer)
+    assert done == status
+    assert "delete this checkpoint? [y/N]" in seen
+    assert "the newest of its run" in seen
+    assert len(store.list()) == 1 + bool(status)
+
+
+def test_gc_teaches_before_it_deletes(home: Path, tmp_path: Path) -> None:
+    _, store = run_with_checkpoints(home, tmp_path, losses=[3, 1, 2])
+    for wrong, teaches in [
+        ((), "--keep-latest N, --keep-best N --metric M, --keep-every STEPS or --keep-newer 7d"),
+        (("--dry-run",), "say what is to stay"),
+        (("--keep-best", 1), "--keep-best N needs --metric M"),
+        (("--keep-latest", 1, "--metric", "loss"), "--metric and --larger-is-better go with --keep-best"),
+        (("--keep-latest", 0), "must be an integer of at least 1"),
+        (("--keep-latest", "x"), "invalid int value: 'x'"),
+        (("--keep-newer", "7"), "'7' is no duration: give it seconds, a timedelta, or a text such as '90m'"),
+    ]:
+        assert teaches in det_core("gc", *wrong, check=2).stderr
+    done = det_core("gc", "--keep-best", 1, "--metric", "val_loss", check=1)
+    assert "no checkpoint has the metric val_loss, so all stay; validation metrics are acc.top1, loss" in done.stderr
+    assert len(store.list()) == 3
+
+
+def test_gc_says_why_each_stays_and_deletes_the_rest(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20, 30, 40, 50], losses=[3, 1, 2, 4, 5])
+    ids = {step: f"c{step}-{run_id[-6:]}" for step in (10, 20, 30, 40, 50)}
+    keep = ("--keep-latest", 1, "--keep-best", 1, "--metric", "loss", "--keep-every", 40)
+    with store.hold(ids[30], Owner.current("x", 0)):
+        done = det_core("gc", *keep, "--dry-run")
+    verdicts = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
+    for step, why in {
+        50: "stays: the latest, the newest that is whole",
+        40: "stays: every 40 steps",
+        30: "stays: in use",
+        20: "stays: the best by smallest loss",
+        10: "would be deleted",
+    }.items():
+        assert verdicts[ids[step]].endswith(f"  {why}")
+    assert done.stderr == "det-core: 1 of 5 checkpoint(s) would be deleted; nothing was\n"
+    assert len(store.list()) == 5
+    planned = as_json("gc", *keep, "-n")
+    assert [(v["storage_id"], v["delete"], v["deleted"]) for v in planned][:3] == [
+        (ids[10], True, False), (ids[20], False, False), (ids[30], True, False),
+    ]  # fmt: skip
+    assert planned[1]["metrics"] == {"loss": 1.0}
+    assert det_core("gc", *keep).stdout == "deleted 2 of 5 checkpoint(s)\n"
+    assert [h.steps_completed for h in store.list()] == [20, 40, 50]
+    assert det_core("gc", *keep).stdout == "deleted 0 of 3 checkpoint(s)\n"
+
+
+def test_gc_by_age_and_by_a_larger_metric(home: Path, tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    for ordinal, (days, accuracy) in enumerate([(10, 0.9), (8, 0.5), (3, 0.1), (0, 0.2)], 1):
+        age, metadata = days * 86400.0, {"accuracy": accuracy}
+        put(store, f"c{ordinal}", ordinal, tmp_path, ordinal=ordinal, age=age, metadata=metadata)
+    keep = ("--keep-newer", "7d", "--keep-best", 1, "--metric", "accuracy", "--larger-is-better")
+    det_core("gc", *keep, "--storage", store.root)
+    assert [h.storage_id for h in store.list()] == ["c1", "c3", "c4"]
+
+
+def test_gc_of_a_storage_with_several_runs(home: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    runs = [run_with_checkpoints(home, tmp_path, [10, 20], storage=shared)[0] for _ in "ab"]
+    store = DirectoryStore(shared)
+    done = det_core("gc", "--keep-latest", 1, "--storage", shared, check=2)
+    assert "has checkpoints of 2 runs: name one with --run, or add --all-runs" in done.stderr
+    det_core("gc", "--keep-latest", 1, "--storage", shared, "--run", runs[0])
+    assert [(h.run_id, h.steps_completed) for h in store.list(runs[0])] == [(runs[0], 20)]
+    assert len(store.list(runs[1])) == 2
+    det_core("gc", "--keep-latest", 1, "--storage", shared, "--all-runs")
+    assert [h.steps_completed for h in store.list(runs[1])] == [20]
+
+
+def test_gc_that_cannot_delete_says_so(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
+    aside = Path(store.root, ".det_core-tmp")
+    aside.rmdir() if aside.exists() else None
+    aside.write_text("in the way")
+    command = [sys.executable, "-m", "det_core.cli", "checkpoint", "gc", "--keep-latest", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "deleted 0 of 2 checkpoint(s)\n")
+    assert f"1 older checkpoint(s) could not be deleted, and stay for now: c10-{run_id[-6:]}: " in done.stderr
+    assert len(store.list()) == 2
+
+
+@pytest.mark.parametrize("command", [("verify", "--all"), ("download", "latest", "out"), ("gc", "--keep-latest", 1)])
+def test_a_terminal_shows_a_bar_that_goes(home: Path, tmp_path: Path, command: tuple[object, ...]) -> None:
+    run_with_checkpoints(home, tmp_path, [10, 20])
+    status, seen = on_terminal(*(tmp_path / c if c == "out" else c for c in command))
+    assert status == 0
+    assert "━" in seen
+    assert seen.count("\x1b[2K") >= 1, "the bar is removed at the end"
+    assert any(word in seen for word in ("whole: 71 kB", "downloaded checkpoint", "deleted 1 of 2"))
+
+
+def test_a_live_run_can_be_looked_at(home: Path, tmp_path: Path) -> None:
+    run_id, _ = run_with_checkpoints(home, tmp_path, [10])
+    live = RunFolder.open(home, run_id)
+    live.begin_restart()
+    try:
+        assert len(as_json("list")) == 1
+        det_core("verify", "--all")
+        det_core("gc", "--keep-latest", 1)
+    finally:
+        live.release()
