@@ -1,8 +1,8 @@
 """``python -m support.sharding WHAT STORE [MORE]``, on each rank: save or restore a model that FSDP shards.
 
-``save WAY``: train a little, save by ``store_path``, ``begin`` or ``async``, and print the storage_id and a digest of all
-that was saved. ``restore ID CACHE``: restore into a model that differs, from a directory and from a store that is
-none, and print the digest of each. ``fail``: one rank cannot write.
+``save WAY``: train a little, save by ``store_path``, ``begin`` or ``async``, and print the storage_id and a digest of
+what was saved. ``restore ID CACHE``: restore into a model that differs, from a directory and from a store that is none,
+and print the digest of each. ``fail``: one rank cannot write.
 """
 
 from __future__ import annotations
