@@ -112,7 +112,10 @@ def gcs_server() -> Iterator[GcsServer]:
     """The GCS emulator, in memory."""
     port = free_port()
     words = ["start", "-H", "127.0.0.1", "--port", str(port), "-M", "-q"]
-    with _serving([sys.executable, "-m", "gcp_storage_emulator", *words], port):
+    # It has one thread and a queue of five, beyond which a connection waits a second.
+    code = "import socketserver; socketserver.TCPServer.request_queue_size = 128\n"
+    code += "from gcp_storage_emulator.__main__ import main; main()"
+    with _serving([sys.executable, "-c", code, *words], port):
         yield GcsServer(f"http://127.0.0.1:{port}")
 
 
