@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import urlsplit
 
 from det_core.storage._directory import DirectoryStore
 from det_core.storage._store import Store
 
 PUBLIC_KEYS = frozenset(
-    ["type", "bucket", "prefix", "container", "endpoint_url", "account_url", "region"]
+    ["type", "bucket", "container", "prefix", "endpoint_url", "account_url", "region", "anonymous", "url"]
     + ["host_path", "storage_path", "container_path"]
 )
-"""The keys of a ``checkpoint_storage`` mapping, and of a URL's query, that lead to a store."""
+"""The keys of a ``checkpoint_storage`` mapping that lead to a store."""
 
 
 def public_storage(checkpoint_storage: Any, store: Store) -> Any:
@@ -26,16 +26,17 @@ def public_storage(checkpoint_storage: Any, store: Store) -> Any:
     if isinstance(store, DirectoryStore):
         return store.root
     if isinstance(checkpoint_storage, Mapping):
-        return {k: _text(str(v)) for k, v in checkpoint_storage.items() if k in PUBLIC_KEYS and v is not None}
+        if "connection_string" in checkpoint_storage:  # which alone says whose container it is
+            return store.root
+        found = {k: v for k, v in checkpoint_storage.items() if k in PUBLIC_KEYS and v is not None}
+        return {k: v if isinstance(v, bool) else _text(str(v)) for k, v in found.items()}
     return _text(str(checkpoint_storage))
 
 
 def _text(text: str) -> str:
-    """A text without the password and the keys that a URL may hold."""
+    """A text, and if it is a URL, without name and password of a user, without query and fragment."""
     if "://" not in text:
         return text
     url = urlsplit(text)
     user, at, host = url.netloc.rpartition("@")
-    netloc = host if ":" in user else f"{user}{at}{host}"
-    query = urlencode([(k, _text(v)) for k, v in parse_qsl(url.query) if k in PUBLIC_KEYS])
-    return url._replace(netloc=netloc, query=query, fragment="").geturl()
+    return url._replace(netloc=host if ":" in user else user + at + host, query="", fragment="").geturl()

@@ -1,0 +1,60 @@
+"""What a run's record says of its store opens it again, and holds no secret."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.storage import open_store, public_storage
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded"),
+    [
+        ("relative/folder", "{cwd}/relative/folder"),
+        ("file:///a/b%20c", "/a/b c"),
+        ({"type": "shared_fs", "host_path": "/a", "storage_path": "b"}, "/a/b"),
+        ("memory://place/prefix", "memory://place/prefix"),
+        ("s3://bucket/prefix", "s3://bucket/prefix"),
+        (
+            {"type": "s3", "bucket": "b", "prefix": "p", "endpoint_url": "http://me:SECRET@host:1/?key=SECRET",
+             "access_key": "SECRET", "secret_key": "SECRET", "session_token": "SECRET", "save_trial_best": 3},
+            {"type": "s3", "bucket": "b", "prefix": "p", "endpoint_url": "http://host:1/"},
+        ),
+        ({"type": "gcs", "bucket": "b", "anonymous": True}, {"type": "gcs", "bucket": "b", "anonymous": True}),
+        (
+            {"type": "fsspec", "url": "memory://place", "options": {"password": "SECRET"}},
+            {"type": "fsspec", "url": "memory://place"},
+        ),
+    ],
+)  # fmt: skip
+def test_it_opens_the_same_store_and_holds_no_secret(
+    given: Any, recorded: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store(given, default=tmp_path)
+    found = public_storage(given, store)
+    assert found == (recorded.format(cwd=tmp_path) if isinstance(recorded, str) else recorded)
+    assert "SECRET" not in json.dumps(found)
+    if "SECRET" not in str(given):
+        assert open_store(found, default=tmp_path).root == store.root
+
+
+def test_the_account_of_azure_is_named_and_its_key_is_not(tmp_path: Path) -> None:
+    store = open_store("memory://c/p", default=tmp_path)  # stands for any that is no directory
+    by_key = {"type": "azure", "container": "c", "prefix": "p", "connection_string": "AccountKey=SECRET"}
+    assert public_storage(by_key, store) == store.root
+    by_url = {"type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net/?sig=SECRET",
+              "credential": "SECRET"}  # fmt: skip
+    assert public_storage(by_url, store) == {
+        "type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net/",
+    }  # fmt: skip
+
+
+def test_a_password_in_a_url_is_left_out_and_a_container_is_not(tmp_path: Path) -> None:
+    store = open_store("memory://c/p", default=tmp_path)
+    assert public_storage("sftp://me:SECRET@host/path", store) == "sftp://host/path"
+    assert public_storage("abfs://container@account/path", store) == "abfs://container@account/path"
