@@ -18,6 +18,7 @@ from det_core.core._ranks import raise_if_ended
 from det_core.core._searcher import SearcherContext
 from det_core.core._train import EarlyExitReason, TrainContext
 from det_core.journal import Journal
+from det_core.storage import Store
 
 logger = logging.getLogger("det_core.core")
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
@@ -50,6 +51,7 @@ class Context:
         journal: Journal,
         backend: Backend,
         run: BareRun,
+        store: Store,
         latest_checkpoint: str | None,
         info: ClusterInfo | None = None,
     ) -> None:
@@ -65,6 +67,7 @@ class Context:
         self._journal = journal
         self._backend = backend
         self._run = run
+        self._store = store
         self._closed = False
 
     def __enter__(self) -> Context:
@@ -155,6 +158,7 @@ class Context:
             ("checkpoint", self.checkpoint.close),
             ("preempt", self.preempt.close),
             ("train", self.train.close),
+            ("checkpoint store", self._store.close),
             ("run", lambda: self._journal.record("run_end", end)),
             ("distributed", lambda: self.distributed.close(farewell=end, failure=failure)),
             ("journal", self._journal.close),

@@ -173,6 +173,7 @@ def _compose(
         journal=journal,
         backend=backend,
         run=run,
+        store=store,
         latest_checkpoint=latest,
     )  # fmt: skip
 

@@ -214,6 +214,9 @@ class DirectoryStore:
         except StorageError as e:
             raise explained(self._disk, self._root, e) from e
 
+    def close(self) -> None:
+        """Nothing is kept open between calls."""
+
     def _make_root(self) -> None:
         self._disk.make_durable_folder(self._root)
         self._make_aside()

@@ -192,3 +192,6 @@ class Store(Protocol):
         Raises:
             StorageError: that does not work; one line says what is wrong and what to do.
         """
+
+    def close(self) -> None:
+        """Give back connections and threads, if there are any. A later call makes new ones."""

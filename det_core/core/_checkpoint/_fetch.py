@@ -30,6 +30,8 @@ class Share(NamedTuple):
     """Files that are there: compare them, and fetch again what differs."""
     fetch: list[str]
     """Files that are not."""
+    left: frozenset[str]
+    """Those of ``check`` that a dead process has left, whole or not."""
 
 
 @dataclass
@@ -85,7 +87,8 @@ class Fetch:
         for folder in ("", *sorted(folders)):
             self.cache.disk.make_folders(f"{path}/{folder}".rstrip("/"))
         there = {name for name in manifest.files if os.path.lexists(f"{path}/{name}")}
-        there |= self._take_over(wanted.difference(there))
+        left = self._take_over(wanted.difference(there))
+        there |= left
         sizes = {name: manifest.files[name].size for name in wanted.intersection(manifest.files)}
         missing = {name: size for name, size in sizes.items() if name not in there}
         size = sum(manifest.files[name].size for name in there.union(missing))
@@ -93,9 +96,9 @@ class Fetch:
         ranks = range(self.machine.size)
         check = weighed({name: s for name, s in sizes.items() if name in there}, ranks)
         fetch = weighed(missing, ranks)
-        return [Share(check[rank], fetch[rank]) for rank in ranks]
+        return [Share(check[rank], fetch[rank], left) for rank in ranks]
 
-    def _take_over(self, missing: set[str]) -> set[str]:
+    def _take_over(self, missing: set[str]) -> frozenset[str]:
         """What dead users had fetched comes in, to be compared like all else; returns its names."""
         disk = self.cache.disk
         found: set[str] = set()
@@ -106,13 +109,13 @@ class Fetch:
                     disk.do("rename", target, os.rename, f"{aside}/{name}", target)
                     found.add(name)
             disk.remove_tree(aside)
-        return found
+        return frozenset(found)
 
     def _bring(self, share: Share, aside: str) -> None:
         """Compare and fetch this rank's share."""
         disk, path = self.cache.disk, self._entry.path
         bad = self._differing(share.check)
-        for name in bad:
+        for name in sorted(set(bad) - share.left):
             log.warning("%s/%s differs from the stored checkpoint: it is fetched again", path, name)
         names = share.fetch + bad
         if not names:
@@ -151,7 +154,7 @@ class Fetch:
         if self.private:
             return
         known = self.known.setdefault(self._entry.name, {})
-        for name in (name for share in shares for names in share for name in names):
+        for name in (name for share in shares for name in share.check + share.fetch):
             if (found := _identity(f"{self._entry.path}/{name}")) is not None:
                 known[name] = found
 
