@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import queue
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -41,25 +43,60 @@ def in_threads(
             done(item)
         return results
 
-    from concurrent.futures import Future, ThreadPoolExecutor
-
-    over: queue.SimpleQueue[Future[Result]] = queue.SimpleQueue()
-    pool = ThreadPoolExecutor(min(threads, len(items)), thread_name_prefix="det_core-storage")
+    crew = _Crew(work, items)
     try:
-        futures = {pool.submit(work, item): item for item in items}
-        for future in futures:
-            future.add_done_callback(over.put)
-        for _ in futures:
-            while (ended := _next(over)) is None:
+        crew.start(min(threads, len(items)))
+        for _ in items:
+            while (ended := _next(crew.over)) is None:
                 tick()
-            ended.result()
-            done(futures[ended])
-        return [future.result() for future in futures]
+            number, error = ended
+            if error is not None:
+                raise error
+            done(items[number])
+        return crew.results
     except BaseException:
+        crew.stopped = True
         stop()
         raise
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        crew.join()
+
+
+class _Crew(Generic[Item, Result]):
+    """Threads that take one item after the other.
+
+    Not those of ``concurrent.futures``, which do nothing more once the main thread has come to its end: a checkpoint
+    that is being saved then is finished all the same.
+    """
+
+    def __init__(self, work: Callable[[Item], Result], items: Sequence[Item]) -> None:
+        self.over: queue.SimpleQueue[tuple[int, BaseException | None]] = queue.SimpleQueue()
+        self.results: list[Any] = [None] * len(items)
+        self.stopped = False
+        self._work = work
+        self._items = items
+        self._numbers = itertools.count()
+        self._threads: list[threading.Thread] = []
+
+    def start(self, count: int) -> None:
+        for number in range(count):
+            thread = threading.Thread(target=self._run, name=f"det_core-storage-{number}")
+            thread.start()
+            self._threads.append(thread)
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while not self.stopped and (number := next(self._numbers)) < len(self._items):
+            try:
+                self.results[number] = self._work(self._items[number])
+            except BaseException as e:
+                self.stopped = True
+                self.over.put((number, e))
+                return
+            self.over.put((number, None))
 
 
 def _next(over: queue.SimpleQueue[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ class Recorder:
         self.registered: list[Any] = []
         self.deleted: list[tuple[str, dict[str, int]]] = []
         self.restored: list[tuple[str, int | None]] = []
+        self.said: list[str] = []
 
     def context(
         self,
@@ -33,6 +35,7 @@ class Recorder:
         patience: float = 1.0,
         store: Store | None = None,
         cache: CheckpointCache | None = None,
+        deadline: Callable[[], float | None] = lambda: None,
     ) -> CheckpointContext:
         """A context on a directory (or on ``store``) that tells this recorder."""
         return CheckpointContext(
@@ -45,6 +48,8 @@ class Recorder:
             restored=lambda storage_id, steps: self.restored.append((storage_id, steps)),
             cache=cache,
             progress=progress,
+            deadline=deadline,
+            say=self.said.append,
         )
 
 

@@ -52,3 +52,26 @@ class FaultyDisk(Disk):
             function(*args)  # a close that fails has closed all the same
         code = errno.ENOSPC if self.how in ("ENOSPC", "short") else errno.EIO
         raise OSError(code, os.strerror(code))
+
+
+class Gate(Disk):
+    """A disk on which one operation waits until it is let through.
+
+    Args:
+        operation: which, as messages name it, such as ``sync``.
+        shut: whether it begins shut.
+    """
+
+    def __init__(self, operation: str = "sync", *, shut: bool = True) -> None:
+        super().__init__("behind a gate")
+        self.operation = operation
+        self.opened_up = threading.Event()
+        self.reached = threading.Event()
+        if not shut:
+            self.opened_up.set()
+
+    def do(self, operation: str, path: str, function: Callable[..., T], *args: Any) -> T:
+        if operation == self.operation and "/tree" in path:
+            self.reached.set()
+            assert self.opened_up.wait(60), "the gate was never opened"
+        return super().do(operation, path, function, *args)

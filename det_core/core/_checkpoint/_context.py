@@ -67,12 +67,13 @@ class CheckpointContext:
         self._run_id = run_id
         self._restart = restart
         self._deleted = deleted
-        self._reader = CheckpointReader(
-            distributed, store, owner=self._owner, cache=cache, restored=restored, progress=progress
-        )
         self._writer = CheckpointWriter(
             distributed, store, run_id=run_id, restart=restart, owner=self._owner, registered=registered,
             closing=Closing(store, run_id, deadline, say), progress=progress,
+        )  # fmt: skip
+        self._reader = CheckpointReader(
+            distributed, store, owner=self._owner, cache=cache, restored=restored,
+            before=self._writer.raise_failures, progress=progress,
         )  # fmt: skip
         self._closed = False
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,14 +32,28 @@ class _Task(NamedTuple):
     """This rank finishes what the ranks with the same folder have done."""
 
 
-def open_together(together: Together, store: Store, storage_id: str) -> StoredCheckpoint:
+def open_together(
+    together: Together, store: Store, storage_id: str, before: Callable[[], None] | None = None
+) -> StoredCheckpoint:
     """Look a checkpoint up on the chief of ``together``; the others take its manifest from there.
+
+    Args:
+        together: the ranks.
+        store: where it lies.
+        storage_id: its name.
+        before: called first; what it raises on one rank, every rank raises.
 
     Raises:
         CheckpointNotFound: on every rank alike.
         ValueError: the ranks ask for different checkpoints, or ``storage_id`` can be none.
     """
-    asked = together.gather(lambda: storage_id)
+
+    def ask() -> str:
+        if before is not None:
+            before()
+        return storage_id
+
+    asked = together.gather(ask)
     opened: list[StoredCheckpoint] = []
 
     def look_up() -> Manifest:

@@ -87,6 +87,7 @@ class CheckpointHandle:
 
         If it fails, on any rank, nothing is kept, and every rank is told.
         """
+        self._means.background.check_process()
         job = self._begin_end(Job(self.storage_id, self._together.shared, self._committer()))
         if job is None:
             raise RuntimeError(f"checkpoint {self.storage_id} was committed or aborted before")
@@ -107,6 +108,7 @@ class CheckpointHandle:
             reason: the error because of which this rank gives up.
             blocking: return when all ranks know.
         """
+        self._means.background.check_process()
         why = reason or CheckpointError(f"checkpoint {self.storage_id} was aborted")
         job = self._begin_end(Job(self.storage_id, self._together.shared, lambda _: self._give_up(why)), why)
         if job is None:

@@ -29,6 +29,7 @@ class CheckpointReader:
         cache: where the machine keeps copies; needed where the store is no directory.
         restored: called with a storage_id and its steps_completed, once per process and checkpoint, when a
             ``restore_path()`` begins.
+        before: called first by what several ranks do together; raises what this rank has to tell.
         progress: called with the number of bytes that were copied or checked since it was last called.
     """
 
@@ -40,6 +41,7 @@ class CheckpointReader:
         owner: Callable[[], Owner],
         cache: CheckpointCache | None = None,
         restored: Callable[[str, int | None], None],
+        before: Callable[[], None],
         progress: Progress | None = None,
     ) -> None:
         self._distributed = distributed
@@ -47,6 +49,7 @@ class CheckpointReader:
         self._owner = owner
         self._cache = cache
         self._restored = restored
+        self._before = before
         self._progress = progress
         self._verified: dict[tuple[str, DownloadMode], set[str]] = {}
         self._known: dict[str, dict[str, Identity]] = {}
@@ -58,7 +61,7 @@ class CheckpointReader:
         """Copy a checkpoint into a folder."""
         together = self._readers("download", mode, local=True)
         folder = os.path.abspath(os.fspath(ckpt_dir))
-        checkpoint = open_together(together, self._store, storage_id)
+        checkpoint = open_together(together, self._store, storage_id, self._before)
         with ExitStack() as stack:
             together.each(lambda: stack.enter_context(self._hold(storage_id)) if together.first else None)
             download(together, self._store, checkpoint, folder, selector, self._progress)
@@ -67,7 +70,7 @@ class CheckpointReader:
     def restore_path(self, storage_id: str, mode: DownloadMode, selector: Selector | None) -> Iterator[Path]:
         """A folder with the checkpoint's files, compared with the manifest."""
         together = self._readers("restore_path", mode, local=False)
-        checkpoint = open_together(together, self._store, storage_id)
+        checkpoint = open_together(together, self._store, storage_id, self._before)
         with ExitStack() as stack:
             if checkpoint.path is not None:
                 together.each(lambda: stack.enter_context(self._hold(storage_id)))
