@@ -94,13 +94,20 @@ class RunFolder:
     def open(cls, home: Path, run_id: str) -> RunFolder:
         """The folder of a run that exists.
 
+        Args:
+            home: the home folder.
+            run_id: the run's id, or the beginning of it that no other has.
+
         Raises:
-            RunNotFound: no run of that id.
+            RunNotFound: no run of that id, or several begin with it.
         """
         path = Path(home) / "runs" / run_id
         if not _ID.fullmatch(run_id) or not path.is_dir():
-            raise RunNotFound(f"no run {run_id!r} in {Path(home) / 'runs'}; det-core runs list shows those there are")
-        return cls(path, run_id, str(read_info(path).get("name", "")))
+            found = [p for p in run_paths(home) if run_id and p.name.startswith(run_id)]
+            if len(found) != 1:
+                raise RunNotFound(_not_one(run_id, found, path.parent))
+            path = found[0]
+        return cls(path, path.name, str(read_info(path).get("name", "")))
 
     @classmethod
     def latest(cls, home: Path, name: str) -> RunFolder | None:
@@ -164,6 +171,14 @@ class RunFolder:
         restarts.append(begun)
         write_info(self.path, info)
         return restart
+
+
+def _not_one(run_id: str, found: Sequence[Path], runs: Path) -> str:
+    """Why ``run_id`` names no run."""
+    if not found:
+        return f"no run {run_id!r} in {runs}; det-core runs list shows those there are"
+    some = ", ".join(path.name for path in found[:5]) + (", …" if len(found) > 5 else "")
+    return f"{len(found)} runs in {runs} begin with {run_id!r}: {some}; give more of the id"
 
 
 def run_paths(home: Path) -> list[Path]:

@@ -14,11 +14,12 @@ import os
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from det_core import _clock
 from det_core._errors import ReportsNotKept
 from det_core.journal._doors import Doors
+from det_core.journal._folder import INFO, read_info, write_info
 
 LOG = logging.getLogger("det_core")
 LIMIT = 64 * 2**20
@@ -106,6 +107,7 @@ class Sink:
         self._folder_synced = False
         self._torn = False
         self._start = 0
+        self._info: dict[str, Any] | None = None
         self.offset = 0
 
     @property
@@ -291,15 +293,27 @@ class Sink:
         except BaseException:
             self._discard(path, fd)
             raise
-        LOG.warning("the journal file %s was deleted; its records are now in %s", old.path, path)
+        now = "it is there again, with its records" if path == old.path else f"its records are now in {path.name}"
+        LOG.warning("the journal file %s was deleted; %s", old.path, now)
+        self._restore_info()
         self._close(old.fd)
         if self._fd == old.fd:
             self._fd = fd
         old.path, old.fd, old.shift, old.gone = path, fd, old.shift + 1, False
         self._folder_synced = False
 
+    def _restore_info(self) -> None:
+        """Put run.json back where the whole folder was deleted, so that the run keeps its name."""
+        if self._info is None or (self._folder / INFO).exists():
+            return
+        try:
+            write_info(self._folder, self._info)
+        except OSError as e:
+            LOG.warning("%s was deleted, and cannot be written again: %s", self._folder / INFO, e.strerror)
+
     def _open_new(self) -> None:
         """Go on in a new file; the first one starts with its header, every later one with a newline."""
+        self._info = read_info(self._folder) or self._info
         path, fd = self._create()
         head = (b"\n" if self._files else b"") + self._header
         try:

@@ -13,6 +13,7 @@ import det_core
 from det_core.cli import main
 from det_core.cli._commands import COMMANDS
 from support.journals import one_run
+from support.stored import run_with_checkpoints
 
 SCRIPT = Path(sys.executable).with_name("det-core")
 
@@ -23,8 +24,11 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_help_teaches_with_examples_that_are_understood(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one_run(home)
+def test_help_teaches_with_examples_that_are_understood(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run_with_checkpoints(home, tmp_path, losses=[0.3, 0.2, 0.1])
     help_text = run("--help").stdout
     assert run().stdout == help_text
     examples = [line.strip() for line in help_text.splitlines() if line.startswith("  det-core ")]
@@ -48,6 +52,10 @@ def test_the_installed_script_is_the_same_command() -> None:
     ("arguments", "status", "message"),
     [
         (["nope"], 2, "invalid choice: 'nope'"),
+        (["list"], 2, "no command 'list': did you mean `det-core runs list` or `det-core checkpoint list`?"),
+        (["show", "latest"], 2, "did you mean `det-core runs show`?"),
+        (["run", "list"], 2, "did you mean `det-core runs list`?"),
+        (["checkpoints", "gc"], 2, "did you mean `det-core checkpoint gc`?"),
         (["runs"], 2, "required: COMMAND"),
         (["runs", "show"], 2, "required: RUN"),
         (["runs", "export", "latest"], 2, "--format"),
@@ -101,7 +109,7 @@ def test_completion_scripts_parse(shell: str, tmp_path: Path) -> None:
 def complete(*words: str) -> set[str]:
     """What bash offers for the last of ``words``."""
     code = (
-        'eval "$(det-core completion bash)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _det_core; '
+        'eval "$(det-core completion bash)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; _det_core; '
         'printf "%s\\n" "${COMPREPLY[@]}"'
     )
     environment = {"PATH": f"{SCRIPT.parent}:/usr/bin:/bin"}
@@ -127,3 +135,18 @@ def test_bash_completes_commands_and_run_ids(home: Path) -> None:
     assert complete("det-core", "runs", "s") == {"show"}
     assert complete("det-core", "runs", "show", "") == {run_id, "latest"}
     assert complete("det-core", "runs", "rm", run_id[:4]) == {run_id}
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_bash_completes_checkpoint_ids(home: Path, tmp_path: Path) -> None:
+    older, store = run_with_checkpoints(home, tmp_path, [10])
+    newest, _ = run_with_checkpoints(home, tmp_path, [20, 30])
+    assert complete("det-core", "checkpoint", "") == set(COMMANDS["checkpoint"].subcommands)
+    of_newest = {f"c{step}-{newest[-6:]}" for step in (20, 30)}
+    for command in ("describe", "download", "verify", "rm"):
+        assert complete("det-core", "checkpoint", command, "") == {*of_newest, "latest"}
+    assert complete("det-core", "checkpoint", "verify", "c2") == {f"c20-{newest[-6:]}"}
+    of_older = {f"c10-{older[-6:]}", "latest"}
+    assert complete("det-core", "checkpoint", "rm", "--run", older, "") == of_older
+    assert complete("det-core", "checkpoint", "rm", f"--storage={store.root}", "") == of_older
+    assert complete("det-core", "checkpoint", "gc", "--run", "") == {older, newest, "latest"}

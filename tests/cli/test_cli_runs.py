@@ -90,6 +90,28 @@ def test_show_counts_torn_lines(home: Path) -> None:
     assert json.loads(det_core("runs", "show", "latest", "--json").stdout)["torn_lines"] == 1
 
 
+def test_ranks_that_disagree_are_told_of(home: Path) -> None:
+    folder = RunFolder.create(home, name="job")
+    folder.begin_restart()
+    for rank in range(2):
+        journal = Journal(folder.path, run_id=folder.run_id, restart=0, rank=rank)
+        for step in range(1, 4):
+            journal.metrics("training", step, {"loss": rank if step > 1 else 0, "same": 1, f"of_{rank}": 1})
+        journal.close()
+    folder.release()
+    done = det_core("runs", "show", "latest")
+    said = "training, step 3: ranks reported different values for loss; shown is the lowest rank's"
+    assert done.stderr == f"det-core: {said}\n"
+    assert json.loads(det_core("runs", "show", "latest", "--json").stdout)["groups"]["training"]["last"] == {
+        "steps_completed": 3, "metrics": {"loss": 0, "same": 1, "of_0": 1, "of_1": 1}, "conflicts": ["loss"],
+        "time": json.loads(det_core("runs", "show", "latest", "--json").stdout)["groups"]["training"]["last"]["time"],
+    }  # fmt: skip
+    for format in ("csv", "jsonl"):
+        done = det_core("runs", "export", "latest", "--format", format)
+        said = "ranks reported different values of training.loss for 2 step(s), first 2; the lowest rank's is kept"
+        assert done.stderr == f"det-core: {said}\n"
+
+
 def test_export_csv(home: Path) -> None:
     rich_run(home)
     text = det_core("runs", "export", "latest", "--format", "csv", "--group", "training").stdout

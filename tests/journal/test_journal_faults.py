@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import re
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from det_core._errors import ReportsNotKept
-from det_core.journal import Journal, _sink, read_run
+from det_core.journal import Journal, RunFolder, _sink, list_runs, read_run
 from support.journals import FailingDoors, lines, open_journal, written
 
 
@@ -152,7 +153,24 @@ def test_what_is_deleted_is_written_again(
         journal.metrics("training", 30, {"a": 1})
     journal.close()
     assert written(folder) == {step: {"a": step} for step in range(1000)}
-    assert "was deleted; its records are now in" in caplog.text
+    assert "journal-0-0.jsonl was deleted; it is there again, with its records" in caplog.text
+
+
+def test_a_run_that_is_deleted_while_it_is_written_keeps_its_name(home: Path) -> None:
+    run = RunFolder.create(home, name="job", argv=["python", "train.py"])
+    run.begin_restart()
+    before = (run.path / "run.json").read_bytes()
+    journal = Journal(run.path, run_id=run.run_id, restart=0, rank=0)
+    journal.metrics("training", 1, {"a": 1})
+    shutil.rmtree(run.path)
+    journal.metrics("training", 2, {"a": 2})
+    journal.record("run_end", {"outcome": "completed"})
+    journal.close()
+    run.release()
+    assert json.loads((run.path / "run.json").read_bytes()) == json.loads(before)
+    (found,) = list_runs(home)
+    assert (found.name, found.state, found.info["argv"]) == ("job", "completed", ["python", "train.py"])
+    assert written(run.path) == {1: {"a": 1}, 2: {"a": 2}}
 
 
 def test_a_torn_file_that_is_deleted_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,6 +107,17 @@ def test_latest_is_the_newest_of_that_name_that_exists(home: Path, monkeypatch: 
     assert RunFolder.latest(home, "c") is None
 
 
+def test_a_run_by_the_beginning_of_its_id(home: Path) -> None:
+    for name in ("20261121-100000-aaaaaa", "20261121-100000-ab2222", "20261122-100000-aaaaaa"):
+        (home / "runs" / name).mkdir(parents=True)
+    assert RunFolder.open(home, "20261122").run_id == "20261122-100000-aaaaaa"
+    assert RunFolder.open(home, "20261121-100000-ab").path.name == "20261121-100000-ab2222"
+    with pytest.raises(
+        RunNotFound, match=r"2 runs in .* begin with '20261121': .*-ab2222, .*; give more"
+    ):
+        RunFolder.open(home, "20261121")
+
+
 @pytest.mark.parametrize("run_id", ["nope", "", "..", "../runs", "a/b", "/etc", "."])
 def test_a_run_that_is_not_there(home: Path, run_id: str) -> None:
     RunFolder.create(home, name="job")

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from det_core.cli._say import note
+
 if TYPE_CHECKING:
     from det_core.client import Run
     from det_core.journal import Row
@@ -55,6 +57,10 @@ def run(args: argparse.Namespace) -> int:
     table = Table(found, args.group, args.superseded, args.batches)
     with _target(args.output) as out:
         getattr(_formats, f"write_{args.format}")(table, out)
+    for key, where in sorted(table.conflicts.items()):
+        step = min(where, key=lambda place: (place[1], place[0] or 0))[0]
+        count = f"{len(where)} step(s), first {step}"
+        note(f"ranks reported different values of {key} for {count}; the lowest rank's is kept")
     return 0
 
 
@@ -64,13 +70,18 @@ class Table:
     def __init__(self, run: Run, group: str | None, superseded: bool, batches: bool) -> None:
         self._run, self._group = run, group
         self.superseded, self.batches = superseded, batches
+        self.conflicts: dict[str, set[tuple[int | None, int]]] = {}
+        """Metrics to which several ranks gave different values, with the steps and restarts where they did."""
 
     def rows(self, doing: str) -> Iterator[Row]:
         """The rows; on a terminal, if there are many, behind a progress bar."""
         groups = self._run.groups() if self._group is None else [self._group]
         total = sum(self._run.record.count(group) for group in groups)
         rows = self._run.rows(self._group, superseded=self.superseded, batches=self.batches)
-        return iter(_with_progress(rows, total, doing))
+        for row in _with_progress(rows, total, doing):
+            for key in row.conflicts:
+                self.conflicts.setdefault(f"{row.group}.{key}", set()).add((row.steps_completed, row.restart))
+            yield row
 
     def flat(self, doing: str) -> Iterator[dict[str, Any]]:
         """The rows as columns, and each batch as a row."""

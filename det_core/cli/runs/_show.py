@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from det_core.cli._say import number, print_json, print_table, when
+from det_core.cli._say import note, number, print_json, print_table, when
 
 if TYPE_CHECKING:
     from det_core.client import Run
@@ -63,7 +64,12 @@ def _as_json(run: Run, last: dict[str, tuple[int, Row]]) -> dict[str, Any]:
         "groups": {
             group: {
                 "rows": count,
-                "last": {"steps_completed": row.steps_completed, "time": row.time, "metrics": row.metrics},
+                "last": {
+                    "steps_completed": row.steps_completed,
+                    "time": row.time,
+                    "metrics": row.metrics,
+                    "conflicts": list(row.conflicts),
+                },
             }
             for group, (count, row) in last.items()
         },
@@ -95,12 +101,19 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
     if last:
         print("\nmetrics, the last of each group")
         print_table(("GROUP", "ROWS", "STEP", "METRIC", "VALUE"), list(_metric_lines(last)))
+        for group, (_, row) in last.items():
+            if row.conflicts:
+                note(f"{group}, step {row.steps_completed}: ranks reported different values for {_keys(row.conflicts)}")
     if checkpoints := run.checkpoints():
         print("\ncheckpoints")
         rows = [
             (str(c.get("storage_id", "-")), str(_steps(c)), when(c["time"]), str(c["restart"])) for c in checkpoints
         ]
         print_table(("STORAGE ID", "STEP", "SAVED", "RESTART"), rows)
+
+
+def _keys(conflicts: Iterable[str]) -> str:
+    return f"{', '.join(conflicts)}; shown is the lowest rank's"
 
 
 def _times(count: int) -> str:
