@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from det_core import core
+from det_core import client, core
 from det_core._errors import StorageError
 from det_core.core._checkpoint._retention import Retention
 from det_core.core._checkpoint._values import Values, number_in
@@ -303,3 +303,41 @@ def test_number_in() -> None:
 def test_the_policies_are_public() -> None:
     policy: RetentionPolicy = core.AnyOf(core.KeepLatest(1), core.KeepNewer("7d"))
     assert isinstance(policy, core.RetentionPolicy)
+
+
+# In a whole run.
+
+
+def train(length: int, **options: Any) -> tuple[str, str | None]:
+    """Save and validate every step, worse each time but for step 3; returns the run's id and where it began."""
+    with core.init(name="kept", max_length=length, **options) as ctx:
+        began = ctx.latest_checkpoint
+        start = ctx.checkpoint.get_metadata(began)["steps_completed"] if began else 0
+        if began is not None:
+            with ctx.checkpoint.restore_path(began):
+                pass
+        for step in range(start + 1, length + 1):
+            ctx.train.report_validation_metrics(step, {"loss": 0.0 if step == 3 else float(step)})
+            with ctx.checkpoint.store_path({"steps_completed": step}) as (path, _):
+                (path / "f").write_text(str(step))
+        return client.run("latest").run_id, began
+
+
+def test_a_run_keeps_what_its_policy_says_also_after_a_resume(home: Path) -> None:
+    policy = core.KeepLatest(2) | core.KeepBest(1, "loss")
+    run_id, _ = train(6, retention=policy)
+    assert [c.steps_completed for c in client.checkpoints()] == [3, 5, 6]
+    assert [c["metadata"]["steps_completed"] for c in client.run(run_id).checkpoints()] == [3, 5, 6]
+    again, began = train(8, retention=policy, resume=run_id[:-2])
+    assert again == run_id
+    assert began is not None
+    assert [(c.restart, c.steps_completed) for c in client.checkpoints()] == [(0, 3), (1, 7), (1, 8)]
+    assert [c["metadata"]["steps_completed"] for c in client.run(run_id).checkpoints()] == [3, 7, 8]
+
+
+def test_a_run_leaves_the_checkpoints_of_others_in_its_storage(home: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        train(3, retention=core.KeepLatest(1), checkpoint_storage=tmp_path / "shared")
+    every = client.checkpoints(storage=tmp_path / "shared")
+    assert [c.steps_completed for c in every] == [3, 3]
+    assert len(every.run_ids()) == 2
