@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -13,12 +14,13 @@ from typing import Any, TypeVar
 import pytest
 
 from det_core import core
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound, TensorboardError
+from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError, TensorboardError
 from det_core.core._checkpoint import CheckpointCache, CheckpointContext, DownloadMode
 from det_core.storage import open_store
 from det_core.storage._objects import Bucket, Door, ObjectStore
 from support.buckets import closing, contents, in_bucket, through
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, tree
+from support.servers import S3Server
 from support.threads import as_ranks
 
 NO = DownloadMode.NoSharedDownload
@@ -39,6 +41,30 @@ class Counting(Door):
         if operation == "read" and isinstance(found, bytes):
             self.came[key] = self.came.get(key, 0) + len(found)
         return found
+
+
+class Faulty(Door):
+    """A door whose ``at``-th call (from 1) fails.
+
+    ``reset``: the connection breaks, and the call may be tried again; ``refused``: it makes no sense to; ``gone``: the
+    connection breaks at every call from then on.
+    """
+
+    def __init__(self, bucket: Bucket, at: int, how: str) -> None:
+        super().__init__(bucket, patience=0.0 if how == "gone" else 10.0)
+        self.at, self.how, self.calls, self.struck = at, how, 0, ""
+
+    async def attempt(self, operation: str, key: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        self.calls += 1
+        if self.calls != self.at and not (self.how == "gone" and self.calls > self.at > 0):
+            return await super().attempt(operation, key, function, *args)
+        self.struck = self.struck or operation
+        if self.how == "refused":
+            from botocore.exceptions import ClientError
+
+            answer = {"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+            raise ClientError(answer, operation)  # type: ignore[arg-type]
+        raise ConnectionResetError(errno.ECONNRESET, "reset by peer")
 
 
 class Job:
@@ -200,12 +226,54 @@ def test_a_whole_run(storage: Any, tmp_path: Path, home: Path, monkeypatch: pyte
             assert contents(store, f"tensorboard/{run_id}/")[f"tensorboard/{run_id}/0-mine"] == b"m"
 
 
-def test_event_files_that_cannot_be_copied_are_named(tmp_path: Path, moto_server: Any) -> None:
+def test_event_files_that_cannot_be_copied_are_named(tmp_path: Path, moto_server: S3Server) -> None:
     storage = moto_server.storage("no-such-bucket")
     with core.init(checkpoint_storage=storage, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         (ctx.train.get_tensorboard_path() / "mine").write_text("m")
         with pytest.raises(TensorboardError, match=r"copying .*/mine to s3://no-such-bucket.*/mine: .*no-such-bucket"):
             ctx.train.upload_tensorboard_files()
+
+
+@pytest.mark.parametrize("how", ["reset", "refused", "gone"])
+@pytest.mark.parametrize("call", ["restore_path", "download"])
+def test_whatever_request_fails_what_is_there_is_whole(
+    call: str, how: str, tmp_path: Path, moto_server: S3Server
+) -> None:
+    """The N-th request fails, for every N: it is tried again, or the error names it; and nothing is spoiled."""
+    storage = moto_server.storage(moto_server.make_bucket())
+    files = {"model": b"m" * 5000, "sub/x": b"x", "empty": b""}
+    with closing() as opened, alone() as distributed:
+        here = Job(storage, tmp_path, distributed)
+        opened(here.store)
+        storage_id = here.context.upload(fill(tmp_path / "source", files), STEPS)
+        struck, raised = set(), 0
+        for at in range(1, 100):
+            work = tmp_path / str(at)
+            store = through(here.store, lambda bucket, at=at: Faulty(bucket, at, how))  # type: ignore[misc]
+            cache = CheckpointCache(work / "cache", 1 << 30)
+            context = Recorder().context(distributed, work, store=store, cache=cache)
+            try:
+                if call == "download":
+                    context.download(storage_id, work / "out")
+                else:
+                    with context.restore_path(storage_id) as path:
+                        assert {name: data for name, data in tree(path).items() if name in files} == files
+            except StorageError as e:
+                raised += 1
+                assert here.store.root in str(e) and "cannot " in str(e) and storage_id in str(e)
+                assert not (work / "out").exists() and list(work.glob(".det_core-tmp*")) == []
+            else:
+                assert call != "download" or len(tree(work / "out")) == 4
+            here.context = Recorder().context(distributed, work, store=here.store, cache=cache)
+            with here.context.restore_path(storage_id) as path:
+                assert {name: data for name, data in tree(path).items() if name in files} == files
+            door = store.door
+            assert isinstance(door, Faulty)
+            struck.add(door.struck)
+            if not door.struck:
+                break
+        assert struck == {"", "read", "write", "delete"}
+        assert (raised == 0) == (how == "reset")
 
 
 KILLED = """
@@ -231,7 +299,7 @@ with alone() as distributed:
 """
 
 
-def test_a_fetch_that_was_killed_is_finished(tmp_path: Path, moto_server: Any) -> None:
+def test_a_fetch_that_was_killed_is_finished(tmp_path: Path, moto_server: S3Server) -> None:
     """What it has whole is not fetched again; a file that only has its size yet is."""
     import json
 
