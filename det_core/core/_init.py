@@ -201,7 +201,6 @@ class _CheckpointFacts:
         policy: RetentionPolicy | None,
     ) -> None:
         self._run_id = run.run_id
-        self._store = store
         self._journal = journal
         self._tensorboard = tensorboard
         self._retention: Retention | None = None
@@ -223,9 +222,7 @@ class _CheckpointFacts:
     def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         self._journal.record("checkpoint_deleted", {"storage_id": storage_id, "resources": dict(remaining)})
 
-    def restored(self, storage_id: str, steps_completed: int | None) -> None:
-        header = self._store.open(storage_id).manifest.header
-        written_by = header.run_id if header is not None else None
+    def restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
         rolls_back = steps_completed if written_by == self._run_id else None
         body = {"storage_id": storage_id, "run_id": written_by, "steps_completed": rolls_back}
         self._journal.record("restore", body)

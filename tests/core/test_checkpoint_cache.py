@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError
+from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError, StorageError
 from det_core.core._checkpoint import CheckpointCache, CheckpointContext, DownloadMode
 from det_core.storage import DirectoryStore
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, tree
@@ -373,6 +374,27 @@ class TestRanks:
         errors = self.each(2, machine, work)
         assert isinstance(errors[1], ZeroDivisionError)
         assert isinstance(errors[0], CheckpointError) and "rank 1: ZeroDivisionError" in str(errors[0])
+
+    def test_ranks_that_do_not_see_one_folder_are_told(self, machine: Machine) -> None:
+        """As in two containers of one machine: what the one brings, the other lacks."""
+        storage_id = machine.store(files={"a": b"a", "b": b"b"})
+
+        def vanish(name: str) -> None:
+            deadline = time.monotonic() + 30
+            while time.monotonic() < deadline:
+                for path in machine.folder.glob(f"cache/*/{storage_id}/[abm]*"):
+                    path.unlink()
+                    return
+                time.sleep(0.01)
+
+        def work(context: CheckpointContext, rank: int) -> None:
+            with context.restore_path(storage_id):
+                raise AssertionError("the block was entered")
+
+        self.stores = {1: Elsewhere(machine.root)}
+        self.stores[1].arriving = vanish
+        for error in self.each(2, machine, work):
+            assert isinstance(error, StorageError) and "do all of them see the same folder" in str(error)
 
 
 class TestMachines:

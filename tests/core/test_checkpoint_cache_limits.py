@@ -24,6 +24,7 @@ from det_core.storage import Disk
 from support.checkpoints import STEPS, Recorder, alone, fill, tree
 from support.disks import FaultyDisk
 from support.elsewhere import Elsewhere
+from support.ranks import running
 from support.threads import as_ranks
 
 TESTS = Path(__file__).parent.parent
@@ -291,6 +292,51 @@ class TestJobs:
         assert private.exists()
         with restored(tmp_path, a, 1 << 30):
             assert not private.exists()
+
+
+RANK = """
+import os, sys, time
+from pathlib import Path
+from det_core import core
+from det_core._errors import PeerLost
+from det_core.core._checkpoint import CheckpointCache
+from support.checkpoints import Recorder
+from support.elsewhere import Elsewhere
+
+root, cache, storage_id = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+with core.DistributedContext.detect() as distributed:
+    store = Elsewhere(root)
+    context = Recorder().context(distributed, root, store=store, cache=CheckpointCache(cache, 1 << 30))
+
+    def arriving(name):
+        if store.fetched:
+            print("fetching", flush=True)
+            time.sleep(60 if distributed.rank == 0 else 0.5)
+
+    store.arriving = arriving
+    try:
+        with context.restore_path(storage_id):
+            print("open", flush=True)
+    except PeerLost as e:
+        print("lost", e, flush=True)
+"""
+
+
+def test_ranks_whose_local_chief_is_killed_raise_and_others_go_on(tmp_path: Path) -> None:
+    (a,) = store(tmp_path, "many")
+    arguments = (str(tmp_path / "store"), str(tmp_path / "cache"), a)
+    with running(RANK, 3, tmp_path, env={"PYTHONPATH": str(TESTS)}, args=arguments) as ranks:
+        ranks.wait_for("fetching")
+        ranks.processes[0].send_signal(signal.SIGKILL)
+        with restored(tmp_path, a, 1 << 30) as (path, elsewhere):
+            assert {name: tree(path)[name] for name in FILES} == FILES
+            assert elsewhere.fetched != []
+        assert ranks.wait(30)[1:] == [0, 0]
+        for rank in (1, 2):
+            assert "open" not in ranks.output(rank)
+            assert "lost rank 0" in ranks.output(rank)
+    with restored(tmp_path, a, 1 << 30) as (path, elsewhere):
+        assert elsewhere.fetched == [] and {name: tree(path)[name] for name in FILES} == FILES
 
 
 @pytest.mark.parametrize("how", ["EIO", "ENOSPC", "dead"])

@@ -45,7 +45,7 @@ class Recorder:
             restart=restart,
             registered=self.registered.append,
             deleted=lambda storage_id, left: self.deleted.append((storage_id, dict(left))),
-            restored=lambda storage_id, steps: self.restored.append((storage_id, steps)),
+            restored=lambda storage_id, steps, _: self.restored.append((storage_id, steps)),
             cache=cache,
             progress=progress,
             deadline=deadline,

@@ -38,8 +38,8 @@ class CheckpointContext:
         registered: called on the chief when a checkpoint is complete, before the call that wrote it returns; of one
             that is saved in the background, in a thread of its own.
         deleted: called with a storage_id and the resources that are left.
-        restored: called with a storage_id and its steps_completed, once per process and checkpoint, when a
-            ``restore_path()`` begins.
+        restored: called with a storage_id, its steps_completed and the run that wrote it (None: it does not say), once
+            per process and checkpoint, when a ``restore_path()`` begins.
         cache: where this machine keeps copies of checkpoints; needed where ``store`` is no directory.
         progress: called with the number of bytes that were copied or checked since it was last called.
         deadline: until when, on the monotonic clock, this process may go on once it is preempted; None: as long as it
@@ -56,7 +56,7 @@ class CheckpointContext:
         restart: int,
         registered: Callable[[CheckpointRecord], None],
         deleted: Callable[[str, Mapping[str, int]], None],
-        restored: Callable[[str, int | None], None],
+        restored: Callable[[str, int | None, str | None], None],
         cache: CheckpointCache | None = None,
         progress: Progress | None = None,
         deadline: Callable[[], float | None] = lambda: None,

@@ -66,8 +66,9 @@ class Fetch:
             StorageError: the store or this machine's disk refused; on every rank of the machine, if on any.
         """
         machine, manifest = self.machine, self.checkpoint.manifest
-        name = machine.chief(lambda: self.cache.name_of(manifest, private=self.private))
-        self._entry = self.cache.entry(name, self.checkpoint.storage_id)
+        self._entry = machine.chief(
+            lambda: self.cache.entry(self.cache.name_of(manifest, private=self.private), self.checkpoint.storage_id)
+        )
         with ExitStack() as use:
             with ExitStack() as change:
                 machine.chief(lambda: change.enter_context(self.cache.changing(self._entry)))
@@ -75,7 +76,7 @@ class Fetch:
                 votes = machine.gather(lambda: vote(manifest, self.selector))
                 shares = machine.chief(lambda: self._plan(votes or []))
                 machine.each(lambda: self._bring(shares[machine.index], aside))
-            self._remember(shares)
+                machine.each(lambda: self._look(shares))
             yield Path(self._entry.path)
 
     def _plan(self, votes: Votes) -> list[Share]:
@@ -149,14 +150,17 @@ class Fetch:
             return True
         return False
 
-    def _remember(self, shares: list[Share]) -> None:
-        """What any rank has compared counts for this process, while the files stay the same."""
-        if self.private:
-            return
-        known = self.known.setdefault(self._entry.name, {})
+    def _look(self, shares: list[Share]) -> None:
+        """See that all is there; what any rank has compared counts for this process, while the files stay the same."""
+        found: dict[str, Identity] = {}
         for name in (name for share in shares for name in share.check + share.fetch):
-            if (found := _identity(f"{self._entry.path}/{name}")) is not None:
-                known[name] = found
+            if (identity := _identity(f"{self._entry.path}/{name}")) is None:
+                lacks = f"{self._entry.path} lacks {name}, which a rank of this machine has just brought"
+                how = "do all of them see the same folder there? Otherwise use DownloadMode.NoSharedDownload"
+                raise StorageError(errno.ENOENT, f"{lacks}: {how}")
+            found[name] = identity
+        if not self.private:
+            self.known.setdefault(self._entry.name, {}).update(found)
 
 
 def _identity(path: str) -> Identity | None:

@@ -27,8 +27,8 @@ class CheckpointReader:
         store: where checkpoints lie.
         owner: who marks a checkpoint as in use.
         cache: where the machine keeps copies; needed where the store is no directory.
-        restored: called with a storage_id and its steps_completed, once per process and checkpoint, when a
-            ``restore_path()`` begins.
+        restored: called with a storage_id, its steps_completed and the run that wrote it (None: it does not say), once
+            per process and checkpoint, when a ``restore_path()`` begins.
         before: called first by what several ranks do together; raises what this rank has to tell.
         progress: called with the number of bytes that were copied or checked since it was last called.
     """
@@ -40,7 +40,7 @@ class CheckpointReader:
         *,
         owner: Callable[[], Owner],
         cache: CheckpointCache | None = None,
-        restored: Callable[[str, int | None], None],
+        restored: Callable[[str, int | None, str | None], None],
         before: Callable[[], None],
         progress: Progress | None = None,
     ) -> None:
@@ -140,4 +140,4 @@ class CheckpointReader:
         self._restores.add(checkpoint.storage_id)
         header = checkpoint.manifest.header
         steps = header.steps_completed if header is not None else foreign_steps(checkpoint)
-        self._restored(checkpoint.storage_id, steps)
+        self._restored(checkpoint.storage_id, steps, None if header is None else header.run_id)
