@@ -85,5 +85,5 @@ def _checkpoint_ids(line: str) -> list[str]:
     for option in ("--storage", "--run", "--home"):
         parser.add_argument(option)
     given, _ = parser.parse_known_args(shlex.split(line))
-    found = client.checkpoints(storage=given.storage, run=given.run, home=given.home)
-    return [checkpoint.storage_id for checkpoint in found][::-1]
+    with client.checkpoints(storage=given.storage, run=given.run, home=given.home) as found:
+        return [checkpoint.storage_id for checkpoint in found][::-1]

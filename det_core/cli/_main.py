@@ -113,9 +113,10 @@ def _meant(name: str, *more: str) -> list[str]:
 
 def _told(e: Exception) -> str:
     """An error as one line."""
-    from det_core._errors import DetCoreError
+    from det_core._errors import DetCoreError, StorageError
 
-    text = " ".join(str(e).split())
+    plain = e.args[-1] if isinstance(e, StorageError) else e  # without "[Errno 13]"
+    text = " ".join(str(plain).split())
     if isinstance(e, (DetCoreError, ValueError, OSError)) and text:
         return text
     return f"unexpected {type(e).__name__}: {text} (det-core --traceback … shows where)"

@@ -6,7 +6,8 @@ Example::
 
     run = client.run("latest")
     print(run.state, run.metrics("validation"))
-    client.checkpoints(run="latest")["latest"].download("model")
+    with client.checkpoints(run="latest") as checkpoints:
+        checkpoints["latest"].download("model")
 """
 
 from __future__ import annotations

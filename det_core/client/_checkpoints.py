@@ -24,6 +24,8 @@ log = logging.getLogger("det_core.client")
 class Checkpoints:
     """The complete checkpoints of a store, of one run or of all. Oldest first within a run; looked up at each use.
 
+    ``with`` gives the connections to a cloud store back at the end, as :meth:`close` does.
+
     Attributes:
         run_id: the run; None: every run that the store has checkpoints of.
     """
@@ -35,6 +37,12 @@ class Checkpoints:
 
     def __repr__(self) -> str:
         return f"Checkpoints({self.root!r}, run_id={self.run_id!r})"
+
+    def __enter__(self) -> Checkpoints:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
 
     def __iter__(self) -> Iterator[Checkpoint]:
         return iter([self._checkpoint(header.storage_id, header) for header in self._headers()])
@@ -135,6 +143,10 @@ class Checkpoints:
             gone += found
         self._store.collect()
         return gone
+
+    def close(self) -> None:
+        """Give connections back, if there are any; a later call makes new ones."""
+        self._store.close()
 
     def _checkpoint(self, storage_id: str, header: Header | None) -> Checkpoint:
         return Checkpoint(self._store, storage_id, header, lambda run_id: self._note(run_id, [storage_id]))

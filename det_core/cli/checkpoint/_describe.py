@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from det_core._errors import CheckpointCorrupt
 from det_core.cli._say import age, number, print_json, print_table, size, when
-from det_core.cli.checkpoint._found import UNVERIFIED, as_json, found, states
+from det_core.cli.checkpoint._found import UNVERIFIED, as_json, on_found, states
 
 if TYPE_CHECKING:
-    from det_core.client import Checkpoint
+    from det_core.client import Checkpoint, Checkpoints
 
 SHOWN = 100
 """Files that a table shows."""
@@ -18,12 +18,11 @@ SHOWN = 100
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.set_defaults(run_command=run)
+    parser.set_defaults(run_command=on_found(run))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     """Describe one checkpoint."""
-    checkpoints = found(args)
     checkpoint = checkpoints[args.ID]
     assert checkpoint.resources is not None  # which reads the manifest, or says what is wrong with it
     state = states(checkpoints, [checkpoint])[checkpoint.storage_id]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
+from typing import TYPE_CHECKING
 
 from det_core.cli._bar import bar
 from det_core.cli._say import print_json, size
-from det_core.cli.checkpoint._found import found
+from det_core.cli.checkpoint._found import on_found
+
+if TYPE_CHECKING:
+    from det_core.client import Checkpoints
 
 _EXAMPLES = """
 examples:
@@ -23,12 +27,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.epilog = _EXAMPLES.strip()
     parser.add_argument("DIR", help="the folder to copy into; made if need be")
-    parser.set_defaults(run_command=run)
+    parser.set_defaults(run_command=on_found(run))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     """Download one checkpoint."""
-    checkpoint = found(args)[args.ID]
+    checkpoint = checkpoints[args.ID]
     with bar(f"downloading {checkpoint.storage_id}", checkpoint.size) as advance:
         checkpoint.download(args.DIR, progress=advance)
     folder = os.path.abspath(args.DIR)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,11 +14,16 @@ TOGETHER = 8
 """Manifests that are read at a time."""
 
 
-def found(args: argparse.Namespace) -> Checkpoints:
-    """The checkpoints that ``--storage``, ``--run`` and ``--home`` name."""
-    from det_core import client
+def on_found(command: Callable[[argparse.Namespace, Checkpoints], int]) -> Callable[[argparse.Namespace], int]:
+    """Have ``command`` called with the checkpoints that ``--storage``, ``--run`` and ``--home`` name."""
 
-    return client.checkpoints(storage=args.storage, run=args.run, home=args.home)
+    def run(args: argparse.Namespace) -> int:
+        from det_core import client
+
+        with client.checkpoints(storage=args.storage, run=args.run, home=args.home) as checkpoints:
+            return command(args, checkpoints)
+
+    return run
 
 
 def named(checkpoints: Checkpoints, ids: list[str]) -> list[Checkpoint]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.cli._bar import bar
 from det_core.cli._say import age, error, note, print_json, print_table
-from det_core.cli.checkpoint._found import found
+from det_core.cli.checkpoint._found import on_found
 
 if TYPE_CHECKING:
     from det_core.client import Checkpoints
@@ -46,11 +46,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Delete what no option keeps."""
     try:
-        policy = _policy(args)
+        args.policy = _policy(args)
     except ValueError as e:
         error(str(e))
         return 2
-    checkpoints = found(args)
+    return on_found(_collect)(args)
+
+
+def _collect(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
+    policy: RetentionPolicy = args.policy
     if checkpoints.run_id is None and not args.all_runs and len(runs := checkpoints.run_ids()) > 1:
         error(f"{checkpoints.root} has checkpoints of {len(runs)} runs: name one with --run, or add --all-runs")
         return 2

@@ -7,10 +7,10 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from det_core.cli._say import age, count, note, print_json, print_table, size
-from det_core.cli.checkpoint._found import DAMAGED, as_json, found, states
+from det_core.cli.checkpoint._found import DAMAGED, as_json, on_found, states
 
 if TYPE_CHECKING:
-    from det_core.client import Checkpoint
+    from det_core.client import Checkpoint, Checkpoints
 
 SHOWN = 25
 
@@ -20,12 +20,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--limit", type=count, metavar="N", help=f"the newest N (default: {SHOWN} in a table, all in JSON; 0: all)"
     )
-    parser.set_defaults(run_command=run)
+    parser.set_defaults(run_command=on_found(run))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     """List the checkpoints."""
-    checkpoints = found(args)
     every = list(checkpoints)[::-1]
     limit = args.limit if args.limit is not None else 0 if args.json else SHOWN
     shown = every[:limit] if limit else every

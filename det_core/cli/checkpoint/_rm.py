@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from det_core.cli._bar import bar
 from det_core.cli._say import age, error, note, print_json
-from det_core.cli.checkpoint._found import found, named
+from det_core.cli.checkpoint._found import named, on_found
 
 if TYPE_CHECKING:
     from det_core.client import Checkpoint, Checkpoints
@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
-    parser.set_defaults(run_command=run)
+    parser.set_defaults(run_command=on_found(run))
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     """Delete checkpoints; one that is in use, or cannot be found, stops it before anything is deleted."""
     from det_core._errors import CheckpointError
 
-    checkpoints = found(args)
     going = named(checkpoints, args.ID)
     if used := checkpoints.in_use.intersection(c.storage_id for c in going):
         raise CheckpointError(f"{', '.join(sorted(used))}: a process is reading it. Nothing was deleted")

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.cli._bar import bar
 from det_core.cli._say import error, print_json, size
-from det_core.cli.checkpoint._found import COMPLETE, DAMAGED, UNVERIFIED, found, named
+from det_core.cli.checkpoint._found import COMPLETE, DAMAGED, UNVERIFIED, named, on_found
 
 if TYPE_CHECKING:
-    from det_core.client import Checkpoint
+    from det_core.client import Checkpoint, Checkpoints
 
 _EXAMPLES = """
 examples:
@@ -32,7 +32,10 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.ID) == args.all:
         error("name the checkpoints to verify, or --all (and not both); `det-core checkpoint list` shows them")
         return 2
-    checkpoints = found(args)
+    return on_found(_verify)(args)
+
+
+def _verify(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     results = [_unreadable(*one) for one in checkpoints.damaged().items()] if args.all else []
     for result in results if not args.json else []:
         _print(result)
