@@ -381,11 +381,13 @@ class TestRanks:
 
         def vanish(name: str) -> None:
             deadline = time.monotonic() + 30
-            while time.monotonic() < deadline:
+            while not gone and time.monotonic() < deadline:
                 for path in machine.folder.glob(f"cache/*/{storage_id}/[abm]*"):
                     path.unlink()
-                    return
+                    gone.append(path)
                 time.sleep(0.01)
+
+        gone: list[Path] = []
 
         def work(context: CheckpointContext, rank: int) -> None:
             with context.restore_path(storage_id):
