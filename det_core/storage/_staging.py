@@ -73,7 +73,6 @@ class DirectoryStaging:
             for path, source in listing.files.items():
                 target = f"{self._tree}/{path}"
                 self._disk.do("rename", target, os.rename, source.path, target)
-            self._disk.remove_tree(self._own)
         return entries
 
     def local(self, name: str) -> Path | None:

@@ -50,11 +50,14 @@ class Job:
             raise self._stop
 
     def run(self) -> None:
-        """Do it; what it raises is kept."""
+        """Do it; what it raises is kept. Whoever runs it ends it, too."""
         try:
             self._work(self)
         except BaseException as e:
             self.error = e
+
+    def end(self) -> None:
+        """Let go of those who wait for it."""
         self._over.set()
 
     def wait(self, timeout: float | None = None) -> bool:
@@ -175,6 +178,7 @@ class Background:
             self._jobs.pop(job.storage_id, None)
             if job.error is not None:
                 self._failed.append(job)
+        job.end()
 
 
 def _not_saved(storage_id: str, error: BaseException) -> BaseException:

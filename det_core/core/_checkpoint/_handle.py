@@ -93,6 +93,7 @@ class CheckpointHandle:
             raise RuntimeError(f"checkpoint {self.storage_id} was committed or aborted before")
         if blocking and not job.shared:
             job.run()
+            job.end()
         else:
             self._means.background.add(job)
         if blocking:
@@ -115,6 +116,7 @@ class CheckpointHandle:
             return
         if not job.shared:
             job.run()
+            job.end()
         else:
             self._means.background.add(job)
         if blocking:
@@ -164,7 +166,8 @@ class CheckpointHandle:
 
     def withdraw(self, together: Together) -> None:
         """Undo all, before any commit; every rank does, because of an error that is under way."""
-        self._begin_end(Job(self.storage_id, False, lambda _: None))
+        if (job := self._begin_end(Job(self.storage_id, False, lambda _: None))) is not None:
+            job.end()
         self._undo(together)
         self._ended(self)
 

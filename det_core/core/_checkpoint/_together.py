@@ -71,7 +71,9 @@ class Together:
         try:
             outcome: Any = (work(), None)
         except BaseException as e:
-            self.fail(e)
+            lost = self.fail(e)
+            if lost is not None and isinstance(e, CheckpointError):  # e.g. what the chief removed when a rank had died
+                raise lost from e
             raise
         results, failures = self._exchange(self._lane, outcome)
         _raise(failures)
@@ -99,14 +101,20 @@ class Together:
         self._lane.broadcast((result, None))
         return result
 
-    def fail(self, error: BaseException) -> None:
-        """Take part in a :meth:`gather` of the others by failing in it; ``error`` is under way and stays."""
+    def fail(self, error: BaseException) -> DistributedError | None:
+        """Take part in a :meth:`gather` of the others by failing in it; ``error`` is under way and stays.
+
+        Returns:
+            why the others could not be told.
+        """
         if self._lane is None:
-            return
+            return None
         try:
             self._exchange(self._lane, (None, _Failure.of(self._rank, error)))
         except DistributedError as e:
             log.warning("rank %d could not tell the others that it failed: %s", self._rank, e)
+            return e
+        return None
 
     def _exchange(self, lane: LaneLike, outcome: Any) -> tuple[list[Any] | None, list[_Failure]]:
         gathered = lane.gather((self._call, self._rank, *outcome))
