@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from det_core._errors import StorageError
 from det_core.storage._objects._bucket import Entry, KeyMissing
-from det_core.storage._objects._sequential import SequentialFile
+from det_core.storage._objects._sequential import SequentialFile, outlasting
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
@@ -91,10 +91,14 @@ class FsspecBucket:
         path = self._base + key
         file = SequentialFile(self._file_system, path)
         try:
-            await file.open()
-        except FileNotFoundError:
-            await self._call("makedirs", path.rpartition("/")[0], exist_ok=True)
-            await file.open()
+            try:
+                await file.open()
+            except FileNotFoundError:
+                await self._call("makedirs", path.rpartition("/")[0], exist_ok=True)
+                await file.open()
+        except BaseException:
+            file.forget()
+            raise
         return file
 
     async def put_part(self, upload: SequentialFile, number: int, data: bytes | memoryview) -> None:
@@ -205,7 +209,7 @@ class FsspecBucket:
     async def _in_thread(self, function: Callable[..., T], *args: Any) -> T:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(CONCURRENCY, thread_name_prefix="det_core-fsspec")
-        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *args)
+        return await outlasting(asyncio.get_running_loop().run_in_executor(self._threads, function, *args))
 
     async def _forget(self) -> None:
         """Have a listing be of now."""

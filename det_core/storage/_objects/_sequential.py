@@ -6,10 +6,14 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
+
+T = TypeVar("T")
+PATIENCE = 10.0
+"""Seconds that a cancelled call waits for its thread."""
 
 
 class SequentialFile:
@@ -72,6 +76,17 @@ class SequentialFile:
             await self._do(lambda: self._file_system().rm_file(self._path))
         self._end()
 
+    def forget(self) -> None:
+        """Throw away what was opened, or is being opened, without waiting for it."""
+        self._thread.submit(self._drop)
+        self._end()
+
+    def _drop(self) -> None:
+        file, self._file = self._file, None
+        if file is not None:
+            _throw_away(file)
+            self._file_system().rm_file(self._path)
+
     def _end(self) -> None:
         self._over = True
         self._thread.shutdown(wait=False)
@@ -85,7 +100,19 @@ class SequentialFile:
         self._file = self._file_system().open(self._path, "wb")
 
     async def _do(self, function: Callable[..., Any], *args: Any) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._thread, function, *args)
+        await outlasting(asyncio.get_running_loop().run_in_executor(self._thread, function, *args))
+
+
+async def outlasting(future: asyncio.Future[T]) -> T:
+    """Await what a thread does. As a thread cannot be cancelled, who is cancelled waits a while until it is over.
+
+    Otherwise what it writes might come after the removal of all that was written.
+    """
+    try:
+        return await asyncio.shield(future)
+    except asyncio.CancelledError:
+        await asyncio.wait([future], timeout=PATIENCE)
+        raise
 
 
 def _throw_away(file: Any) -> None:

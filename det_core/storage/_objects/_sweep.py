@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from det_core import _clock
-from det_core._errors import CheckpointCorrupt, CheckpointError
+from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage._manifest import Manifest
 from det_core.storage._marks import BELIEVED, counts, held_by
 from det_core.storage._names import MANIFEST
@@ -105,6 +105,8 @@ class Sweep:
             Manifest.decode(await self._door.get(folder_of(storage_id) + MANIFEST), storage_id)
         except (KeyMissing, CheckpointCorrupt):
             return False
+        except StorageError:
+            raise
         except CheckpointError:  # of a newer version
             return True
         return True
