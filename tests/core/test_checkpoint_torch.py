@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from support.checkpoints import STEPS, Recorder, alone, listed, nothing_is_left_over
 from support.ranks import Ranks, running
+from support.servers import S3Server
 
 torch = pytest.importorskip("torch")
 
@@ -24,7 +27,8 @@ def lines(ranks: Ranks, word: str) -> list[list[list[str]]]:
     ]
 
 
-def run(folder: Path, size: int, *args: str) -> Ranks:
+def run(folder: Path, size: int, what: str, storage: Any, *more: str) -> Ranks:
+    args = (what, json.dumps(storage), str(folder), *more)
     with running(SCRIPT, size, folder, env=ENV, args=args) as ranks:
         assert ranks.wait(110) == [0] * size, "\n".join(ranks.output(rank)[-3000:] for rank in range(size))
     return ranks
@@ -42,10 +46,21 @@ def test_shards_come_back_bit_by_bit(way: str, writers: int, readers: int, tmp_p
     storage_id, digest = saved[0][0]
     files = {path.name for path in (store / storage_id).iterdir() if path.is_file()}
     assert files == {".metadata", "metadata.json", *(f"__{rank}_0.distcp" for rank in range(writers))}
-    ranks = run(tmp_path, readers, "restore", str(store), storage_id, str(tmp_path / "cache"))
+    ranks = run(tmp_path, readers, "restore", str(store), storage_id)
     assert lines(ranks, "restored") == [[[digest], [digest]]] * readers
     size = sum((store / storage_id / name).stat().st_size for name in files)
     assert sum(int(found[0][0]) for found in lines(ranks, "fetched")) == size
+
+
+def test_shards_come_back_from_a_bucket(tmp_path: Path, moto_server: S3Server) -> None:
+    """Written in the background, to a store that is no directory; restored on fewer ranks."""
+    storage = moto_server.storage(moto_server.make_bucket(), "prefix")
+    saved = lines(run(tmp_path, 2, "save", storage, "async"), "saved")
+    assert saved[0] == saved[1] and len(saved[0]) == 2
+    for storage_id, digest in saved[0]:
+        assert lines(run(tmp_path, 1, "restore", storage, storage_id), "restored") == [[[digest]]]
+    assert sorted(path.name for path in (tmp_path / "cache").glob("*/*-*")) == sorted(name for name, _ in saved[0])
+    assert list((tmp_path / "scratch").rglob("*.distcp")) == []
 
 
 def test_a_writer_that_fails_is_told_to_every_rank(tmp_path: Path) -> None:

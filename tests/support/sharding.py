@@ -1,13 +1,15 @@
-"""``python -m support.sharding WHAT STORE [MORE]``, on each rank: save or restore a model that FSDP shards.
+"""``python -m support.sharding WHAT STORAGE FOLDER [MORE]``, on each rank: save or restore a model that FSDP shards.
 
-``save WAY``: train a little, save by ``store_path``, ``begin`` or ``async``, and print the storage_id and a digest of
-what was saved. ``restore ID CACHE``: restore into a model that differs, from a directory and from a store that is none,
-and print the digest of each. ``fail``: one rank cannot write.
+``STORAGE`` is a ``checkpoint_storage`` in JSON, and ``FOLDER`` this machine's. ``save WAY``: train a little, save by
+``store_path``, ``begin`` or ``async``, and print the storage_id and a digest of what was saved. ``restore ID``: restore
+into a model that differs, and print its digest; a directory is also read as if it were none. ``fail``: one rank cannot
+write.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from det_core import core
 from det_core._errors import CheckpointError
 from det_core.core._checkpoint import CheckpointCache, CheckpointContext
+from det_core.storage import open_store
 from support.checkpoints import Recorder
 from support.elsewhere import Elsewhere
 
@@ -118,15 +121,20 @@ def save_while_training(context: CheckpointContext, training: Training) -> None:
         assert handle.wait(60)
 
 
-def restore(context: CheckpointContext, storage_id: str, store: Path, cache: Path) -> None:
-    elsewhere = Elsewhere(store)
-    other = Recorder().context(context._distributed, store, store=elsewhere, cache=CheckpointCache(cache, 1 << 30))
-    for seed, reader in ((1, context), (2, other)):
-        state = Training(seed).state()
-        with reader.restore_path(storage_id) as path:
-            dcp.load(state, checkpoint_id=path)
-        print("restored", digest(state), flush=True)
-    other.close()
+def restore(context: CheckpointContext, storage_id: str, seed: int = 1) -> None:
+    state = Training(seed).state()
+    with context.restore_path(storage_id) as path:
+        dcp.load(state, checkpoint_id=path)
+    print("restored", digest(state), flush=True)
+
+
+def restore_from_elsewhere(
+    distributed: core.DistributedContext, storage_id: str, root: Path, cache: CheckpointCache
+) -> None:
+    elsewhere = Elsewhere(root)
+    context = Recorder().context(distributed, root, store=elsewhere, cache=cache)
+    restore(context, storage_id, seed=2)
+    context.close()
     print("fetched", sum(size for _, size in elsewhere.fetched), flush=True)
 
 
@@ -144,17 +152,23 @@ def fail(context: CheckpointContext) -> None:
         print("told", str(e).splitlines()[0], flush=True)
 
 
-def main(what: str, store: str, *more: str) -> None:
+def main(what: str, where: str, here: str, *more: str) -> None:
     dist.init_process_group("gloo")
+    storage = json.loads(where)
+    store = open_store(storage, Path(here), scratch=Path(here) / "scratch")
+    cache = CheckpointCache(Path(here) / "cache", 1 << 30)
     with core.DistributedContext.from_torch_distributed() as distributed:
-        context = Recorder().context(distributed, Path(store))
+        context = Recorder().context(distributed, Path(here), store=store, cache=cache)
         if what == "save":
             save(context, *more)
         elif what == "restore":
-            restore(context, more[0], Path(store), Path(more[1]))
+            restore(context, *more)
+            if isinstance(storage, str):
+                restore_from_elsewhere(distributed, more[0], Path(storage), cache)
         else:
             fail(context)
         context.close()
+        store.close()
         distributed.allgather(None)
     dist.destroy_process_group()
 
