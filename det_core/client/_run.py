@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core.client._table import flat, flat_batches
-from det_core.journal import Record, Row, RunRecord, RunSummary, read_run
+from det_core.journal import Follower, Record, Row, RunRecord, RunSummary, read_run
 
 
 class Run:
@@ -67,6 +67,16 @@ class Run:
     def metadata(self) -> dict[str, Any]:
         """The metadata that was set last."""
         return self.record.metadata
+
+    @property
+    def storage(self) -> Any:
+        """Where it kept its checkpoints last, as ``core.init(checkpoint_storage=)`` takes it, without secrets.
+
+        None: in its own folder.
+        """
+        starts = Follower(self.path, ["run_start"]).new()
+        chief = {(restart, r["seq"]): r["body"].get("storage") for restart, rank, r in starts if rank == 0}
+        return chief[max(chief)] if chief else None
 
     @cached_property
     def record(self) -> RunRecord:

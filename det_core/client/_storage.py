@@ -11,7 +11,6 @@ from typing import Any
 from det_core._errors import CheckpointError, RunNotFound
 from det_core.client._find import LATEST, find, home_of
 from det_core.client._run import Run
-from det_core.journal import Follower
 from det_core.storage import Store, open_store
 
 Storage = str | os.PathLike[str] | Mapping[str, Any]
@@ -37,20 +36,13 @@ def chosen_store(storage: Storage | None, run: str | None, home: Path | str | No
         store = open_store(_parsed(storage), default=where)
         return store, None if run is None else _run_of(store, run, home)
     found = Run(find(run or LATEST, home))
-    recorded = recorded_storage(found)
+    recorded = found.storage
     try:
         return open_store(recorded, default=found.path / "checkpoints"), found.run_id
     except ValueError as e:
         raise CheckpointError(
             f"run {found.run_id} kept its checkpoints in {recorded}, which cannot be opened ({e}): name the storage"
         ) from e
-
-
-def recorded_storage(run: Run) -> Any:
-    """The store that a run wrote to last; None: the folder of its own."""
-    starts = Follower(run.path, ["run_start"]).new()
-    by_place = {(restart, r["seq"]): r["body"].get("storage") for restart, rank, r in starts if rank == 0}
-    return by_place[max(by_place)] if by_place else None
 
 
 def run_folder(run_id: str, home: Path | str | None) -> Path | None:

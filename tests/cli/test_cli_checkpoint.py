@@ -91,7 +91,10 @@ def test_a_list_that_is_empty(home: Path, tmp_path: Path) -> None:
     run_id, store = run_with_checkpoints(home, tmp_path, [])
     assert det_core("list").stderr == f"det-core: no checkpoints of run {run_id} in {store.root}\n"
     assert as_json("list") == []
-    assert f"no checkpoints in {tmp_path}/no" in det_core("list", "--storage", tmp_path / "no").stderr
+    assert (
+        f"no checkpoints in {tmp_path}/no: there is no such folder\n"
+        in det_core("list", "--storage", tmp_path / "no").stderr
+    )
     assert not (tmp_path / "no").exists()
 
 
@@ -128,6 +131,10 @@ def test_download(home: Path, tmp_path: Path) -> None:
     said = det_core("download", "c1", out).stdout
     assert said == f"downloaded checkpoint {one} to {out}: 71 kB in 4 file(s), verified\n"
     assert {path: (out / path).read_bytes() for path in FILES} == FILES
+    (tmp_path / "again").mkdir()
+    (tmp_path / "again" / "mine").write_text("mine")
+    assert "was not empty: what else is in it stays, as mine" in det_core("download", one, tmp_path / "again").stderr
+    assert (tmp_path / "again" / "mine").read_text() == "mine"
     told = as_json("download", "latest", tmp_path / "again")
     assert told == {"storage_id": one, "folder": str(tmp_path / "again"), "verified": True, "size": SIZE, "files": 4}
     damage(store, one, "sub/optimizer.pt")

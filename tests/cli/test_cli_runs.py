@@ -18,6 +18,7 @@ import pytest
 
 from det_core.journal import Journal, RunFolder
 from support.journals import one_run
+from support.stored import run_with_checkpoints
 
 
 def det_core(*arguments: object, stdin: Any = subprocess.DEVNULL, check: int = 0) -> subprocess.CompletedProcess[str]:
@@ -199,6 +200,16 @@ def test_rm(home: Path) -> None:
     assert [path.name for path in (home / "runs").iterdir()] == [three]
 
 
+def test_rm_says_where_checkpoints_stay(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10], storage=tmp_path / "elsewhere")
+    assert f"checkpoints in {store.root}\n" in det_core("runs", "show", run_id).stdout
+    assert json.loads(det_core("runs", "show", run_id, "--json").stdout)["storage"] == store.root
+    done = det_core("runs", "rm", run_id, "--yes")
+    said = f"its checkpoints stay in {store.root}: det-core checkpoint list --storage … --run {run_id}"
+    assert done.stderr == f"det-core: {said}\n"
+    assert len(store.list()) == 1
+
+
 def test_rm_refuses_a_live_run(home: Path) -> None:
     dead = one_run(home).run_id
     live = RunFolder.create(home, name="live")
@@ -220,7 +231,7 @@ def test_rm_asks_on_a_terminal(home: Path, answer: bytes, status: int) -> None:
     finally:
         os.close(ours)
         os.close(theirs)
-    assert "delete this run, with metrics and checkpoints?" in done.stdout
+    assert "delete this run, with metrics and checkpoints in its folder?" in done.stdout
     assert run.path.exists() == bool(status)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,10 @@ def run(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
         return 0
     if not every:
         of = f"of run {checkpoints.run_id} " if checkpoints.run_id else ""
-        note(f"no checkpoints {of}in {checkpoints.root}")
+        root = checkpoints.root
+        wrong = args.storage is not None and os.path.isabs(root) and not os.path.exists(root)
+        missing = ": there is no such folder" if wrong else ""
+        note(f"no checkpoints {of}in {root}{missing}")
         return 0
     with_run = checkpoints.run_id is None
     head = ("CHECKPOINT", *(("RUN",) if with_run else ()), "STEPS", "SIZE", "FILES", "AGE", "STATE")

@@ -31,9 +31,15 @@ def run(args: argparse.Namespace) -> int:
         for r in runs.values():
             print(f"{r.run_id}  {r.state}  {when(r.created)}  {r.name}")
         what = "this run" if len(runs) == 1 else f"these {len(runs)} runs"
-        if input(f"delete {what}, with metrics and checkpoints? [y/N] ").strip().lower() not in ("y", "yes"):
+        if input(f"delete {what}, with metrics and checkpoints in its folder? [y/N] ").strip().lower() not in (
+            "y",
+            "yes",
+        ):
             note("nothing was deleted")
             return 1
-    for run_id in runs:
+    for run_id, r in runs.items():
+        storage = r.storage
         print(f"deleted {client.delete_run(run_id, args.home)}")
+        if storage is not None:
+            note(f"its checkpoints stay in {storage}: det-core checkpoint list --storage … --run {run_id}")
     return 0

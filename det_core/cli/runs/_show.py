@@ -73,6 +73,7 @@ def _as_json(run: Run, last: dict[str, tuple[int, Row]]) -> dict[str, Any]:
             }
             for group, (count, row) in last.items()
         },
+        "storage": run.storage,
         "checkpoints": run.checkpoints(),
         "torn_lines": run.record.torn_lines,
     }
@@ -105,7 +106,7 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
             if row.conflicts:
                 note(f"{group}, step {row.steps_completed}: ranks reported different values for {_keys(row.conflicts)}")
     if checkpoints := run.checkpoints():
-        print("\ncheckpoints")
+        print(f"\ncheckpoints{f' in {run.storage}' if run.storage else ''}")
         rows = [
             (str(c.get("storage_id", "-")), str(_steps(c)), when(c["time"]), str(c["restart"])) for c in checkpoints
         ]
