@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 
-.PHONY: help setup demo test test-long lint docs bench ci system-deps clean
+.PHONY: help setup demo test test-rgw test-long lint docs bench ci system-deps clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,7 +19,10 @@ demo: setup  ## train the quickstart on two ranks, interrupt it, resume it, show
 	$(PY) examples/quickstart/demo.py
 
 test: setup lint  ## all tests but the slow proofs
-	$(PY) -m pytest -m 'not long' $(ARGS)
+	$(PY) -m pytest -m 'not long and not rgw' $(ARGS)
+
+test-rgw: setup  ## the tests against Ceph's S3 server, which `make ci` installs
+	$(PY) -m pytest -m 'rgw and not long' $(ARGS)
 
 test-long: setup  ## the slow proofs: random kills by the hundred, soak
 	$(PY) -m pytest -m long --timeout 3600 $(ARGS)
@@ -36,9 +39,12 @@ bench: setup  ## every benchmark, ours beside the peers (peers in venvs of their
 system-deps:  ## the system packages CI needs (the only target that uses apt)
 	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	  command -v git >/dev/null && $(PYTHON) -c 'import venv, ensurepip' || \
-	  { apt-get update -qq && apt-get install -y --no-install-recommends git python3-venv; }; fi
+	  { apt-get update -qq && apt-get install -y --no-install-recommends git python3-venv; }; \
+	  command -v radosgw ceph-osd ceph-mon ceph-authtool >/dev/null || \
+	  { apt-get update -qq && apt-get install -y --no-install-recommends ceph-mon ceph-osd radosgw; }; fi
 
-ci: system-deps test  ## what .ci/run calls
+ci: export CI := 1
+ci: system-deps test test-rgw  ## what .ci/run calls
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) .venvs build dist *.egg-info demo-home

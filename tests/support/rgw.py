@@ -52,7 +52,7 @@ mon warn on pool no redundancy = false
 mon max pg per osd = 1000
 mon data avail crit = 1
 mon data avail warn = 1
-rgw frontends = beast endpoint=127.0.0.1:{rgw}
+rgw frontends = beast endpoint=127.0.0.1:{rgw} tcp_nodelay=1
 rgw data = {folder}/rgw
 rgw dns name = localhost
 rgw enable usage log = false

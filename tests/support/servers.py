@@ -82,9 +82,16 @@ class GcsServer:
 @pytest.fixture(scope="session")
 def moto_server() -> Iterator[S3Server]:
     """moto: in memory, quick, and content with any key."""
+    with serving_moto() as url:
+        yield S3Server(url)
+
+
+@contextlib.contextmanager
+def serving_moto() -> Iterator[str]:
+    """moto while the block runs; gives its URL."""
     port = free_port()
     with _serving([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], port):
-        yield S3Server(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}"
 
 
 @pytest.fixture(scope="session")

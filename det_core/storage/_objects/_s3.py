@@ -9,16 +9,22 @@ Hashing all that is sent a second time would cost more than sending it.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import builtins
+import contextlib
 import hashlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from det_core._errors import StorageError
 from det_core._optional import require
 from det_core.storage._objects import _s3_errors
 from det_core.storage._objects._bucket import Entry, KeyMissing
+
+if TYPE_CHECKING:
+    from det_core.storage._objects._s3_direct import Direct
 
 PART = 16 << 20
 PARTS = 10_000
@@ -84,18 +90,58 @@ class S3Bucket:
             asynchronous=True,
             skip_instance_cache=True,
         )
+        self._botocore = require("botocore.exceptions", extra="s3", purpose="a checkpoint store on S3")
+        self._keys = (access_key, secret_key, session_token)
+        self._anonymous = anonymous
+        self._connecting = asyncio.Lock()
         self._client: Any = None
+        self._direct: Direct | None = None
 
     async def _s3(self) -> Any:
         """The client, connected to the bucket's region."""
         if self._client is None:
-            await self._file_system.set_session()
-            self._client = await self._file_system.get_s3(self._bucket)
+            async with self._connecting:
+                if self._client is None:
+                    await self._connect()
         return self._client
+
+    async def _data_path(self) -> Direct | None:
+        """What sends and fetches objects; None: the client must."""
+        if self._client is None:
+            await self._s3()
+        return self._direct
+
+    async def _connect(self) -> None:
+        from aiobotocore.credentials import AioCredentials
+
+        from det_core.storage._objects._s3_direct import Direct
+
+        await self._file_system.set_session()
+        client = await self._file_system.get_s3(self._bucket)
+        session = self._file_system.session
+        keys = None if self._anonymous else AioCredentials(*self._keys) if self._keys[0] else None
+        if not self._anonymous and keys is None and (keys := await session.get_credentials()) is None:
+            raise self._botocore.NoCredentialsError
+        verify = session.get_config_variable("ca_bundle")
+        self._direct = await Direct.to(client, self._bucket, keys, verify)
+        self._client = client
+
+    @contextlib.contextmanager
+    def _redirect(self) -> Iterator[None]:
+        """Leave the block when the server wants a request elsewhere; from then on the client sends them all."""
+        from det_core.storage._objects._s3_direct import Redirected
+
+        try:
+            yield
+        except Redirected:
+            self._direct = None
 
     async def close(self) -> None:
         """Give all connections back."""
         client, self._client = self._client, None
+        direct, self._direct = self._direct, None
+        if direct is not None:
+            await direct.close()
         if client is not None:
             first = await self._file_system.set_session()
             for each in {id(client): client, id(first): first}.values():
@@ -107,28 +153,32 @@ class S3Bucket:
 
     async def put(self, key: str, data: bytes | memoryview) -> None:
         """Store an object."""
-        from det_core.storage._objects._body import Body
-
-        client = await self._s3()
-        extra = {"ContentMD5": _md5(data)} if len(data) <= MD5_LIMIT else {}
-        await client.put_object(Bucket=self._bucket, Key=self._base + key, Body=Body(data), **extra)
+        name, md5 = self._base + key, _md5(data) if len(data) <= MD5_LIMIT else None
+        if (direct := await self._data_path()) is not None:
+            with self._redirect():
+                await direct.put("PutObject", name, data, {"Content-MD5": md5} if md5 else {}, "")
+                return
+        extra = {"ContentMD5": md5} if md5 else {}
+        await (await self._s3()).put_object(Bucket=self._bucket, Key=name, Body=bytes(data), **extra)
 
     async def get(self, key: str, start: int = 0, end: int | None = None) -> bytes:
         """Bytes of an object."""
-        client = await self._s3()
         part = {} if start == 0 and end is None else {"Range": f"bytes={start}-{'' if end is None else end - 1}"}
         try:
-            response = await client.get_object(Bucket=self._bucket, Key=self._base + key, **part)
+            if (direct := await self._data_path()) is not None:
+                with self._redirect():
+                    return await direct.get(self._base + key, part)
+            response = await (await self._s3()).get_object(Bucket=self._bucket, Key=self._base + key, **part)
             async with response["Body"] as body:
                 data: bytes = await body.read()
-        except client.exceptions.ClientError as e:
+                return data
+        except self._botocore.ClientError as e:
             code = _s3_errors.code_of(e)
             if code == "NoSuchKey":
                 raise KeyMissing(key) from e
             if code == "InvalidRange":
                 return b""
             raise
-        return data
 
     async def begin_parts(self, key: str, size: int) -> Upload:
         """Begin an object of several parts."""
@@ -138,10 +188,11 @@ class S3Bucket:
 
     async def put_part(self, upload: Upload, number: int, data: bytes | memoryview) -> dict[str, Any]:
         """Store a part."""
-        from det_core.storage._objects._body import Body
-
-        client = await self._s3()
-        found = await client.upload_part(**self._of(upload), PartNumber=number, Body=Body(data))
+        if (direct := await self._data_path()) is not None:
+            with self._redirect():
+                query = f"partNumber={number}&uploadId={quote(upload.upload_id, safe='')}"
+                return {"PartNumber": number, "ETag": await direct.put("UploadPart", upload.key, data, {}, query)}
+        found = await (await self._s3()).upload_part(**self._of(upload), PartNumber=number, Body=bytes(data))
         return {"PartNumber": number, "ETag": found["ETag"]}
 
     async def finish_parts(self, upload: Upload, parts: builtins.list[Any]) -> None:
@@ -149,7 +200,7 @@ class S3Bucket:
         client = await self._s3()
         try:
             await client.complete_multipart_upload(**self._of(upload), MultipartUpload={"Parts": parts})
-        except client.exceptions.ClientError as e:
+        except self._botocore.ClientError as e:
             if _s3_errors.code_of(e) != "NoSuchUpload" or await self._size(upload.key) != upload.size:
                 raise
 
@@ -158,7 +209,7 @@ class S3Bucket:
         client = await self._s3()
         try:
             await client.abort_multipart_upload(**self._of(upload))
-        except client.exceptions.ClientError as e:
+        except self._botocore.ClientError as e:
             if _s3_errors.code_of(e) != "NoSuchUpload":
                 raise
 
@@ -189,7 +240,7 @@ class S3Bucket:
             answer = await client.delete_objects(Bucket=self._bucket, Delete=what)
             for error in answer.get("Errors", ()):
                 if error.get("Code") != "NoSuchKey":
-                    raise client.exceptions.ClientError({"Error": error}, "DeleteObjects")
+                    raise self._botocore.ClientError({"Error": error}, "DeleteObjects")
 
     async def stale_parts(self, prefix: str) -> builtins.list[Upload]:
         """What was begun under a prefix and never finished."""
@@ -221,7 +272,7 @@ class S3Bucket:
         client = await self._s3()
         try:
             found = await client.head_object(Bucket=self._bucket, Key=key)
-        except client.exceptions.ClientError:
+        except self._botocore.ClientError:
             return None
         size: int = found["ContentLength"]
         return size
