@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,12 @@ def _short(text: str) -> str:
 
 def host_identity() -> str:
     """What tells this machine (rather: this boot of a kernel, and name space of processes) from any other."""
+    return _host_identity(os.getpid())
+
+
+@functools.lru_cache(maxsize=1)
+def _host_identity(_pid: int) -> str:
+    """Looked up once a process; a child may be in another name space."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return _short(f"{boot} {os.stat('/proc/self/ns/pid').st_ino}")
