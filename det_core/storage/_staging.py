@@ -39,6 +39,7 @@ class DirectoryStaging:
         self._base = f"{root}/{ASIDE}/{ticket}"
         self._tree = f"{self._base}/tree"
         self._own = self._tree if part is None else f"{self._base}/part-{part}"
+        self._chief = not part
         self._open = True
         self.ticket = ticket
         self.storage_id = storage_id
@@ -115,10 +116,15 @@ class DirectoryStaging:
             raise
 
     def abort(self) -> None:
-        """Remove the staging folder."""
-        if self._open:
-            self._open = False
+        """Remove the staging folder; a rank that is not the chief only what is its own."""
+        if not self._open:
+            return
+        self._open = False
+        if self._chief:
             self._disk.remove_tree(self._base)
+        else:
+            for own in (self._own, f"{self._base}/copies-{os.path.basename(self._own)}"):
+                self._disk.remove_tree(own)
 
     def _copier(self, progress: Progress | None, *, sync: bool = True) -> Copier:
         where = f"checkpoint {self.storage_id} in {self._disk.store}"

@@ -70,7 +70,11 @@ class Staging(Protocol):
         """Write metadata.json and the manifest and make the checkpoint listed, in one step."""
 
     def abort(self) -> None:
-        """Remove every byte. Called again, or after a commit, it does nothing."""
+        """Give the checkpoint up: on the first rank every byte is removed. Called again it does nothing.
+
+        On another rank what it alone has is removed, as a folder of this machine, and what it did not finish to put.
+        It calls this in the end whatever became of the checkpoint, which stays as it is if it was committed.
+        """
 
 
 class StoredCheckpoint(Protocol):

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from det_core._errors import StorageError
 from det_core.core._checkpoint._conflicts import Offer, contested, resolve
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata
 from det_core.core._checkpoint._together import Together
 from det_core.storage import Disk, FileEntry, Listing, Staging, digests
 
+log = logging.getLogger("det_core.checkpoint")
 Finish = Callable[[Staging, dict[str, FileEntry], list[str], dict[str, Any]], None]
 """Commits and registers; called on the chief when every rank's files are safe."""
 Digests = dict[str, tuple[str, ...]]
@@ -96,10 +99,20 @@ def write(
     bring: Callable[[Listing], dict[str, FileEntry]],
     finish: Finish,
 ) -> None:
-    """Have every rank bring its files, and the chief finish."""
+    """Have every rank bring its files, and the chief finish; then nothing of it is left on the others' machines."""
     brought = together.gather(lambda: bring(agreed.listing)) or []
     files = {p: f for one in brought for p, f in one.items()}
     together.chief(lambda: finish(staging, files, agreed.directories, agreed.metadata))
+    if not together.first:
+        remove(staging)
+
+
+def remove(staging: Staging) -> None:
+    """Abort a staging when there is something that matters more than an error in it."""
+    try:
+        staging.abort()
+    except StorageError as e:
+        log.warning("what was written of checkpoint %s could not be removed: %s", staging.storage_id, e)
 
 
 def _first_look(found: list[_Summary], compare: bool) -> tuple[list[list[str]], list[set[str]]]:

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import CheckpointError, StorageError
-from det_core.core._checkpoint._agree import Finish, Offering, agree, write
+from det_core._errors import CheckpointError
+from det_core.core._checkpoint._agree import Finish, Offering, agree, remove, write
 from det_core.core._checkpoint._background import Background, Job
 from det_core.core._checkpoint._metadata import plain_metadata
 from det_core.core._checkpoint._together import Together
@@ -247,16 +247,7 @@ class CheckpointHandle:
             give_back(self._means.disk, self._given_up, self._staging.local)
 
     def _remove(self) -> None:
-        if self._together.first:
-            remove(self._staging)
-
-
-def remove(staging: Staging) -> None:
-    """Abort a staging because of an error that is under way, and must not be hidden by one more."""
-    try:
-        staging.abort()
-    except StorageError as e:
-        log.warning("what was written of checkpoint %s could not be removed: %s", staging.storage_id, e)
+        remove(self._staging)
 
 
 def _raise(error: Exception) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any, Literal, NamedTuple
 
 from det_core import _clock
 from det_core._errors import CheckpointBusy
-from det_core.core._checkpoint._agree import Offering, agree, write
+from det_core.core._checkpoint._agree import Offering, agree, remove, write
 from det_core.core._checkpoint._background import Background
 from det_core.core._checkpoint._closing import Closing
-from det_core.core._checkpoint._handle import CheckpointHandle, Means, remove
+from det_core.core._checkpoint._handle import CheckpointHandle, Means
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
 from det_core.core._checkpoint._record import CheckpointRecord, record_of
 from det_core.core._checkpoint._together import Together
@@ -102,8 +102,7 @@ class CheckpointWriter:
         try:
             write(together, staging, agreed, lambda files: staging.put(files, self._progress), self._finish)
         except BaseException:
-            if together.first:
-                remove(staging)
+            remove(staging)
             raise
         return staging.storage_id
 
@@ -162,8 +161,7 @@ class CheckpointWriter:
         try:
             path = together.each(lambda: staging.path)
         except BaseException:
-            if together.first:
-                remove(staging)
+            remove(staging)
             raise
         means = Means(self._store.disk, self._background, self._finish, self._progress)
         ending = together.on(self._distributed.lane(UPLOAD_LANE)) if together.shared else together

@@ -63,7 +63,7 @@ class ObjectStaging:
         self._chief = not part
         self._taken = taken
         name = f"{storage_id}-{'whole' if part is None else part}.{owner.tag}"
-        self._local = DirectoryStaging(disk, scratch, name, storage_id, part or 0)
+        self._local = DirectoryStaging(disk, scratch, name, storage_id, 0)
         self._shares_mark = self._marked = f"{storage_id}.{owner.tag}" == ticket
         self._putting: set[str] = set()
         self._open = True
