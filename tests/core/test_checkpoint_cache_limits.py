@@ -117,6 +117,24 @@ class TestLimit:
                 Environment.read({"DET_CORE_CACHE_BYTES": wrong})
 
 
+class StickyDisk(Disk):
+    """One that removes nothing."""
+
+    def do(self, operation: str, path: str, function: Callable[..., T], *args: Any) -> T:
+        if operation == "rename" and ".gone-" in path:
+            raise self.error(operation, path, OSError(errno.EPERM, "Operation not permitted"))
+        return super().do(operation, path, function, *args)
+
+
+def test_a_copy_that_cannot_be_removed_is_no_reason_to_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    a, b = store(tmp_path, "a", "b")
+    with restored(tmp_path, a, SIZE):
+        pass
+    with restored(tmp_path, b, SIZE, StickyDisk("sticky")) as (path, _):
+        assert len(tree(path)) == 11
+    assert kept(tmp_path) == {a, b} and "cannot rename" in caplog.text
+
+
 class SmallDisk(Disk):
     """One that has ``room`` bytes, less what lies in the cache already."""
 

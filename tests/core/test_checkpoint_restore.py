@@ -119,6 +119,28 @@ def test_restore_path_is_the_stored_folder(mode: DownloadMode, stored: str, tmp_
 
 
 @pytest.mark.parametrize("mode", MODES)
+def test_what_is_read_is_marked_as_in_use(mode: DownloadMode, stored: str, tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    with alone() as distributed:
+        context = Recorder().context(distributed, tmp_path / "store")
+        with pytest.raises(ArithmeticError), context.restore_path(stored, mode):
+            assert store.in_use() == {stored}
+            raise ArithmeticError
+        assert store.in_use() == set()
+
+        def selector(path: str) -> bool:
+            assert store.in_use() == {stored}
+            return True
+
+        context.download(stored, tmp_path / "out", mode, selector=selector)
+        assert store.in_use() == set()
+        damage(tmp_path / "store" / stored / "rng")
+        with pytest.raises(CheckpointCorrupt), Recorder().context(distributed, tmp_path / "store").restore_path(stored):
+            pass
+        assert store.in_use() == set()
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_digests_are_checked_once_and_sizes_every_time(mode: DownloadMode, stored: str, tmp_path: Path) -> None:
     with alone() as distributed:
         disk = CountingDisk("here")

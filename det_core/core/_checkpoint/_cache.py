@@ -20,7 +20,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -174,14 +174,22 @@ class CheckpointCache:
         """Remove entries, those used least recently first, until the rest fits; with the lock for room."""
         for found in self.disk.entries(self.folder):
             if found.name.startswith(GONE):  # who began to remove it had the lock for room, and died
-                self.disk.remove_tree(found.path)
+                self._tried(self.disk.remove_tree, found.path)
         known = [e for e in self._entries() if e.name != spare]
         total = size + sum(e.size for e in known)
         for entry in sorted(known):
             if entry.kept and total <= self.limit and missing <= self._free():
                 return
-            if self._remove(entry.name):
+            if self._tried(self._remove, entry.name):
                 total -= entry.size
+
+    def _tried(self, remove: Callable[[str], bool | None], what: str) -> bool:
+        """Whether something was removed. That it cannot be is no reason to fail: there may be room enough."""
+        try:
+            return remove(what) is True
+        except StorageError as e:
+            log.warning("%s", e)
+            return False
 
     def _remove(self, name: str) -> bool:
         """Remove an entry, unless a process uses or changes it."""
