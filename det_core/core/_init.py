@@ -217,10 +217,12 @@ class _CheckpointFacts:
         except (TensorboardError, OSError) as e:  # the checkpoint is safe; close() tries again, and raises
             logger.warning("event files were not copied beside checkpoint %s: %s", checkpoint["storage_id"], e)
         if self._retention is not None:
-            self._retention.apply(checkpoint["storage_id"])
+            self._retention.apply(checkpoint)
 
     def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         self._journal.record("checkpoint_deleted", {"storage_id": storage_id, "resources": dict(remaining)})
+        if self._retention is not None and not remaining:
+            self._retention.forget(storage_id)
 
     def restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
         rolls_back = steps_completed if written_by == self._run_id else None

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from det_core import client, core
+from det_core import _clock, client, core
 from det_core._errors import StorageError
 from det_core.core._checkpoint._retention import Retention
 from det_core.core._checkpoint._values import Values, number_in
@@ -39,6 +39,12 @@ def filled(tmp_path: Path, count: int = 4, root: str = "store") -> DirectoryStor
     return store
 
 
+def record(ordinal: int, restart: int = 0) -> dict[str, Any]:
+    """What is told of ``c<ordinal>`` once it is committed."""
+    head = Header("run", restart, ordinal, _clock.iso(_clock.now()), 10 * ordinal, f"c{ordinal}")
+    return {**vars(head), "metadata": {}, "resources": {}}
+
+
 def ids(store: DirectoryStore, run_id: str | None = "run") -> list[str]:
     return [header.storage_id for header in store.list(run_id)]
 
@@ -47,17 +53,53 @@ def test_what_a_policy_does_not_keep_goes_and_is_told(tmp_path: Path, caplog: py
     caplog.set_level(logging.INFO, "det_core.checkpoint")
     store = filled(tmp_path)
     told: list[tuple[str, Mapping[str, int]]] = []
-    retention = Retention(
-        core.KeepLatest(1) | core.KeepEvery(20), store, "run", deleted=lambda *which: told.append(which)
-    )
+    policy = core.KeepLatest(1) | core.KeepEvery(20)
+    retention = Retention(policy, store, "run", deleted=lambda *which: told.append(which))
     assert [bool(v.reasons) for v in retention.judge()] == [False, True, False, True]
     assert len(ids(store)) == 4
-    assert retention.apply("c4") == ["c1", "c3"]
+    assert retention.apply(record(4)) == ["c1", "c3"]
     assert told == [("c1", {}), ("c3", {})]
     assert "deleted checkpoint c1 of step 10; kept: the latest, every 20 steps" in caplog.text
     assert ids(store, None) == ["another", "c2", "c4"]
-    assert retention.apply("c4") == []
+    assert retention.apply(record(4)) == []
     nothing_is_left_over(Path(store.root))
+
+
+def test_a_run_knows_its_own_checkpoints_without_listing_those_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path, 0)
+    listings = []
+    really = store.list
+    monkeypatch.setattr(store, "list", lambda run_id: listings.append(run_id) or really(run_id))
+    retention = Retention(core.KeepLatest(2), store, "run")
+    for ordinal in range(1, 6):
+        put(store, f"c{ordinal}", 10 * ordinal, tmp_path, ordinal=ordinal)
+        assert retention.apply(record(ordinal)) == ([f"c{ordinal - 2}"] if ordinal > 2 else [])
+    assert listings == []
+    later = Retention(core.KeepLatest(2), store, "run")
+    for ordinal in (1, 2):
+        put(store, f"c{5 + ordinal}", 60, tmp_path, restart=1, ordinal=ordinal)
+        assert later.apply({**record(5 + ordinal, 1), "ordinal": ordinal}) == [f"c{ordinal + 3}"]
+    assert listings == ["run"], "a later restart looks once what the earlier left"
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_somebody_else_deleted_does_not_count(tmp_path: Path, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(tmp_path, 0)
+    retention = Retention(core.KeepLatest(2), store, "run")
+    for ordinal in (1, 2):
+        put(store, f"c{ordinal}", 10 * ordinal, tmp_path, ordinal=ordinal)
+        assert retention.apply(record(ordinal)) == []
+    store.delete("c2")
+    if told:
+        retention.forget("c2")
+    else:
+        moment = _clock.monotonic() + 1000.0
+        monkeypatch.setattr(_clock, "monotonic", lambda: moment)
+    put(store, "c3", 30, tmp_path, ordinal=3)
+    assert retention.apply(record(3)) == [], "of c1, c2 and c3 the latest two that are there are c1 and c3"
+    assert ids(store) == ["c1", "c3"]
 
 
 def test_one_in_use_stays_until_it_is_not(tmp_path: Path) -> None:
@@ -92,7 +134,7 @@ def test_a_newest_that_is_damaged_keeps_the_one_before(tmp_path: Path, caplog: p
     for name in ("c2", "c5"):
         Path(store.root, name, "sub", "optimizer.pt").unlink()
     assert retention.apply() == [], "where none is whole, all stay"
-    assert retention.apply("c5") == ["c2", "c4"], "what has just been committed needs no look"
+    assert Retention(core.KeepLatest(1), store, "run").apply(record(5)) == ["c2", "c4"], "just committed: whole"
 
 
 def test_a_delete_that_fails_is_one_warning_and_tried_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -116,7 +158,7 @@ def test_a_delete_that_fails_is_one_warning_and_tried_again(tmp_path: Path, capl
     assert retention.apply() == ["c1", "c2"]
     refused.add("c4")
     put(store, "c5", 50, tmp_path, ordinal=5)
-    assert retention.apply("c5") == []
+    assert retention.apply(record(5)) == []
     assert caplog.text.count("could not be deleted") == 2, "new trouble is a new warning"
 
 
@@ -149,7 +191,8 @@ def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["EIO", "ENOSPC", "dead"])
-def test_every_call_of_a_gc_fails_once(how: str, memory: Path) -> None:
+@pytest.mark.parametrize("committed", [None, 4])
+def test_every_call_of_a_gc_fails_once(how: str, committed: int | None, memory: Path) -> None:
     """Whichever call to the disk fails: what is listed is whole, the newest is there, and the rest is collectable."""
     struck = set()
     for at in range(1, 1000):
@@ -162,13 +205,13 @@ def test_every_call_of_a_gc_fails_once(how: str, memory: Path) -> None:
         retention = Retention(
             core.KeepLatest(2), DirectoryStore(root, disk=disk), "run", deleted=lambda i, _, told=told: told.append(i)
         )
-        gone = retention.apply("c4")
+        gone = retention.apply(committed and record(committed))
         assert told == gone
         there = listed(root)
         assert {"another", "c3", "c4"} <= set(there) <= {"another", "c1", "c2", "c3", "c4"}
         assert not set(gone) & set(there), "what is told to be gone is gone"
         struck.add(disk.struck)
-        Retention(core.KeepLatest(2), DirectoryStore(root), "run").apply("c4")
+        Retention(core.KeepLatest(2), DirectoryStore(root), "run").apply(record(4))
         assert listed(root) == ["another", "c3", "c4"], "the next time, all that is to go goes"
         nothing_is_left_over(root)
         if not disk.struck:
@@ -187,7 +230,7 @@ def test_a_process_that_dies_in_a_gc_leaves_what_can_be_collected(memory: Path) 
         pid = os.fork()
         if pid == 0:
             store = DirectoryStore(root, disk=FaultyDisk(str(root), at, "exit"))
-            Retention(core.KeepLatest(2), store, "run").apply("c4")
+            Retention(core.KeepLatest(2), store, "run").apply(record(4))
             os._exit(0)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         there = listed(root)
