@@ -1,0 +1,82 @@
+"""``det-core checkpoint`` about what a run kept on an object store: found by the run, opened with keys of one's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from det_core import client, core
+from support.buckets import in_bucket
+from support.servers import S3Server
+
+KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
+
+
+def det_core(*arguments: object, check: int = 0) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    assert done.returncode == check, (done.stdout, done.stderr)
+    return done
+
+
+@pytest.fixture
+def storage(moto_server: S3Server, home: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A storage with three checkpoints of a run; its keys are in the environment."""
+    for key in KEYS:
+        monkeypatch.setenv(key, "in-the-environment")
+    given = moto_server.storage(moto_server.make_bucket(), "a/b")
+    with core.init(name="s3", max_length=3, checkpoint_storage=given) as ctx:
+        for step in range(1, 4):
+            with ctx.checkpoint.store_path({"steps_completed": step}) as (path, _):
+                (path / "model.pt").write_bytes(b"m" * 1000 * step)
+    return {key: value for key, value in given.items() if key not in ("access_key", "secret_key")}
+
+
+def test_what_a_run_kept_elsewhere_is_found_by_the_run(storage: dict[str, str], home: Path, tmp_path: Path) -> None:
+    journal = "".join(path.read_text() for path in home.glob("runs/*/journal*"))
+    assert storage["endpoint_url"] in journal
+    assert "secret_key" not in journal
+    rows = json.loads(det_core("list", "--json").stdout)
+    assert [(row["steps_completed"], row["state"]) for row in rows] == [
+        (3, "complete"),
+        (2, "complete"),
+        (1, "complete"),
+    ]
+    assert json.loads(det_core("list", "--json", "--storage", json.dumps(storage)).stdout) == rows
+    shown = det_core("describe", "latest").stdout
+    assert f"storage:     s3://{storage['bucket']}/a/b" in shown and "model.pt" in shown
+    done = det_core("download", "latest", tmp_path / "out")
+    assert "verified" in done.stdout
+    assert done.stderr == "", "connections are closed"
+    assert (tmp_path / "out" / "model.pt").read_bytes() == b"m" * 3000
+    assert "would be deleted" in det_core("gc", "--keep-latest", 2, "--dry-run").stdout
+    assert det_core("gc", "--keep-latest", 2).stdout == "deleted 1 of 3 checkpoint(s)\n"
+    assert len(client.run("latest").checkpoints()) == 2
+    det_core("rm", rows[1]["storage_id"][:13], "--yes")
+    assert [row["steps_completed"] for row in json.loads(det_core("list", "--json").stdout)] == [3]
+
+
+def test_a_damaged_object_is_named(storage: dict[str, str]) -> None:
+    with client.checkpoints(storage=storage) as checkpoints:
+        victim = checkpoints["latest"].storage_id
+        in_bucket(checkpoints._store, lambda bucket: bucket.put(f"{victim}/model.pt", b"x" * 3000))
+    done = det_core("verify", "--all", check=1)
+    assert done.stdout.count("whole: ") == 2
+    assert f"{victim}  damaged: 1 problem(s)\n  " in done.stdout
+    assert "model.pt" in done.stdout
+    assert "model.pt" in det_core("download", victim, "nowhere", check=1).stderr
+
+
+def test_a_store_that_refuses_is_one_line(storage: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    done = det_core("list", "--storage", json.dumps({**storage, "bucket": "missing"}), check=1)
+    assert done.stderr.startswith("det-core: error: checkpoint store s3://missing/a/b: ")
+    assert done.stderr.count("\n") == 1
+    for key in KEYS:
+        monkeypatch.delenv(key)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    done = det_core("list", check=1)
+    assert "AWS_ACCESS_KEY_ID" in done.stderr and done.stderr.count("\n") == 1
