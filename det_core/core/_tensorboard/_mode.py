@@ -60,6 +60,7 @@ class Tensorboard:
         self._rank = rank
         self._made: Copies | None = None
         self._lock = threading.Lock()
+        self._syncing = threading.Lock()
         self._writer: EventWriter | None = None
         self.writes = mode is TensorboardMode.AUTO and rank == 0
         """Whether :meth:`scalars` is to be called here."""
@@ -84,7 +85,8 @@ class Tensorboard:
             return
         self._writer.flush()
         if self._kept is not None:
-            self._copies().sync(self._local)
+            with self._syncing:  # checkpoints are committed in a thread of their own
+                self._copies().sync(self._local)
 
     def upload(self, selector: Callable[[Path], bool], mangler: Callable[[Path, int], Path]) -> None:
         """Copy selected files, in the mode MANUAL."""
