@@ -10,6 +10,8 @@ from datetime import timedelta
 from typing import NamedTuple
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+UNKNOWN = "no checkpoint has the metric"
+"""How the reason begins for which all stay."""
 _DURATION = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*[smhdw])+\s*")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 
@@ -239,7 +241,7 @@ def judge(
     verdicts = []
     for c in own:
         reasons = [reason for reason, ids in kept if c.storage_id in ids]
-        reasons += [f"no checkpoint has the metric {name}" for name in unknown]
+        reasons += [f"{UNKNOWN} {name}" for name in unknown]
         if newest is None:
             reasons.append("no checkpoint of the run is whole")
         elif c.storage_id == newest:

@@ -231,7 +231,9 @@ def test_gc_teaches_before_it_deletes(home: Path, tmp_path: Path) -> None:
         ((), "--keep-latest N, --keep-best N --metric M, --keep-every STEPS or --keep-newer 7d"),
         (("--dry-run",), "say what is to stay"),
         (("--keep-best", 1), "--keep-best N needs --metric M"),
-        (("--keep-latest", 1, "--metric", "loss"), "--metric and --larger-is-better go with --keep-best"),
+        (("--keep-latest", 1, "--metric", "loss"), "--metric, --larger-is-better and --smaller-is-better go with"),
+        (("--keep-best", 1, "--metric", "acc.top1"), "which acc.top1 is best? Add --larger-is-better or --smaller-is"),
+        (("--keep-best", 1, "--metric", "x", "--larger-is-better", "--smaller-is-better"), "not allowed with argument"),
         (("--keep-latest", 0), "must be an integer of at least 1"),
         (("--keep-latest", "x"), "invalid int value: 'x'"),
         (("--keep-newer", "7"), "'7' is no duration: give it seconds, a timedelta, or a text such as '90m'"),
@@ -264,9 +266,11 @@ def test_gc_says_why_each_stays_and_deletes_the_rest(home: Path, tmp_path: Path)
         (ids[10], True, False), (ids[20], False, False), (ids[30], True, False),
     ]  # fmt: skip
     assert planned[1]["metrics"] == {"loss": 1.0}
-    assert det_core("gc", *keep).stdout == "deleted 2 of 5 checkpoint(s)\n"
+    kept = "kept: the latest, the best by smallest loss, every 40 steps"
+    lines = [f"deleted {ids[10]}", f"deleted {ids[30]}", f"deleted 2 of 5 checkpoint(s); {kept}"]
+    assert det_core("gc", *keep).stdout.splitlines() == lines
     assert [h.steps_completed for h in store.list()] == [20, 40, 50]
-    assert det_core("gc", *keep).stdout == "deleted 0 of 3 checkpoint(s)\n"
+    assert det_core("gc", *keep).stdout == f"deleted 0 of 3 checkpoint(s); {kept}\n"
 
 
 def test_gc_by_age_and_by_a_larger_metric(home: Path, tmp_path: Path) -> None:
@@ -299,7 +303,7 @@ def test_gc_that_cannot_delete_says_so(home: Path, tmp_path: Path) -> None:
     aside.write_text("in the way")
     command = [sys.executable, "-m", "det_core.cli", "checkpoint", "gc", "--keep-latest", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (1, "deleted 0 of 2 checkpoint(s)\n")
+    assert (done.returncode, done.stdout) == (1, "deleted 0 of 2 checkpoint(s); kept: the latest\n")
     assert f"1 older checkpoint(s) could not be deleted, and stay for now: c10-{run_id[-6:]}: " in done.stderr
     assert len(store.list()) == 2
 

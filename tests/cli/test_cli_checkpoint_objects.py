@@ -54,7 +54,8 @@ def test_what_a_run_kept_elsewhere_is_found_by_the_run(storage: dict[str, str], 
     assert done.stderr == "", "connections are closed"
     assert (tmp_path / "out" / "model.pt").read_bytes() == b"m" * 3000
     assert "would be deleted" in det_core("gc", "--keep-latest", 2, "--dry-run").stdout
-    assert det_core("gc", "--keep-latest", 2).stdout == "deleted 1 of 3 checkpoint(s)\n"
+    done = det_core("gc", "--keep-latest", 2)
+    assert done.stdout == f"deleted {rows[2]['storage_id']}\ndeleted 1 of 3 checkpoint(s); kept: the latest 2\n"
     assert len(client.run("latest").checkpoints()) == 2
     det_core("rm", rows[1]["storage_id"][:13], "--yes")
     assert [row["steps_completed"] for row in json.loads(det_core("list", "--json").stdout)] == [3]

@@ -185,6 +185,16 @@ def test_a_store_that_cannot_be_listed_does_not_stop_the_training(
     assert "older checkpoints of run run were not looked through, and stay for now" in caplog.text
 
 
+def test_a_metric_that_no_checkpoint_has_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = filled(tmp_path, 0)
+    retention = Retention(core.KeepLatest(1) | core.KeepBest(1, "losss"), store, "run")
+    for ordinal in range(1, 6):
+        assert ("no checkpoint has the metric losss, so retention deletes none" in caplog.text) == (ordinal > 4)
+        put(store, f"c{ordinal}", 10 * ordinal, tmp_path, ordinal=ordinal)
+        assert retention.apply(record(ordinal)) == []
+    assert caplog.text.count("losss") == 1
+
+
 def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="is no retention policy"):
         Retention(3, DirectoryStore(tmp_path), "run")

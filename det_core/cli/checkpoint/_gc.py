@@ -23,6 +23,8 @@ A checkpoint stays if any of the options keeps it. Whatever they say, these stay
 whole, one that a process reads, one that det_core has not written, and those of other runs; and all, as long as
 none has the metric. The values of a metric are those of the run's validation rows at the checkpoint's steps, else
 of the checkpoint's own metadata."""
+SMALLER = ("loss", "err", "perplexity", "ppl", "nll", "mse", "mae")
+"""Metrics with one of these in their names are better if they are smaller."""
 _HOW = (
     "say what is to stay: --keep-latest N, --keep-best N --metric M, --keep-every STEPS or --keep-newer 7d, or "
     "several of them; with --dry-run nothing is deleted"
@@ -35,7 +37,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-latest", type=int, metavar="N", help="the newest N")
     parser.add_argument("--keep-best", type=int, metavar="N", help="the N with the best value of --metric")
     parser.add_argument("--metric", metavar="M", help="a validation metric; a.b for b within a")
-    parser.add_argument("--larger-is-better", action="store_true", help="of the metric (default: smaller is better)")
+    better = parser.add_mutually_exclusive_group()
+    better.add_argument("--larger-is-better", action="store_false", dest="smaller", help="as of an accuracy")
+    better.add_argument("--smaller-is-better", action="store_true", dest="smaller", help="as of a loss or an error")
+    parser.set_defaults(smaller=None)
     parser.add_argument("--keep-every", type=int, metavar="STEPS", help="the first at or after each multiple of STEPS")
     parser.add_argument("--keep-newer", metavar="AGE", help="those younger than this: 90m, 12h, 7d, 2w")
     parser.add_argument("--all-runs", action="store_true", help="of each run in --storage, judged by itself")
@@ -63,7 +68,7 @@ def _collect(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
         error(unknown)
         return 1
     going = [v.candidate.storage_id for v in verdicts if not v.reasons]
-    gone = [] if args.dry_run else _delete(checkpoints, policy, len(going))
+    gone = [] if args.dry_run else _delete(checkpoints, policy, len(going), not args.json)
     if args.json:
         print_json([_as_json(v, gone) for v in verdicts])
     elif args.dry_run:
@@ -71,7 +76,7 @@ def _collect(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
         if unknown:
             note(unknown)
     else:
-        print(f"deleted {len(gone)} of {len(verdicts)} checkpoint(s)")
+        print(f"deleted {len(gone)} of {len(verdicts)} checkpoint(s); kept: {policy}")
     return 0 if args.dry_run else int(any(i not in gone for i in going))
 
 
@@ -84,9 +89,9 @@ def _policy(args: argparse.Namespace) -> RetentionPolicy:
     if args.keep_best is not None:
         if args.metric is None:
             raise ValueError("--keep-best N needs --metric M: by which validation metric?")
-        policies.append(KeepBest(args.keep_best, args.metric, smaller_is_better=not args.larger_is_better))
-    elif args.metric is not None or args.larger_is_better:
-        raise ValueError("--metric and --larger-is-better go with --keep-best N")
+        policies.append(KeepBest(args.keep_best, args.metric, smaller_is_better=_smaller(args)))
+    elif args.metric is not None or args.smaller is not None:
+        raise ValueError("--metric, --larger-is-better and --smaller-is-better go with --keep-best N")
     if args.keep_every is not None:
         policies.append(KeepEvery(args.keep_every))
     if args.keep_newer is not None:
@@ -96,9 +101,22 @@ def _policy(args: argparse.Namespace) -> RetentionPolicy:
     return AnyOf(*policies)
 
 
-def _delete(checkpoints: Checkpoints, policy: RetentionPolicy, total: int) -> list[str]:
+def _smaller(args: argparse.Namespace) -> bool:
+    """Whether a smaller value is better; what is deleted by mistake is gone, so only a loss or an error is obvious."""
+    if args.smaller is None and not any(word in args.metric.lower() for word in SMALLER):
+        raise ValueError(f"which {args.metric} is best? Add --larger-is-better or --smaller-is-better")
+    return args.smaller is not False
+
+
+def _delete(checkpoints: Checkpoints, policy: RetentionPolicy, total: int, tell: bool) -> list[str]:
     with bar("deleting", total, bytes=False) as advance:
-        return checkpoints.gc(policy, deleted=lambda _id: advance(1))
+
+        def deleted(storage_id: str) -> None:
+            advance(1)
+            if tell:
+                print(f"deleted {storage_id}")
+
+        return checkpoints.gc(policy, deleted=deleted)
 
 
 def _print(checkpoints: Checkpoints, verdicts: list[Verdict], going: int) -> None:
@@ -129,7 +147,9 @@ def _as_json(verdict: Verdict, gone: list[str]) -> dict[str, Any]:
 
 def _unknown_metric(checkpoints: Checkpoints, verdicts: list[Verdict]) -> str | None:
     """Which metrics there are, if no checkpoint has the one that was asked for."""
-    missing = [r for v in verdicts for r in v.reasons if r.startswith("no checkpoint has the metric ")]
+    from det_core.storage._retention import UNKNOWN
+
+    missing = [r for v in verdicts for r in v.reasons if r.startswith(UNKNOWN)]
     if not missing:
         return None
     names = checkpoints.metrics()

@@ -25,10 +25,13 @@ from det_core.storage import (
     check_policy,
     judge,
 )
+from det_core.storage._retention import UNKNOWN
 
 log = logging.getLogger("det_core.checkpoint")
 FAILURES = 3
 """Deletes that may fail one after the other before the rest waits for the next time: the store is in trouble."""
+FIRST = 2
+"""Checkpoints that may have to wait for a validation without a word."""
 BELIEVED = 300.0
 """Seconds for which a checkpoint that was seen in the store is taken to be there."""
 
@@ -69,6 +72,7 @@ class Retention:
         self._known: dict[str, Header] = {}
         self._seen: dict[str, float] = {}
         self._listed = False
+        self._told = False
         self._warned = False
 
     def apply(self, committed: Mapping[str, Any] | None = None) -> list[str]:
@@ -88,6 +92,7 @@ class Retention:
         except (DetCoreError, OSError) as e:
             self._warn(f"older checkpoints of run {self._run_id} were not looked through, and stay for now: {e}")
             return []
+        self._tell_of_unknown(verdicts)
         return self.delete([v.candidate for v in verdicts if not v.reasons])
 
     def judge(self) -> list[Verdict]:
@@ -200,6 +205,13 @@ class Retention:
                 log.warning("the checkpoint before %s stays, too: %s", storage_id, e)
                 damaged.add(storage_id)
         return damaged
+
+    def _tell_of_unknown(self, verdicts: Sequence[Verdict]) -> None:
+        """Warn once if nothing goes only as no checkpoint has a metric; of the first ones none may be validated yet."""
+        held = [v.reasons[0] for v in verdicts if v.reasons and all(r.startswith(UNKNOWN) for r in v.reasons)]
+        if len(held) > FIRST and not self._told:
+            self._told = True
+            log.warning("%s, so retention deletes none: is it the name of a validation metric?", held[0])
 
     def _warn(self, text: str) -> None:
         log.log(logging.DEBUG if self._warned else logging.WARNING, "%s", text)
