@@ -350,6 +350,21 @@ class TestRanks:
         machine.restore(storage_id)
         machine.nobody_reads()
 
+    def test_a_chief_that_cannot_mark_the_checkpoint_is_told_of(self, machine: Machine) -> None:
+        storage_id = machine.store()
+
+        class Unmarked(Elsewhere):
+            def hold(self, storage_id: str, owner: Any) -> Any:
+                raise StorageError(5, "no marks today")
+
+        def work(context: CheckpointContext, rank: int) -> None:
+            with context.restore_path(storage_id):
+                raise AssertionError("the block was entered")
+
+        self.stores = {0: Unmarked(machine.root)}
+        for error in self.each(2, machine, work):
+            assert isinstance(error, StorageError) and "no marks today" in str(error)
+
     def test_a_damaged_stored_file_is_told_to_all(self, machine: Machine) -> None:
         storage_id = machine.store()
         flip(machine.root / storage_id / "sub/f1")

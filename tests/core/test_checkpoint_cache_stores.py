@@ -60,11 +60,17 @@ class Faulty(Door):
             return await super().attempt(operation, key, function, *args)
         self.struck = self.struck or operation
         if self.how == "refused":
-            from botocore.exceptions import ClientError
-
-            answer = {"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
-            raise ClientError(answer, operation)  # type: ignore[arg-type]
+            raise refusal(operation)
         raise ConnectionResetError(errno.ECONNRESET, "reset by peer")
+
+
+class ReadOnly(Door):
+    """A door that lets nobody write, as with a key that may only read."""
+
+    async def attempt(self, operation: str, key: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        if operation in ("read", "list"):
+            return await super().attempt(operation, key, function, *args)
+        raise refusal(operation)
 
 
 class Job:
@@ -319,6 +325,32 @@ def test_a_fetch_that_was_killed_is_finished(tmp_path: Path, moto_server: S3Serv
             assert {name: data for name, data in tree(path).items() if name in files} == files
         came = here.came(storage_id)
         assert 0 < len(set(files) & set(came)) < 4
+
+
+def test_a_key_that_may_only_read_can_restore(tmp_path: Path, moto_server: S3Server) -> None:
+    storage = moto_server.storage(moto_server.make_bucket())
+    with closing() as opened, alone() as distributed:
+        here = Job(storage, tmp_path, distributed)
+        opened(here.store)
+        storage_id = here.context.upload(fill(tmp_path / "source"), STEPS)
+        store = through(here.store, ReadOnly)
+        cache = CheckpointCache(tmp_path / "cache", 1 << 30)
+        context = Recorder().context(distributed, tmp_path, store=store, cache=cache)
+        with context.restore_path(storage_id) as path, context.restore_path(storage_id, NO) as other:
+            assert tree(path) == tree(other)
+        context.download(storage_id, tmp_path / "out")
+        assert tree(tmp_path / "out") == tree(path)
+        assert context.get_metadata(storage_id) == STEPS
+        with pytest.raises(StorageError, match="cannot "), context.store_path(STEPS) as (path, _):
+            (path / "x").write_text("x")
+
+
+def refusal(operation: str) -> Exception:
+    """What the client of S3 raises when the server refuses."""
+    from botocore.exceptions import ClientError
+
+    answer: Any = {"Error": {"Code": "AccessDenied"}, "ResponseMetadata": {"HTTPStatusCode": 403}}
+    return ClientError(answer, operation)
 
 
 def flipped(data: bytes) -> bytes:

@@ -63,7 +63,7 @@ class CheckpointReader:
         folder = os.path.abspath(os.fspath(ckpt_dir))
         checkpoint = open_together(together, self._store, storage_id, self._before)
         with ExitStack() as stack:
-            together.each(lambda: stack.enter_context(self._hold(storage_id)) if together.first else None)
+            together.each(lambda: self._hold_on_first(stack, together, storage_id))
             download(together, self._store, checkpoint, folder, selector, self._progress)
 
     @contextmanager
@@ -96,8 +96,7 @@ class CheckpointReader:
         machine = self._readers("restore_path", mode, local=True)
         fetch = Fetch(machine, self._cache, checkpoint, selector, self._known, private, self._progress)
         try:
-            if machine.first:
-                stack.enter_context(self._hold(checkpoint.storage_id))
+            machine.each(lambda: self._hold_on_first(stack, machine, checkpoint.storage_id))
             path = stack.enter_context(fetch.run())
         except BaseException as e:
             if machine.first:
@@ -121,6 +120,11 @@ class CheckpointReader:
     def _hold(self, storage_id: str) -> AbstractContextManager[None]:
         """Keep others from deleting a checkpoint that is being read."""
         return self._store.hold(storage_id, self._owner())
+
+    def _hold_on_first(self, stack: ExitStack, together: Together, storage_id: str) -> None:
+        """One mark for all that read together."""
+        if together.first:
+            stack.enter_context(self._hold(storage_id))
 
     def _readers(self, call: str, mode: DownloadMode, *, local: bool) -> Together:
         if not isinstance(mode, DownloadMode):
