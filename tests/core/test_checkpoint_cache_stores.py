@@ -93,13 +93,13 @@ class Job:
         return {name: n for name, n in found.items() if not name.startswith(".det_core/")}
 
 
-@pytest.fixture(params=["memory", "moto", "gcs"])
+@pytest.fixture(params=["memory", "moto", pytest.param("rgw", marks=pytest.mark.rgw), "gcs"])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     """``checkpoint_storage`` for a place of this test alone."""
     if request.param == "memory":
         return f"memory:/{tmp_path}"
-    if request.param == "moto":
-        server = request.getfixturevalue("moto_server")
+    if request.param in ("moto", "rgw"):
+        server = request.getfixturevalue(f"{request.param}_server")
         return server.storage(server.make_bucket(), "some/prefix")
     server = request.getfixturevalue("gcs_server")
     return {"type": "gcs", "bucket": server.make_bucket(), "endpoint_url": server.url}
