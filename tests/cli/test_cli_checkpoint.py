@@ -155,7 +155,10 @@ def test_verify_names_what_is_damaged_and_goes_on(home: Path, tmp_path: Path) ->
     damage(store, ids[0], "model.pt")
     Path(store.root, ids[0], "sub/optimizer.pt").unlink()
     Path(store.root, ids[1], "empty").write_text("x")
-    lines = det_core("verify", "--all", check=1).stdout.splitlines()
+    done = det_core("verify", "--all", check=1)
+    lines = done.stdout.splitlines()
+    assert lines[1].startswith("  model.pt differs from its manifest")
+    assert "`det-core checkpoint rm` a damaged checkpoint" in done.stderr
     assert [line.split("  ")[1].split(":")[0] for line in lines if not line.startswith("  ")] == [
         "damaged", "damaged", "whole", "whole",
     ]  # fmt: skip

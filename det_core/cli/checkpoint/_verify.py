@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from det_core.cli._bar import bar
-from det_core.cli._say import error, print_json, size
+from det_core.cli._say import error, note, print_json, size
 from det_core.cli.checkpoint._found import COMPLETE, DAMAGED, UNVERIFIED, named, on_found
 
 if TYPE_CHECKING:
@@ -40,19 +40,22 @@ def _verify(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     for result in results if not args.json else []:
         _print(result)
     for checkpoint in list(checkpoints) if args.all else named(checkpoints, args.ID):
-        results.append(_verified(checkpoint))
+        results.append(_verified(checkpoint, f"checkpoint {checkpoint.storage_id} in {checkpoints.root}: "))
         if not args.json:
             _print(results[-1])
     if args.json:
         print_json(results)
     elif not results:
         print(f"no checkpoints in {checkpoints.root}")
-    return int(any(result["state"] == DAMAGED for result in results))
+    damaged = any(result["state"] == DAMAGED for result in results)
+    if damaged and not args.json:
+        note("`det-core checkpoint rm` a damaged checkpoint, and its run resumes from the one before")
+    return int(damaged)
 
 
-def _verified(checkpoint: Checkpoint) -> dict[str, Any]:
+def _verified(checkpoint: Checkpoint, where: str) -> dict[str, Any]:
     with bar(f"verifying {checkpoint.storage_id}", checkpoint.size) as advance:
-        problems = checkpoint.verify(progress=advance)
+        problems = [problem.removeprefix(where) for problem in checkpoint.verify(progress=advance)]
     state = DAMAGED if problems else COMPLETE if checkpoint.verified else UNVERIFIED
     content = {"size": checkpoint.size, "files": checkpoint.files}
     return {"storage_id": checkpoint.storage_id, "state": state, **content, "problems": problems}
