@@ -96,6 +96,7 @@ class S3Bucket:
         self._connecting = asyncio.Lock()
         self._client: Any = None
         self._direct: Direct | None = None
+        self._doubtful: set[str] = set()
 
     async def _s3(self) -> Any:
         """The client, connected to the bucket's region."""
@@ -181,9 +182,15 @@ class S3Bucket:
             raise
 
     async def begin_parts(self, key: str, size: int) -> Upload:
-        """Begin an object of several parts."""
+        """Begin an object of several parts. One that a failed call may have begun, unheard, is given up first."""
         client = await self._s3()
+        if key in self._doubtful:
+            for upload in await self.stale_parts(key):
+                if upload.key == self._base + key:
+                    await self.abort_parts(upload)
+        self._doubtful.add(key)
         made = await client.create_multipart_upload(Bucket=self._bucket, Key=self._base + key)
+        self._doubtful.discard(key)
         return Upload(self._base + key, made["UploadId"], size)
 
     async def put_part(self, upload: Upload, number: int, data: bytes | memoryview) -> dict[str, Any]:

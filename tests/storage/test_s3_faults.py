@@ -1,0 +1,226 @@
+"""Every request to an S3 server fails once, in every way a network or a busy server has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from det_core._errors import CheckpointError, StorageError
+from det_core.storage import Owner, Store, open_store, scan
+from det_core.storage._objects import Door, ObjectStore
+from det_core.testing._stores import FILES, METADATA, fill, header, owner, stored
+from support.buckets import closing, in_bucket, through
+from support.proxy import BUSY, FAULTS, LOST, RESET, TRUNCATED, Proxy, Request, proxy_before
+from support.servers import S3Server
+
+LARGE = (16 << 20) + 5
+Operation = Callable[[ObjectStore, Path], None]
+
+
+def upload(store: ObjectStore, folder: Path) -> None:
+    """Small files."""
+    stored(store, folder, "new", ordinal=9)
+
+
+def upload_large(store: ObjectStore, folder: Path) -> None:
+    """A file of two parts."""
+    source = folder / "large"
+    source.mkdir(exist_ok=True)
+    (source / "large.bin").write_bytes(bytes(LARGE))
+    staging = store.begin("new", owner())
+    try:
+        staging.commit(staging.put(scan(store.disk, str(source))), [], METADATA, header("new", ordinal=9))
+    except BaseException:
+        staging.abort()
+        raise
+
+
+def restore(store: ObjectStore, folder: Path) -> None:
+    """All of a checkpoint, verified."""
+    found = store.open("one")
+    assert found.metadata() == METADATA
+    found.copy_out(folder / f"out-{os.urandom(4).hex()}", [*FILES], [])
+
+
+def look(store: ObjectStore, folder: Path) -> None:
+    """What is there."""
+    assert "one" in [h.storage_id for h in store.list("run")]
+    assert store.in_use() == set()
+
+
+def delete(store: ObjectStore, folder: Path) -> None:
+    """A whole checkpoint."""
+    store.delete("two")
+    assert "two" not in [h.storage_id for h in store.list()]
+
+
+def collect(store: ObjectStore, folder: Path) -> None:
+    """What a dead writer left."""
+    assert store.collect() == ["dead"]
+
+
+OPERATIONS: list[Operation] = [upload, restore, look, delete, collect]
+QUICK = [(upload, RESET), (upload, LOST), (restore, TRUNCATED), (restore, BUSY), (look, RESET), (delete, LOST)]
+QUICK += [(collect, RESET)]
+ONCE = [
+    pytest.param(operation, fault, id=f"{operation.__name__}-{fault}")
+    if (operation, fault) in QUICK
+    else pytest.param(operation, fault, id=f"{operation.__name__}-{fault}", marks=pytest.mark.long)
+    for operation in OPERATIONS
+    for fault in FAULTS
+]
+
+
+@pytest.fixture(scope="module")
+def proxy(moto_server: S3Server) -> Iterator[Proxy]:
+    with proxy_before(moto_server.url) as running:
+        yield running
+
+
+class Case:
+    """A store with two checkpoints behind a proxy."""
+
+    def __init__(self, server: S3Server, proxy: Proxy, folder: Path, close_later: Callable[[Store], Store]) -> None:
+        self.server, self.proxy, self.folder, self.close_later = server, proxy, folder, close_later
+        self.bucket = server.make_bucket()
+        self.straight = self.open(server.url)
+        for name in ("one", "two"):
+            stored(self.straight, folder, name, ordinal=1 + (name == "two"))
+
+    def open(self, url: str) -> ObjectStore:
+        """The store at an address."""
+        storage = self.server.storage(self.bucket, "p", endpoint_url=url)
+        store = self.close_later(open_store(storage, self.folder, scratch=self.folder / "scratch"))
+        assert isinstance(store, ObjectStore)
+        return store
+
+    def leave_something(self) -> None:
+        """As a writer does that dies in the middle."""
+        dead = Owner(**{**vars(owner()), "pid": 2**22 + 1, "started": 5})
+        staging = self.straight.begin("dead", dead)
+        fill(self.folder / "source")
+        staging.put(scan(self.straight.disk, str(self.folder / "source")))
+
+    def is_sound(self) -> None:
+        """What is listed verifies, and what is not can be collected."""
+        for head in self.straight.list():
+            found = self.straight.open(head.storage_id)
+            found.check(found.manifest.files)
+        self.straight.collect(Owner(**{**vars(owner()), "restart": 7}))
+        listed = {head.storage_id for head in self.straight.list()}
+        keys = [entry.key for entry in in_bucket(self.straight, lambda bucket: bucket.list(""))]
+        assert {key.split("/")[0] for key in keys} == listed, keys
+        assert in_bucket(self.straight, lambda bucket: bucket.stale_parts("")) == []
+
+
+def at(number: int, fault: str) -> Callable[[int, Request], str | None]:
+    """One fault."""
+    return lambda n, request: fault if n == number else None
+
+
+def after(number: int, fault: str) -> Callable[[int, Request], str | None]:
+    """A fault that stays."""
+    return lambda n, request: fault if n >= number else None
+
+
+@pytest.mark.parametrize(("operation", "fault"), ONCE)
+def test_one_fault_anywhere_is_got_over(
+    moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str
+) -> None:
+    with closing() as close_later:
+        case = Case(moto_server, proxy, tmp_path, close_later)
+        number, total = 0, 1
+        while number < total:
+            number += 1
+            store = case.open(proxy.url)
+            if operation is collect:
+                case.leave_something()
+            proxy.begin(at(number, fault))
+            operation(store, tmp_path)
+            total = max(total, len(proxy.requests) - 1)
+            proxy.begin()
+            case.is_sound()
+            _as_before(case, operation)
+        assert number >= 2
+
+
+def _as_before(case: Case, operation: Operation) -> None:
+    if operation in (upload, upload_large):
+        case.straight.delete("new")
+    if operation is delete:
+        stored(case.straight, case.folder, "two", ordinal=2)
+
+
+@pytest.mark.parametrize("fault", [LOST, *(pytest.param(f, marks=pytest.mark.long) for f in (RESET, BUSY, TRUNCATED))])
+def test_one_fault_in_any_request_for_parts_is_got_over(
+    moto_server: S3Server, proxy: Proxy, tmp_path: Path, fault: str
+) -> None:
+    with closing() as close_later:
+        case = Case(moto_server, proxy, tmp_path, close_later)
+        for number in range(1, 5):  # begin, two parts, finish
+            of_parts: list[Request] = []
+
+            def plan(_: int, request: Request, number: int = number, of_parts: list[Request] = of_parts) -> str | None:
+                if "upload" not in request.path.partition("?")[2]:
+                    return None
+                of_parts.append(request)
+                return fault if len(of_parts) == number else None
+
+            proxy.begin(plan)
+            upload_large(case.open(proxy.url), tmp_path)
+            assert len(of_parts) >= 5, of_parts
+            proxy.begin()
+            case.is_sound()
+            case.straight.delete("new")
+
+
+@pytest.mark.parametrize("fault", [LOST, *(pytest.param(f, marks=pytest.mark.long) for f in (BUSY, RESET))])
+@pytest.mark.parametrize("operation", [upload, upload_large, restore, delete], ids=lambda f: f.__name__)
+def test_a_fault_that_stays_is_named_and_nothing_is_half_there(
+    moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str
+) -> None:
+    with closing() as close_later:
+        case = Case(moto_server, proxy, tmp_path, close_later)
+        number = 0
+        while True:
+            number += 1
+            store = through(case.open(proxy.url), lambda bucket: Door(bucket, patience=0.0))
+            proxy.begin(after(number, fault))
+            try:
+                operation(store, tmp_path)
+                break
+            except CheckpointError as e:
+                assert isinstance(e, StorageError), repr(e)
+                assert f"checkpoint store s3://{case.bucket}/p: cannot " in str(e)
+            finally:
+                proxy.begin()
+                close_later(store)
+            case.is_sound()
+            assert "one" in {h.storage_id for h in case.straight.list()}
+            if operation is not restore:
+                case.straight.delete("new")
+            if operation is delete and "two" not in {h.storage_id for h in case.straight.list()}:
+                stored(case.straight, tmp_path, "two", ordinal=2)
+        assert number >= 2
+
+
+def test_the_source_is_left_alone(moto_server: S3Server, proxy: Proxy, tmp_path: Path) -> None:
+    with closing() as close_later:
+        case = Case(moto_server, proxy, tmp_path, close_later)
+        store = through(case.open(proxy.url), lambda bucket: Door(bucket, patience=0.0))
+        source = tmp_path / "mine"
+        fill(source)
+        before = {p: p.stat() for p in source.rglob("*")}
+        proxy.begin(after(4, RESET))
+        staging = None
+        with pytest.raises(StorageError):
+            staging = store.begin("new", owner())
+            staging.put(scan(store.disk, str(source)))
+        proxy.begin()
+        if staging is not None:
+            staging.abort()
+        assert {p: p.stat().st_mtime_ns for p in source.rglob("*")} == {p: s.st_mtime_ns for p, s in before.items()}
+        case.is_sound()
