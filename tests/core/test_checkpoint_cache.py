@@ -114,15 +114,55 @@ def test_restores_are_told_of_once(machine: Machine) -> None:
     assert machine.recorder.restored == [(storage_id, 3)]
 
 
-def test_download_goes_around_the_cache(machine: Machine, tmp_path: Path) -> None:
-    storage_id = machine.store()
-    with alone() as distributed:
-        context, store = machine.job(distributed)
-        context.download(storage_id, tmp_path / "out")
-        assert store.names == sorted([*MANY, "metadata.json"])
-        assert store.in_use() == set()
-    assert {name: data for name, data in tree(tmp_path / "out").items() if name in MANY} == MANY
-    assert not (tmp_path / "cache").exists()
+class TestDownload:
+    """download() leaves nothing in the cache, and takes from it what is whole there."""
+
+    def download(self, machine: Machine, storage_id: str, *args: Any) -> list[str]:
+        """What a job of its own fetches to download."""
+        target = machine.folder / f"out{len(list(machine.folder.glob('out*')))}"
+        with alone() as distributed:
+            context, store = machine.job(distributed)
+            context.download(storage_id, target, *args)
+            assert {name: data for name, data in tree(target).items() if name in MANY} == MANY
+            assert store.in_use() == set()
+            return store.names
+
+    def test_it_goes_around_the_cache(self, machine: Machine) -> None:
+        storage_id = machine.store()
+        assert self.download(machine, storage_id) == sorted([*MANY, "metadata.json"])
+        assert not (machine.folder / "cache").exists()
+
+    def test_a_whole_copy_is_copied(self, machine: Machine) -> None:
+        storage_id = machine.store()
+        machine.restore(storage_id)
+        assert self.download(machine, storage_id) == []
+        assert self.download(machine, storage_id, NO) == sorted([*MANY, "metadata.json"])
+        assert machine.restore(storage_id)[1] == []
+        machine.nobody_reads()
+
+    @pytest.mark.parametrize("how", ["flipped", "truncated", "missing", "a link"])
+    def test_a_copy_that_is_not_is_not(self, how: str, machine: Machine) -> None:
+        storage_id = machine.store()
+        machine.restore(storage_id)
+        harm(machine.copy(storage_id) / "f3", how)
+        assert self.download(machine, storage_id) == sorted([*MANY, "metadata.json"])
+        assert machine.restore(storage_id)[1] == ["f3"]
+        machine.nobody_reads()
+
+    def test_ranks_share_that_too(self, machine: Machine) -> None:
+        storage_id = machine.store()
+        machine.restore(storage_id)
+        store = Elsewhere(machine.root)
+
+        def work(distributed: core.DistributedContext) -> None:
+            context, _ = machine.job(distributed, store)
+            wanted = ["f0", "sub/f1", "none"][distributed.rank]
+            context.download(storage_id, machine.folder / "out", selector=lambda path: path == wanted)
+            assert set(tree(machine.folder / "out")) == {"f0", "sub/f1"}
+
+        as_ranks(3, work)
+        assert store.fetched == []
+        machine.nobody_reads()
 
 
 class TestSelectors:

@@ -179,7 +179,7 @@ def test_a_flipped_byte(job: Start, tmp_path: Path) -> None:
         with here.context.restore_path(storage_id):
             pass
         with pytest.raises(CheckpointCorrupt, match=r"model.pt") as caught:
-            here.context.download(storage_id, tmp_path / "out")
+            here.context.download(storage_id, tmp_path / "out", NO)
         assert here.store.root in str(caught.value) and not (tmp_path / "out").exists()
         with pytest.raises(CheckpointCorrupt, match=r"model.pt"), here.context.restore_path(storage_id, NO):
             pass

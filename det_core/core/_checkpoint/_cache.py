@@ -107,6 +107,13 @@ class CheckpointCache:
         """The entry of that name; nothing is made yet."""
         return Entry(f"{self.folder}/{name}", storage_id)
 
+    def find(self, manifest: Manifest, storage_id: str) -> Entry | None:
+        """The entry of a checkpoint, if there is one that may hold all of it."""
+        if not manifest.verified:
+            return None
+        entry = self.entry(self.name_of(manifest, private=False), storage_id)
+        return entry if all(os.path.lexists(f"{entry.path}/{name}") for name in manifest.files) else None
+
     @contextmanager
     def changing(self, entry: Entry) -> Iterator[None]:
         """Be the only process that changes an entry; another one that does is waited for while it lives."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from det_core._errors import CheckpointCorrupt, StorageError
+from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError
 from det_core.core._checkpoint._cache import CheckpointCache, Entry
 from det_core.core._checkpoint._share import Votes, union, vote, weighed
 from det_core.core._checkpoint._together import Together
@@ -79,6 +79,23 @@ class Fetch:
                 machine.each(lambda: self._look(shares))
             yield Path(self._entry.path)
 
+    @contextmanager
+    def copy(self) -> Iterator[StoredCheckpoint | None]:
+        """The copy, to be copied once more, if there is one with every file as it should be. Nothing is fetched."""
+        machine, stored = self.machine, self.checkpoint
+        entry = machine.chief(lambda: self.cache.find(stored.manifest, stored.storage_id))
+        if entry is None:
+            yield None
+            return
+        with ExitStack() as use:
+            self._entry = entry
+            with ExitStack() as change:
+                machine.chief(lambda: change.enter_context(self.cache.changing(entry)))
+                machine.each(lambda: use.enter_context(self.cache.using(entry)))
+            differ = machine.gather(lambda: self._differ(list(stored.manifest.files), machine.index, machine.size))
+            good = machine.chief(lambda: not any(differ or []))
+            yield self._opened() if good else None
+
     def _plan(self, votes: Votes) -> list[Share]:
         """On the chief: who compares and who fetches what, after room was made for it."""
         manifest, path = self.checkpoint.manifest, self._entry.path
@@ -140,15 +157,18 @@ class Fetch:
             return []
         return [name for name in new if self._differ([name])]
 
-    def _differ(self, names: list[str]) -> bool:
-        copy = DirectoryStore(self._entry.folder, disk=self.cache.disk)
-        checkpoint = copy.open(self.checkpoint.storage_id, self.checkpoint.manifest)
+    def _differ(self, names: list[str], part: int = 0, parts: int = 1) -> bool:
         try:
-            checkpoint.check(names, progress=self.progress)
-        except (CheckpointCorrupt, StorageError) as e:
+            self._opened().check(names, part=part, parts=parts, progress=self.progress)
+        except (CheckpointCorrupt, CheckpointNotFound, StorageError) as e:
             log.debug("%s", e)
             return True
         return False
+
+    def _opened(self) -> StoredCheckpoint:
+        """The copy as if it were the stored checkpoint."""
+        store = DirectoryStore(self._entry.folder, disk=self.cache.disk)
+        return store.open(self.checkpoint.storage_id, self.checkpoint.manifest)
 
     def _look(self, shares: list[Share]) -> None:
         """See that all is there; what any rank has compared counts for this process, while the files stay the same."""

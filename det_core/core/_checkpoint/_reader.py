@@ -64,7 +64,11 @@ class CheckpointReader:
         checkpoint = open_together(together, self._store, storage_id, self._before)
         with ExitStack() as stack:
             together.each(lambda: self._hold_on_first(stack, together, storage_id))
-            download(together, self._store, checkpoint, folder, selector, self._progress)
+            found: StoredCheckpoint | None = None
+            if self._cache is not None and checkpoint.path is None and mode is not DownloadMode.NoSharedDownload:
+                fetch = Fetch(together, self._cache, checkpoint, None, self._known)
+                found = stack.enter_context(fetch.copy())
+            download(together, self._store, found or checkpoint, folder, selector, self._progress)
 
     @contextmanager
     def restore_path(self, storage_id: str, mode: DownloadMode, selector: Selector | None) -> Iterator[Path]:
