@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError
-from det_core.storage import Header, Owner, Store, scan
+from det_core.storage import Disk, Header, Owner, Store, scan
 from det_core.storage._objects import Bucket, Door, ObjectStore
 from support.buckets import closing, contents, in_bucket, object_store
 from support.checkpoints import FILES, fill, tree
@@ -469,6 +469,21 @@ def test_bytes_that_the_network_changed_are_fetched_again(store: ObjectStore, tm
     assert len(door.seen) == 4
 
 
+def test_what_does_not_fit_is_told_before_it_is_fetched(store: ObjectStore, tmp_path: Path) -> None:
+    class Full(Disk):
+        def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+            found = super().do(operation, path, function, *args)
+            return os.statvfs_result((4096, 4096, 1000, 10, 10, *found[5:])) if function is os.statvfs else found
+
+    stored(store, "one", tmp_path / "source", {"large": b"x" * 300_000})
+    found = ObjectStore(store.door, tmp_path / "scratch", disk=Full("the disk")).open("one")
+    with pytest.raises(
+        StorageError, match=r"the disk: cannot write 300000 bytes into .*/out: there are 40960 bytes left"
+    ):
+        found.copy_out(tmp_path / "out", ["large"], [])
+    assert tree(tmp_path / "out") == {}
+
+
 def test_files_are_put_beside_and_nowhere_else(store: ObjectStore, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x")
     for name in ("../x", "/x", ".det_core-tmp/x", "", "a//b"):
@@ -498,3 +513,27 @@ def test_what_could_not_be_aborted_is_collected_by_the_same_process(store: Objec
     assert store.collect() == [], "nobody else knows"
     assert failing.collect() == ["one"]
     assert contents(store) == {}
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_a_store_that_cannot_be_used_is_told_by_validate(store: ObjectStore, tmp_path: Path, at: int) -> None:
+    door = FaultyDoor(store.door.bucket, at, "EACCES")
+    with pytest.raises(StorageError, match=f"{store.root}: cannot .*Permission denied") as caught:
+        ObjectStore(door, tmp_path).validate()
+    assert door.struck in str(caught.value)
+    assert len(contents(store)) == (door.struck == "delete")
+
+
+def test_what_is_written_must_be_there_at_once(store: ObjectStore, tmp_path: Path) -> None:
+    class Late(Door):
+        async def list(self, prefix: str) -> list[Any]:
+            return []
+
+    with pytest.raises(StorageError, match=r"cannot read back .*shows new objects late"):
+        ObjectStore(Late(store.door.bucket), tmp_path).validate()
+
+
+def test_a_store_is_closed_twice_and_used_again(store: ObjectStore) -> None:
+    store.close()
+    store.close()
+    assert store.list() == []

@@ -44,6 +44,9 @@ class FaultyDoor(Door):
         self.struck = ""
         """The operation that failed."""
 
+    def hasty(self, patience: float) -> FaultyDoor:
+        return self
+
     async def attempt(self, operation: str, key: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         self.calls += 1
         if self.calls != self.at and not (self.calls > self.at > 0 and self.how == "dead"):

@@ -30,6 +30,8 @@ DEADLINE = 60.0
 """Seconds for one request, beside those for its bytes."""
 SLOWEST = 128 << 10
 """Bytes per second below which a request counts as stuck."""
+QUIET = 5.0
+"""Seconds of trying before there is a warning, and between two."""
 LIST_DEADLINE = 600.0
 """For a listing, which may have many pages."""
 KEYS = 1000
@@ -50,6 +52,7 @@ class Door:
         self.bucket = bucket
         self._patience = patience
         self._process: int | None = None
+        self._warned = float("-inf")
 
     @property
     def where(self) -> str:
@@ -117,6 +120,11 @@ class Door:
         for upload in await self._do("find unfinished parts under", prefix, 0, self.bucket.stale_parts, prefix):
             await self.abort_parts(prefix, upload)
 
+    async def close(self) -> None:
+        """Give connections back. Those of the process that this one was forked from are left alone."""
+        if self._process in (None, os.getpid()):
+            await self._do("close the connections to", "it", 0, self.bucket.close)
+
     async def _do(self, operation: str, key: str, size: int, function: Callable[..., Awaitable[T]], *args: Any) -> T:
         """Call until it succeeds, cannot succeed, or patience ends; the last error is named.
 
@@ -138,11 +146,9 @@ class Door:
                 pause = self._pause(number, e)
                 if now > began + self._patience or not self._may_pass(e):
                     raise self.bucket.explain(operation, key, e) from e
-                log.log(
-                    logging.WARNING if now > began + 5 else logging.DEBUG,
-                    "checkpoint store %s: %s of %s failed, and is tried again in %.1f s: %s: %s",
-                    self.where, operation, key, pause, type(e).__name__, e,
-                )  # fmt: skip
+                if now > max(began + QUIET, self._warned + QUIET):
+                    self._warned = now
+                    log.warning("%s; for %.0f s it is tried again", self.bucket.explain(operation, key, e), now - began)
                 await asyncio.sleep(pause)
         raise AssertionError("unreachable")
 

@@ -61,7 +61,7 @@ class _Download:
         large = [piece for piece in work if piece.job.size > SMALL]
         small = [piece.job for piece in work if piece.job.size <= SMALL and piece.first == 0]
         reserve = [piece.job for piece in large if piece.first == 0 and piece.job.target is not None]
-        await spread(reserve, lambda job: self._thread(self._files.reserve, job), THREADS)
+        await self._thread(self._files.reserve, reserve)
         items: list[Piece | list[Job]] = [*large, *batches(small)]
         await spread(items, self._do, self._door.concurrency)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import dataclasses
 import errno
 import logging
 import os
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
@@ -243,7 +243,7 @@ class ObjectStore:
             sweep = Sweep(self._door, owner, frozenset(self._abandoned), frozenset(self._deleting))
         return run(self.root, lambda _: sweep.run())
 
-    @contextmanager
+    @contextlib.contextmanager
     def hold(self, storage_id: str, owner: Owner) -> Iterator[None]:
         """Put a mark while the block runs."""
         key = ASIDE + mark_name(check_storage_id(storage_id), owner)
@@ -277,13 +277,20 @@ class ObjectStore:
         door = self._door.hasty(HASTE)
         key = f"{ASIDE}{PROBE}{os.urandom(8).hex()}"
 
+        async def look() -> tuple[bytes, builtins.list[str]]:
+            try:
+                return await door.get(key), [entry.key for entry in await door.list(ASIDE)]
+            except KeyMissing:
+                return b"", []
+
         async def probe() -> None:
             await door.put(key, _PROBE)
             try:
-                found = await door.get(key)
-                listed = [entry.key for entry in await door.list(ASIDE)]
-            except KeyMissing:
-                found, listed = b"", []
+                found, listed = await look()
+            except BaseException:
+                with contextlib.suppress(StorageError):  # what is under way says more
+                    await door.delete([key])
+                raise
             await door.delete([key])
             if found != _PROBE or key not in listed:
                 why = "what was just written is not there: is it a store that shows new objects late?"
@@ -293,7 +300,10 @@ class ObjectStore:
 
     def close(self) -> None:
         """Give connections and threads back; a later call makes new ones."""
-        run(self.root, lambda _: self._door.bucket.close())
+        try:
+            run(self.root, lambda _: self._door.close())
+        except StorageError as e:
+            log.debug("nothing more to give back: %s", e)
 
     def _refused(self, operation: str, what: str, number: int, why: str) -> StorageError:
         return StorageError(number, f"checkpoint store {self.root}: cannot {operation} {what}: {why}")
