@@ -122,17 +122,18 @@ class Checkpoint:
             progress: called with the number of bytes compared since the last call.
 
         Raises:
+            CheckpointNotFound: it was deleted meanwhile.
             StorageError: the store is in trouble. A single file that cannot be read is damaged.
         """
-        names = sorted(self._stored.manifest.files)
         problems: list[str] = []
         with self._store.hold(self.storage_id, Owner.current("client", 0)):
-            batches = iter(names)
-            while batch := list(islice(batches, TOGETHER)):
+            stored = self._store.open(self.storage_id)  # anew: it may be deleted until it is held
+            names = iter(sorted(stored.manifest.files))
+            while batch := list(islice(names, TOGETHER)):
                 try:
-                    self._stored.check(batch, progress=progress)
+                    stored.check(batch, progress=progress)
                 except (CheckpointCorrupt, StorageError):
-                    problems.extend(self._damaged(batch))
+                    problems.extend(_damaged(stored, batch))
         return problems
 
     def delete(self) -> None:
@@ -151,17 +152,18 @@ class Checkpoint:
     def _stored(self) -> StoredCheckpoint:
         return self._store.open(self.storage_id)
 
-    def _damaged(self, names: Sequence[str]) -> Iterator[str]:
-        """What is wrong with each of these files."""
-        refused = 0
-        for name in names:
-            try:
-                self._stored.check([name])
-                refused = 0
-            except CheckpointCorrupt as e:
-                yield str(e)
-            except StorageError as e:
-                refused += 1
-                if refused == FAILURES:
-                    raise
-                yield str(e.args[-1])
+
+def _damaged(stored: StoredCheckpoint, names: Sequence[str]) -> Iterator[str]:
+    """What is wrong with each of these files."""
+    refused = 0
+    for name in names:
+        try:
+            stored.check([name])
+            refused = 0
+        except CheckpointCorrupt as e:
+            yield str(e)
+        except StorageError as e:
+            refused += 1
+            if refused == FAILURES:
+                raise
+            yield str(e.args[-1])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound, RunError
+from det_core._errors import CheckpointCorrupt, CheckpointNotFound, RunError, RunLocked
 from det_core.client._checkpoint import Checkpoint
 from det_core.client._find import LATEST
 from det_core.client._run import registered
@@ -190,5 +190,7 @@ class Checkpoints:
                         journal.record("checkpoint_deleted", body)
                 finally:
                     journal.close()
+        except RunLocked:
+            log.warning("run %s is running, so its record still names what was deleted", run_id)
         except (RunError, OSError) as e:
             log.warning("the journal of run %s still names what was deleted: %s", run_id, e)

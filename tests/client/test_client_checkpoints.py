@@ -181,6 +181,17 @@ def test_a_file_that_cannot_be_read_is_damaged_and_a_store_that_is_gone_an_error
         client.Checkpoint(gone, "one", None, lambda _: None).verify()
 
 
+def test_one_that_goes_meanwhile_is_not_damaged(home: Path, tmp_path: Path) -> None:
+    _, store = run_with_checkpoints(home, tmp_path, [10])
+    one = client.checkpoints()["latest"]
+    assert one.size > 0
+    store.delete(one.storage_id)
+    for call in (one.verify, lambda: one.download(tmp_path / "out")):
+        with pytest.raises(CheckpointNotFound):
+            call()
+    assert store.in_use() == set()
+
+
 def test_what_is_deleted_is_noted_in_the_journal_of_its_run(
     home: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -199,7 +210,7 @@ def test_what_is_deleted_is_noted_in_the_journal_of_its_run(
         client.checkpoints()["latest"].delete()
     finally:
         live.release()
-    assert f"the journal of run {run_id} still names what was deleted" in caplog.text
+    assert f"run {run_id} is running, so its record still names what was deleted" in caplog.text
     assert store.list() == []
 
 
