@@ -22,6 +22,8 @@ TRUNCATED = "truncated"
 """The response's head and half of its body, and then the connection ends."""
 SILENT = "silent"
 """The connection stays open, and nothing comes."""
+MOVED = "moved"
+"""A redirect of the kind that S3 sends for a bucket in another region: it does not say where to."""
 SLOW = "slow"
 """The response comes in small pieces."""
 FAULTS = (RESET, LOST, BUSY, TRUNCATED)
@@ -87,7 +89,7 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         try:
-            with contextlib.suppress(OSError, asyncio.IncompleteReadError):
+            with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
                 upstream = await asyncio.open_connection(*self._target)
                 try:
                     while await self._one(reader, writer, *upstream):
@@ -108,6 +110,8 @@ class Proxy:
         """One request; whether the connection may have another."""
         head = await reader.readuntil(b"\r\n\r\n")
         method, path, _ = head.split(b"\r\n")[0].decode().split(" ")
+        if b"\r\nexpect: 100-continue\r\n" in head.lower():
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         body = await _body(reader, head)
         request = Request(method, path)
         self.requests.append(request)
@@ -121,6 +125,10 @@ class Proxy:
                 f"HTTP/1.1 503 Slow Down\r\nRetry-After: {self.retry_after}\r\nContent-Length: {len(BUSY_BODY)}\r\n\r\n"
             )
             writer.write(text.encode() + BUSY_BODY)
+            await writer.drain()
+            return True
+        if fault == MOVED:
+            writer.write(b"HTTP/1.1 301 Moved Permanently\r\nContent-Length: 0\r\n\r\n")
             await writer.drain()
             return True
         to_server.write(head + body)

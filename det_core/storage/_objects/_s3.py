@@ -96,6 +96,7 @@ class S3Bucket:
         self._connecting = asyncio.Lock()
         self._client: Any = None
         self._direct: Direct | None = None
+        self._retired: builtins.list[Direct] = []
         self._doubtful: set[str] = set()
 
     async def _s3(self) -> Any:
@@ -135,14 +136,17 @@ class S3Bucket:
         try:
             yield
         except Redirected:
+            if self._direct is not None:
+                self._retired.append(self._direct)  # other requests may be on their way
             self._direct = None
 
     async def close(self) -> None:
         """Give all connections back."""
         client, self._client = self._client, None
-        direct, self._direct = self._direct, None
-        if direct is not None:
-            await direct.close()
+        used, self._direct, self._retired = [*self._retired, self._direct], None, []
+        for direct in used:
+            if direct is not None:
+                await direct.close()
         if client is not None:
             first = await self._file_system.set_session()
             for each in {id(client): client, id(first): first}.values():

@@ -21,6 +21,7 @@ from det_core.storage._objects._body import Body
 
 MARK = "det_core-key"
 SAFE = "/-_.~"
+OF_ANOTHER_REGION = ("AuthorizationHeaderMalformed", "PermanentRedirect", "IllegalLocationConstraintException")
 
 
 class Redirected(Exception):
@@ -114,11 +115,13 @@ class Direct:
             S3SigV4Auth(who, "s3", self._region).add_auth(request)
         response = await self._http.send(request.prepare())
         body = await response.content
-        if 300 <= response.status_code < 400:
-            raise Redirected(f"{response.status_code} {urlsplit(url).netloc}")
-        if response.status_code >= 400:
-            raise _refused(response.status_code, response.headers, body, operation)
-        return Answer(response.headers, body)
+        if response.status_code < 300:
+            return Answer(response.headers, body)
+        error = _refused(response.status_code, response.headers, body, operation)
+        followed = urlsplit(response.url).netloc != urlsplit(url).netloc  # where the signature is not valid
+        if response.status_code < 400 or followed or error.response["Error"]["Code"] in OF_ANOTHER_REGION:
+            raise Redirected(url) from error
+        raise error
 
 
 def _refused(status: int, headers: Any, body: bytes, operation: str) -> ClientError:
