@@ -32,24 +32,27 @@ def named(checkpoints: Checkpoints, ids: list[str]) -> list[Checkpoint]:
 
 
 def states(checkpoints: Checkpoints, several: list[Checkpoint]) -> dict[str, str]:
-    """The state of each by its id. Reads their manifests, several at a time."""
+    """The state of each by its id, but for one that goes meanwhile. Reads their manifests, several at a time."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from det_core._errors import CheckpointCorrupt
+    from det_core._errors import CheckpointCorrupt, CheckpointNotFound
 
     in_use = checkpoints.in_use
 
-    def state(checkpoint: Checkpoint) -> str:
+    def state(checkpoint: Checkpoint) -> str | None:
         try:
             verified = checkpoint.verified
         except CheckpointCorrupt:
             return DAMAGED
+        except CheckpointNotFound:
+            return None
         if checkpoint.storage_id in in_use:
             return IN_USE
         return COMPLETE if verified else UNVERIFIED
 
     with ThreadPoolExecutor(TOGETHER) as pool:
-        return dict(zip((c.storage_id for c in several), pool.map(state, several), strict=True))
+        found = zip((c.storage_id for c in several), pool.map(state, several), strict=True)
+        return {storage_id: state for storage_id, state in found if state is not None}
 
 
 def as_json(checkpoint: Checkpoint, state: str) -> dict[str, Any]:

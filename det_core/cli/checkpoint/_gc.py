@@ -77,7 +77,11 @@ def _collect(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
             note(unknown)
     else:
         print(f"deleted {len(gone)} of {len(verdicts)} checkpoint(s); kept: {policy}")
-    return 0 if args.dry_run else int(any(i not in gone for i in going))
+    left = set(going) - set(gone)
+    if args.dry_run or not left:
+        return 0
+    there = {checkpoint.storage_id for checkpoint in checkpoints}  # others may delete, or begin to read, meanwhile
+    return int(bool(left & there - checkpoints.in_use))
 
 
 def _policy(args: argparse.Namespace) -> RetentionPolicy:

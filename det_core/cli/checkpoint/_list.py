@@ -30,6 +30,7 @@ def run(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     limit = args.limit if args.limit is not None else 0 if args.json else SHOWN
     shown = every[:limit] if limit else every
     state = states(checkpoints, shown)
+    shown = [c for c in shown if c.storage_id in state]
     if args.json:
         print_json([as_json(c, state[c.storage_id]) for c in shown])
         return 0
@@ -43,8 +44,8 @@ def run(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     with_run = checkpoints.run_id is None
     head = ("CHECKPOINT", *(("RUN",) if with_run else ()), "STEPS", "SIZE", "FILES", "AGE", "STATE")
     print_table(head, [_row(c, state[c.storage_id], with_run) for c in shown])
-    if len(shown) < len(every) and sys.stderr.isatty():
-        note(f"{len(every) - len(shown)} older checkpoints are not shown; --limit 0 shows all")
+    if limit and limit < len(every) and sys.stderr.isatty():
+        note(f"{len(every) - limit} older checkpoints are not shown; --limit 0 shows all")
     return 0
 
 

@@ -36,11 +36,17 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
+    from det_core._errors import CheckpointNotFound
+
     results = [_unreadable(*one) for one in checkpoints.damaged().items()] if args.all else []
     for result in results if not args.json else []:
         _print(result)
     for checkpoint in list(checkpoints) if args.all else named(checkpoints, args.ID):
-        results.append(_verified(checkpoint, f"checkpoint {checkpoint.storage_id} in {checkpoints.root}: "))
+        try:
+            results.append(_verified(checkpoint, f"checkpoint {checkpoint.storage_id} in {checkpoints.root}: "))
+        except CheckpointNotFound:
+            note(f"{checkpoint.storage_id} was deleted meanwhile")
+            continue
         if not args.json:
             _print(results[-1])
     if args.json:
