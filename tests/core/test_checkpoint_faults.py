@@ -40,6 +40,18 @@ def store_path(context: CheckpointContext, old: str, folder: Path) -> None:
         (path / "link").symlink_to("rng")
 
 
+def upload_in_background(context: CheckpointContext, old: str, folder: Path) -> None:
+    context.upload(folder / "source", STEPS, blocking=False)
+    context.close()
+
+
+def store_path_in_background(context: CheckpointContext, old: str, folder: Path) -> None:
+    with context.store_path(STEPS, blocking=False) as (path, _):
+        fill(path)
+        (path / "link").symlink_to("rng")
+    context.close()
+
+
 def restore(context: CheckpointContext, old: str, folder: Path) -> None:
     with context.restore_path(old):
         pass
@@ -79,7 +91,7 @@ def every_call_fails_once(operation: Operation, folder: Path, how: str) -> list[
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("operation", [upload, store_path])
+@pytest.mark.parametrize("operation", [upload, store_path, upload_in_background, store_path_in_background])
 def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation: Operation, how: str, memory: Path) -> None:
     outcomes = every_call_fails_once(operation, memory, how)
     assert {"write", "sync", "rename", "open"} <= {struck for _, _, _, struck in outcomes}
@@ -151,18 +163,22 @@ def test_a_partial_delete_leaves_a_checkpoint_that_verifies(how: str, memory: Pa
         )
 
 
-@pytest.mark.parametrize("name", ["upload", "store_path", "delete"])
+@pytest.mark.parametrize(
+    "name", ["upload", "store_path", "upload_in_background", "store_path_in_background", "download", "delete"]
+)
 def test_death_at_every_call(name: str, memory: Path) -> None:
     command = [sys.executable, "-m", "support.dying", name, str(memory)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=Path(__file__).parent.parent)
     assert done.returncode == 0, done.stderr[-3000:]
     deaths = [path for path in memory.iterdir() if path.is_dir()]
-    assert len(deaths) > (10 if name == "delete" else 40), done.stdout
+    assert len(deaths) > (10 if name == "delete" else 25), done.stdout
     for work in deaths:
         old = (work / "old").read_text()
         found = listed(work / "store")
         assert (old in found) or name == "delete"
         assert len(found) <= 2
+        if name == "download" and (work / "target").exists():
+            assert tree(work / "target") == {**FILES, "metadata.json": b'{\n  "steps_completed": 3\n}'}
         nothing_is_left_over(work / "store")
         assert tree(work / "source") == FILES
 

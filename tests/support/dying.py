@@ -16,13 +16,17 @@ from support.disks import FaultyDisk
 def operate(name: str, work: Path, disk: FaultyDisk) -> None:
     with alone() as distributed:
         context = Recorder().context(distributed, work / "store", disk=disk)
-        if name == "upload":
-            context.upload(work / "source", STEPS)
+        blocking = not name.endswith("_in_background")
+        if name.startswith("upload"):
+            context.upload(work / "source", STEPS, blocking=blocking)
         elif name == "delete":
             context.delete((work / "old").read_text())
+        elif name == "download":
+            context.download((work / "old").read_text(), work / "target")
         else:
-            with context.store_path(STEPS) as (path, _):
+            with context.store_path(STEPS, blocking=blocking) as (path, _):
                 fill(path)
+        context.close()
 
 
 def in_child(work: Path, name: str, at: int) -> int:

@@ -1,0 +1,223 @@
+"""What a directory store says of a directory that cannot be one, and what it puts beside checkpoints."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core import core
+from det_core._errors import StorageError
+from det_core.storage import DirectoryStore, Disk, Owner
+from support.disks import FaultyDisk
+
+
+def as_nobody(work: Callable[[], object]) -> str:
+    """What ``work`` raises in a process without any special right."""
+    if os.geteuid() != 0:
+        try:
+            work()
+        except StorageError as e:
+            return str(e)
+        raise AssertionError("nothing was raised")
+    read, write = os.pipe()
+    if (pid := os.fork()) == 0:
+        try:
+            os.setgroups([])
+            os.setresgid(65534, 65534, 65534)
+            os.setresuid(65534, 65534, 65534)
+            work()
+        except StorageError as e:
+            os.write(write, str(e).encode())
+        except BaseException as e:
+            print(e, file=sys.stderr)
+        os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with open(read, "rb") as pipe:
+        return pipe.read().decode()
+
+
+def check(said: str, *parts: str) -> None:
+    """One line, with all that it has to say."""
+    assert said and "\n" not in said
+    for part in parts:
+        assert part in said, f"{part!r} is not in: {said}"
+
+
+class TestValidate:
+    def test_it_makes_what_is_missing_and_leaves_no_probe(self, tmp_path: Path) -> None:
+        store = DirectoryStore(tmp_path / "a" / "b")
+        store.validate()
+        assert [path.name for path in (tmp_path / "a" / "b").rglob("*")] == [".det_core-tmp"]
+
+    def test_a_file_is_no_directory(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        for path in (tmp_path / "file", tmp_path / "file" / "below"):
+            with pytest.raises(StorageError) as caught:
+                DirectoryStore(path).validate()
+            check(str(caught.value), str(path), f"{tmp_path / 'file'} is no directory", "checkpoint_storage")
+
+    def test_a_directory_without_permission(self, tmp_path: Path) -> None:
+        for folder in (tmp_path, *tmp_path.parents[:-2]):
+            folder.chmod(0o755)
+        (tmp_path / "locked").mkdir()
+        (tmp_path / "locked").chmod(0o555)
+        for path in (tmp_path / "locked", tmp_path / "locked" / "new"):
+            said = as_nobody(DirectoryStore(path).validate)
+            check(said, str(path), "Permission denied", "may not write below", str(tmp_path / "locked"), "(user ")
+
+    @pytest.mark.parametrize(
+        ("number", "advice"),
+        [
+            (errno.EROFS, "is mounted read-only"),
+            (errno.ENOSPC, "there is no room left in"),
+            (errno.EDQUOT, "there is no room left in"),
+            (errno.EPERM, "may not write below"),
+            (errno.EIO, "repair this one"),
+        ],
+    )
+    def test_the_advice_fits_the_error(self, number: int, advice: str, tmp_path: Path) -> None:
+        class Refusing(Disk):
+            def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+                if operation == "write":
+                    raise self.error(operation, path, OSError(number, os.strerror(number)))
+                return super().do(operation, path, function, *args)
+
+        with pytest.raises(StorageError) as caught:
+            DirectoryStore(tmp_path, disk=Refusing(str(tmp_path))).validate()
+        assert caught.value.errno == number
+        check(str(caught.value), "cannot write", str(tmp_path), os.strerror(number), advice)
+        assert list((tmp_path / ".det_core-tmp").iterdir()) == []
+
+    def test_bytes_that_come_back_as_others(self, tmp_path: Path) -> None:
+        class Lying(Disk):
+            def read_file(self, path: str) -> bytes:
+                return b"else"
+
+        with pytest.raises(StorageError, match="other bytes came back"):
+            DirectoryStore(tmp_path, disk=Lying("here")).validate()
+
+    def test_every_call_fails_once(self, tmp_path: Path) -> None:
+        for at in range(1, 100):
+            disk = FaultyDisk(str(tmp_path), at)
+            try:
+                DirectoryStore(tmp_path / str(at) / "store", disk=disk).validate()
+            except StorageError as e:
+                check(str(e), str(tmp_path), "cannot ")
+            else:
+                assert not disk.struck
+                assert at > 10
+                return
+        raise AssertionError("it never gets through")
+
+
+class TestInit:
+    """``core.init(validate=True)``."""
+
+    def test_what_is_wrong_is_said_before_a_run_begins(self, home: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("x")
+        with pytest.raises(StorageError, match="is no directory"):
+            core.init(checkpoint_storage=tmp_path / "file", validate=True)
+        assert not (home / "runs").exists()
+
+    def test_on_every_rank(self, home: Path, tmp_path: Path) -> None:
+        from support.threads import as_ranks
+
+        (tmp_path / "file").write_text("x")
+
+        def rank(distributed: core.DistributedContext) -> str:
+            with pytest.raises(StorageError) as caught:
+                core.init(distributed=distributed, checkpoint_storage=tmp_path / "file", validate=True)
+            return str(caught.value)
+
+        (said,) = set(as_ranks(3, rank))
+        check(said, "is no directory")
+
+    @pytest.mark.parametrize("chosen", [True, False])
+    def test_a_store_that_works(self, chosen: bool, tmp_path: Path) -> None:
+        storage = tmp_path / "store" if chosen else None
+        with core.init(checkpoint_storage=storage, validate=True) as ctx:
+            with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, _):
+                (path / "x").write_text("x")
+
+    def test_left_out_a_store_that_cannot_be_written_can_be_read(self, tmp_path: Path) -> None:
+        for folder in (tmp_path, *tmp_path.parents[:-2]):
+            folder.chmod(0o755)
+        with core.init(checkpoint_storage=tmp_path / "store") as ctx:
+            with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
+                (path / "x").write_text("x")
+        for path in [tmp_path / "store", *(tmp_path / "store").rglob("*")]:
+            path.chmod(0o555 if path.is_dir() else 0o444)
+        store = DirectoryStore(tmp_path / "store")
+
+        def read() -> None:
+            with store.hold(storage_id, Owner.current("run", 0)):
+                checkpoint = store.open(storage_id)
+                checkpoint.check(checkpoint.manifest.files)
+            store.validate()
+
+        try:
+            check(as_nobody(read), "may not write below")
+        finally:
+            for path in [tmp_path / "store", *(tmp_path / "store").rglob("*")]:
+                path.chmod(0o755)
+
+
+def test_a_path_beside_stays_below_the_root(tmp_path: Path) -> None:
+    (tmp_path / "source").write_text("x")
+    store = DirectoryStore(tmp_path / "store")
+    for name in ("", "/etc/x", "../x", "a/../../x", ".det_core-tmp/x", "a//b"):
+        with pytest.raises(ValueError, match="no path below"):
+            store.put_beside(tmp_path / "source", name)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_call_that_fails_leaves_what_was_beside(tmp_path: Path) -> None:
+    (tmp_path / "old").write_bytes(b"old")
+    (tmp_path / "new").write_bytes(b"new" * 1000)
+    for at in range(1, 100):
+        root = tmp_path / str(at)
+        DirectoryStore(root).put_beside(tmp_path / "old", "tensorboard/events")
+        disk = FaultyDisk(str(root), at)
+        try:
+            DirectoryStore(root, disk=disk).put_beside(tmp_path / "new", "tensorboard/events")
+        except StorageError as e:
+            check(str(e), str(tmp_path), "cannot ")
+        assert (root / "tensorboard" / "events").read_bytes() in (b"old", b"new" * 1000)
+        if disk.struck not in ("remove", ""):
+            assert list((root / ".det_core-tmp").iterdir()) == []
+        if not disk.struck:
+            return
+    raise AssertionError("it never gets through")
+
+
+def test_rests_of_a_dead_probe_are_collected_when_they_are_old(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    store.validate()
+    for name in ("probe.1", "beside.1", "probe.2"):
+        (tmp_path / ".det_core-tmp" / name).write_text("x")
+    for name in ("probe.1", "beside.1"):
+        os.utime(tmp_path / ".det_core-tmp" / name, (0, 0))
+    store.collect()
+    assert [path.name for path in (tmp_path / ".det_core-tmp").iterdir()] == ["probe.2"]
+
+
+def test_the_mark_of_another_host_counts_for_a_day(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path)
+    store.validate()
+    away = Owner(**{**vars(Owner.current("run", 0)), "host": "0" * 12})
+    with store.hold("one", away):
+        assert store.in_use() == {"one"}
+        (mark,) = (tmp_path / ".det_core-tmp").iterdir()
+        os.utime(mark, (mark.stat().st_mtime - 23 * 3600,) * 2)
+        assert store.in_use() == {"one"}
+        os.utime(mark, (mark.stat().st_mtime - 2 * 3600,) * 2)
+        assert store.in_use() == set()
+        store.collect()
+        assert not mark.exists()
