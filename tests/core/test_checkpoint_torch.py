@@ -30,20 +30,21 @@ def lines(ranks: Ranks, word: str) -> list[list[list[str]]]:
 def run(folder: Path, size: int, what: str, storage: Any, *more: str) -> Ranks:
     args = (what, json.dumps(storage), str(folder), *more)
     with running(SCRIPT, size, folder, env=ENV, args=args) as ranks:
-        assert ranks.wait(110) == [0] * size, "\n".join(ranks.output(rank)[-3000:] for rank in range(size))
+        assert ranks.wait(140) == [0] * size, "\n".join(ranks.output(rank)[-3000:] for rank in range(size))
     return ranks
 
 
-@pytest.mark.parametrize(("way", "writers", "readers"), [("store_path", 2, 2), ("begin", 4, 2), ("async", 2, 4)])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("way", "writers", "readers"), [("store_path", 4, 2), ("begin", 2, 4)])
 def test_shards_come_back_bit_by_bit(way: str, writers: int, readers: int, tmp_path: Path) -> None:
     """Whatever the way they were saved, and on any number of ranks: from a directory, and by way of the cache."""
     store = tmp_path / "store"
     ranks = run(tmp_path, writers, "save", str(store), way)
     saved = lines(ranks, "saved")
-    assert all(found == saved[0] for found in saved) and len(saved[0]) == (2 if way == "async" else 1)
-    assert sorted(listed(store)) == sorted(storage_id for storage_id, _ in saved[0])
+    assert all(found == saved[0] for found in saved)
+    ((storage_id, digest),) = saved[0]
+    assert listed(store) == [storage_id]
     nothing_is_left_over(store)
-    storage_id, digest = saved[0][0]
     files = {path.name for path in (store / storage_id).iterdir() if path.is_file()}
     assert files == {".metadata", "metadata.json", *(f"__{rank}_0.distcp" for rank in range(writers))}
     ranks = run(tmp_path, readers, "restore", str(store), storage_id)
@@ -52,6 +53,7 @@ def test_shards_come_back_bit_by_bit(way: str, writers: int, readers: int, tmp_p
     assert sum(int(found[0][0]) for found in lines(ranks, "fetched")) == size
 
 
+@pytest.mark.timeout(300)
 def test_shards_come_back_from_a_bucket(tmp_path: Path, moto_server: S3Server) -> None:
     """Written in the background, to a store that is no directory; restored on fewer ranks."""
     storage = moto_server.storage(moto_server.make_bucket(), "prefix")
