@@ -1,4 +1,4 @@
-"""A preempted script that saves in the background: that is waited for while there is time, and it says what is saved."""
+"""A preempted script that saves in the background is waited for while there is time, and says what is saved."""
 
 from __future__ import annotations
 
