@@ -14,15 +14,19 @@ import pytest
 
 from det_core._errors import CheckpointError, StorageError
 from det_core.core._checkpoint import CheckpointContext
-from det_core.storage import Owner
+from det_core.storage import Owner, open_store
 from det_core.storage._objects import ObjectStore
-from support.buckets import closing, contents, object_store
+from support.buckets import closing, contents, in_bucket, object_store
 from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, tree
 from support.faulty_doors import PASSING, PERMANENT, FaultyDoor
+from support.servers import S3Server
 
 LARGE = {**FILES, "large": os.urandom(1 << 20) * 35}
 """With a file of three parts."""
 Operation = Callable[[CheckpointContext, str, Path], object]
+
+
+pytestmark = pytest.mark.timeout(500)
 
 
 @pytest.fixture
@@ -51,10 +55,31 @@ def delete(context: CheckpointContext, old: str, work: Path) -> None:
     context.delete(old)
 
 
+class Place:
+    """Where stores are made: on a disk, or, given a server, in a bucket of S3."""
+
+    def __init__(self, server: S3Server | None = None) -> None:
+        self.server = server
+        self.bucket = server.make_bucket() if server is not None else ""
+
+    def store(self, work: Path) -> ObjectStore:
+        """The store that belongs to a folder."""
+        if self.server is None:
+            return object_store(f"local://{work}/store", work / "scratch")
+        found = open_store(self.server.storage(self.bucket, work.name), work, scratch=work / "scratch")
+        assert isinstance(found, ObjectStore)
+        return found
+
+
+@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.long)])
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place(request.getfixturevalue("moto_server") if request.param == "s3" else None)
+
+
 class Outcome(NamedTuple):
     """What one failure led to."""
 
-    url: str
+    root: str
     work: Path
     old: str
     recorder: Recorder
@@ -62,16 +87,17 @@ class Outcome(NamedTuple):
     error: CheckpointError | None
 
 
-def every_call_fails_once(operation: Operation, folder: Path, how: str, files: dict[str, bytes]) -> list[Outcome]:
+def every_call_fails_once(
+    operation: Operation, place: Place, folder: Path, how: str, files: dict[str, bytes]
+) -> list[Outcome]:
     """Do ``operation`` anew for each try of a call that it makes."""
     outcomes = []
     for at in range(1, 1000):
         work = folder / f"{how}-{at}"
-        url = f"local://{work}/store"
         fill(work / "source", files)
         recorder, error = Recorder(), None
         with alone() as distributed, closing() as opened:
-            store = opened(object_store(url, work / "scratch"))
+            store = opened(place.store(work))
             old = recorder.context(distributed, work, store=store).upload(work / "source", STEPS)
             recorder.registered.clear()
             door = FaultyDoor(store.door.bucket, at, how)
@@ -85,7 +111,7 @@ def every_call_fails_once(operation: Operation, folder: Path, how: str, files: d
                 assert error is None
                 return outcomes
         assert tree(work / "source") == files, "the user's folder was changed"
-        outcomes.append(Outcome(url, work, old, recorder, door.struck, error))
+        outcomes.append(Outcome(store.root, work, old, recorder, door.struck, error))
     raise AssertionError("the operation never ends")
 
 
@@ -108,26 +134,27 @@ def nothing_is_left_over(store: ObjectStore, scratch: Path) -> None:
     assert store.collect(later) == []
     found = contents(store)
     assert {key.split("/", 1)[0] for key in found} == set(listed(store))
+    assert in_bucket(store, lambda bucket: bucket.stale_parts("")) == []
     assert not [path for path in scratch.rglob("*") if path.is_file()]
 
 
 def names_what_failed(outcome: Outcome) -> None:
     assert isinstance(outcome.error, StorageError)
     text = str(outcome.error)
-    assert outcome.url.rstrip("/") in text
+    assert outcome.root in text
     assert f"cannot {outcome.struck}" in text
     assert outcome.error.errno is not None
 
 
 @pytest.mark.parametrize("how", PASSING)
 @pytest.mark.parametrize("operation", [upload, store_path, download, delete])
-def test_what_passes_is_tried_again_and_succeeds(operation: Operation, how: str, memory: Path) -> None:
-    outcomes = every_call_fails_once(operation, memory, how, FILES)
+def test_what_passes_is_tried_again_and_succeeds(operation: Operation, how: str, place: Place, memory: Path) -> None:
+    outcomes = every_call_fails_once(operation, place, memory, how, FILES)
     assert len(outcomes) >= 5
     for outcome in outcomes:
         assert outcome.error is None, outcome
         with closing() as opened:
-            store = opened(object_store(outcome.url, outcome.work / "scratch"))
+            store = opened(place.store(outcome.work))
             new = [record["storage_id"] for record in outcome.recorder.registered]
             assert sorted(listed(store)) == sorted(([] if operation is delete else [outcome.old]) + new)
             assert len(new) == (operation in (upload, store_path))
@@ -138,12 +165,24 @@ def test_what_passes_is_tried_again_and_succeeds(operation: Operation, how: str,
 
 @pytest.mark.parametrize("how", PERMANENT)
 @pytest.mark.parametrize("operation", [upload, store_path])
-def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation: Operation, how: str, memory: Path) -> None:
-    outcomes = every_call_fails_once(operation, memory, how, FILES)
+def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(
+    operation: Operation, how: str, place: Place, memory: Path
+) -> None:
+    whole_or_not_there(operation, place, memory, how)
+
+
+@pytest.mark.parametrize("operation", [upload, store_path])
+def test_s3_refuses_each_call_once(operation: Operation, moto_server: S3Server, memory: Path) -> None:
+    """The short form of what the long tests do with S3 in every way."""
+    whole_or_not_there(operation, Place(moto_server), memory, "EACCES")
+
+
+def whole_or_not_there(operation: Operation, place: Place, memory: Path, how: str) -> None:
+    outcomes = every_call_fails_once(operation, place, memory, how, FILES)
     assert {"write", "list", "delete"} <= {outcome.struck for outcome in outcomes}
     for outcome in outcomes:
         with closing() as opened:
-            store = opened(object_store(outcome.url, outcome.work / "scratch"))
+            store = opened(place.store(outcome.work))
             new = [record["storage_id"] for record in outcome.recorder.registered]
             assert sorted(listed(store)) == sorted([outcome.old, *new]), outcome
             assert bool(new) == (outcome.error is None)
@@ -154,13 +193,13 @@ def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation: Ope
 
 
 @pytest.mark.parametrize("how", ["reset", "EIO"])
-def test_files_of_several_parts_are_whole_or_not_there(how: str, memory: Path) -> None:
-    outcomes = every_call_fails_once(upload, memory, how, LARGE)
+def test_files_of_several_parts_are_whole_or_not_there(how: str, place: Place, memory: Path) -> None:
+    outcomes = every_call_fails_once(upload, place, memory, how, LARGE)
     struck = {outcome.struck for outcome in outcomes}
     assert {"begin", "finish"} & struck and any(name.startswith("write part") for name in struck)
     for outcome in outcomes:
         with closing() as opened:
-            store = opened(object_store(outcome.url, outcome.work / "scratch"))
+            store = opened(place.store(outcome.work))
             new = [record["storage_id"] for record in outcome.recorder.registered]
             assert sorted(listed(store)) == sorted([outcome.old, *new])
             assert bool(new) == (outcome.error is None)
@@ -168,8 +207,8 @@ def test_files_of_several_parts_are_whole_or_not_there(how: str, memory: Path) -
 
 
 @pytest.mark.parametrize("how", [*PERMANENT, "short"])
-def test_a_download_leaves_whole_files_or_none(how: str, memory: Path) -> None:
-    outcomes = every_call_fails_once(download, memory, how, FILES)
+def test_a_download_leaves_whole_files_or_none(how: str, place: Place, memory: Path) -> None:
+    outcomes = every_call_fails_once(download, place, memory, how, FILES)
     assert "read" in {outcome.struck for outcome in outcomes}
     whole = {**FILES, "metadata.json": b'{\n  "steps_completed": 3\n}'}
     for outcome in outcomes:
@@ -179,10 +218,10 @@ def test_a_download_leaves_whole_files_or_none(how: str, memory: Path) -> None:
 
 
 @pytest.mark.parametrize("how", PERMANENT)
-def test_what_is_half_deleted_is_not_listed_and_goes_with_the_next_delete(how: str, memory: Path) -> None:
-    for outcome in every_call_fails_once(delete, memory, how, FILES):
+def test_what_is_half_deleted_is_not_listed_and_goes_with_the_next_delete(how: str, place: Place, memory: Path) -> None:
+    for outcome in every_call_fails_once(delete, place, memory, how, FILES):
         with closing() as opened:
-            store = opened(object_store(outcome.url, outcome.work / "scratch"))
+            store = opened(place.store(outcome.work))
             assert listed(store) in ([outcome.old], [])
             assert outcome.error is not None
             names_what_failed(outcome)

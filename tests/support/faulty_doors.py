@@ -44,7 +44,7 @@ class FaultyDoor(Door):
         self.struck = ""
         """The operation that failed."""
 
-    def hasty(self, patience: float) -> FaultyDoor:
+    def hasty(self, patience: float, longest: float) -> FaultyDoor:
         return self
 
     async def attempt(self, operation: str, key: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -62,7 +62,23 @@ class FaultyDoor(Door):
                 return found[:-1] if isinstance(found, bytes) else found  # type: ignore[return-value]
         if self.how in ("reset", "lost"):
             raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
-        if self.how == "503":
-            raise Overloaded()
-        code = getattr(errno, self.how, errno.EIO)
-        raise OSError(code, os.strerror(code))
+        raise refusal(self.bucket, self.how)
+
+
+CODES = {"503": ("SlowDown", 503), "EACCES": ("AccessDenied", 403), "ENOSPC": ("QuotaExceeded", 403)}
+
+
+def refusal(bucket: Bucket, how: str) -> Exception:
+    """The error of a service that is overloaded, or refuses for good, as its client raises it."""
+    from det_core.storage._objects._s3 import S3Bucket
+
+    if isinstance(bucket, S3Bucket):
+        from botocore.exceptions import ClientError
+
+        code, status = CODES.get(how, ("InvalidRequest", 400))
+        answer = {"HTTPStatusCode": status, "HTTPHeaders": {"retry-after": "0"}}
+        return ClientError({"Error": {"Code": code, "Message": "on purpose"}, "ResponseMetadata": answer}, "Try")
+    if how == "503":
+        return Overloaded()
+    number = getattr(errno, how, errno.EIO)
+    return OSError(number, os.strerror(number))

@@ -52,6 +52,7 @@ class Door:
         self.bucket = bucket
         self._patience = patience
         self._process: int | None = None
+        self._longest = float("inf")
         self._warned = float("-inf")
 
     @property
@@ -64,10 +65,10 @@ class Door:
         """How many calls are worth having in flight."""
         return self.bucket.concurrency
 
-    def hasty(self, patience: float) -> Door:
-        """The same door for somebody who has less patience."""
+    def hasty(self, patience: float, longest: float) -> Door:
+        """The same door for somebody who has less patience, and gives a request ``longest`` seconds."""
         door = copy.copy(self)
-        door._patience = min(patience, self._patience)
+        door._patience, door._longest = min(patience, self._patience), longest
         return door
 
     async def attempt(self, operation: str, key: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
@@ -136,7 +137,7 @@ class Door:
         began: float | None = None
         for number in itertools.count():
             try:
-                with Deadline(DEADLINE + size / SLOWEST):
+                with Deadline(min(DEADLINE + size / SLOWEST, self._longest)):
                     return await self.attempt(operation, key, function, *args)
             except (KeyMissing, DetCoreError):
                 raise

@@ -39,8 +39,8 @@ from det_core.storage._owner import Owner
 from det_core.storage._store import WHOLE
 
 log = logging.getLogger("det_core.storage")
-HASTE = 5.0
-"""Seconds for which :meth:`ObjectStore.validate` tries again."""
+HASTE = 5.0, 20.0
+"""Seconds for which :meth:`ObjectStore.validate` tries again, and that it gives a request."""
 _PROBE = b"det_core writes this to see whether it can, and removes it\n"
 
 
@@ -274,7 +274,7 @@ class ObjectStore:
 
     def validate(self) -> None:
         """Put a probe, read it back, list it, delete it."""
-        door = self._door.hasty(HASTE)
+        door = self._door.hasty(*HASTE)
         key = f"{ASIDE}{PROBE}{os.urandom(8).hex()}"
 
         async def look() -> tuple[bytes, builtins.list[str]]:
