@@ -134,6 +134,7 @@ def test_the_scratch_folder_is_where_it_is_told(tmp_path: Path) -> None:
     staging = store.begin("one", Owner.current("run", 0))
     assert staging.path.is_relative_to(tmp_path / "scratch")
     staging.abort()
+    store.close()
     assert not any((tmp_path / "scratch").rglob("*.*/*"))
 
 
