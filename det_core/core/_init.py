@@ -52,7 +52,8 @@ def init(
     Args:
         distributed: the ranks that train together; needed as soon as there is more than one.
         checkpoint_storage: a folder, a URL such as ``s3://bucket/prefix``, or a dictionary like the
-            ``checkpoint_storage`` field of an experiment's configuration. Left out: ``checkpoints`` in the run's own folder.
+            ``checkpoint_storage`` field of an experiment's configuration. Left out: ``checkpoints`` in the
+            run's own folder.
         preempt_mode: who may call ``ctx.preempt.should_preempt()``.
         tensorboard_mode: whether metrics are also written as TensorBoard events. Left out: yes, where the extra
             ``tensorboard`` is installed.
