@@ -115,7 +115,7 @@ def test_restores_are_told_of_once(machine: Machine) -> None:
 
 
 class TestDownload:
-    """download() leaves nothing in the cache, and takes from it what is whole there."""
+    """download() goes by way of the cache, where there is room, so that jobs share it as well."""
 
     def download(self, machine: Machine, storage_id: str, *args: Any) -> list[str]:
         """What a job of its own fetches to download."""
@@ -127,26 +127,64 @@ class TestDownload:
             assert store.in_use() == set()
             return store.names
 
-    def test_it_goes_around_the_cache(self, machine: Machine) -> None:
+    def test_it_is_fetched_once(self, machine: Machine) -> None:
         storage_id = machine.store()
         assert self.download(machine, storage_id) == sorted([*MANY, "metadata.json"])
-        assert not (machine.folder / "cache").exists()
-
-    def test_a_whole_copy_is_copied(self, machine: Machine) -> None:
-        storage_id = machine.store()
-        machine.restore(storage_id)
         assert self.download(machine, storage_id) == []
-        assert self.download(machine, storage_id, NO) == sorted([*MANY, "metadata.json"])
         assert machine.restore(storage_id)[1] == []
         machine.nobody_reads()
 
+    def test_what_is_downloaded_is_no_link_into_the_cache(self, machine: Machine) -> None:
+        storage_id = machine.store()
+        self.download(machine, storage_id)
+        for path in (machine.folder / "out0").rglob("f*"):
+            assert path.stat().st_nlink == 1
+            path.write_bytes(b"changed in place")
+        assert self.download(machine, storage_id) == []
+
+    def test_jobs_at_a_time_share_one_fetch(self, machine: Machine) -> None:
+        storage_id = machine.store()
+        fetched: list[list[str]] = []
+        jobs = []
+        for number in range(3):
+
+            def work(number: int = number) -> None:
+                with alone() as distributed:
+                    context, store = machine.job(distributed)
+                    store.arriving = lambda _: time.sleep(0.01)
+                    context.download(storage_id, machine.folder / f"job{number}")
+                    fetched.append(store.names)
+
+            jobs.append(threading.Thread(target=work))
+        for job in jobs:
+            job.start()
+        for job in jobs:
+            job.join()
+        assert sorted(fetched) == [[], [], sorted([*MANY, "metadata.json"])]
+        for number in range(3):
+            assert {n: d for n, d in tree(machine.folder / f"job{number}").items() if n in MANY} == MANY
+
+    def test_one_process_alone_goes_around_it(self, machine: Machine) -> None:
+        storage_id = machine.store()
+        assert self.download(machine, storage_id, NO) == sorted([*MANY, "metadata.json"])
+        assert not (machine.folder / "cache").exists()
+        machine.restore(storage_id)
+        assert self.download(machine, storage_id, NO) == sorted([*MANY, "metadata.json"])
+
+    def test_what_is_larger_than_the_cache_goes_around_it(self, tmp_path: Path) -> None:
+        machine = Machine(tmp_path, limit=1000)
+        storage_id = machine.store()
+        for _ in range(2):
+            assert self.download(machine, storage_id) == sorted([*MANY, "metadata.json"])
+        assert machine.entries() == []
+
     @pytest.mark.parametrize("how", ["flipped", "truncated", "missing", "a link"])
-    def test_a_copy_that_is_not_is_not(self, how: str, machine: Machine) -> None:
+    def test_a_damaged_copy_is_fetched_again(self, how: str, machine: Machine) -> None:
         storage_id = machine.store()
         machine.restore(storage_id)
         harm(machine.copy(storage_id) / "f3", how)
-        assert self.download(machine, storage_id) == sorted([*MANY, "metadata.json"])
-        assert machine.restore(storage_id)[1] == ["f3"]
+        assert self.download(machine, storage_id) == ["f3"]
+        assert machine.restore(storage_id)[1] == []
         machine.nobody_reads()
 
     def test_ranks_share_that_too(self, machine: Machine) -> None:

@@ -107,12 +107,13 @@ class CheckpointCache:
         """The entry of that name; nothing is made yet."""
         return Entry(f"{self.folder}/{name}", storage_id)
 
-    def find(self, manifest: Manifest, storage_id: str) -> Entry | None:
-        """The entry of a checkpoint, if there is one that may hold all of it."""
-        if not manifest.verified:
-            return None
-        entry = self.entry(self.name_of(manifest, private=False), storage_id)
-        return entry if all(os.path.lexists(f"{entry.path}/{name}") for name in manifest.files) else None
+    def has_room_for(self, manifest: Manifest) -> bool:
+        """Whether a whole checkpoint may stay here, and its bytes lie on this disk twice."""
+        size = sum(file.size for file in manifest.files.values())
+        if not manifest.verified or size > self.limit:
+            return False
+        self.disk.make_folders(self.folder)
+        return 2 * size <= self._free()
 
     @contextmanager
     def changing(self, entry: Entry) -> Iterator[None]:

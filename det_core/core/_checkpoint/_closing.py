@@ -62,8 +62,10 @@ class Closing:
         except BaseException as e:
             self._stop(background.under_way(), e)
             raise
-        background.join(STOPPING)
-        failed = [*background.under_way(), *background.untold()]
+        stuck = background.under_way()
+        if not stuck:
+            background.join(STOPPING)
+        failed = [*stuck, *background.untold()]
         if announced and not failed and self._newest is not None:
             self._say(f"checkpoint {self._newest.storage_id} is saved: steps_completed {self._newest.steps_completed}")
         if failed:

@@ -181,8 +181,8 @@ class CheckpointContext:
         """Copy a checkpoint into a folder, comparing every byte with the manifest.
 
         All is copied aside and compared first, and then takes its place: if this raises, the folder is as it was.
-        What else is in the folder stays. If a :meth:`restore_path` on this machine has left a whole copy, that is
-        copied, and nothing is fetched.
+        What else is in the folder stays. From an object store it is fetched by way of this machine's cache, where
+        there is room, so that jobs share one fetch; with ``DownloadMode.NoSharedDownload`` straight into the folder.
 
         Args:
             storage_id: the checkpoint.

@@ -1,4 +1,4 @@
-"""``restore_path()`` of a checkpoint that lies elsewhere: the ranks of a machine bring one copy up to date together."""
+"""A checkpoint that lies elsewhere: the ranks of a machine bring one copy of it up to date together."""
 
 from __future__ import annotations
 
@@ -80,21 +80,10 @@ class Fetch:
             yield Path(self._entry.path)
 
     @contextmanager
-    def copy(self) -> Iterator[StoredCheckpoint | None]:
-        """The copy, to be copied once more, if there is one with every file as it should be. Nothing is fetched."""
-        machine, stored = self.machine, self.checkpoint
-        entry = machine.chief(lambda: self.cache.find(stored.manifest, stored.storage_id))
-        if entry is None:
-            yield None
-            return
-        with ExitStack() as use:
-            self._entry = entry
-            with ExitStack() as change:
-                machine.chief(lambda: change.enter_context(self.cache.changing(entry)))
-                machine.each(lambda: use.enter_context(self.cache.using(entry)))
-            differ = machine.gather(lambda: self._differ(list(stored.manifest.files), machine.index, machine.size))
-            good = machine.chief(lambda: not any(differ or []))
-            yield self._opened() if good else None
+    def opened(self) -> Iterator[StoredCheckpoint]:
+        """The same folder, to be copied from while the block runs."""
+        with self.run():
+            yield self._opened()
 
     def _plan(self, votes: Votes) -> list[Share]:
         """On the chief: who compares and who fetches what, after room was made for it."""
@@ -157,9 +146,9 @@ class Fetch:
             return []
         return [name for name in new if self._differ([name])]
 
-    def _differ(self, names: list[str], part: int = 0, parts: int = 1) -> bool:
+    def _differ(self, names: list[str]) -> bool:
         try:
-            self._opened().check(names, part=part, parts=parts, progress=self.progress)
+            self._opened().check(names, progress=self.progress)
         except (CheckpointCorrupt, CheckpointNotFound, StorageError) as e:
             log.debug("%s", e)
             return True

@@ -64,11 +64,11 @@ class CheckpointReader:
         checkpoint = open_together(together, self._store, storage_id, self._before)
         with ExitStack() as stack:
             together.each(lambda: self._hold_on_first(stack, together, storage_id))
-            found: StoredCheckpoint | None = None
-            if self._cache is not None and checkpoint.path is None and mode is not DownloadMode.NoSharedDownload:
-                fetch = Fetch(together, self._cache, checkpoint, None, self._known)
-                found = stack.enter_context(fetch.copy())
-            download(together, self._store, found or checkpoint, folder, selector, self._progress)
+            source = checkpoint
+            if (cache := self._cache_for(together, checkpoint, mode)) is not None:
+                fetch = Fetch(together, cache, checkpoint, selector, self._known, progress=self._progress)
+                source = stack.enter_context(fetch.opened())
+            download(together, self._store, source, folder, selector, self._progress)
 
     @contextmanager
     def restore_path(self, storage_id: str, mode: DownloadMode, selector: Selector | None) -> Iterator[Path]:
@@ -111,6 +111,15 @@ class CheckpointReader:
             raise
         together.gather(lambda: None)
         return path
+
+    def _cache_for(
+        self, together: Together, checkpoint: StoredCheckpoint, mode: DownloadMode
+    ) -> CheckpointCache | None:
+        """The cache by way of which to download, so that jobs which do so at a time fetch once; None: straight."""
+        cache = self._cache
+        if cache is None or checkpoint.path is not None or mode is DownloadMode.NoSharedDownload:
+            return None
+        return cache if together.chief(lambda: cache.has_room_for(checkpoint.manifest)) else None
 
     def metadata(self, storage_id: str) -> dict[str, Any]:
         """The metadata of a checkpoint."""
