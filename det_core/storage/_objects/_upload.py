@@ -143,9 +143,7 @@ class _Upload:
         numbers = range(file.parts)
         await self._door.finish_parts(file.job.target or "", file.upload, [file.tags[n] for n in numbers])
         file.open = False
-        self._entries[file.job.name] = FileEntry(
-            file.job.size, tuple(d for n in numbers for d in file.digests[n])
-        )
+        self._entries[file.job.name] = FileEntry(file.job.size, tuple(d for n in numbers for d in file.digests[n]))
 
     async def _give_up(self, files: list[_Large]) -> None:
         for file in files:
