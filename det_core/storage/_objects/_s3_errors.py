@@ -102,7 +102,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def _is_of_the_network(error: BaseException) -> bool:
-    from aiohttp import ClientError, InvalidURL
+    from aiohttp import ClientError, ClientSSLError, InvalidURL
     from botocore.exceptions import (
         ConnectionError,
         HTTPClientError,
@@ -112,7 +112,7 @@ def _is_of_the_network(error: BaseException) -> bool:
     )
     from botocore.parsers import ResponseParserError
 
-    if isinstance(error, InvalidURL | InvalidProxiesConfigError | SSLError):
+    if isinstance(error, InvalidURL | InvalidProxiesConfigError | SSLError | ClientSSLError):
         return False
     network = (ClientError, ConnectionError, HTTPClientError, IncompleteReadError, ResponseParserError)
     return isinstance(error, (*network, OSError, asyncio.TimeoutError, asyncio.IncompleteReadError))
@@ -158,6 +158,7 @@ def _meaning(error: BaseException, bucket: str, endpoint: str | None) -> Meaning
 
 
 def _without_answer(error: BaseException, server: str) -> Meaning:
+    import aiohttp
     from botocore import exceptions
 
     if isinstance(error, exceptions.NoCredentialsError | exceptions.PartialCredentialsError):
@@ -166,9 +167,9 @@ def _without_answer(error: BaseException, server: str) -> Meaning:
         return Meaning(errno.EACCES, f"no credentials could be fetched: {error}")
     if isinstance(error, exceptions.ProfileNotFound):
         return Meaning(errno.EINVAL, f"{error}: correct AWS_PROFILE or the AWS configuration files")
-    if isinstance(error, exceptions.SSLError):
+    if isinstance(error, exceptions.SSLError | aiohttp.ClientSSLError):
         return Meaning(errno.EACCES, f"{server} has no certificate that is trusted here: {error}")
-    if isinstance(error, exceptions.EndpointConnectionError):
+    if isinstance(error, exceptions.EndpointConnectionError | aiohttp.ClientConnectorError):
         return Meaning(errno.EHOSTUNREACH, f"{server} cannot be reached: is the address right, is the server up?")
     if isinstance(error, asyncio.TimeoutError | TimeoutError | exceptions.ReadTimeoutError):
         return Meaning(errno.ETIMEDOUT, f"{server} did not answer in time: {error or 'timed out'}")
