@@ -18,7 +18,7 @@ from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFo
 from det_core.storage._copy import Copier, Job
 from det_core.storage._io import Disk
 from det_core.storage._manifest import Header, Manifest
-from det_core.storage._marks import BELIEVED, Marks
+from det_core.storage._marks import BELIEVED, Marks, held_by
 from det_core.storage._names import INNER, MANIFEST, check_storage_id, glob_pattern, is_inner_path
 from det_core.storage._owner import Owner
 from det_core.storage._probe import PROBE, explained, probe
@@ -180,7 +180,8 @@ class DirectoryStore:
         """Mark a checkpoint as in use while the block runs."""
         check_storage_id(storage_id)
         try:
-            self._make_aside()
+            if self._disk.is_folder(os.path.realpath(self._root)):
+                self._make_aside()
         except StorageError as e:
             log.debug("no place for marks that checkpoints are in use: %s", e)
         with self._marks.hold(storage_id, owner):
@@ -188,7 +189,9 @@ class DirectoryStore:
 
     def in_use(self) -> set[str]:
         """The checkpoints that a living process holds."""
-        return self._marks.in_use()
+        return {
+            held for entry in self._entries(f"{self._root}/{ASIDE}") if (held := self._marks.holds(entry)) is not None
+        }
 
     def put_beside(self, source: Path, name: str) -> None:
         """Copy one local file to ``<root>/<name>``: aside, synced, then renamed."""
@@ -243,23 +246,30 @@ class DirectoryStore:
 
     def collect(self, owner: Owner | None = None) -> builtins.list[str]:
         """Remove the staging folders of dead writers, marks of dead holders, and what a delete left."""
-        self._marks.collect()
         collected = []
-        aside = f"{self._root}/{ASIDE}"
-        for entry in self._entries(aside):
+        for entry in self._entries(f"{self._root}/{ASIDE}"):
             parsed = Owner.parse(entry.name)
             if entry.name.startswith((BESIDE, PROBE)):
                 if _clock.now() - (self._disk.modified(entry.path) or 0) > BELIEVED:
                     self._disk.remove_file(entry.path)
             elif entry.name.startswith(TRASH):
                 self._disk.remove_tree(entry.path)
+            elif held_by(entry.name) is not None:
+                if self._marks.holds(entry) is None:
+                    self._disk.remove_file(entry.path)
             elif parsed is not None and entry.is_dir() and parsed[1].is_dead(owner):
                 self._disk.remove_tree(entry.path)
                 collected.append(parsed[0])
         return collected
 
     def _entries(self, path: str) -> builtins.list[os.DirEntry[str]]:
-        return self._disk.entries(path) if self._disk.is_folder(os.path.realpath(path)) else []
+        """What lies in a folder; nothing if there is none."""
+        try:
+            return self._disk.entries(path)
+        except StorageError as e:
+            if e.errno in (errno.ENOENT, errno.ENOTDIR):
+                return []
+            raise
 
     def path(self, storage_id: str) -> Path:
         """Where a checkpoint lies or would lie."""

@@ -64,21 +64,9 @@ class Marks:
             except StorageError as e:
                 log.warning("the mark that checkpoint %s is in use stays, until this process ends: %s", storage_id, e)
 
-    def in_use(self) -> set[str]:
-        """The checkpoints with a mark that counts."""
-        return {storage_id for storage_id, _, living in self._marks() if living}
-
-    def collect(self) -> None:
-        """Remove the marks that count no more."""
-        for _, path, living in self._marks():
-            if not living:
-                self._disk.remove_file(path)
-
-    def _marks(self) -> Iterator[tuple[str, str, bool]]:
-        """Of each mark the checkpoint, its path, and whether it counts."""
-        if not self._disk.is_folder(self._folder):
-            return
-        for entry in self._disk.entries(self._folder):
-            if (held := held_by(entry.name)) is not None:
-                made = self._disk.modified(entry.path)
-                yield held[0], entry.path, made is not None and counts(held[1], _clock.now() - made)
+    def holds(self, entry: os.DirEntry[str]) -> str | None:
+        """The checkpoint that an entry of the folder holds; None: it is no mark, or one that counts no more."""
+        if (held := held_by(entry.name)) is None:
+            return None
+        made = self._disk.modified(entry.path)
+        return held[0] if made is not None and counts(held[1], _clock.now() - made) else None

@@ -29,7 +29,7 @@ class Owner:
     def current(cls, run_id: str, restart: int) -> Owner:
         """This process."""
         pid = os.getpid()
-        return cls(_short(run_id), restart, host_identity(), pid, _start_time(pid) or UNKNOWN)
+        return cls(_short(run_id), restart, host_identity(), pid, _own_start(pid))
 
     @property
     def tag(self) -> str:
@@ -88,6 +88,12 @@ def _start_time(pid: int) -> int | None:
         return UNKNOWN if _is_alive(pid) else None
     fields = text[text.rindex(b")") + 2 :].split()
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+@functools.lru_cache(maxsize=1)
+def _own_start(pid: int) -> int:
+    """When this process started; looked up once a process."""
+    return _start_time(pid) or UNKNOWN
 
 
 def _is_alive(pid: int) -> bool:

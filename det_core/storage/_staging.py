@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core._errors import CheckpointError, StorageError
-from det_core.storage._copy import Copier, Job, Progress
+from det_core.storage._copy import Copier, Job, Progress, entry_of
 from det_core.storage._io import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest
 from det_core.storage._names import INNER, MANIFEST, METADATA
@@ -90,8 +90,7 @@ class DirectoryStaging:
         disk, tree, text = self._disk, self._tree, json.dumps(metadata, indent=2).encode()
         disk.make_folders(f"{tree}/{INNER}")
         disk.write_file(f"{tree}/{METADATA}", text)
-        entry = self._copier(None).entries([Job(METADATA, f"{tree}/{METADATA}", len(text))])
-        manifest = Manifest({**files, **entry}, tuple(directories), header)
+        manifest = Manifest({**files, METADATA: entry_of(text)}, tuple(directories), header)
         disk.write_file(f"{tree}/{MANIFEST}", manifest.encode())
         for folder in (*manifest.directories, INNER, ""):
             disk.sync_folder(f"{tree}/{folder}".rstrip("/"))

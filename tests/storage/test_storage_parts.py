@@ -7,6 +7,7 @@ import os
 import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -170,6 +171,33 @@ class TestThreads:
             in_threads(work, range(10_000), 2)
         assert len(begun) < 10_000
 
+    def test_the_caller_hears_ticks_while_it_waits(self) -> None:
+        ticks: list[int] = []
+        caller = threading.get_ident()
+        in_threads(lambda _: threading.Event().wait(0.35), [1, 2], 2, tick=lambda: ticks.append(threading.get_ident()))
+        assert len(ticks) >= 2 and set(ticks) == {caller}
+
+    def test_a_tick_that_raises_stops_the_rest(self) -> None:
+        begun: list[int] = []
+        stopped = threading.Event()
+
+        def work(n: int) -> None:
+            begun.append(n)
+            assert stopped.wait(30)
+
+        def tick() -> None:
+            raise ArithmeticError
+
+        with pytest.raises(ArithmeticError):
+            in_threads(work, range(100), 2, tick=tick, stop=stopped.set)
+        assert len(begun) == 2
+
+    def test_threads_end_before_it_returns(self) -> None:
+        before = set(threading.enumerate())
+        with pytest.raises(ZeroDivisionError):
+            in_threads(lambda n: 1 // n, [1, 2, 0, 3], 4)
+        assert set(threading.enumerate()) == before
+
 
 class TestCopier:
     """Small chunks stand in for large files."""
@@ -197,6 +225,33 @@ class TestCopier:
             start = position // 10 * 10
             with pytest.raises(CheckpointCorrupt, match=f"f differs .* byte {start} and {min(95, start + 10)}"):
                 Copier(Disk("here"), "here", chunk_size=10).run([job._replace(expected=digests)])
+
+    def test_progress_that_raises_stops_in_the_middle_of_a_file(self, tmp_path: Path) -> None:
+        size, chunk = 64 << 20, 1 << 20
+        for name in "ab":
+            with (tmp_path / name).open("wb") as f:
+                f.truncate(size)
+        seen: list[int] = []
+
+        def progress(done: int) -> None:
+            seen.append(done)
+            raise ArithmeticError("enough")
+
+        class Slow(Disk):
+            read = 0
+
+            def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+                if operation == "read":
+                    threading.Event().wait(0.01)
+                    self.read += 1
+                return super().do(operation, path, function, *args)
+
+        jobs = [Job(name, str(tmp_path / name), size, str(tmp_path / f"{name}-copy")) for name in "ab"]
+        disk = Slow("here")
+        with pytest.raises(ArithmeticError, match="enough"):
+            Copier(disk, "here", chunk_size=chunk, progress=progress).run(jobs)
+        assert len(seen) == 1 and 0 < seen[0] < size
+        assert disk.read < 2 * size // (128 << 10) // 4, "it went on to the end"
 
     def test_a_file_that_shrinks_is_told(self, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"12345")
