@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from det_core._env import Environment
-from det_core._errors import RunError, TensorboardError
+from det_core._errors import RunError, StorageError, TensorboardError
 from det_core._info import get_cluster_info
 from det_core.backend import LocalBackend
 from det_core.core._bare import BareRun, first_line, open_bare_run, say
@@ -92,10 +93,13 @@ def init(
     )
     cached = environment.cache or environment.home / "cache"
     cache = CheckpointCache(cached / "checkpoints", environment.cache_bytes)
-    if validate and given is not None:
-        on_chief(distributed, "init", given.validate)
-    run = open_bare_run(distributed, environment, name=name, resume=resume)
-    try:
+    with ExitStack() as undo:
+        if given is not None:
+            undo.callback(_close, given)
+        if validate and given is not None:
+            on_chief(distributed, "init", given.validate)
+        run = open_bare_run(distributed, environment, name=name, resume=resume)
+        undo.callback(run.release)
         storage = None if given is None else public_storage(checkpoint_storage, given)
         store = given or open_store(None, default=run.path / "checkpoints")
         if validate and given is None:
@@ -104,10 +108,17 @@ def init(
             preempt_mode, tensorboard_mode, length, units, searcher_metric, smaller_is_better, retention,
             environment.grace,
         )  # fmt: skip
-        return _compose(distributed, run, store, given is not None, cache, storage, choices)
-    except BaseException:
-        run.release()
-        raise
+        context = _compose(distributed, run, store, given is not None, cache, storage, choices)
+        undo.pop_all()
+        return context
+
+
+def _close(store: Store) -> None:
+    """Give a store's connections back because of an error that is under way, and must not be hidden by one more."""
+    try:
+        store.close()
+    except StorageError as e:
+        logger.warning("%s", e)
 
 
 class _Choices(NamedTuple):

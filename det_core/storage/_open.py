@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,10 @@ def _from_text(text: str, scratch: Path) -> Store:
     if text.startswith("file:"):
         return _from_file_url(text)
     if "://" not in text:
+        if (half := re.match(r"(\w[\w+.-]*):/", text)) is not None:
+            raise ValueError(
+                f"checkpoint_storage={text!r}: a URL has two slashes, {half[1]}://…; a folder of that name is ./{text}"
+            )
         return DirectoryStore(Path(text).expanduser())
     scheme, _, rest = text.partition("://")
     if "?" in rest or "#" in rest or "::" in text or not scheme.isidentifier():

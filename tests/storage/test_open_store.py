@@ -76,6 +76,7 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("s3://", "s3://bucket/prefix"),
         ("s3:///prefix", "s3://bucket/prefix"),
         ("s3://bucket/a/../b", "prefix is 'a/../b'.*'..'"),
+        ("s3:/bucket/p", "two slashes, s3://"),
         ("s3://bucket/p?endpoint_url=http://x", "no more.*'type': 's3'"),
         ("gs://bucket#x", "no more"),
         ("simplecache::s3://bucket", "no more"),

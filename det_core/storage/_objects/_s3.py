@@ -114,19 +114,25 @@ class S3Bucket:
         return self._direct
 
     async def _connect(self) -> None:
+        first = await self._file_system.set_session()
+        try:
+            self._client, self._direct = await self._clients()
+        except BaseException:
+            await first.close()
+            raise
+
+    async def _clients(self) -> tuple[Any, Direct]:
         from aiobotocore.credentials import AioCredentials
 
         from det_core.storage._objects._s3_direct import Direct
 
-        await self._file_system.set_session()
         client = await self._file_system.get_s3(self._bucket)
         session = self._file_system.session
         keys = None if self._anonymous else AioCredentials(*self._keys) if self._keys[0] else None
         if not self._anonymous and keys is None and (keys := await session.get_credentials()) is None:
             raise self._botocore.NoCredentialsError
         verify = session.get_config_variable("ca_bundle")
-        self._direct = await Direct.to(client, self._bucket, keys, verify)
-        self._client = client
+        return client, await Direct.to(client, self._bucket, keys, verify)
 
     @contextlib.contextmanager
     def _redirect(self) -> Iterator[None]:
