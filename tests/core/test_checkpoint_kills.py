@@ -86,7 +86,7 @@ def kills(folder: Path, times: int) -> None:
     for number in range(times):
         arguments = (str(root), str(folder / "source"), str(KEPT))
         with running(TRAIN, SIZE, folder, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
-            ranks.wait_for("ready")
+            ranks.wait_for("ready", timeout=100)
             time.sleep(chance.uniform(0, 0.5))
             victims = range(SIZE) if chance.random() < 0.5 else [chance.randrange(SIZE)]
             for rank in victims:
