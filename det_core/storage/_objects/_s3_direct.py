@@ -17,6 +17,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import ClientError
 from botocore.httpsession import get_cert_path
+from botocore.utils import get_environ_proxies
 from yarl import URL
 
 from det_core.storage._objects._body import Body
@@ -61,7 +62,8 @@ class Direct:
             skip_auto_headers=("Content-Type", "User-Agent"),
             auto_decompress=False,
             read_bufsize=READ_BUFFER,
-            trust_env=True,  # HTTPS_PROXY and its kin
+            # Not trust_env: it has a thread look for ~/.netrc at every request.
+            proxy=get_environ_proxies(base).get(base.partition(":")[0]),
         )
 
     @classmethod
