@@ -8,6 +8,9 @@ with, into a prefix that is new and removed after each turn; they take turns in 
 round of each counts. Before each measurement a file of the same size is written and deleted, as the host of a virtual
 machine takes free memory back, and gives it out again slower than anything that is measured here. We hash every file
 on the way in and compare every byte on the way out.
+
+Ours downloads with ``NoSharedDownload``, which is what the peers do; "shared download" is our default, which fetches
+into the machine's cache, for other jobs to find, and copies from there: it writes everything twice.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ from support import rgw
 FASTER, SMALL_FASTER, CHECKSUMS, MEMORY = 1.0, 5.0, 0.10, 256.0
 LARGE, SMALL = "8 x 128 MB", "5,000 x 4 KB"
 SHAPES = {LARGE: (8, 128 << 20), SMALL: (5000, 4 << 10)}
-OURS, OURS_UNCHECKED, DETERMINED = "det_core", "det_core, checksums off", "determined 0.38.1"
+OURS, DETERMINED = "det_core", "determined 0.38.1"
+OURS_UNCHECKED, OURS_CACHED = "det_core, checksums off", "det_core, shared download"
 TIMEOUT = 900.0
 BUCKET = "benchmark"
 Measured = dict[str, float]
@@ -72,16 +76,18 @@ with core.init(checkpoint_storage=storage{more}) as ctx:
     made = []
     measured(
         lambda: made.append(ctx.checkpoint.upload(source, {{"steps_completed": 1}})),
-        lambda: ctx.checkpoint.download(made[0], target),
+        lambda: ctx.checkpoint.download(made[0], target{mode}),
     )
 """
+MANUAL = ", tensorboard_mode=core.TensorboardMode.MANUAL"
+STRAIGHT = ", download_mode=core.DownloadMode.NoSharedDownload"
 CODE = {
     OURS: """
 from det_core import core
 storage = {"type": "s3", "bucket": "benchmark", "prefix": prefix, "endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
 """
-    + SDK.format(more=", tensorboard_mode=core.TensorboardMode.MANUAL"),
-    DETERMINED: 'from determined import core\nstorage = "s3://benchmark/" + prefix\n' + SDK.format(more=""),
+    + SDK.format(more=MANUAL, mode=STRAIGHT),
+    DETERMINED: 'from determined import core\nstorage = "s3://benchmark/" + prefix\n' + SDK.format(more="", mode=""),
     "boto3 s3transfer": """
 import boto3
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
@@ -113,7 +119,8 @@ CODE[OURS_UNCHECKED] = """
 from det_core.storage._objects import _files, _s3
 _files.Files.digests = lambda self, data: ("0" * 32,) * -(-len(data) // self._chunk)
 _s3.MD5_LIMIT = -1
-""" + CODE[OURS].replace("lambda: ctx.checkpoint.download(made[0], target)", "lambda: None")
+""" + CODE[OURS].replace(f"lambda: ctx.checkpoint.download(made[0], target{STRAIGHT})", "lambda: None")
+CODE[OURS_CACHED] = CODE[OURS].replace(STRAIGHT, "")
 
 
 def by_script(python: Path, code: str) -> Contender:
