@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -252,15 +253,17 @@ def test_a_collection_that_fails_can_be_repeated(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", ["exit", "exit-after"])
 @pytest.mark.parametrize("name", ["upload", "store_path", "delete"])
-def test_a_death_at_any_call_leaves_whole_checkpoints(name: str, how: str, memory: Path) -> None:
+def test_a_death_at_any_call_leaves_whole_checkpoints(name: str, how: str, place: Place, memory: Path) -> None:
     command = [sys.executable, "-m", "support.dying_objects", name, how, str(memory)]
+    if place.server is not None:
+        command.append(json.dumps(place.server.storage(place.bucket)))
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     deaths = sorted(memory.glob("death-*"))
     assert len(deaths) >= 5
     for work in deaths:
         with closing() as opened:
-            store = opened(object_store(f"local://{work}/store", work / "scratch"))
+            store = opened(place.store(work))
             old = (work / "old").read_text()
             found = listed(store)
             assert name == "delete" or old in found

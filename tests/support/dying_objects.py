@@ -1,15 +1,19 @@
-"""``python -m support.dying_objects OPERATION HOW FOLDER``: die at each call to an object store that is made.
+"""``python -m support.dying_objects OPERATION HOW FOLDER [S3]``: die at each call to an object store that is made.
+
+``S3``: the ``checkpoint_storage`` of the store, as JSON, without its prefix. Left out: a folder by fsspec.
 
 A fork per call: the parent has no threads, and starts no interpreter anew.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from det_core.storage import open_store
 from det_core.storage._objects import ObjectStore
 from support.buckets import object_store
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill
@@ -18,16 +22,25 @@ from support.faulty_doors import FaultyDoor
 DEAD = 77
 
 
-def prepare(work: Path) -> None:
+def store_of(work: Path, s3: str | None) -> ObjectStore:
+    """The store that belongs to a folder."""
+    if s3 is None:
+        return object_store(f"local://{work}/store", work / "scratch")
+    found = open_store({**json.loads(s3), "prefix": work.name}, work, scratch=work / "scratch")
+    assert isinstance(found, ObjectStore)
+    return found
+
+
+def prepare(work: Path, s3: str | None) -> None:
     """A complete checkpoint, and a folder to upload."""
-    store = object_store(f"local://{work}/store", work / "scratch")
+    store = store_of(work, s3)
     with alone() as distributed:
         context = Recorder().context(distributed, work, store=store)
         (work / "old").write_text(context.upload(work / "source", STEPS))
 
 
-def operate(name: str, how: str, at: int, work: Path) -> None:
-    bucket = object_store(f"local://{work}/store", work / "scratch").door.bucket
+def operate(name: str, how: str, at: int, work: Path, s3: str | None) -> None:
+    bucket = store_of(work, s3).door.bucket
     store = ObjectStore(FaultyDoor(bucket, at, how), work / "scratch")
     with alone() as distributed:
         context = Recorder().context(distributed, work, store=store)
@@ -53,16 +66,16 @@ def in_child(work: Callable[[], None]) -> int:
     os._exit(0)
 
 
-def main(name: str, how: str, folder: Path) -> None:
+def main(name: str, how: str, folder: Path, s3: str | None = None) -> None:
     for at in range(1, 1000):
         work = folder / f"death-{at}"
         fill(work / "source", FILES)
-        assert in_child(lambda work=work: prepare(work)) == 0  # type: ignore[misc]
-        status = in_child(lambda at=at, work=work: operate(name, how, at, work))  # type: ignore[misc]
+        assert in_child(lambda work=work: prepare(work, s3)) == 0  # type: ignore[misc]
+        status = in_child(lambda at=at, work=work: operate(name, how, at, work, s3))  # type: ignore[misc]
         if status == 0:
             return
         assert status == DEAD, f"call {at}: exit {status}"
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]), *sys.argv[4:])

@@ -121,7 +121,7 @@ class S3Bucket:
             await first.close()
             raise
 
-    async def _clients(self) -> tuple[Any, Direct]:
+    async def _clients(self) -> tuple[Any, Direct | None]:
         from aiobotocore.credentials import AioCredentials
 
         from det_core.storage._objects._s3_direct import Direct
