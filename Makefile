@@ -40,8 +40,8 @@ system-deps:  ## the system packages CI needs (the only target that uses apt)
 	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	  command -v git >/dev/null && $(PYTHON) -c 'import venv, ensurepip' || \
 	  { apt-get update -qq && apt-get install -y --no-install-recommends git python3-venv; }; \
-	  command -v radosgw ceph-osd ceph-mon ceph-authtool >/dev/null || \
-	  { apt-get update -qq && apt-get install -y --no-install-recommends ceph-mon ceph-osd radosgw; }; fi
+	  (for tool in radosgw ceph-osd ceph-mon ceph-authtool zsh fish; do command -v $$tool >/dev/null || exit 1; done) || \
+	  { apt-get update -qq && apt-get install -y --no-install-recommends ceph-mon ceph-osd radosgw zsh fish; }; fi
 
 ci: export CI := 1
 ci: system-deps test test-rgw  ## what .ci/run calls

@@ -21,7 +21,14 @@ PUBLIC = {
     """,
     "det_core.core": """
         AnyOf CheckpointContext Context DistributedContext DownloadMode EarlyExitReason KeepBest KeepEvery KeepLatest
-        KeepNewer PreemptContext PreemptMode ProfilerContext RetentionPolicy SearcherContext SearcherMode SearcherOperation TensorboardMode TrainContext Unit init
+        KeepNewer PreemptContext PreemptMode ProfilerContext RetentionPolicy SearcherContext SearcherMode
+        SearcherOperation TensorboardMode TrainContext Unit init
+    """,
+    "det_core.errors": """
+        CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
+        CollectiveMismatch CollectiveTimeout ContextClosed DetCoreError DistributedError InfoError InvalidHP
+        MissingExtra PeerLost ProfilerError RendezvousError ReportsNotKept RunError RunLocked RunNotFound
+        StorageError TensorboardError
     """,
     "det_core.client": "Checkpoint Checkpoints Run checkpoints delete_run run runs",
     "det_core.journal": """

@@ -88,8 +88,10 @@ def init(
         )
     if distributed is None:
         distributed = DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
-    given = None if checkpoint_storage is None else open_store(
-        checkpoint_storage, default=environment.home, scratch=environment.home / "scratch"
+    given = (
+        None
+        if checkpoint_storage is None
+        else open_store(checkpoint_storage, default=environment.home, scratch=environment.home / "scratch")
     )
     cached = environment.cache or environment.home / "cache"
     cache = CheckpointCache(cached / "checkpoints", environment.cache_bytes)

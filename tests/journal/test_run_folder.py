@@ -112,9 +112,7 @@ def test_a_run_by_the_beginning_of_its_id(home: Path) -> None:
         (home / "runs" / name).mkdir(parents=True)
     assert RunFolder.open(home, "20261122").run_id == "20261122-100000-aaaaaa"
     assert RunFolder.open(home, "20261121-100000-ab").path.name == "20261121-100000-ab2222"
-    with pytest.raises(
-        RunNotFound, match=r"2 runs in .* begin with '20261121': .*-ab2222, .*; give more"
-    ):
+    with pytest.raises(RunNotFound, match=r"2 runs in .* begin with '20261121': .*-ab2222, .*; give more"):
         RunFolder.open(home, "20261121")
 
 
