@@ -119,6 +119,19 @@ class Manifest:
             raise CheckpointCorrupt(f"{where}: its manifest cannot be read ({type(e).__name__}: {e})") from e
 
 
+def decode_metadata(data: bytes, where: str) -> dict[str, Any]:
+    """Read a stored metadata.json; raises CheckpointCorrupt, in which ``where`` names the checkpoint."""
+    import json
+
+    try:
+        found = json.loads(data)
+    except ValueError as e:
+        raise CheckpointCorrupt(f"{where}: {METADATA} is no JSON ({e})") from e
+    if not isinstance(found, dict):
+        raise CheckpointCorrupt(f"{where}: {METADATA} holds no object")
+    return found
+
+
 def _checked(body: dict[str, Any], where: str) -> Manifest:
     names = ("run_id", "restart", "ordinal", "time", "steps_completed", "storage_id")
     header = Header(**{name: body[name] for name in names})
@@ -144,4 +157,4 @@ def _entry(f: dict[str, Any], chunk: int, where: str) -> FileEntry:
     return FileEntry(f["size"], tuple(f["digests"]))
 
 
-__all__ = ["ALGORITHM", "CHUNK", "METADATA", "VERSION", "FileEntry", "Header", "Manifest"]
+__all__ = ["ALGORITHM", "CHUNK", "METADATA", "VERSION", "FileEntry", "Header", "Manifest", "decode_metadata"]

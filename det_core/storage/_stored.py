@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Collection, Iterable
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from det_core._errors import CheckpointCorrupt, StorageError
 from det_core.storage._copy import Copier, Job, Progress, check_stored, pieces, share
 from det_core.storage._io import Disk
-from det_core.storage._manifest import Manifest
+from det_core.storage._manifest import Manifest, decode_metadata
 from det_core.storage._names import MANIFEST, METADATA, folders_of
 
 
@@ -37,13 +36,7 @@ class DirectoryCheckpoint:
             return {}
         self.check([METADATA])
         data = self._disk.read_file(f"{self._path}/{METADATA}")
-        try:
-            found = json.loads(data)
-        except ValueError as e:
-            raise CheckpointCorrupt(f"{self._where}: {METADATA} is no JSON ({e})") from e
-        if not isinstance(found, dict):
-            raise CheckpointCorrupt(f"{self._where}: {METADATA} holds no object")
-        return found
+        return decode_metadata(data, self._where)
 
     def check(
         self,

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import CheckpointCorrupt
 from det_core.storage._copy import Job, Piece, Progress, pieces, share
 from det_core.storage._io import Disk
-from det_core.storage._manifest import Manifest
+from det_core.storage._manifest import Manifest, decode_metadata
 from det_core.storage._names import MANIFEST, METADATA, folders_of
 from det_core.storage._objects._bucket import KeyMissing
 from det_core.storage._objects._door import Door
@@ -44,13 +42,7 @@ class ObjectCheckpoint:
         except KeyMissing as e:
             raise files.missing(job) from e
         files.check(job, data, 0, job.size)
-        try:
-            found = json.loads(data)
-        except ValueError as e:
-            raise CheckpointCorrupt(f"{self._where}: {METADATA} is no JSON ({e})") from e
-        if not isinstance(found, dict):
-            raise CheckpointCorrupt(f"{self._where}: {METADATA} holds no object")
-        return found
+        return decode_metadata(data, self._where)
 
     def check(
         self,
