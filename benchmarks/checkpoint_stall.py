@@ -5,7 +5,8 @@ Then the clock runs until the call returns that hands them over: the end of the 
 ``upload(consume=True)`` and ``upload()``, all with ``blocking=False``. While it is being saved the thread counts, and
 the longest pause between two counts is in a column of its own. ``cp -r`` is one local copy. Beside:
 ``torch.distributed.checkpoint.async_save`` of 1 GB of tensors, which returns when it has copied them in memory, and
-determined, whose ``upload`` returns when all is done. Best of some rounds, in turn.
+determined, whose ``upload`` returns when all is done. Best of some rounds, in turn. Before each a larger file is
+written and deleted, as the host of a virtual machine must provide memory first.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 
 from benchmarks._peers import peers_python
 from benchmarks._table import print_table
+from benchmarks.checkpoint_directory import warm
 
 FILES, SIZE = 8, 128 << 20
 AT_ONCE = 0.05
@@ -136,6 +138,7 @@ def main() -> int:
             for name, how in contenders.items():
                 work = folder / f"{number}"
                 work.mkdir()
+                warm(work, 3 * FILES * SIZE)
                 found = with_cp(work) if how is None else by_script(*how, work)
                 print(f"round {number + 1}, {name}: {found[0]:.4f} s", file=sys.stderr, flush=True)
                 if name not in best or found < best[name]:  # type: ignore[operator]
