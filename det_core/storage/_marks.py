@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from det_core import _clock
@@ -34,6 +34,24 @@ def counts(owner: Owner, age: float) -> bool:
     return not owner.is_dead() and (owner.is_here() or age < BELIEVED)
 
 
+@contextmanager
+def marked(storage_id: str, make: Callable[[], object], remove: Callable[[], object]) -> Iterator[None]:
+    """Have a mark while the block runs; where none can be made, as with a key that may only read, go on without."""
+    try:
+        make()
+    except StorageError as e:
+        log.debug("checkpoint %s is read without a mark that it is in use: %s", storage_id, e)
+        yield
+        return
+    try:
+        yield
+    finally:
+        try:
+            remove()
+        except StorageError as e:
+            log.warning("the mark that checkpoint %s is in use stays, until this process ends: %s", storage_id, e)
+
+
 class Marks:
     """The marks in a folder of this machine's file system.
 
@@ -50,19 +68,9 @@ class Marks:
     def hold(self, storage_id: str, owner: Owner) -> Iterator[None]:
         """Have a mark while the block runs; where none can be made, go on without."""
         path = f"{self._folder}/{mark_name(storage_id, owner)}"
-        try:
-            self._disk.write_file(path, b"", sync=False)
-        except StorageError as e:
-            log.debug("checkpoint %s is read without a mark that it is in use: %s", storage_id, e)
+        make, remove = lambda: self._disk.write_file(path, b"", sync=False), lambda: self._disk.remove_file(path)
+        with marked(storage_id, make, remove):
             yield
-            return
-        try:
-            yield
-        finally:
-            try:
-                self._disk.remove_file(path)
-            except StorageError as e:
-                log.warning("the mark that checkpoint %s is in use stays, until this process ends: %s", storage_id, e)
 
     def holds(self, entry: os.DirEntry[str]) -> str | None:
         """The checkpoint that an entry of the folder holds; None: it is no mark, or one that counts no more."""

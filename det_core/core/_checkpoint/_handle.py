@@ -91,16 +91,7 @@ class CheckpointHandle:
         job = self._begin_end(Job(self.storage_id, self._together.shared, self._committer()))
         if job is None:
             raise RuntimeError(f"checkpoint {self.storage_id} was committed or aborted before")
-        if blocking and not job.shared:
-            job.run()
-            job.end()
-        else:
-            self._means.background.add(job)
-        if blocking:
-            self._await(job)
-            job.told = True
-            if job.error is not None:
-                raise job.error
+        self._do(job, now=blocking and not job.shared, blocking=blocking)
 
     def abort(self, reason: BaseException | None = None, blocking: bool = True) -> None:
         """Remove what was written, and report nothing. Ranks that commit instead are told of this one.
@@ -114,7 +105,11 @@ class CheckpointHandle:
         job = self._begin_end(Job(self.storage_id, self._together.shared, lambda _: self._give_up(why)), why)
         if job is None:
             return
-        if not job.shared:
+        self._do(job, now=not job.shared, blocking=blocking)
+
+    def _do(self, job: Job, *, now: bool, blocking: bool) -> None:
+        """Do a job, in this thread or in its turn in the background; raise why it failed, if that is waited for."""
+        if now:
             job.run()
             job.end()
         else:

@@ -17,7 +17,7 @@ from det_core.storage._copy import Job
 from det_core.storage._directory import DirectoryStore
 from det_core.storage._io import Disk
 from det_core.storage._manifest import Header, Manifest
-from det_core.storage._marks import mark_name
+from det_core.storage._marks import mark_name, marked
 from det_core.storage._names import INNER, MANIFEST, RESERVED, check_storage_id, folders_of, glob_pattern, is_inner_path
 from det_core.storage._objects._bucket import KeyMissing
 from det_core.storage._objects._door import Door
@@ -247,19 +247,12 @@ class ObjectStore:
     def hold(self, storage_id: str, owner: Owner) -> Iterator[None]:
         """Put a mark while the block runs."""
         key = ASIDE + mark_name(check_storage_id(storage_id), owner)
-        try:
-            run(self.root, lambda _: self._door.put(key, mark_body(owner)))
-        except StorageError as e:
-            log.debug("checkpoint %s is read without a mark that it is in use: %s", storage_id, e)
+        with marked(
+            storage_id,
+            lambda: run(self.root, lambda _: self._door.put(key, mark_body(owner))),
+            lambda: run(self.root, lambda _: self._door.delete([key])),
+        ):
             yield
-            return
-        try:
-            yield
-        finally:
-            try:
-                run(self.root, lambda _: self._door.delete([key]))
-            except StorageError as e:
-                log.warning("the mark that checkpoint %s is in use stays, until this process ends: %s", storage_id, e)
 
     def in_use(self) -> set[str]:
         """The checkpoints that a living process holds."""
