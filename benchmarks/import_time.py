@@ -13,7 +13,7 @@ from benchmarks._peers import peers_python
 from benchmarks._table import print_table
 
 BOUND_MS = 40.0
-ROUNDS = 15
+ROUNDS = 16
 PEERS = {
     "determined==0.38.1": "from determined import core",
     "mlflow-skinny": "import mlflow",
@@ -31,18 +31,22 @@ def seconds(python: Path, code: str) -> float:
 
 
 def measure(programs: dict[str, tuple[Path, str]]) -> dict[str, float]:
-    """Median milliseconds that each program needs beyond ``pass``, in rounds in which each runs once.
+    """Milliseconds that each program needs beyond ``pass``: the difference of the medians of both.
 
-    What is compared is run in turn, so that a change of the machine's load meets all of it alike; the first round
-    fills the caches and does not count.
+    What is compared is run in turn, one first and then the other, so that a change of the machine's load and what a
+    process leaves to the next meet both alike; the first round fills the caches and does not count.
     """
-    beyond: dict[str, list[float]] = {name: [] for name in programs}
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for turn in range(ROUNDS + 1):
         for name, (python, code) in programs.items():
-            difference = seconds(python, code) - seconds(python, "pass")
+            order = (code, "pass") if turn % 2 else ("pass", code)
+            found = {each: 1000 * seconds(python, each) for each in order}
             if turn:
-                beyond[name].append(1000 * difference)
-    return {name: statistics.median(values) for name, values in beyond.items()}
+                took[name].append((found[code], found["pass"]))
+    return {
+        name: statistics.median(code for code, _ in pairs) - statistics.median(bare for _, bare in pairs)
+        for name, pairs in took.items()
+    }
 
 
 def main() -> int:
