@@ -173,11 +173,11 @@ class Witnessed:
             try:
                 deadline = time.monotonic() + 100
                 pids: list[int] = []
-                while job.poll() is None and (not pids or len(new) < reports):
+                while job.poll() is None and (not pids or sum(kind != "pid" for kind, *_ in new) < reports):
                     assert time.monotonic() < deadline
                     time.sleep(0.005)
                     new = self.noted()[before:]
-                    pids = [pid for kind, of, pid in new if (kind, of) == ("pid", rank)]
+                    pids = [note[2] for note in new if note[:2] == ["pid", rank]]
                 time.sleep(delay)
                 assert job.poll() is None, f"ended before it was killed:\n{output.seek(0)}{output.read()}"
                 os.kill(pids[0], signal.SIGKILL)
