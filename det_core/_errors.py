@@ -24,6 +24,11 @@
     │   ├── CollectiveTimeout     a deadline that was set has passed (also a TimeoutError)
     │   ├── RendezvousError       the ranks could not find or trust each other
     │   └── ContextClosed         a call on a closed context
+    ├── MasterError               a master refused a request, or failed at it; ``status`` is that of HTTP
+    │   ├── MasterUnreachable     no master answers there (also a ConnectionError)
+    │   ├── MasterDenied          no token, a wrong one, or one that may not do this (also a PermissionError)
+    │   ├── UnknownToMaster       the master has no such experiment, trial or checkpoint (also a LookupError)
+    │   └── ExperimentInvalid     mistakes in an experiment's configuration (also a ValueError)
     └── MissingExtra              an optional dependency is not installed (also an ImportError)
 
 User mistakes in arguments raise ValueError or TypeError; calls in the wrong order or on the wrong rank raise
@@ -127,6 +132,38 @@ class RendezvousError(DistributedError):
 
 class ContextClosed(DistributedError, RuntimeError):
     """A call on a context that is closed, or in a process forked from the one that opened it."""
+
+
+class MasterError(DetCoreError):
+    """A master refused a request, or failed at it.
+
+    Attributes:
+        status: HTTP's status of its answer; 0: there was none.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class MasterUnreachable(MasterError, ConnectionError):
+    """No master answers at that address; the message gives the address and the reason."""
+
+
+class MasterDenied(MasterError, PermissionError):
+    """The master got no token, a wrong one, or one that may not do this."""
+
+
+class UnknownToMaster(MasterError, LookupError):
+    """The master has no such experiment, trial or checkpoint."""
+
+
+class ExperimentInvalid(MasterError, ValueError):
+    """An experiment that the master does not accept; ``problems`` are its mistakes, one line each."""
+
+    def __init__(self, problems: list[str], status: int = 400) -> None:
+        super().__init__("; ".join(problems), status)
+        self.problems = problems
 
 
 class MissingExtra(DetCoreError, ImportError):

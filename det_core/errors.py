@@ -12,8 +12,12 @@ from det_core._errors import (
     ContextClosed,
     DetCoreError,
     DistributedError,
+    ExperimentInvalid,
     InfoError,
     InvalidHP,
+    MasterDenied,
+    MasterError,
+    MasterUnreachable,
     MissingExtra,
     PeerLost,
     ProfilerError,
@@ -24,6 +28,7 @@ from det_core._errors import (
     RunNotFound,
     StorageError,
     TensorboardError,
+    UnknownToMaster,
 )
 
 __all__ = [
@@ -38,8 +43,12 @@ __all__ = [
     "ContextClosed",
     "DetCoreError",
     "DistributedError",
+    "ExperimentInvalid",
     "InfoError",
     "InvalidHP",
+    "MasterDenied",
+    "MasterError",
+    "MasterUnreachable",
     "MissingExtra",
     "PeerLost",
     "ProfilerError",
@@ -50,4 +59,5 @@ __all__ = [
     "RunNotFound",
     "StorageError",
     "TensorboardError",
+    "UnknownToMaster",
 ]

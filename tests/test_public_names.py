@@ -26,9 +26,10 @@ PUBLIC = {
     """,
     "det_core.errors": """
         CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
-        CollectiveMismatch CollectiveTimeout ContextClosed DetCoreError DistributedError InfoError InvalidHP
-        MissingExtra PeerLost ProfilerError RendezvousError ReportsNotKept RunError RunLocked RunNotFound
-        StorageError TensorboardError
+        CollectiveMismatch CollectiveTimeout ContextClosed DetCoreError DistributedError ExperimentInvalid
+        InfoError InvalidHP MasterDenied MasterError MasterUnreachable MissingExtra PeerLost ProfilerError
+        RendezvousError ReportsNotKept RunError RunLocked RunNotFound StorageError TensorboardError
+        UnknownToMaster
     """,
     "det_core.client": "Checkpoint Checkpoints Run checkpoints delete_run run runs",
     "det_core.journal": """
