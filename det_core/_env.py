@@ -63,6 +63,13 @@ class Environment:
     """``DET_CORE_CACHE``: where this machine keeps copies of checkpoints. None: ``cache`` in ``home``."""
     cache_bytes: int = 20 << 30
     """``DET_CORE_CACHE_BYTES``: how many bytes of checkpoints stay there when nobody reads them."""
+    master: str | None = None
+    """``DET_MASTER``: the address of the master that ``det-core`` and ``det_core.client`` talk to. None: the embedded
+    one of ``home``."""
+    user_token: str | None = None
+    """``DET_USER_TOKEN``: the token that a master at another address demands of its user."""
+    master_cert: str | None = None
+    """``DET_MASTER_CERT_FILE``: certificates to trust when the master's address begins with https, or ``noverify``."""
     launch: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What a framework's launcher or a job scheduler set for this process."""
 
@@ -87,6 +94,9 @@ class Environment:
             grace=_number(e, "DET_CORE_GRACE"),
             cache=Path(e["DET_CORE_CACHE"]).expanduser().absolute() if e.get("DET_CORE_CACHE") else None,
             cache_bytes=_count(e, "DET_CORE_CACHE_BYTES", cls.cache_bytes),
+            master=e.get("DET_MASTER") or None,
+            user_token=e.get("DET_USER_TOKEN") or None,
+            master_cert=e.get("DET_MASTER_CERT_FILE") or None,
             launch=MappingProxyType({k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}),
         )
 
