@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "launch": set(),
     "testing": {"backend", "core", "journal", "storage", "ipc"},
     "client": {"journal", "storage", "core"},
+    "master": {"config", "search", "journal", "storage"},
     "cli": {"client", "journal", "storage", "core"},
 }
 """Room -> the rooms it may import from, beside itself and the cellar."""
