@@ -27,6 +27,7 @@
     ├── MasterError               a master refused a request, or failed at it; ``status`` is that of HTTP
     │   ├── MasterUnreachable     no master answers there (also a ConnectionError)
     │   ├── MasterDenied          no token, a wrong one, or one that may not do this (also a PermissionError)
+    │   ├── ReportsNotShipped     reports that are in the journal, and that the master did not get
     │   ├── UnknownToMaster       the master has no such experiment, trial or checkpoint (also a LookupError)
     │   └── ExperimentInvalid     mistakes in an experiment's configuration (also a ValueError)
     └── MissingExtra              an optional dependency is not installed (also an ImportError)
@@ -152,6 +153,10 @@ class MasterUnreachable(MasterError, ConnectionError):
 
 class MasterDenied(MasterError, PermissionError):
     """The master got no token, a wrong one, or one that may not do this."""
+
+
+class ReportsNotShipped(MasterError):
+    """Reports that the master did not get. They are in the journal; the message says where, how many, and why."""
 
 
 class UnknownToMaster(MasterError, LookupError):

@@ -28,7 +28,7 @@ PUBLIC = {
         CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
         CollectiveMismatch CollectiveTimeout ContextClosed DetCoreError DistributedError ExperimentInvalid
         InfoError InvalidHP MasterDenied MasterError MasterUnreachable MissingExtra PeerLost ProfilerError
-        RendezvousError ReportsNotKept RunError RunLocked RunNotFound StorageError TensorboardError
+        RendezvousError ReportsNotKept ReportsNotShipped RunError RunLocked RunNotFound StorageError TensorboardError
         UnknownToMaster
     """,
     "det_core.client": "Checkpoint Checkpoints Run checkpoints delete_run run runs",
