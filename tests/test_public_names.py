@@ -41,6 +41,10 @@ PUBLIC = {
         check_storage_id copy_in digests folders_of give_back host_identity judge link_in open_store plan
         public_storage scan take_away
     """,
+    "det_core.master.scheduler": """
+        DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Next Phase ProcessExit Running Start State Step
+        TrialFacts Wanting after_exit classify decide experiment_may expired trial_may
+    """,
     "det_core.ipc": "Lane Links Star connect",
     "det_core.backend": "Backend LocalBackend",
     "det_core.testing": "CheckpointStoreSuite",
