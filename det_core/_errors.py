@@ -30,6 +30,7 @@
     │   ├── ReportsNotShipped     reports that are in the journal, and that the master did not get
     │   ├── UnknownToMaster       the master has no such experiment, trial or checkpoint (also a LookupError)
     │   └── ExperimentInvalid     mistakes in an experiment's configuration (also a ValueError)
+    ├── ConfigErrors              mistakes in an experiment file, all of them (also a ValueError)
     └── MissingExtra              an optional dependency is not installed (also an ImportError)
 
 User mistakes in arguments raise ValueError or TypeError; calls in the wrong order or on the wrong rank raise
@@ -37,6 +38,9 @@ RuntimeError. A message says what happened, where, and what to do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class DetCoreError(Exception):
@@ -169,6 +173,43 @@ class ExperimentInvalid(MasterError, ValueError):
     def __init__(self, problems: list[str], status: int = 400) -> None:
         super().__init__("; ".join(problems), status)
         self.problems = problems
+
+
+@dataclass(frozen=True)
+class ConfigError:
+    """One mistake in an experiment file; ``str()`` is a line for a person.
+
+    Attributes:
+        path: where, as ``searcher.max_trials`` or ``labels[1]``; empty: the file itself.
+        found: the value there, as a short text without secrets; None: there is none.
+        allowed: what there may be, as in "an integer of at least 1".
+        hint: what may have been meant; None: no idea.
+        unknown: nothing is known of a key of that name; ``allowed`` are those that there are.
+    """
+
+    path: str
+    found: str | None
+    allowed: str
+    hint: str | None = None
+    unknown: bool = False
+
+    def __str__(self) -> str:
+        path = self.path or "the experiment file"
+        if self.unknown:
+            text = f"{path} is no key here: there are {self.allowed}"
+        elif self.found is None:
+            text = f"{path} is missing: give it {self.allowed}"
+        else:
+            text = f"{path} is {self.found}: it must be {self.allowed}"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class ConfigErrors(DetCoreError, ValueError):
+    """The mistakes in an experiment file, all of them; the message has a line for each."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        self.errors = list(errors)
+        super().__init__("\n".join(map(str, self.errors)))
 
 
 class MissingExtra(DetCoreError, ImportError):

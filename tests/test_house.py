@@ -13,6 +13,7 @@ ALLOWED: dict[str, set[str]] = {
     "journal": set(),
     "storage": set(),
     "ipc": set(),
+    "config": set(),
     "backend": {"journal"},
     "core": {"backend", "journal", "storage", "ipc"},
     "launch": set(),

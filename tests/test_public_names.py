@@ -26,11 +26,12 @@ PUBLIC = {
     """,
     "det_core.errors": """
         CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
-        CollectiveMismatch CollectiveTimeout ContextClosed DetCoreError DistributedError ExperimentInvalid
-        InfoError InvalidHP MasterDenied MasterError MasterUnreachable MissingExtra PeerLost ProfilerError
+        CollectiveMismatch CollectiveTimeout ConfigErrors ContextClosed DetCoreError DistributedError
+        ExperimentInvalid InfoError InvalidHP MasterDenied MasterError MasterUnreachable MissingExtra PeerLost ProfilerError
         RendezvousError ReportsNotKept ReportsNotShipped RunError RunLocked RunNotFound StorageError TensorboardError
         UnknownToMaster
     """,
+    "det_core.config": "ConfigError ConfigErrors Experiment entrypoint_command",
     "det_core.client": "Checkpoint Checkpoints Run checkpoints delete_run run runs",
     "det_core.journal": """
         Follower Journal PendingValue Record Row RunFolder RunRecord RunSummary hold list_runs read_run
