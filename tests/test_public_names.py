@@ -28,13 +28,17 @@ PUBLIC = {
         CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
         CollectiveMismatch CollectiveTimeout ConfigErrors ContextClosed DetCoreError DistributedError
         ExperimentInvalid InfoError InvalidHP MasterDenied MasterError MasterUnreachable MissingExtra PeerLost ProfilerError
-        RendezvousError ReportsNotKept ReportsNotShipped RunError RunLocked RunNotFound StorageError TensorboardError
+        RendezvousError ReportsNotKept ReportsNotShipped RunError RunLocked RunNotFound StorageError
+        StoreConflict StoreError StoreLocked TensorboardError
         UnknownToMaster
     """,
     "det_core.config": "ConfigError ConfigErrors Experiment entrypoint_command",
-    "det_core.client": "Checkpoint Checkpoints Run checkpoints delete_run run runs",
+    "det_core.client": """
+        Checkpoint Checkpoints Experiment Master Run Trial checkpoints connect create_experiment delete_run experiment
+        experiments run runs trial
+    """,
     "det_core.journal": """
-        Follower Journal PendingValue Record Row RunFolder RunRecord RunSummary hold list_runs read_run
+        Follower Journal Line PendingValue Record Row RunFolder RunRecord RunSummary Tail hold list_runs read_run tails
     """,
     "det_core.storage": """
         AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer Listing Manifest
@@ -48,6 +52,14 @@ PUBLIC = {
     """,
     "det_core.ipc": "Lane Links Star connect",
     "det_core.backend": "Backend LocalBackend",
+    "det_core.backend.rest": """
+        Carrier Credential JournalCarrier Master MasterSession Refusal ReportCarrier RestBackend Shipper Task about
+        credentials
+    """,
+    "det_core.master.store": """
+        METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
+        SearcherEventRow SnapshotRow Store TokenRow TrialRow
+    """,
     "det_core.testing": "CheckpointStoreSuite",
 }
 

@@ -1,0 +1,22 @@
+"""Runs under a master: the backend that asks it over HTTP, and what carries the journal there."""
+
+from det_core.backend._rest import RestBackend, Task
+from det_core.backend._rest_master import Master, about
+from det_core.backend._session import Credential, MasterSession, credentials
+from det_core.backend._ship import Shipper
+from det_core.backend._ship_routes import Carrier, JournalCarrier, Refusal, ReportCarrier
+
+__all__ = [
+    "Carrier",
+    "Credential",
+    "JournalCarrier",
+    "Master",
+    "MasterSession",
+    "Refusal",
+    "ReportCarrier",
+    "RestBackend",
+    "Shipper",
+    "Task",
+    "about",
+    "credentials",
+]
