@@ -31,6 +31,10 @@
     │   ├── UnknownToMaster       the master has no such experiment, trial or checkpoint (also a LookupError)
     │   └── ExperimentInvalid     mistakes in an experiment's configuration (also a ValueError)
     ├── ConfigErrors              mistakes in an experiment file, all of them (also a ValueError)
+    ├── SearchError               a search cannot go on: what it was told, or its method, is at fault
+    ├── StoreError                a master's database cannot be used; the message says why, and what to do
+    │   ├── StoreLocked           another master uses it
+    │   └── StoreConflict         what was reported contradicts what is recorded (also a ValueError)
     └── MissingExtra              an optional dependency is not installed (also an ImportError)
 
 User mistakes in arguments raise ValueError or TypeError; calls in the wrong order or on the wrong rank raise
@@ -196,7 +200,8 @@ class ConfigError:
     def __str__(self) -> str:
         path = self.path or "the experiment file"
         if self.unknown:
-            text = f"{path} is no key here: there are {self.allowed}"
+            few = self.hint is None or len(self.allowed) < 120
+            text = f"{path} (it has {self.found}) is no key here" + (f": there are {self.allowed}" if few else "")
         elif self.found is None:
             text = f"{path} is missing: give it {self.allowed}"
         else:
@@ -210,6 +215,22 @@ class ConfigErrors(DetCoreError, ValueError):
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         self.errors = list(errors)
         super().__init__("\n".join(map(str, self.errors)))
+
+
+class SearchError(DetCoreError):
+    """A search cannot go on; the message names the trial or the method that is at fault."""
+
+
+class StoreError(DetCoreError):
+    """A master's database cannot be used; the message names it, and says why and what to do."""
+
+
+class StoreLocked(StoreError):
+    """Another master uses that database; the message names its process where that is known."""
+
+
+class StoreConflict(StoreError, ValueError):
+    """What was reported contradicts what is recorded; the message says what stands."""
 
 
 class MissingExtra(DetCoreError, ImportError):

@@ -28,7 +28,11 @@ from det_core._errors import (
     RunError,
     RunLocked,
     RunNotFound,
+    SearchError,
     StorageError,
+    StoreConflict,
+    StoreError,
+    StoreLocked,
     TensorboardError,
     UnknownToMaster,
 )
@@ -61,7 +65,11 @@ __all__ = [
     "RunError",
     "RunLocked",
     "RunNotFound",
+    "SearchError",
     "StorageError",
+    "StoreConflict",
+    "StoreError",
+    "StoreLocked",
     "TensorboardError",
     "UnknownToMaster",
 ]

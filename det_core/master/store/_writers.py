@@ -1,0 +1,98 @@
+"""Who reports: the processes of a trial, how far their records have come, and what their first steps were."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, select
+
+from det_core.master.store._reports import WRITERS
+from det_core.master.store._rows import put
+from det_core.master.store._tally import Tally
+from det_core.master.store._types import dumps, loads
+
+REPORTED = -1
+"""Stands as the rank of what came by the one-report route, which has no ranks."""
+SYSTEM = frozenset(["gpu", "cpu", "memory", "disk", "network"])
+"""Groups of samples of the machine: never merged, never superseded."""
+
+Attempt = tuple[int, int]
+"""(run, restart): a later one goes on where an earlier one ended."""
+
+
+@dataclass
+class Group:
+    """What one writer has reported in a group.
+
+    Attributes:
+        rows: how many rows.
+        first_seq: the smallest sequence number of a row with a step, and ``first`` that row's step.
+        low: the smallest step.
+        high: the largest step.
+        in_order: whether no step was smaller than the one before, so that ``tallies`` hold.
+        tallies: key -> running totals.
+    """
+
+    rows: int = 0
+    first_seq: int | None = None
+    first: int | None = None
+    low: int | None = None
+    high: int | None = None
+    in_order: bool = True
+    tallies: dict[str, Tally] = field(default_factory=dict)
+
+
+@dataclass
+class Writer:
+    """One process of a trial that reports; or, with the rank ``REPORTED``, a run's one-report route."""
+
+    trial_id: int
+    run_id: int
+    restart: int
+    rank: int
+    next_seq: int = 0
+    restored: int | None = None
+    groups: dict[str, Group] = field(default_factory=dict)
+
+    @property
+    def attempt(self) -> Attempt:
+        """The attempt it belongs to."""
+        return self.run_id, self.restart
+
+
+def load(conn: Connection, trial_id: int, run_id: int, restart: int, rank: int) -> Writer:
+    """A writer as it is known, or a new one."""
+    w = WRITERS.c
+    where = (w.trial_id == trial_id) & (w.run_id == run_id) & (w.restart == restart) & (w.rank == rank)
+    row = conn.execute(select(WRITERS).where(where)).one_or_none()
+    return Writer(trial_id, run_id, restart, rank) if row is None else _writer(row)
+
+
+def save(conn: Connection, writer: Writer) -> None:
+    """Keep what is known of a writer."""
+    groups = {
+        name: [g.rows, g.first_seq, g.first, g.low, g.high, g.in_order, g.tallies] for name, g in writer.groups.items()
+    }
+    put(conn, WRITERS, {**vars(writer), "groups": dumps(groups)})
+
+
+def of_trials(conn: Connection, trial_ids: Sequence[int]) -> dict[int, list[Writer]]:
+    """Trial -> its writers."""
+    found: dict[int, list[Writer]] = {trial: [] for trial in trial_ids}
+    for start in range(0, len(trial_ids), 500):
+        wanted = WRITERS.c.trial_id.in_(trial_ids[start : start + 500])
+        for row in conn.execute(select(WRITERS).where(wanted)):
+            found[row.trial_id].append(_writer(row))
+    return found
+
+
+def of_trial(conn: Connection, trial_id: int) -> list[Writer]:
+    """The writers of one trial."""
+    return of_trials(conn, [trial_id])[trial_id]
+
+
+def _writer(row: Any) -> Writer:
+    *known, groups = row
+    return Writer(*known, {name: Group(*values) for name, values in loads(groups).items()})
