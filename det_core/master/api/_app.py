@@ -31,7 +31,7 @@ _PARTS = (
     _reports,
     _trials,
     _allocations,
-    _streams,  # before what takes any trial's number in the place of `metrics`
+    _streams,
     _checkpoints,
     _experiments,
     _control,

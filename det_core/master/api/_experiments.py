@@ -35,7 +35,7 @@ class CreateExperimentRequest(Body):
     """
 
     config: str | dict[str, Any]
-    config_overrides: list[str] = Field(default_factory=list)
+    overrides: list[str] = Field(default_factory=list)
     model_definition: list[FileEntry] = Field(default_factory=list)
     b64_tgz: str | None = None
     activate: bool = True
@@ -109,7 +109,7 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService, 
         validate_only=body.validate_only,
         unmanaged=body.unmanaged,
         parent_id=body.parent_id,
-        overrides=body.config_overrides,
+        overrides=body.overrides,
     )
     view = created["experiment"]
     return answer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,9 +11,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
+from det_core._errors import StoreConflict, StoreError
 from det_core.master._errors import MasterError, Stopping
 from det_core.master.api._types import Reply
 
+LOG = logging.getLogger("det_core.master")
 _REASONS = {
     3: "InvalidArgument",
     5: "NotFound",
@@ -68,6 +71,7 @@ def refuse(path: str, error: MasterError) -> Response:
 def install(app: FastAPI) -> None:
     """Have ``app`` answer all errors in this form."""
     app.add_exception_handler(MasterError, _of_master)
+    app.add_exception_handler(StoreError, _of_store)
     app.add_exception_handler(RequestValidationError, _of_validation)
     app.add_exception_handler(HTTPException, _of_http)
     app.add_exception_handler(Exception, _of_ours)
@@ -76,6 +80,14 @@ def install(app: FastAPI) -> None:
 async def _of_master(request: Request, error: Exception) -> Response:
     assert isinstance(error, MasterError)
     return refuse(request.url.path, error)
+
+
+async def _of_store(request: Request, error: Exception) -> Response:
+    """A contradiction to what is kept; or the database is in trouble, and nothing of the request was kept."""
+    if isinstance(error, StoreConflict):
+        return refusal(request.url.path, 409, 6, str(error))
+    LOG.error("%s %s: %s", request.method, request.url.path, error)
+    return refusal(request.url.path, 503, 14, str(error), {"Retry-After": "1"})
 
 
 async def _of_validation(request: Request, error: Exception) -> Response:

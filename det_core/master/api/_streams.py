@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import Query, Request
 from fastapi.responses import Response, StreamingResponse
@@ -23,7 +23,7 @@ PAGE = 1000
 LOOK_AGAIN = 15.0
 """Seconds after which a log that is followed is looked at again, and its reader too."""
 NDJSON = "application/x-ndjson"
-_LINES = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
+_LINES: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
 After = Annotated[int, Query(ge=0, le=INT64, description="Only what has a greater id.")]
 Limit = Annotated[int, Query(ge=0, le=INT32, description="At most so many; 0: all.")]
 Groups = Annotated[list[Id], Query(min_length=1, max_length=1000)]

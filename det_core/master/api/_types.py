@@ -8,12 +8,13 @@ from typing import Annotated, Any
 from fastapi import Path
 from fastapi.responses import Response
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
     Field,
     PlainSerializer,
+    TypeAdapter,
+    ValidationError,
     WithJsonSchema,
     model_validator,
 )
@@ -62,8 +63,15 @@ def _number(value: Any) -> Any:
     return _FLOATS.get(value.lower(), value) if isinstance(value, str) else value
 
 
-def _utc(value: datetime) -> float:
-    return (value if value.tzinfo else value.replace(tzinfo=timezone.utc)).timestamp()
+_DATETIME = TypeAdapter(datetime)
+
+
+def _seconds(value: Any) -> float:
+    try:
+        moment = _DATETIME.validate_python(value)
+    except ValidationError:
+        raise ValueError("expected a time as in RFC 3339, such as 2024-01-31T12:00:00Z") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
 def _iso(value: float) -> str:
@@ -83,7 +91,7 @@ Size = Annotated[int, Field(ge=0, le=INT64), WithJsonSchema(_ANY_INTEGER, mode="
 """A 64-bit count, as a number or in decimal digits."""
 Id = Annotated[int, Field(ge=0, le=INT32), WithJsonSchema({"type": "integer"}, mode="validation")]
 """The number of an experiment, trial or storage."""
-Timestamp = Annotated[datetime, AfterValidator(_utc)]
+Timestamp = Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": "string", "format": "date-time"})]
 """RFC 3339 in; seconds since the epoch to us. Without a zone it is UTC."""
 
 Int64Out = Annotated[int, PlainSerializer(str, return_type=str)]
