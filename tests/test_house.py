@@ -14,13 +14,14 @@ ALLOWED: dict[str, set[str]] = {
     "storage": set(),
     "ipc": set(),
     "config": set(),
+    "search": set(),
     "backend": {"journal"},
     "core": {"backend", "journal", "storage", "ipc"},
     "launch": set(),
-    "testing": {"backend", "core", "journal", "storage", "ipc"},
+    "testing": {"backend", "core", "journal", "search", "storage", "ipc"},
     "client": {"journal", "storage", "core"},
     "master": {"config", "search", "journal", "storage"},
-    "cli": {"client", "journal", "storage", "core"},
+    "cli": {"client", "config", "core", "journal", "search", "storage"},
 }
 """Room -> the rooms it may import from, beside itself and the cellar."""
 

@@ -32,6 +32,10 @@ PUBLIC = {
         StoreConflict StoreError StoreLocked TensorboardError
         UnknownToMaster
     """,
+    "det_core.search": """
+        Action Close Completed Create Event Exited Posted Progress Reason Search SetProgress Shutdown Started Stop
+        TrainTo TrialCreated Validated action_from_dict create_search event_from_dict
+    """,
     "det_core.config": "ConfigError ConfigErrors Experiment entrypoint_command",
     "det_core.client": """
         Checkpoint Checkpoints Experiment Master Run Trial checkpoints connect create_experiment delete_run experiment
