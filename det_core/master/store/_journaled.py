@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+import orjson
 from sqlalchemy import Connection, insert
 
 from det_core.master.store import _writers
@@ -15,7 +16,8 @@ from det_core.master.store._rows import insert_new
 from det_core.master.store._tally import take_in
 from det_core.master.store._writers import Group, Writer
 
-_METRICS, _RECORDS = insert(METRICS), insert(RECORDS)
+_COLUMNS = [column.name for column in METRICS.columns]
+_INSERT = f"INSERT INTO {METRICS.name} ({', '.join(_COLUMNS)}) VALUES ({{}})"
 
 
 @dataclass(frozen=True)
@@ -61,65 +63,91 @@ def insert_journal(
     return _Intake(conn, _writers.load(conn, trial_id, run_id, restart, rank)).take(records)
 
 
-@dataclass
 class _Intake:
     """One batch on its way."""
 
-    conn: Connection
-    writer: Writer
-    rows: list[dict[str, Any]] = field(default_factory=list)
-    others: list[dict[str, Any]] = field(default_factory=list)
-    values: dict[str, list[Mapping[str, Any]]] = field(default_factory=dict)
-    fresh: list[Mapping[str, Any]] = field(default_factory=list)
-    news: int = 0
+    def __init__(self, conn: Connection, writer: Writer) -> None:
+        self._conn, self._writer = conn, writer
+        self._rows: list[tuple[Any, ...]] = []
+        self._others: list[dict[str, Any]] = []
+        self._values: dict[str, list[Mapping[str, Any]]] = {}
+        self._fresh: list[Mapping[str, Any]] = []
+        self._news = 0
 
     def take(self, records: Sequence[Mapping[str, Any]]) -> Journaled:
         """Keep the records that are new."""
-        writer = self.writer
-        for number, record in enumerate(records):
-            record = checked(record, number)
+        writer = self._writer
+        for number, given in enumerate(records):
+            if self._quick(given):
+                continue
+            record = checked(given, number)
             if record["kind"] == "journal":  # a file's first line
                 continue
             if record["kind"] == "metrics":
-                self._metrics(record)
+                self._careful(record)
             else:
                 self._other(record)
             writer.next_seq = max(writer.next_seq, record["seq"] + 1)
         self._flush()
-        for group, values in self.values.items():
+        for group, values in self._values.items():
             take_in(writer.groups[group].tallies, values)
-        if self.news or self.fresh:
-            _writers.save(self.conn, writer)
-        return Journaled(writer.next_seq, self.fresh, self.news)
+        if self._news or self._fresh:
+            _writers.save(self._conn, writer)
+        return Journaled(writer.next_seq, self._fresh, self._news)
 
-    def _metrics(self, record: Mapping[str, Any]) -> None:
-        writer, seq, step, group = self.writer, record["seq"], record["steps_completed"], record["group"]
+    def _quick(self, record: Any) -> bool:
+        """Keep a row that is as nearly all are; False, and nothing done, where it takes more care."""
+        if type(record) is not dict or record.get("kind") != "metrics" or "nonfinite" in record:
+            return False
+        get, writer = record.get, self._writer
+        seq, step, group, time, metrics = get("seq"), get("steps_completed"), get("group"), get("time"), get("metrics")
+        if type(seq) is not int or type(step) is not int or type(time) is not float or type(group) is not str:
+            return False
+        values = self._values.get(group)
+        if values is None or type(metrics) is not dict or get("batch_metrics") is not None:
+            return False
+        known = writer.groups[group]
+        if not writer.next_seq <= seq < NO_STEP or known.high is None or not known.high <= step < NO_STEP:
+            return False
+        try:
+            text = orjson.dumps(metrics).decode()
+        except TypeError:
+            return False
+        self._rows.append((*self._who(group, step), seq, time, text, None))
+        values.append(metrics)
+        self._news += 1
+        known.rows += 1
+        known.high = step
+        writer.next_seq = seq + 1
+        return True
+
+    def _careful(self, record: Mapping[str, Any]) -> None:
+        writer, seq, step, group = self._writer, record["seq"], record["steps_completed"], record["group"]
         metrics, batches = record["metrics"], record.get("batch_metrics")
         plain = "nonfinite" not in record
-        row = {
-            "trial_id": writer.trial_id,
-            "grp": group,
-            "step": NO_STEP if step is None else step,
-            "run_id": writer.run_id,
-            "restart": writer.restart,
-            "rank": writer.rank,
-            "seq": seq,
-            "time": record["time"],
-            "metrics": json_text(metrics, plain),
-            "batch_metrics": None if batches is None else json_text(batches, plain),
-        }
+        row = (
+            *self._who(group, NO_STEP if step is None else step),
+            seq,
+            record["time"],
+            json_text(metrics, plain),
+            None if batches is None else json_text(batches, plain),
+        )
         if seq >= writer.next_seq:
-            self.rows.append(row)
+            self._rows.append(row)
         else:
             self._flush()
-            if not insert_new(self.conn, METRICS, row):
+            if not insert_new(self._conn, METRICS, dict(zip(_COLUMNS, row, strict=True))):
                 return
-        self.news += 1
+        self._news += 1
         note(writer, group, seq, step)
-        self.values.setdefault(group, []).append(metrics)
+        self._values.setdefault(group, []).append(metrics)
+
+    def _who(self, group: str, step: int) -> tuple[Any, ...]:
+        writer = self._writer
+        return writer.trial_id, group, step, writer.run_id, writer.restart, writer.rank
 
     def _other(self, record: Mapping[str, Any]) -> None:
-        writer = self.writer
+        writer = self._writer
         row = {
             "trial_id": writer.trial_id,
             "run_id": writer.run_id,
@@ -131,22 +159,23 @@ class _Intake:
             "body": record["body"],
         }
         if record["seq"] >= writer.next_seq:
-            self.others.append(row)
+            self._others.append(row)
         else:
             self._flush()
-            if not insert_new(self.conn, RECORDS, row):
+            if not insert_new(self._conn, RECORDS, row):
                 return
-        self.fresh.append(record)
+        self._fresh.append(record)
         step = record["body"].get("steps_completed")
         if record["kind"] == "restore" and type(step) is int and 0 <= step < NO_STEP:
             writer.restored = step if writer.restored is None else min(step, writer.restored)
 
     def _flush(self) -> None:
-        if self.rows:
-            self.conn.execute(_METRICS, self.rows)
-        if self.others:
-            self.conn.execute(_RECORDS, self.others)
-        self.rows, self.others = [], []
+        if self._rows:  # by the driver itself: SQLAlchemy would turn every row over several times
+            place = "?" if self._conn.dialect.name == "sqlite" else "%s"
+            self._conn.exec_driver_sql(_INSERT.format(", ".join([place] * len(_COLUMNS))), self._rows)
+        if self._others:
+            self._conn.execute(insert(RECORDS), self._others)
+        self._rows, self._others = [], []
 
 
 def note(writer: Writer, group: str, seq: int, step: int | None) -> None:
