@@ -83,11 +83,13 @@ def create(
     unmanaged: bool = False,
     parent_id: int | None = None,
     external_id: str | None = None,
+    experiment_id: int | None = None,
 ) -> ExperimentRow | None:
-    """A new experiment; None if one of that external id stands."""
+    """A new experiment; None if one of that external id stands. ``experiment_id``: None takes the next."""
     if external_id is not None and by_external_id(conn, external_id) is not None:
         return None
     values = {
+        **({} if experiment_id is None else {"id": experiment_id}),
         "state": state,
         "name": name,
         "description": description,
@@ -116,6 +118,11 @@ def get(conn: Connection, experiment_id: int) -> ExperimentRow | None:
     if not is_id(experiment_id):
         return None
     return one(conn, select(EXPERIMENTS).where(EXPERIMENTS.c.id == experiment_id), ExperimentRow)
+
+
+def last_id(conn: Connection) -> int:
+    """The largest id that an experiment was given; 0 if there is none."""
+    return int(conn.execute(select(func.max(EXPERIMENTS.c.id))).scalar() or 0)
 
 
 def by_external_id(conn: Connection, external_id: str) -> ExperimentRow | None:

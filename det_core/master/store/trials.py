@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from sqlalchemy import Connection, select, update
+from sqlalchemy import Connection, func, select, update
 
 from det_core import _clock
 from det_core.master.store._rows import is_id, many, one, put
@@ -81,12 +81,14 @@ def create(
     task_id: str | None = None,
     warm_start: str | None = None,
     unmanaged: bool = False,
+    trial_id: int | None = None,
 ) -> TrialRow:
-    """The trial of that request id: a new one, or the one that stands."""
+    """The trial of that request id: a new one, or the one that stands. ``trial_id``: None takes the next."""
     standing = by_request_id(conn, experiment_id, request_id)
     if standing is not None:
         return standing
     values = {
+        **({} if trial_id is None else {"id": trial_id}),
         "experiment_id": experiment_id,
         "request_id": request_id,
         "task_id": f"{experiment_id}.{request_id}" if task_id is None else task_id,
@@ -112,6 +114,11 @@ def create(
 def get(conn: Connection, trial_id: int) -> TrialRow | None:
     """One trial."""
     return one(conn, select(TRIALS).where(TRIALS.c.id == trial_id), TrialRow) if is_id(trial_id) else None
+
+
+def last_id(conn: Connection) -> int:
+    """The largest id that a trial was given; 0 if there is none."""
+    return int(conn.execute(select(func.max(TRIALS.c.id))).scalar() or 0)
 
 
 def by_request_id(conn: Connection, experiment_id: int, request_id: str) -> TrialRow | None:
