@@ -14,14 +14,20 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import det_core
+from det_core._env import Environment
 from det_core._errors import DetCoreError
 from det_core._optional import require
 from det_core.master._home import HomeFiles, reachable
 from det_core.master._log import write_log
 from det_core.master._options import Options, parse
+
+if TYPE_CHECKING:
+    from det_core.master._settings import MasterSettings
+    from det_core.master.engines import Engine
+    from det_core.master.service import Service
 
 LOG = logging.getLogger("det_core.master")
 IDLE_CONNECTION = 300
@@ -54,8 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def serve(options: Options) -> None:
+async def serve(options: Options, engine: Engine | None = None) -> None:
     """Be the master of a home folder until a signal ends it.
+
+    Args:
+        options: how.
+        engine: what runs trials; None: this machine.
 
     Raises:
         StoreLocked: there is another master of this home, or on this database.
@@ -69,7 +79,7 @@ async def serve(options: Options) -> None:
     try:
         bound = files.bind(options.host, options.port)
         try:
-            await _serve(options, files, bound)
+            await _serve(options, files, bound, engine)
         finally:
             files.withdraw()
             bound.close()
@@ -77,14 +87,14 @@ async def serve(options: Options) -> None:
         lock.release()
 
 
-async def _serve(options: Options, files: HomeFiles, bound: socket.socket) -> None:
+async def _serve(options: Options, files: HomeFiles, bound: socket.socket, engine: Engine | None) -> None:
     from det_core.master._settings import MasterSettings
     from det_core.master.api import create_app
 
     port = int(bound.getsockname()[1])
     url = f"http://{reachable(options.host)}:{port}"
     settings = MasterSettings(home=options.home, master_url=url, cluster_id=files.cluster_id())
-    async with _service(options, settings) as service:
+    async with _service(options, settings, engine) as service:
         app = create_app(service, files.token(options.token_file))
 
         def listening() -> None:
@@ -98,24 +108,29 @@ async def _serve(options: Options, files: HomeFiles, bound: socket.socket) -> No
 
 
 @contextlib.asynccontextmanager
-async def _service(options: Options, settings: Any) -> AsyncIterator[Any]:
+async def _service(options: Options, settings: MasterSettings, engine: Engine | None) -> AsyncIterator[Service]:
     """The service with its store and its engine, started; stopped at the end."""
-    from det_core.master.engines import LocalEngine
     from det_core.master.service import Service
     from det_core.master.store import Store
 
     store = Store.open(options.database or f"sqlite:///{options.folder / 'master.db'}")
     try:
-        engine = LocalEngine(options.home, options.slots)
-        service = Service(store, engine, settings)
+        runs = _local_engine(options) if engine is None else engine
+        service = Service(store, runs, settings)
         try:
             await service.start()
             yield service
         finally:
             await service.stop()
-            await engine.close()
+            await runs.close()
     finally:
         await store.close()
+
+
+def _local_engine(options: Options) -> Engine:
+    from det_core.master.engines import LocalEngine, Slots
+
+    return LocalEngine(options.home, Slots.find(options.slots, visible=Environment.read().cuda_visible_devices))
 
 
 async def _listen(app: Any, bound: socket.socket, release: Callable[[], None], listening: Callable[[], None]) -> None:

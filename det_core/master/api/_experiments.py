@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from pydantic import Field
 
 from det_core.master._errors import Invalid
-from det_core.master.api._archive import FileEntry, pack, unpack64
+from det_core.master.api._archive import FileEntry, packed
 from det_core.master.api._auth import ByExperiment, ByUser
 from det_core.master.api._context import TheService, new_router
 from det_core.master.api._show_experiment import (
@@ -101,7 +101,7 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService, 
         raise Invalid(
             f"template: {body.template!r} cannot be used, this master has no templates; put it into the config"
         )
-    context = await asyncio.to_thread(_context, body)
+    context = await asyncio.to_thread(packed, body.model_definition, body.b64_tgz)
     created = await service.create_experiment(
         body.config,
         context,
@@ -117,12 +117,6 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService, 
             experiment=Experiment.of(view), config=view["config"], config_warnings=created["warnings"]
         )
     )
-
-
-def _context(body: CreateExperimentRequest) -> bytes | None:
-    if body.b64_tgz is not None and body.model_definition:
-        raise Invalid("the context directory comes either as modelDefinition or as b64Tgz, not as both")
-    return unpack64(body.b64_tgz) if body.b64_tgz is not None else pack(body.model_definition)
 
 
 @router.put("/api/v1/experiments/by-external-id/{external_id:path}", response_model=CreateExperimentReply)
@@ -193,8 +187,8 @@ async def best_metric(experiment_id: ExperimentId, service: TheService, _: ByExp
 @router.get("/api/v1/experiments/{experiment_id}/model_def", response_model=ArchiveReply)
 async def model_def(experiment_id: ExperimentId, service: TheService, _: ByExperiment) -> Response:
     """The context directory of an experiment."""
-    packed = await service.context_archive(experiment_id)
-    return answer(ArchiveReply(b64_tgz=base64.b64encode(packed).decode()))
+    archive = await service.context_archive(experiment_id)
+    return answer(ArchiveReply(b64_tgz=base64.b64encode(archive).decode()))
 
 
 @router.post("/api/v1/experiments/continue", response_model=ExperimentReply)
