@@ -116,6 +116,13 @@ class Environment:
         )
 
 
+def inherited() -> dict[str, str]:
+    """This process's variables for a process of another job: without those that steer det_core or name a rank."""
+    return {
+        k: v for k, v in os.environ.items() if not k.startswith(("DET_", *LAUNCH_PREFIXES)) and k not in LAUNCH_NAMES
+    }
+
+
 def _default_home() -> Path:
     from platformdirs import user_data_path
 

@@ -60,6 +60,9 @@ PUBLIC = {
         Carrier Credential JournalCarrier Master MasterSession Refusal ReportCarrier RestBackend Shipper Task about
         credentials
     """,
+    "det_core.master.engines": """
+        Ended Engine ExitReport LaunchSpec Listener LocalEngine LogLine Slots check_archive pack_files unpack_archive
+    """,
     "det_core.master.store": """
         METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
         SearcherEventRow SnapshotRow Store TokenRow TrialRow
