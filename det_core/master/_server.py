@@ -48,19 +48,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     try:
         options.check()
-        HomeFiles(options.folder).prepare()
+        HomeFiles(options.folder).prepare()  # the log is to lie there
         write_log(options.log_file)
         for package in ("fastapi", "uvicorn"):
             require(package, extra="master", purpose="a master")
-        with _outlives_signals():
-            _run(serve(options))
+        run(options)
     except (DetCoreError, OSError) as e:
         print(f"det_core.master: error: {e}", file=sys.stderr, flush=True)
         return 1
     return 0
 
 
-async def serve(options: Options, engine: Engine | None = None) -> None:
+def run(options: Options, engine: Engine | None = None) -> None:
     """Be the master of a home folder until a signal ends it.
 
     Args:
@@ -75,11 +74,13 @@ async def serve(options: Options, engine: Engine | None = None) -> None:
     from det_core.master.store._lock import FileLock
 
     files = HomeFiles(options.folder)
+    files.prepare()
     lock = FileLock(options.folder)
     try:
         bound = files.bind(options.host, options.port)
         try:
-            await _serve(options, files, bound, engine)
+            with _signals() as told:
+                _on_a_loop(_serve(options, files, bound, engine, told))
         finally:
             files.withdraw()
             bound.close()
@@ -87,7 +88,9 @@ async def serve(options: Options, engine: Engine | None = None) -> None:
         lock.release()
 
 
-async def _serve(options: Options, files: HomeFiles, bound: socket.socket, engine: Engine | None) -> None:
+async def _serve(
+    options: Options, files: HomeFiles, bound: socket.socket, engine: Engine | None, told: list[int]
+) -> None:
     from det_core.master._settings import MasterSettings
     from det_core.master.api import create_app
 
@@ -97,9 +100,10 @@ async def _serve(options: Options, files: HomeFiles, bound: socket.socket, engin
     async with _service(options, settings, engine) as service:
         app = create_app(service, files.token(options.token_file))
 
-        def listening() -> None:
+        def listening() -> bool:
             files.announce(url, port, det_core.__version__, settings.cluster_id)
             LOG.info("det_core %s is the master of %s at %s", det_core.__version__, options.home, url)
+            return not told
 
         gc.collect()
         gc.freeze()  # what is there now stays: no need to look at it again
@@ -133,14 +137,21 @@ def _local_engine(options: Options) -> Engine:
     return LocalEngine(options.home, Slots.find(options.slots, visible=Environment.read().cuda_visible_devices))
 
 
-async def _listen(app: Any, bound: socket.socket, release: Callable[[], None], listening: Callable[[], None]) -> None:
-    """Answer requests until a signal comes; then let those under way end."""
+async def _listen(app: Any, bound: socket.socket, release: Callable[[], None], listening: Callable[[], bool]) -> None:
+    """Answer requests until a signal comes; then let those under way end.
+
+    Args:
+        app: what answers.
+        bound: where.
+        release: ends the requests that wait.
+        listening: called when the first can come; False: no signal is to be waited for, it has come already.
+    """
     import uvicorn
 
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            listening()
+            self.should_exit |= not listening()
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             release()
@@ -160,22 +171,24 @@ async def _listen(app: Any, bound: socket.socket, release: Callable[[], None], l
 
 
 @contextlib.contextmanager
-def _outlives_signals() -> Iterator[None]:
-    """The server hands the signal on that stopped it, when it has stopped; there is more to be put in order then."""
+def _signals() -> Iterator[list[int]]:
+    """The signals to stop that came before the server listened, and after: by itself it hands the one that stopped it
+    on when it has stopped, and there is more to be put in order then."""
+    told: list[int] = []
 
-    def nothing(_number: int, _frame: object) -> None:
-        pass
+    def note(number: int, _frame: object) -> None:
+        told.append(number)
 
-    before = {number: signal.signal(number, nothing) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield
+        yield told
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    """``asyncio.run`` on uvloop, where it is installed."""
+def _on_a_loop(work: Coroutine[Any, Any, None]) -> None:
+    """``asyncio.run``, on uvloop where it is installed."""
     try:
         import uvloop
     except ImportError:
