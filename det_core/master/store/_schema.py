@@ -56,6 +56,8 @@ TRIALS = Table(
     Column("run_id", Int, nullable=False),
     Column("restarts", Int, nullable=False),
     Column("closed", Boolean, nullable=False),
+    Column("reopened", Boolean, nullable=False),
+    Column("validated", Int, nullable=False),
     Column("early_exit", Words),
     Column("status", Words, nullable=False),
     Column("progress", Time, nullable=False),

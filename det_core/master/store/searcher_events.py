@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, func, select, update
+from sqlalchemy import Connection, delete, func, select, update
 
 from det_core import _clock
 from det_core.master.store._rows import many, one, put
@@ -77,6 +77,12 @@ def undecided(conn: Connection, experiment_id: int) -> list[SearcherEventRow]:
     where = (SEARCHER_EVENTS.c.experiment_id == experiment_id) & SEARCHER_EVENTS.c.actions.is_(None)
     statement = select(SEARCHER_EVENTS).where(where).order_by(SEARCHER_EVENTS.c.ordinal)
     return many(conn, statement, SearcherEventRow)
+
+
+def erase(conn: Connection, experiment_id: int) -> None:
+    """Forget what a search was told and decided, so that it begins anew."""
+    for table in (SEARCHER_EVENTS, SEARCHER_SNAPSHOTS):
+        conn.execute(delete(table).where(table.c.experiment_id == experiment_id))
 
 
 def put_snapshot(conn: Connection, experiment_id: int, ordinal: int, snapshot: Mapping[str, Any]) -> None:

@@ -24,6 +24,8 @@ class TrialRow:
         request_id: what the search calls it.
         run_id: the number of its newest run; 0 before the first.
         closed: the search gives it no more operations.
+        reopened: it goes on after its search has seen its end.
+        validated: the largest step whose validation the search was told; -1: none.
         early_exit: the reason that its script has given for giving up.
         status: what its script says it is doing.
         warm_start: the checkpoint it begins from when it has none of its own.
@@ -41,6 +43,8 @@ class TrialRow:
     run_id: int
     restarts: int
     closed: bool
+    reopened: bool
+    validated: int
     early_exit: str | None
     status: str
     progress: float
@@ -60,6 +64,8 @@ class TrialChange(TypedDict, total=False):
     run_id: int
     restarts: int
     closed: bool
+    reopened: bool
+    validated: int
     early_exit: str | None
     status: str
     progress: float
@@ -99,6 +105,8 @@ def create(
         "run_id": 0,
         "restarts": 0,
         "closed": False,
+        "reopened": False,
+        "validated": -1,
         "status": "",
         "progress": 0.0,
         "warm_start": warm_start,
@@ -152,6 +160,12 @@ def in_states(conn: Connection, states: Sequence[str], *, unmanaged: bool | None
     if unmanaged is not None:
         statement = statement.where(TRIALS.c.unmanaged == unmanaged)
     return many(conn, statement, TrialRow)
+
+
+def warm_starts(conn: Connection, *, without: int) -> set[str]:
+    """The checkpoints that trials start from, save those of the experiment ``without``."""
+    where = TRIALS.c.warm_start.is_not(None) & (TRIALS.c.experiment_id != without)
+    return set(conn.execute(select(TRIALS.c.warm_start).where(where).distinct()).scalars())
 
 
 def change(conn: Connection, trial_id: int, **values: Unpack[TrialChange]) -> None:

@@ -255,6 +255,8 @@ def _trials() -> None:
         sa.Column("run_id", sa.BigInteger(), nullable=False),
         sa.Column("restarts", sa.BigInteger(), nullable=False),
         sa.Column("closed", sa.Boolean(), nullable=False),
+        sa.Column("reopened", sa.Boolean(), nullable=False),
+        sa.Column("validated", sa.BigInteger(), nullable=False),
         sa.Column("early_exit", sa.Text(), nullable=True),
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("progress", sa.Double(), nullable=False),
