@@ -36,7 +36,7 @@ PUBLIC = {
         Action Close Completed Create Event Exited Posted Progress Reason Search SetProgress Shutdown Started Stop
         TrainTo TrialCreated Validated action_from_dict create_search event_from_dict
     """,
-    "det_core.config": "ConfigError ConfigErrors Experiment entrypoint_command",
+    "det_core.config": "ConfigError ConfigErrors Experiment entrypoint_command parse_experiment",
     "det_core.client": """
         Checkpoint Checkpoints Experiment Master Run Trial checkpoints connect create_experiment delete_run experiment
         experiments run runs trial
@@ -57,8 +57,8 @@ PUBLIC = {
     "det_core.ipc": "Lane Links Star connect",
     "det_core.backend": "Backend LocalBackend",
     "det_core.backend.rest": """
-        Carrier Credential JournalCarrier Master MasterSession Refusal ReportCarrier RestBackend Shipper Task about
-        credentials
+        Carrier Credential JournalCarrier Master MasterSession Refusal ReportCarrier RestBackend Shipper Synced Task
+        about credentials storage_settings sync_run write_task
     """,
     "det_core.master.engines": """
         Ended Engine ExitReport LaunchSpec Listener LocalEngine LogLine Slots check_archive pack_files unpack_archive
@@ -67,7 +67,7 @@ PUBLIC = {
         METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
         SearcherEventRow SnapshotRow Store TokenRow TrialRow
     """,
-    "det_core.testing": "CheckpointStoreSuite",
+    "det_core.testing": "CheckpointStoreSuite EngineSuite",
 }
 
 
