@@ -36,7 +36,9 @@ PUBLIC = {
         Action Close Completed Create Event Exited Posted Progress Reason Search SetProgress Shutdown Started Stop
         TrainTo TrialCreated Validated action_from_dict create_search event_from_dict
     """,
-    "det_core.config": "ConfigError ConfigErrors Experiment entrypoint_command parse_experiment",
+    "det_core.config": """
+        ConfigError ConfigErrors Experiment entrypoint_command parse_experiment read_changes read_overrides
+    """,
     "det_core.client": """
         Checkpoint Checkpoints Experiment Master Run Trial checkpoints connect create_experiment delete_run experiment
         experiments run runs trial

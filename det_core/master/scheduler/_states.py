@@ -34,6 +34,11 @@ class State(str, Enum):
         """Whether it ends as soon as what still runs has ended."""
         return self in STOPS
 
+    @property
+    def end(self) -> State:
+        """What a state of stopping ends in, if nothing goes wrong on the way; any other: itself."""
+        return STOPS.get(self, self)
+
 
 class Phase(str, Enum):
     """How far the allocation of a trial is that is ``ACTIVE``."""
