@@ -19,9 +19,9 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"backend", "journal", "storage", "ipc"},
     "launch": set(),
     "testing": {"backend", "core", "journal", "search", "storage", "ipc"},
-    "client": {"journal", "storage", "core"},
+    "client": {"config", "journal", "storage", "core"},
     "master": {"config", "search", "journal", "storage"},
-    "cli": {"client", "config", "core", "journal", "search", "storage"},
+    "cli": {"backend", "client", "config", "core", "journal", "search", "storage"},
 }
 """Room -> the rooms it may import from, beside itself and the cellar."""
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from det_core.client._answers import TERMINAL, numbers, plain
 from det_core.client._master import Master
 from det_core.client._trial import Trial, trial_metrics
@@ -29,6 +31,11 @@ class Experiment:
 
     def __repr__(self) -> str:
         return f"Experiment({self.id}, name={self.name!r}, state={self.state!r})"
+
+    @property
+    def master(self) -> Master:
+        """The session with its master."""
+        return self._master
 
     @property
     def info(self) -> dict[str, Any]:
@@ -193,20 +200,23 @@ class Experiment:
         """Delete it, with its checkpoints, metrics and logs. It must have ended."""
         self._master.request("DELETE", self._path())
 
-    def go_on(self, overrides: Sequence[str] = (), config: str | None = None) -> Experiment:
+    def go_on(self, overrides: Sequence[str] = ()) -> Experiment:
         """Continue it after its end: trials that are incomplete resume from their latest checkpoints.
 
         Args:
-            overrides: changes of its configuration, as ``"searcher.max_length=20"``.
-            config: the same as the text of a configuration that is laid over its own.
+            overrides: changes of its configuration, as ``"max_restarts=10"``.
 
         Returns:
             Itself, in its new state.
 
         Raises:
+            ConfigErrors: a change cannot be read.
             MasterError: it has not ended, or its search is complete.
         """
-        body = {"id": self.id, "overrideConfig": config or "", "overrides": list(overrides)}
+        from det_core.config import read_overrides
+
+        changes = orjson.dumps(read_overrides(overrides)).decode() if overrides else ""
+        body = {"id": self.id, "overrideConfig": changes}
         self._view = plain(self._master.post("experiments/continue", body, once=True)["experiment"])
         return self
 

@@ -75,6 +75,12 @@ class Trial:
         return self._view.get("error") or None
 
     @property
+    def exit_status(self) -> int | None:
+        """How the script ended its last run: 128 and the number of the signal if one ended it; None: not known."""
+        status = self._view.get("exit_status")
+        return None if status is None else int(status)
+
+    @property
     def latest_validation(self) -> dict[str, Any] | None:
         """The metrics of its last validation."""
         return _validation(self._view.get("latest_validation"))
