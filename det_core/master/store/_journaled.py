@@ -13,8 +13,7 @@ from det_core.master.store import _writers
 from det_core.master.store._record import checked, json_text
 from det_core.master.store._reports import METRICS, NO_STEP, RECORDS
 from det_core.master.store._rows import insert_new
-from det_core.master.store._tally import take_in
-from det_core.master.store._writers import Group, Writer
+from det_core.master.store._writers import Writer
 
 _COLUMNS = [column.name for column in METRICS.columns]
 _INSERT = f"INSERT INTO {METRICS.name} ({', '.join(_COLUMNS)}) VALUES ({{}})"
@@ -51,8 +50,8 @@ def insert_journal(
         trial_id: the trial.
         run_id: the run of the trial that wrote them.
         rank: the rank that wrote them, 0 or more.
-        records: as they stand in the journal's file, with ``nonfinite`` where a number is not finite. In order, as a
-            rule; a record that comes late or again is taken all the same, once.
+        records: as they stand in the journal's file, with ``nonfinite`` where a number is not finite, or as floats are
+            once they are read. In order, as a rule; one that comes late or again is taken all the same, once.
         restart: the restart that the journal's name says.
 
     Raises:
@@ -90,7 +89,7 @@ class _Intake:
             writer.next_seq = max(writer.next_seq, record["seq"] + 1)
         self._flush()
         for group, values in self._values.items():
-            take_in(writer.groups[group].tallies, values)
+            writer.groups[group].count(values)
         if self._news or self._fresh:
             _writers.save(self._conn, writer)
         return Journaled(writer.next_seq, self._fresh, self._news)
@@ -110,10 +109,12 @@ class _Intake:
         if not writer.next_seq <= seq < NO_STEP or known.high is None or not known.high <= step < NO_STEP:
             return False
         try:
-            text = orjson.dumps(metrics).decode()
+            text = orjson.dumps(metrics)
         except TypeError:
             return False
-        self._rows.append((*self._who(group, step), seq, time, text, None))
+        if b"null" in text:  # which may have been a number that is not finite
+            return False
+        self._rows.append((*self._who(group, step), seq, time, text.decode(), None))
         values.append(metrics)
         self._news += 1
         known.rows += 1
@@ -124,22 +125,22 @@ class _Intake:
     def _careful(self, record: Mapping[str, Any]) -> None:
         writer, seq, step, group = self._writer, record["seq"], record["steps_completed"], record["group"]
         metrics, batches = record["metrics"], record.get("batch_metrics")
-        plain = "nonfinite" not in record
         row = (
             *self._who(group, NO_STEP if step is None else step),
             seq,
             record["time"],
-            json_text(metrics, plain),
-            None if batches is None else json_text(batches, plain),
+            json_text(metrics),
+            None if batches is None else json_text(batches),
         )
-        if seq >= writer.next_seq:
+        late = seq < writer.next_seq
+        if not late:
             self._rows.append(row)
         else:
             self._flush()
             if not insert_new(self._conn, METRICS, dict(zip(_COLUMNS, row, strict=True))):
                 return
         self._news += 1
-        note(writer, group, seq, step)
+        writer.group(group).note(seq, step, late=late)
         self._values.setdefault(group, []).append(metrics)
 
     def _who(self, group: str, step: int) -> tuple[Any, ...]:
@@ -176,22 +177,3 @@ class _Intake:
         if self._others:
             self._conn.execute(insert(RECORDS), self._others)
         self._rows, self._others = [], []
-
-
-def note(writer: Writer, group: str, seq: int, step: int | None) -> None:
-    """A row is new: note what it says of its group."""
-    known = writer.groups.get(group)
-    if known is None:
-        known = writer.groups[group] = Group()
-    known.rows += 1
-    if step is None:
-        return
-    if known.first_seq is None or seq < known.first_seq:
-        known.first_seq, known.first = seq, step
-    if known.high is None or known.low is None:
-        known.low = known.high = step
-    elif step >= known.high:
-        known.high = step
-    else:
-        known.in_order = False
-        known.low = min(known.low, step)

@@ -10,11 +10,9 @@ from sqlalchemy import Connection, Row, insert, select
 from det_core import _clock
 from det_core._errors import StoreConflict
 from det_core.master.store import _writers
-from det_core.master.store._journaled import note
 from det_core.master.store._record import group_trouble, step_trouble
 from det_core.master.store._reports import METRICS, NO_STEP
 from det_core.master.store._same import same
-from det_core.master.store._tally import take_in
 from det_core.master.store._types import dumps, loads
 from det_core.master.store._writers import REPORTED, SYSTEM
 
@@ -98,8 +96,9 @@ def _add(
         "batch_metrics": None if batches is None else dumps(batches),
     }
     conn.execute(insert(METRICS), row)
-    note(writer, group, writer.next_seq, None if step == NO_STEP else step)
-    take_in(writer.groups[group].tallies, [values])
+    known = writer.group(group)
+    known.note(writer.next_seq, None if step == NO_STEP else step)
+    known.count([values])
     writer.next_seq += 1
     _writers.save(conn, writer)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Executable, Table
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 
 R = TypeVar("R")
 
@@ -30,16 +30,20 @@ def is_id(number: int) -> bool:
 
 def insert_new(conn: Connection, table: Table, values: dict[str, Any]) -> bool:
     """Insert a row unless one of its key stands already; True if it was inserted."""
-    if conn.dialect.name == "sqlite":
-        return bool(conn.execute(sqlite.insert(table).values(values).on_conflict_do_nothing()).rowcount)
-    return bool(conn.execute(postgresql.insert(table).values(values).on_conflict_do_nothing()).rowcount)
+    return bool(conn.execute(_insert(conn, table).values(values).on_conflict_do_nothing()).rowcount)
 
 
 def put(conn: Connection, table: Table, values: dict[str, Any]) -> None:
     """Insert a row, or replace that of the same primary key."""
     keys = [column.name for column in table.primary_key]
     others = {name: value for name, value in values.items() if name not in keys}
+    conn.execute(_insert(conn, table).values(values).on_conflict_do_update(index_elements=keys, set_=others))
+
+
+def _insert(conn: Connection, table: Table) -> Any:
+    """An insertion that can give way to what stands, in the dialect of the database."""
     if conn.dialect.name == "sqlite":
-        conn.execute(sqlite.insert(table).values(values).on_conflict_do_update(index_elements=keys, set_=others))
-    else:
-        conn.execute(postgresql.insert(table).values(values).on_conflict_do_update(index_elements=keys, set_=others))
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Row, null, select, tuple_
+from sqlalchemy import Connection, null, select, tuple_
 
 from det_core.master.store import _writers
 from det_core.master.store._reports import METRICS, NO_STEP
@@ -19,6 +20,8 @@ CHUNK = 2000
 """Rows that are read at a time."""
 _M = METRICS.c
 _KEY = (_M.step, _M.run_id, _M.restart, _M.rank, _M.seq)
+_Kept = tuple[Any, ...]
+"""A row as it is kept: its key, then time, metrics and batch metrics."""
 
 
 class Cursor(NamedTuple):
@@ -31,8 +34,7 @@ class Cursor(NamedTuple):
     seq: int
 
 
-@dataclass(frozen=True)
-class MetricRow:
+class MetricRow(NamedTuple):
     """One row of a series.
 
     Attributes:
@@ -111,48 +113,43 @@ def steps(
             yield shown
 
 
-def _apart(row: Row[Any]) -> Any:
-    return tuple(row[:5]) if row.step == NO_STEP else row.step
+def _apart(row: _Kept) -> Any:
+    return row[:5] if row[0] == NO_STEP else row[0]
 
 
-def _shown(query: Query, rows: Sequence[Row[Any]]) -> list[MetricRow]:
+def _shown(query: Query, rows: Sequence[_Kept]) -> list[MetricRow]:
     """The rows of one step: one of each attempt, of which the last may count."""
-    step = rows[0].step
-    last = (rows[-1].run_id, rows[-1].restart)
+    step, run, restart, *_ = place = Cursor(*rows[-1][:5])  # to go on after one of them is to go on after all
+    if len(rows) == 1:
+        gone = step != NO_STEP and step >= query.visible.beyond(query.group, (run, restart))
+        return [_merged(query.group, rows, gone, place)] if query.superseded or not gone else []
     found = []
-    for attempt, alike in groupby(rows, key=lambda row: (row.run_id, row.restart)):
-        gone = step != NO_STEP and (attempt != last or step >= query.visible.beyond(query.group, attempt))
+    for attempt, alike in groupby(rows, key=itemgetter(1, 2)):
+        gone = attempt != (run, restart) or step >= query.visible.beyond(query.group, attempt)
         if query.superseded or not gone:
-            found.append(_merged(query.group, list(alike), gone))
-    if found:  # to go on after one of them is to go on after all of them
-        found = [_moved(row, Cursor(*rows[-1][:5])) for row in found]
+            found.append(_merged(query.group, list(alike), gone, place))
     return found
 
 
-def _moved(row: MetricRow, cursor: Cursor) -> MetricRow:
-    return row if row.cursor == cursor else MetricRow(**{**vars(row), "cursor": cursor})
-
-
-def _merged(group: str, rows: Sequence[Row[Any]], gone: bool) -> MetricRow:
-    first = rows[0]
-    metrics: dict[str, Any] = loads(first.metrics)
-    batches = first.batch_metrics
-    for row in rows[1:]:
-        metrics = {**loads(row.metrics), **metrics}
-        batches = row.batch_metrics if batches is None else batches
+def _merged(group: str, rows: Sequence[_Kept], gone: bool, place: Cursor) -> MetricRow:
+    (step, run, _, _, _, time, text, batches), *others = rows
+    metrics: dict[str, Any] = loads(text)
+    for *_, text, more in others:
+        metrics = {**loads(text), **metrics}
+        batches = more if batches is None else batches
     return MetricRow(
-        group=group,
-        steps_completed=None if first.step == NO_STEP else first.step,
-        metrics=metrics,
-        batch_metrics=None if batches is None else loads(batches),
-        time=first.time,
-        run_id=first.run_id,
-        superseded=gone,
-        cursor=Cursor(*rows[-1][:5]),
+        group,
+        None if step == NO_STEP else step,
+        metrics,
+        None if batches is None else loads(batches),
+        time,
+        run,
+        gone,
+        place,
     )
 
 
-def _raw(conn: Connection, query: Query, after: Cursor | None, newest_first: bool) -> Iterator[Row[Any]]:
+def _raw(conn: Connection, query: Query, after: Cursor | None, newest_first: bool) -> Iterator[_Kept]:
     """Rows as they are kept, by their key; newest first: only those with a step."""
     columns = (*_KEY, _M.time, _M.metrics, _M.batch_metrics if query.batches else null().label("batch_metrics"))
     mine = select(*columns).where(_M.trial_id == query.trial_id, _M.grp == query.group)
@@ -164,7 +161,7 @@ def _raw(conn: Connection, query: Query, after: Cursor | None, newest_first: boo
         chunk = ordered
         if after is not None:
             chunk = ordered.where(place < tuple(after) if newest_first else place > tuple(after))
-        rows = conn.execute(chunk).all()
+        rows = [tuple(row) for row in conn.execute(chunk)]
         yield from rows
         if len(rows) < CHUNK:
             return
