@@ -105,8 +105,8 @@ async def _serve(
             LOG.info("det_core %s is the master of %s at %s", det_core.__version__, options.home, url)
             return not told
 
-        gc.collect()
-        gc.freeze()  # what is there now stays: no need to look at it again
+        gc.freeze()  # what is there now stays: no need ever to look at it
+        gc.enable()
         await _listen(app, bound, app.state.waits.release, listening)
         LOG.info("stopped; trials go on")
 
