@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 from fastapi import Depends, Request
 
 from det_core.master._errors import Forbidden, Unauthenticated
-from det_core.master.api._types import ExperimentId, TrialId
 
 if TYPE_CHECKING:
     from det_core.master.service import Service
@@ -138,32 +137,38 @@ async def for_user(request: Request) -> Caller:
     return caller
 
 
-async def for_trial(request: Request, trial_id: TrialId) -> Caller:
+async def for_trial(request: Request) -> Caller:
     """The trial in the path, and the user."""
     caller = await for_all(request)
-    caller.check_trial(trial_id)
+    caller.check_trial(_number(request, "trial_id"))
     return caller
 
 
-async def for_experiment(request: Request, experiment_id: ExperimentId) -> Caller:
+async def for_experiment(request: Request) -> Caller:
     """The trials of the experiment in the path, and the user."""
     caller = await for_all(request)
-    caller.check_experiment(experiment_id)
+    caller.check_experiment(_number(request, "experiment_id"))
     return caller
 
 
-async def for_allocation(request: Request, allocation_id: str) -> Caller:
+async def for_allocation(request: Request) -> Caller:
     """The allocation in the path, and the user."""
     caller = await for_all(request)
-    caller.check_allocation(allocation_id)
+    caller.check_allocation(request.path_params["allocation_id"])
     return caller
 
 
-async def for_task(request: Request, task_id: str) -> Caller:
+async def for_task(request: Request) -> Caller:
     """The trial of the task in the path, and the user."""
     caller = await for_all(request)
-    caller.check_task(task_id)
+    caller.check_task(request.path_params["task_id"])
     return caller
+
+
+def _number(request: Request, name: str) -> int:
+    """A number in the path; -1, which is nobody's, if it is written in any way but plainly."""
+    text: str = request.path_params[name]
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
 
 ByAll = Annotated[Caller, Depends(for_all)]
