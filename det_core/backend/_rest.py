@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import MasterError, ReportsNotShipped, UnknownToMaster
+from det_core._errors import MasterError, MasterUnreachable, ReportsNotShipped, UnknownToMaster
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest_master import Master
 from det_core.backend._rest_operations import Operations
@@ -17,6 +17,8 @@ from det_core.backend._session import MasterSession
 from det_core.backend._ship import Shipper
 
 logger = logging.getLogger("det_core.master")
+ACK_PATIENCE = 30.0
+"""Seconds for which a script that is asked to stop waits until the master has heard that it does."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class RestBackend:
         self._ship_timeout, self._heir = ship_timeout, heir
         self._operations = Operations(self._call, master, task.trial_id, task.searcher)
         self._reason: str | None = None
+        self._unheard = self._closed = False
 
     def latest_checkpoint(self) -> str | None:
         """What the master has handed over."""
@@ -91,8 +94,14 @@ class RestBackend:
             self.acknowledge_preemption()
 
     def acknowledge_preemption(self) -> None:
-        """Say that this exit is on purpose."""
-        self._call("POST", f"{self._allocation}/signals/ack_preemption")
+        """Say that this exit is on purpose. If the master does not hear it, the script may save all the same: it is
+        said once more at the end."""
+        try:
+            self._shipper.drain(ACK_PATIENCE)
+            self._acknowledge(ACK_PATIENCE)
+        except MasterUnreachable as e:
+            self._unheard = True
+            logger.warning("that this process stops on request is said to the master later: %s", e)
 
     def preempted(self, timeout: float) -> bool:
         """Whether the master wants this allocation to stop. Asks once, on connections of its own."""
@@ -165,11 +174,16 @@ class RestBackend:
         self._call("POST", "/api/v1/webhooks/custom", {"data": data, **ids})
 
     def close(self) -> None:
-        """Carry the last reports, and let go of the master."""
+        """Carry the last reports, and let go of the master. Twice is fine."""
+        if self._closed:
+            return
+        self._closed = True
         self.stop_waiting()
         self._waiting.close()
         try:
             self._shipper.close(self._ship_timeout)
+            if self._unheard:
+                self._acknowledge(self._ship_timeout)
             self._say_early_exit()
         except ReportsNotShipped as e:
             if not self._heir or e.status:
@@ -177,6 +191,9 @@ class RestBackend:
             logger.warning("%s. Whoever started this process brings them there", e)
         finally:
             self._session.close()
+
+    def _acknowledge(self, patience: float) -> None:
+        self._session.call("POST", f"{self._allocation}/signals/ack_preemption", patience=patience)
 
     def _say_early_exit(self) -> None:
         if self._reason == "INVALID_HP" and not self._master.ours:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -73,6 +74,24 @@ def checkpoint(
 def remains(storage_id: str, resources: Mapping[str, int]) -> dict[str, Any]:
     """What is left of a checkpoint."""
     return {"checkpoints": [{"uuid": storage_id, "resources": {"resources": sizes(resources)}}]}
+
+
+def storage_settings(chosen: Mapping[str, Any] | str | None, *, foreign: bool) -> dict[str, Any] | None:
+    """Where checkpoints go, as a section ``checkpoint_storage`` (§5.1); None: nothing that the master could use.
+
+    Args:
+        chosen: such a section, a folder, or a URL.
+        foreign: whether it is another master than ours.
+    """
+    if not isinstance(chosen, str):
+        return dict(chosen) if chosen and chosen.get("type") else None
+    scheme, slashes, rest = chosen.partition("://")
+    if not slashes:
+        return {"type": "shared_fs", "host_path": os.path.abspath(chosen)}
+    bucket, _, prefix = rest.partition("/")
+    if scheme in ("s3", "s3a", "gs", "gcs"):
+        return {"type": "s3" if scheme.startswith("s3") else "gcs", "bucket": bucket, "prefix": prefix}
+    return None if foreign else {"type": "fsspec", "url": chosen}
 
 
 def sizes(resources: Mapping[str, int]) -> dict[str, str]:

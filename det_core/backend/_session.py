@@ -95,6 +95,7 @@ class MasterSession:
         read: float = READ,
         settled: Callable[[], bool] | None = None,
         careful: bool = False,
+        doubt: bool = False,
         insist: bool = False,
         many: bool = False,
     ) -> Any:
@@ -110,6 +111,7 @@ class MasterSession:
             settled: asked when the master refuses a request that was sent before without an answer: whether that one
                 was carried out, so that the refusal is of no matter.
             careful: ask ``settled`` also before it is sent again, because a second one would count.
+            doubt: another process may have sent it before.
             insist: send it again also when the master says 500.
             many: the answer is a stream of JSON lines; a list of them is returned.
 
@@ -121,6 +123,9 @@ class MasterSession:
             ContextClosed: the session is closed, or belongs to the process from which this one was forked.
         """
         attempt = _Attempt(self, method, route, self.patience if patience is None else patience)
+        attempt.doubt = doubt
+        if careful and doubt and settled is not None and settled():
+            return {}
         data = None if body is None else body if isinstance(body, bytes) else dump(body)
         while True:
             self.check()

@@ -48,10 +48,17 @@ class Carrier(Protocol):
 
 
 class JournalCarrier:
-    """Posts batches to ``/api/v1/journal``, which counts each record once, however often it comes."""
+    """Posts batches to ``/api/v1/journal``, which counts each record once, however often it comes.
 
-    def __init__(self, session: MasterSession, trial_id: int, trial_run_id: int) -> None:
-        self._session = session
+    Args:
+        session: talks to the master.
+        trial_id: the trial.
+        trial_run_id: which run of it.
+        patience: seconds for which a batch is sent again.
+    """
+
+    def __init__(self, session: MasterSession, trial_id: int, trial_run_id: int, *, patience: float = FOREVER) -> None:
+        self._session, self._patience = session, patience
         self._trial_id, self._run_id = trial_id, trial_run_id
 
     def carry(self, restart: int, rank: int, lines: Sequence[Line], arrived: Arrived) -> list[Refusal]:
@@ -59,7 +66,7 @@ class JournalCarrier:
         head = {"trialId": self._trial_id, "trialRunId": self._run_id, "rank": rank, "restart": restart}
         body = dump(head)[:-1] + b',"records":[' + b",".join(line.text for line in lines) + b"]}"
         try:
-            self._session.call("POST", "/api/v1/journal", body, patience=FOREVER, insist=True)
+            self._session.call("POST", "/api/v1/journal", body, patience=self._patience, insist=True)
         except MasterError as e:
             if e.status not in (400, 413, 422):
                 raise
@@ -73,10 +80,28 @@ class JournalCarrier:
 
 
 class ReportCarrier:
-    """Posts report by report, by the routes of the wire contract §5. What is no report is passed over."""
+    """Posts report by report, by the routes of the wire contract §5. What is no report is passed over.
 
-    def __init__(self, session: MasterSession, trial_id: int, trial_run_id: int, master: Master) -> None:
-        self._session = session
+    Args:
+        session: talks to the master.
+        trial_id: the trial.
+        trial_run_id: which run of it.
+        master: which master it is.
+        patience: seconds for which a report is sent again.
+    """
+
+    def __init__(
+        self,
+        session: MasterSession,
+        trial_id: int,
+        trial_run_id: int,
+        master: Master,
+        *,
+        patience: float = FOREVER,
+    ) -> None:
+        self._session, self._patience = session, patience
+        self._begun: set[tuple[int, int]] = set()
+        self._doubt = False
         self._trial_id, self._run_id, self._master = trial_id, trial_run_id, master
 
     def carry(self, restart: int, rank: int, lines: Sequence[Line], arrived: Arrived) -> list[Refusal]:
@@ -88,6 +113,8 @@ class ReportCarrier:
             if send is None:
                 passed.append(line)
                 continue
+            self._doubt = (restart, rank) not in self._begun  # an earlier process may have sent it, and died
+            self._begun.add((restart, rank))
             try:
                 send(line.record)
             except MasterError as e:
@@ -125,7 +152,7 @@ class ReportCarrier:
         """Post; a 500, by which a foreign master also refuses, is tried again until it is known to be a refusal."""
         while True:
             try:
-                return self._session.call("POST", route, body, patience=FOREVER, **how)
+                return self._session.call("POST", route, body, patience=self._patience, doubt=self._doubt, **how)
             except MasterError as e:
                 if e.status != 500 or self._works():
                     raise
@@ -133,7 +160,7 @@ class ReportCarrier:
     def _works(self) -> bool:
         """Whether the master can say something of the trial, so that a 500 was about the report. Waits until it can."""
         before = _clock.monotonic()
-        self._session.call("GET", f"/api/v1/trials/{self._trial_id}", patience=FOREVER, insist=True)
+        self._session.call("GET", f"/api/v1/trials/{self._trial_id}", patience=self._patience, insist=True)
         return _clock.monotonic() - before < 1.0
 
     def _has_batches(self, record: dict[str, Any]) -> bool:
@@ -151,7 +178,7 @@ class ReportCarrier:
         """Whether a row that would be appended a second time is there, told by its time."""
         params = {"trialIds": self._trial_id, "group": record["group"]}
         route = "/api/v1/trials/metrics/trial_metrics"
-        found = self._session.call("GET", route, params=params, patience=FOREVER, insist=True, many=True)
+        found = self._session.call("GET", route, params=params, patience=self._patience, insist=True, many=True)
         rows = [row for part in found for row in part.get("result", part).get("metrics", [])]
         at = round(record["time"], 3)
         return any(row.get("trialRunId") == self._run_id and _time(row) == at for row in rows)

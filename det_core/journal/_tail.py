@@ -87,6 +87,10 @@ class Tail:
         aside.write_text(json.dumps(state))
         os.replace(aside, self._state)
 
+    def position(self) -> int:
+        """How many bytes of the files are dealt with."""
+        return sum(offset for _, offset in self._places.values())
+
     def left(self) -> int:
         """How many records are written and not marked."""
         count = 0
