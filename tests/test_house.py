@@ -18,7 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "backend": {"journal"},
     "core": {"backend", "journal", "storage", "ipc"},
     "launch": set(),
-    "testing": {"backend", "core", "journal", "search", "storage", "ipc"},
+    "testing": {"backend", "core", "journal", "search", "storage", "ipc", "master"},
     "client": {"config", "journal", "storage", "core"},
     "master": {"config", "search", "journal", "storage"},
     "cli": {"backend", "client", "config", "core", "journal", "search", "storage"},

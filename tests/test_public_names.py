@@ -69,7 +69,7 @@ PUBLIC = {
         METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
         SearcherEventRow SnapshotRow Store TokenRow TrialRow
     """,
-    "det_core.testing": "CheckpointStoreSuite EngineSuite",
+    "det_core.testing": "BackendCase BackendSuite CheckpointStoreSuite EngineSuite",
 }
 
 

@@ -133,6 +133,7 @@ class LocalEngine:
         return AllocationFolder(self._folders / allocation_id)
 
     def _watch(self, watch: Watch) -> None:
+        self._watches[watch.allocation_id] = watch
         name = f"det_core engine: {watch.allocation_id}"
         self._tasks[watch.allocation_id] = asyncio.create_task(self._see_through(watch), name=name)
 
