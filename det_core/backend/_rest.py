@@ -33,6 +33,7 @@ class Task:
         allocation_id: this run, as allocations are called; None for an unmanaged one.
         searcher: the section ``searcher`` of the experiment's configuration.
         latest_checkpoint: the storage_id to start from.
+        max_length: what the script says of how long to train; the configuration's comes first.
     """
 
     trial_id: int
@@ -42,6 +43,7 @@ class Task:
     allocation_id: str | None
     searcher: Mapping[str, Any]
     latest_checkpoint: str | None = None
+    max_length: int | Mapping[str, int] | None = None
 
 
 class RestBackend:
@@ -72,7 +74,7 @@ class RestBackend:
         self._waiting = session.another()
         self._storage_id = storage_id
         self._ship_timeout, self._heir = ship_timeout, heir
-        self._operations = Operations(self._call, master, task.trial_id, task.searcher)
+        self._operations = Operations(self._call, master, task.trial_id, task.searcher, task.max_length)
         self._reason: str | None = None
         self._unheard = self._closed = False
 

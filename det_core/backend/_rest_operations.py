@@ -23,14 +23,19 @@ class Operations:
         master: which master it is; if it does not say what it has, it is asked for an operation, to see.
         trial_id: the trial.
         searcher: the section ``searcher`` of the experiment's configuration.
+        max_length: the length if the configuration says none.
     """
 
-    def __init__(self, call: Call, master: Master, trial_id: int, searcher: Mapping[str, Any]) -> None:
+    def __init__(
+        self, call: Call, master: Master, trial_id: int, searcher: Mapping[str, Any], max_length: Any = None
+    ) -> None:
         self._call = call
         self._given = master.has_operations
         self._route = f"/api/v1/trials/{trial_id}/searcher"
-        self._searcher = searcher
+        self._length = searcher.get("max_length")
+        self._default = 1 if max_length is None and master.ours else max_length  # as in a bare run
         self._reached = 0
+        self._begun = False
 
     @property
     def given_by_searcher(self) -> bool:
@@ -48,11 +53,11 @@ class Operations:
             try:
                 found = self._current()
             except MasterError as e:
-                if self._given or e.status not in (404, 501):
+                if e.status not in (404, 501) or self._begun or (self._given and self._length is not None):
                     raise
-                self._given = False
+                self._given = False  # a master without operations; or a search without, as it has no max_length
             else:
-                self._given = True
+                self._given = self._begun = True
                 return None if found[1] else found[0]
         length = self._configured()
         return length if self._reached < length else None
@@ -82,12 +87,12 @@ class Operations:
         return int(length), bool(found.get("completed"))
 
     def _configured(self) -> int:
-        length = self._searcher.get("max_length")
+        length = self._default if self._length is None else self._length
         if isinstance(length, Mapping) and len(length) == 1:
             length = next(iter(length.values()))
         if isinstance(length, bool) or not isinstance(length, int):
             raise ValueError(
                 "searcher.max_length is not in the experiment's configuration, and this master gives no operations: "
-                "train as long as the script says, without ctx.searcher, or set searcher.max_length"
+                "pass core.init(max_length=…), or set searcher.max_length"
             )
         return length

@@ -76,9 +76,9 @@ def init(
         RunNotFound, RunLocked: the run to resume is not there, or is being written.
         MasterError: this is a trial of an experiment, and its master does not answer, or refuses.
 
-    In a trial of an experiment the master says what ``max_length``, ``name``, ``resume``, ``searcher_metric`` and
-    ``smaller_is_better`` say elsewhere, and they are not looked at; ``checkpoint_storage``, left out, is that of the
-    experiment's configuration.
+    In a trial of an experiment the master says what ``name``, ``resume``, ``searcher_metric`` and ``smaller_is_better``
+    say elsewhere, and they are not looked at; nor is ``max_length``, if the experiment's configuration has one.
+    ``checkpoint_storage``, left out, is that of the configuration.
     """
     environment = Environment.read()
     _check(distributed, preempt_mode, tensorboard_mode, name, resume, searcher_metric, environment)
@@ -106,7 +106,7 @@ def init(
         if info is not None and info.task_type == "TRIAL":
             from det_core.core._managed import open_managed_run
 
-            ground = open_managed_run(distributed, environment, info, checkpoint_storage, given)
+            ground = open_managed_run(distributed, environment, info, checkpoint_storage, given, max_length)
         else:
             run = open_bare_run(distributed, environment, name=name, resume=resume)
             undo.callback(run.release)

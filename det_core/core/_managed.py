@@ -86,6 +86,7 @@ def open_managed_run(
     info: ClusterInfo,
     checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | None,
     given: Store | None,
+    max_length: int | Mapping[str, int] | None = None,
 ) -> Ground:
     """Get ready to record one run of a trial, on all ranks together.
 
@@ -95,17 +96,19 @@ def open_managed_run(
         info: the task.
         checkpoint_storage: what the script says; None: as the experiment's configuration says.
         given: the store that it names.
+        max_length: what the script says; it counts if the experiment's configuration says nothing.
 
     Raises:
         MasterError: the master does not answer, or refuses this task.
         ValueError: the configuration's ``checkpoint_storage`` cannot be used.
     """
+    task = _task(info, max_length)
     with ExitStack() as undo:
         session = _session(environment, info)
         undo.callback(session.close)
         held: list[RunFolder] = []
         known = on_chief(
-            distributed, "init", lambda: _prepare(environment, info, session, checkpoint_storage, given, held)
+            distributed, "init", lambda: _prepare(environment, info, session, checkpoint_storage, given, held, task)
         )
         if held:
             undo.callback(held[0].release)
@@ -117,7 +120,7 @@ def open_managed_run(
         journal = Journal(path, run_id=info.allocation_id, restart=known.restart, rank=rank, trial_id=trial_id)
         shipper = _shipper(info, session, known, path, journal, rank)
         backend = RestBackend(
-            session, known.master, _task(info), shipper, storage_id=known.storage_id,
+            session, known.master, task, shipper, storage_id=known.storage_id,
             ship_timeout=environment.ship_timeout, heir=environment.run_dir is not None and known.master.ours,
         )  # fmt: skip
         undo.callback(_let_go, backend)
@@ -128,7 +131,7 @@ def open_managed_run(
         return Ground(
             run=run, journal=journal, backend=backend, store=store,
             storage=public_storage(configured if checkpoint_storage is None else checkpoint_storage, store),
-            latest_checkpoint=info.latest_checkpoint, beside=_beside(info), units=_units(config.get("searcher") or {}),
+            latest_checkpoint=info.latest_checkpoint, beside=_beside(info), units=_units(task),
             agent_id=info.agent_id, first_lines=(_first_line(info, path),), info=info, asks_master=True,
             undo=undo.pop_all().close,
         )  # fmt: skip
@@ -152,6 +155,7 @@ def _prepare(
     checkpoint_storage: Any,
     given: Store | None,
     held: list[RunFolder],
+    task: Task,
 ) -> _Known:
     """On the chief: ask what the master is, tell it where checkpoints go, and take the folder."""
     trial = info.trial
@@ -164,7 +168,7 @@ def _prepare(
     folder = RunFolder(path, info.allocation_id, f"trial {trial.trial_id}")
     restart = folder.begin_restart()
     held.append(folder)
-    write_task(path, info.master_url, _task(info))
+    write_task(path, info.master_url, task)
     return _Known(master, None if storage_id is None else int(storage_id), str(path), restart)
 
 
@@ -196,7 +200,7 @@ def _shipper(
     return Shipper([*earlier, own], carrier, session, settle=journal.flush, folder=path)
 
 
-def _task(info: ClusterInfo) -> Task:
+def _task(info: ClusterInfo, max_length: int | Mapping[str, int] | None) -> Task:
     trial = info.trial
     return Task(
         trial_id=trial.trial_id,
@@ -206,6 +210,7 @@ def _task(info: ClusterInfo) -> Task:
         allocation_id=info.allocation_id,
         searcher=trial._config.get("searcher") or {},
         latest_checkpoint=info.latest_checkpoint,
+        max_length=max_length,
     )
 
 
@@ -223,10 +228,12 @@ def _beside(info: ClusterInfo) -> str:
     return f"{info.cluster_id}/tensorboard/experiment/{trial.experiment_id}/trial/{trial.trial_id}"
 
 
-def _units(searcher: Mapping[str, Any]) -> Unit | None:
-    """What lengths count: ``searcher.unit``, or the key of its ``max_length``."""
-    length = searcher.get("max_length")
-    name = next(iter(length)) if isinstance(length, Mapping) and len(length) == 1 else searcher.get("unit")
+def _units(task: Task) -> Unit | None:
+    """What lengths count: ``searcher.unit``, or the key of its ``max_length``, or of the script's."""
+    length = task.searcher.get("max_length")
+    if length is None:
+        length = task.max_length
+    name = next(iter(length)) if isinstance(length, Mapping) and len(length) == 1 else task.searcher.get("unit")
     return Unit.__members__.get(str(name).upper())
 
 

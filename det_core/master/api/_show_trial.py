@@ -68,6 +68,7 @@ class Trial(Reply):
     start_time: TimeOut
     end_time: TimeOut | None = None
     error: str | None = None
+    exit_status: int | None = None
 
     @classmethod
     def of(cls, view: TrialView) -> Trial:
@@ -97,6 +98,7 @@ class Trial(Reply):
             start_time=view["start_time"],
             end_time=view["end_time"],
             error=view["error"],
+            exit_status=view["exit_status"],
         )
 
 
@@ -163,7 +165,7 @@ class Search(Reply):
     experiment_id: int
     searcher: dict[str, Any]
     progress: float
-    rungs: Any
+    rungs: Any = None
     events: int
     trials_requested: int
     trials_closed: int

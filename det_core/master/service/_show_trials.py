@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from det_core.config import Experiment
 from det_core.master.scheduler import Phase
 from det_core.master.service._views import TrialView, ValidationView
-from det_core.master.store import checkpoints, metrics, operations
+from det_core.master.store import allocations, checkpoints, metrics, operations
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +32,12 @@ class Known:
     best: dict[int, Validation]
     steps: dict[int, int]
     summaries: dict[int, Any] = field(default_factory=dict)
+    exits: dict[int, int] = field(default_factory=dict)
+    """How their last runs ended, as a shell tells it."""
 
 
 def know(conn: Connection, experiment: ExperimentRow, rows: Sequence[TrialRow], *, summaries: bool) -> Known:
-    """Look up what is kept of trials of one experiment."""
+    """Look up what is kept of trials of one experiment; ``summaries``: also what is shown of a single trial alone."""
     spec, ids = Experiment(experiment.config), [row.id for row in rows]
     validated: dict[int, MetricRow] = {}
     best: dict[int, Validation] = {}
@@ -61,7 +63,19 @@ def know(conn: Connection, experiment: ExperimentRow, rows: Sequence[TrialRow], 
         best=best,
         steps=metrics.total_steps(conn, ids),
         summaries=metrics.summaries(conn, ids) if summaries else {},
+        exits=_exits(conn, rows) if summaries else {},
     )
+
+
+def _exits(conn: Connection, rows: Sequence[TrialRow]) -> dict[int, int]:
+    found = {row.id: allocations.of_run(conn, row.id, row.run_id) for row in rows}
+    told = {}
+    for number, run in found.items():
+        if run is not None and run.exit_signal is not None:
+            told[number] = 128 + run.exit_signal
+        elif run is not None and run.exit_status is not None:
+            told[number] = run.exit_status
+    return told
 
 
 def _latest(conn: Connection, experiment_id: int) -> dict[int, str]:
@@ -100,6 +114,7 @@ def show(row: TrialRow, spec: Experiment, known: Known, live: LiveTrial | None) 
         start_time=row.start_time,
         end_time=row.end_time,
         error=row.error,
+        exit_status=known.exits.get(row.id),
     )
 
 

@@ -47,7 +47,10 @@ class ValidationView(TypedDict):
 
 
 class TrialView(TypedDict):
-    """A trial. ``state``: §13.2; an ACTIVE one says QUEUED, PULLING, STARTING or RUNNING, a parked one ACTIVE."""
+    """A trial. ``state``: §13.2; an ACTIVE one says QUEUED, PULLING, STARTING or RUNNING, a parked one ACTIVE.
+
+    ``exit_status``: how the last run ended, as a shell tells it; None in lists, and where it is not known.
+    """
 
     id: int
     experiment_id: int
@@ -73,6 +76,7 @@ class TrialView(TypedDict):
     start_time: float
     end_time: float | None
     error: str | None
+    exit_status: int | None
 
 
 class CheckpointView(TypedDict):
