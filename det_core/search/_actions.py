@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Union, cast
+from typing import Any, ClassVar, cast
 
 from det_core.search._fact import JSON, Fact, named
 
@@ -65,7 +65,7 @@ class Shutdown(Fact):
     """Every trial was canceled."""
 
 
-Action = Union[Create, TrainTo, Close, Stop, SetProgress, Shutdown]
+Action = Create | TrainTo | Close | Stop | SetProgress | Shutdown
 """What a search can decide."""
 
 _KINDS: dict[str, type[Fact]] = {cls.kind: cls for cls in (Create, TrainTo, Close, Stop, SetProgress, Shutdown)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Union, cast
+from typing import Any, ClassVar, Literal, cast
 
 from det_core.search._actions import Action, action_from_dict
 from det_core.search._fact import Fact, named
@@ -78,7 +78,7 @@ class Posted(Fact):
     actions: tuple[Action, ...]
 
 
-Event = Union[Started, TrialCreated, Completed, Validated, Progress, Exited, Posted]
+Event = Started | TrialCreated | Completed | Validated | Progress | Exited | Posted
 """What a search can be told."""
 
 _KINDS: dict[str, type[Fact]] = {

@@ -38,15 +38,16 @@ class RandomSearch(Search):
         if isinstance(event, Started):
             for _ in range(min(self._concurrent, self._max_trials)):
                 self._begin(event, out)
-        elif isinstance(event, Exited) and len(self._trials) - self._refunded() < self._max_trials:
-            if event.reason != "invalid_hp" or self._replaceable():
-                self._begin(event, out)
+            return
+        room = len(self._trials) - self._refunded() < self._max_trials
+        if room and isinstance(event, Exited) and (event.reason != "invalid_hp" or self._replaceable()):
+            self._begin(event, out)
 
     def _begin(self, event: Event, out: list[Action]) -> None:
-        request_id = self._create(event, out)
+        trial = self._create(event, out)
         if self._length is not None:
-            self._train(request_id, self._length, out)
-        self._close(self._trials[request_id], out)
+            self._train(trial, self._length, out)
+        self._close(trial, out)
 
     def _share_done(self) -> float:
         done = 0.0

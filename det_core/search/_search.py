@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from det_core._errors import SearchError
 from det_core.search._actions import Action, Close, Create, SetProgress, Shutdown, Stop, TrainTo
-from det_core.search._events import Completed, Event, Exited, Posted, Progress, Started, TrialCreated, Validated
-from det_core.search._random import RandomState
+from det_core.search._events import Completed, Event, Exited, Posted, Progress, Started, Validated
+from det_core.search._random import RandomState, uuid4_of
 from det_core.search._space import Space
 from det_core.search._trial import WORST, Trial
 
@@ -27,7 +26,7 @@ class Search(ABC):
     and :meth:`apply` what came after. An event that tells nothing new (a trial that exits twice) gives no actions.
     """
 
-    uses: ClassVar[frozenset[str]] = frozenset({"started", "completed", "exited"})
+    uses: frozenset[str] = frozenset({"started", "completed", "exited"})
     """The kinds of events that matter to its decisions; the others need not be recorded, nor sent."""
 
     def __init__(self, searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int) -> None:
@@ -37,9 +36,10 @@ class Search(ABC):
         self._random = RandomState(seed)
         self._sign = 1.0 if searcher.get("smaller_is_better", True) else -1.0
         self._trials: dict[str, Trial] = {}
+        self._heard: Trial | None = None
         self._started = self._over = False
         self._exits = {"completed": 0, "errored": 0, "invalid_hp": 0, "canceled": 0}
-        self._futile = 0
+        self._exited = self._futile = 0
         self._progress: float | None = None
 
     @property
@@ -63,8 +63,7 @@ class Search(ABC):
         out: list[Action] = []
         if self._over or not self._hear(event):
             return out
-        trial = None if (name := getattr(event, "request_id", None)) is None else self._trials[name]
-        self._react(event, trial, out)
+        self._react(event, self._heard, out)
         if type(event) is Exited:
             self._end_if_all_exited(out)
         return out
@@ -146,7 +145,7 @@ class Search(ABC):
 
     @abstractmethod
     def _react(self, event: Event, trial: Trial | None, out: list[Action]) -> None:
-        """Decide by ``_create``, ``_train``, ``_close`` and ``_stop``, which change the state; nothing else here does."""
+        """Decide by ``_create``, ``_train``, ``_close``, ``_stop``, which change the state; nothing else here may."""
 
     def _absorb(self, event: Completed | Validated | Exited, trial: Trial, told: int | None) -> None:
         """Take what a trial says into the method's state.
@@ -198,15 +197,15 @@ class Search(ABC):
 
     # What a method calls.
 
-    def _create(self, event: Event, out: list[Action]) -> str:
+    def _create(self, event: Event, out: list[Action]) -> Trial:
         action = self._new()
         out.append(action)
-        self._take(event, action)
-        return action.request_id
+        trial = self._trials[action.request_id] = Trial(action.request_id)
+        self._entered(event, trial)
+        return trial
 
-    def _train(self, request_id: str, length: int, out: list[Action]) -> None:
-        out.append(TrainTo(request_id, length))
-        trial = self._trials[request_id]
+    def _train(self, trial: Trial, length: int, out: list[Action]) -> None:
+        out.append(TrainTo(trial.request_id, length))
         trial.length = length
         self._told(trial)
 
@@ -230,43 +229,37 @@ class Search(ABC):
         return self._futile < FUTILE
 
     def _new_id(self) -> str:
-        return str(uuid.UUID(bytes=self._random.bytes16(), version=4))
+        return uuid4_of(self._random.bytes16())
 
     # How the state follows.
 
     def _hear(self, event: Event) -> bool:
         """Take an event into the state; False if it tells nothing new."""
-        kind = type(event)
-        if kind is Completed:
-            return self._hear_completed(event)  # type: ignore[arg-type]
-        if kind is Exited:
-            return self._hear_exited(event)  # type: ignore[arg-type]
+        if isinstance(event, Started):
+            fresh, self._started, self._heard = not self._started, True, None
+            return fresh
+        if isinstance(event, Posted):
+            self._heard = None
+            return self._hear_posted(event)
+        trial = self._heard = self._trial(event.request_id)
+        if isinstance(event, Completed):
+            return self._hear_completed(event, trial)
+        if isinstance(event, Exited):
+            return self._hear_exited(event, trial)
         if isinstance(event, Validated):
-            trial = self._trial(event.request_id)
             if trial.gone:
                 return False
             self._absorb(event, trial, trial.length)
-            return True
-        if isinstance(event, Progress):
-            self._trial(event.request_id).units = event.units
-        elif isinstance(event, TrialCreated):
-            self._trial(event.request_id)
-        elif isinstance(event, Started):
-            fresh, self._started = not self._started, True
-            return fresh
-        else:
-            return self._hear_posted(event)
-        return kind.kind in self.uses
+        elif isinstance(event, Progress):
+            trial.units = event.units
+        return event.kind in self.uses
 
     def _hear_posted(self, event: Posted) -> bool:
-        raise SearchError(
-            f"the search {self._searcher.get('name')!r} decides by itself: no operations can be sent to it"
-        )
+        raise SearchError(f"the search {self._searcher['name']!r} decides by itself: no operations can be sent to it")
 
-    def _hear_completed(self, event: Completed) -> bool:
-        trial = self._trial(event.request_id)
+    def _hear_completed(self, event: Completed, trial: Trial) -> bool:
         told = trial.length
-        if trial.exited is not None or (told is None and event.length <= trial.done) or (trial.closed and told is None):
+        if trial.exited is not None or (told is None and (trial.closed or event.length <= trial.done)):
             return False
         if told != event.length:
             raise SearchError(f"trial {event.request_id} completed length {event.length}; it was to train to {told}")
@@ -276,13 +269,13 @@ class Search(ABC):
         self._absorb(event, trial, told)
         return True
 
-    def _hear_exited(self, event: Exited) -> bool:
-        trial = self._trial(event.request_id)
+    def _hear_exited(self, event: Exited, trial: Trial) -> bool:
         if trial.exited is not None:
             return False
         told, trial.length = trial.length, None
         trial.exited = event.reason
         self._exits[event.reason] += 1
+        self._exited += 1
         if event.reason == "invalid_hp":
             self._futile += 1
         self._absorb(event, trial, told)
@@ -310,7 +303,7 @@ class Search(ABC):
 
     def _end_if_all_exited(self, out: list[Action]) -> None:
         count = len(self._trials)
-        if not self._over and sum(self._exits.values()) >= count:
+        if not self._over and self._exited >= count:
             self._over = True
             out.append(Shutdown(failure=self._exits["errored"] >= count, cancel=self._exits["canceled"] >= count))
 
@@ -326,5 +319,6 @@ class Search(ABC):
         self._trials = {trial.request_id: trial for trial in trials}
         self._started, self._over = snapshot["started"], snapshot["over"]
         self._exits = dict(snapshot["exits"])
+        self._exited = sum(self._exits.values())
         self._futile, self._progress = snapshot["futile"], snapshot["progress"]
         self._load_method(snapshot["method"])

@@ -107,17 +107,33 @@ def _drawing(spec: Any) -> Draw:
         return (lambda random: copy.deepcopy(value)) if isinstance(value, _MUTABLE) else (lambda random: value)
     if kind == "categorical":
         vals, count = list(spec["vals"]), len(spec["vals"])
+        pick = _drawing_integer(0, count)
         if any(isinstance(value, _MUTABLE) for value in vals):
-            return lambda random: copy.deepcopy(vals[random.randint(0, count)])
-        return lambda random: vals[random.randint(0, count)]
+            return lambda random: copy.deepcopy(vals[pick(random)])
+        return lambda random: vals[pick(random)]
     low, high = spec["minval"], spec["maxval"]
     if kind == "int":
-        return lambda random: random.randint(low, high + 1)
+        return _drawing_integer(low, high + 1)
     low, span = float(low), float(high) - float(low)
     if kind == "double":
         return lambda random: low + span * random.random()
     base = float(spec["base"])
     return lambda random: math.pow(base, low + span * random.random())
+
+
+def _drawing_integer(low: int, high: int) -> Draw:
+    """As ``RandomState.randint``, with what does not change worked out once."""
+    span = high - low - 1
+    if not 0 < span < 2**32:
+        return lambda random: random.randint(low, high)
+    mask = (1 << span.bit_length()) - 1
+
+    def draw(random: RandomState) -> int:
+        while (value := random.getrandbits(32) & mask) > span:
+            pass
+        return low + value
+
+    return draw
 
 
 def _filled(tree: Mapping[str, Any], values: Mapping[str, Any], above: tuple[str, ...]) -> JSON:
