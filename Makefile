@@ -33,8 +33,9 @@ test-long: setup  ## the slow proofs: random kills by the hundred, soak
 lint: setup  ## ruff and mypy
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
-docs: setup  ## write docs/cli.md from the commands themselves
+docs: setup  ## write docs/cli.md from the commands themselves, docs/experiment.md from the models
 	$(PY) docs/cli_reference.py > docs/cli.md
+	$(PY) docs/experiment_reference.py > docs/experiment.md
 
 bench: setup  ## every benchmark, ours beside the peers (peers in venvs of their own)
 	$(PY) -m benchmarks $(ARGS)

@@ -200,7 +200,7 @@ class ConfigError:
     def __str__(self) -> str:
         path = self.path or "the experiment file"
         if self.unknown:
-            few = self.hint is None or len(self.allowed) < 120
+            few = self.hint is None or len(self.allowed) < 200
             text = f"{path} (it has {self.found}) is no key here" + (f": there are {self.allowed}" if few else "")
         elif self.found is None:
             text = f"{path} is missing: give it {self.allowed}"

@@ -15,16 +15,17 @@ def override(data: dict[str, Any], overrides: Sequence[str]) -> list[ConfigError
     errors: list[ConfigError] = []
     for text in overrides:
         path, equals, value = text.partition("=")
+        keys = path.strip().split(".")
         where = f"override {text!r}"
-        if not equals or not all(path.strip().split(".")):
-            errors.append(ConfigError(where, "no change of a value", "as in searcher.max_trials=8"))
+        if not equals or not all(keys):
+            errors.append(ConfigError(where, "no change of a value", "such as searcher.max_trials=8"))
             continue
         try:
-            made, wrong = plain(read_text(value), tuple(path.split(".")))
+            made, wrong = plain(read_text(value), tuple(keys))
         except ConfigErrors as e:
-            errors.append(ConfigError(where, "not readable", "a value as YAML has it", str(e.errors[0].found)))
+            errors.append(ConfigError(where, e.errors[0].found, "a value as YAML has it"))
             continue
-        errors += wrong or _set(data, path.strip().split("."), made, where)
+        errors += wrong or _set(data, keys, made, where)
     return errors
 
 

@@ -37,7 +37,7 @@ def _mistake(kind: str, loc: Sequence[str | int], given: Any, ctx: dict[str, Any
         return ConfigError(path, text, ", ".join(names), _meant(str(loc[-1]), section), unknown=True)
     if kind in _SHAPES:
         return ConfigError(path, text, _SHAPES[kind])
-    inner = _sections_below(info)[0] if info is not None and _sections_below(info) else section
+    inner = sections_below(info)[0] if info is not None and sections_below(info) else section
     return ConfigError(path, text, f"an object with keys out of {', '.join(keys_of(inner))}")
 
 
@@ -66,7 +66,8 @@ def _parts(annotation: Any) -> Iterable[Any]:
             yield from _parts(part)
 
 
-def _sections_below(info: FieldInfo) -> list[type[BaseModel]]:
+def sections_below(info: FieldInfo) -> list[type[BaseModel]]:
+    """The sections that a key's value may be."""
     parts = [*info.metadata, *_parts(info.annotation)]
     found = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
     return found + [cls for part in parts if isinstance(part, Kinds) for cls in part.kinds().values()]
@@ -80,8 +81,8 @@ def _place(loc: Sequence[str | int]) -> tuple[type[BaseModel], FieldInfo | None]
         if _is_tag(part):
             section, info = _tagged(str(part)), None
             continue
-        if info is not None and _sections_below(info):
-            section = _sections_below(info)[0]
+        if info is not None and sections_below(info):
+            section = sections_below(info)[0]
         info = next((i for name, i in section.model_fields.items() if part in (name, i.alias)), None)
     return section, info
 
@@ -97,10 +98,10 @@ def _tagged(tag: str) -> type[BaseModel]:
 
 
 def _meant(key: str, section: type[BaseModel]) -> str | None:
-    if (near := nearest(key, keys_of(section))) is not None:
-        return near
+    if key in keys_of(ExperimentFile) and section is not ExperimentFile:
+        return f"{key} belongs at the top of the file"
     for name, info in ExperimentFile.model_fields.items():
-        for below in _sections_below(info)[:1]:
+        for below in sections_below(info)[:1]:
             if below is not section and key in keys_of(below):
                 return f"did you mean {name}.{key}?"
-    return "it belongs at the top, not here" if key in keys_of(ExperimentFile) else None
+    return nearest(key, keys_of(section))

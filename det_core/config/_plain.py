@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_core._errors import ConfigError
+from det_core._errors import ConfigError, ConfigErrors
 
 MAX_VALUES = 100_000
 """How many values a configuration may have in all, with those that a YAML alias repeats."""
@@ -32,7 +32,11 @@ def short(value: Any) -> str:
 
 
 def plain(value: Any, path: Path = ()) -> tuple[Any, list[ConfigError]]:
-    """A copy of ``value``, and what JSON cannot hold of it, or should not."""
+    """A copy of ``value``, and what JSON cannot hold of it, or should not.
+
+    Raises:
+        ConfigErrors: it is too much, or has no end, so that there is no copy.
+    """
     copier = _Copier()
     return copier.copy(value, path), copier.errors
 
@@ -45,9 +49,8 @@ class _Copier:
     def copy(self, value: Any, path: Path) -> Any:
         self._left -= 1
         if self._left < 0 or len(path) > MAX_DEPTH:
-            if self._left == -1 or (self._left >= 0 and len(path) == MAX_DEPTH + 1):
-                self._wrong(path, "nested or repeated without end", self._bounds())
-            return None
+            bounds = f"of at most {MAX_VALUES:,} values, and {MAX_DEPTH} levels"
+            raise ConfigErrors([ConfigError(path_text(path[:1]), "too large, or repeats itself without end", bounds)])
         if isinstance(value, Mapping):
             return self._mapping(value, path)
         if isinstance(value, list | tuple):
@@ -71,9 +74,6 @@ class _Copier:
 
     def _wrong(self, path: Path, found: str, allowed: str) -> None:
         self.errors.append(ConfigError(path_text(path), found, allowed))
-
-    def _bounds(self) -> str:
-        return f"of at most {MAX_VALUES:,} values, and {MAX_DEPTH} levels"
 
 
 def _unfit(value: Any) -> str | None:

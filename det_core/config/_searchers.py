@@ -29,6 +29,7 @@ _FORMER = dict.fromkeys(("sync_halving", "adaptive", "adaptive_simple"), "search
 class _Searcher(Section):
     """What all searchers have."""
 
+    name: str = option(..., "which searcher")
     metric: Name = option(..., "the validation metric that the search goes by")
     smaller_is_better: Flag = option(True, "which end of the metric is best")
     source_trial_id: Count | None = option(None, "every trial starts from the latest checkpoint of this trial")

@@ -17,6 +17,7 @@ Bucket = Annotated[str, text("a bucket's bare name; the rest is its prefix", r"[
 class _Storage(Section):
     """What all kinds have."""
 
+    type: Any = option(..., "which kind")
     save_experiment_best: Count = option(0, "how many of the experiment's best checkpoints stay when it has ended")
     save_trial_best: Count = option(1, "how many of each trial's best checkpoints stay when it has ended")
     save_trial_latest: Count = option(1, "how many of each trial's latest checkpoints stay when it has ended")

@@ -80,7 +80,7 @@ def _broken(e: yaml.YAMLError) -> ConfigErrors:
     return ConfigErrors([ConfigError("", f"not readable ({where}{problem})", "YAML or JSON")])
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
     """Reads the core schema of YAML 1.2, and no other types; keys are texts, and none is given twice."""
 
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}
