@@ -162,4 +162,4 @@ def end(hub: Hub, tx: Transaction, trial: LiveTrial, state: State, reason: Reaso
     else:
         experiment.pending.append(Exited(trial.request_id, reason))
     hub.live.touch(experiment)
-    tx.then(hub.news.tell, ("trial", trial.id))
+    tx.then(hub.news.tell, ("trial", trial.id), ("log", trial.task_id))

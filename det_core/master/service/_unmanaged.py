@@ -105,7 +105,7 @@ async def patch(hub: Hub, trial_id: int, state: str | None) -> None:
             _set(conn, row, STATES[state])
 
     await hub.store.write(write)
-    hub.news.tell(("trial", trial_id), ("experiment", row.experiment_id))
+    hub.news.tell(("trial", trial_id), ("log", row.task_id), ("experiment", row.experiment_id))
 
 
 async def _unmanaged(hub: Hub, trial_id: int) -> TrialRow:
