@@ -151,7 +151,8 @@ async def _listen(app: Any, bound: socket.socket, release: Callable[[], None], l
     class Server(uvicorn.Server):
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             await super().startup(sockets)
-            self.should_exit |= not listening()
+            if not listening():
+                self.should_exit = True
 
         async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
             release()

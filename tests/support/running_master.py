@@ -75,7 +75,7 @@ class Running:
     async def _live(self, folder: Path, limit: int) -> None:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
-        self.engine = ScriptedEngine(slots=list(range(8)))
+        self.engine = ScriptedEngine(slots=list(range(256)))
         store = Store.open(f"sqlite:///{folder / 'master.db'}")
         self.service = Service(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))
         await self.service.start()
@@ -96,7 +96,9 @@ class Running:
         await store.close()
 
     def close(self) -> None:
-        """Stop it."""
+        """Stop it. Twice is fine."""
+        if not self._thread.is_alive():
+            return
         self.loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(30)
         assert not self._thread.is_alive()

@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import Response
+from pydantic import ConfigDict
 
 import det_core
 from det_core.master._errors import Unauthenticated
@@ -60,6 +61,8 @@ class TelemetryReply(Reply):
 class InfoReply(Reply):
     """The same for the contract's oldest clients, whose names are in snake_case."""
 
+    model_config = ConfigDict(alias_generator=None)
+
     version: str
     master_id: str
     cluster_id: str
@@ -111,7 +114,7 @@ async def telemetry(_: ByAnybody) -> Response:
     return answer(TelemetryReply())
 
 
-@router.get("/info", response_model=InfoReply, response_model_by_alias=False)
+@router.get("/info", response_model=InfoReply)
 async def info(service: TheService, _: ByAnybody) -> Response:
     """What the master says of itself, in an older form."""
     view = await service.master()
@@ -123,7 +126,7 @@ async def info(service: TheService, _: ByAnybody) -> Response:
         telemetry={"enabled": False},
         sso_providers=[],
     )
-    return Response(reply.model_dump_json(by_alias=False), media_type="application/json")
+    return answer(reply)
 
 
 @router.get("/api/v1/me", response_model=MeReply)
