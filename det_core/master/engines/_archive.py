@@ -84,27 +84,39 @@ def unpack_archive(source: IO[bytes] | Path, folder: Path) -> None:
     root = os.path.realpath(folder)
     links = []
     for name, member, content in _members(source):
+        try:
+            if _place(root, name, member, content):
+                links.append(member.name)
+        except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError) as e:
+            raise Invalid(f"the context archive is refused: {member.name!r}: {e.strerror}") from e
+    for name in links:
         target = os.path.join(root, name)
-        parent = os.path.dirname(target)
-        os.makedirs(parent, exist_ok=True)
-        if not _inside(os.path.realpath(parent), root):
-            raise Invalid(f"the context archive is refused: {member.name!r} lies behind a link that leads out of it")
-        if member.isdir():
-            os.makedirs(target, exist_ok=True)
-            continue
-        if os.path.lexists(target):
-            os.unlink(target)  # the last of one name counts, as with tar
-        if content is not None:
-            _write(target, content, member.mode & 0o777)
-        elif member.issym():
-            os.symlink(member.linkname, target)
-            links.append((member.name, target))
-        else:
-            os.link(os.path.join(root, posixpath.normpath(member.linkname)), target, follow_symlinks=False)
-    for name, target in links:
         if not _inside(os.path.realpath(target), root):
             os.unlink(target)
             raise Invalid(f"the context archive is refused: the link {name!r} leads out of it")
+
+
+def _place(root: str, name: str, member: tarfile.TarInfo, content: IO[bytes] | None) -> bool:
+    """Write one member; whether it is a symbolic link."""
+    target = os.path.join(root, name)
+    parent = os.path.dirname(target) if name != "." else root
+    source = os.path.join(root, posixpath.normpath(member.linkname)) if member.islnk() else root
+    for way in (parent, os.path.dirname(source) if member.islnk() else root):
+        if not _inside(os.path.realpath(way), root):  # what is not there yet counts as what it says
+            raise Invalid(f"the context archive is refused: {member.name!r} lies behind a link that leads out of it")
+    os.makedirs(parent, exist_ok=True)
+    if member.isdir():
+        os.makedirs(target, exist_ok=True)
+        return False
+    if os.path.lexists(target):
+        os.unlink(target)  # the last of one name counts, as with tar
+    if content is not None:
+        _write(target, content, member.mode & 0o777)
+    elif member.issym():
+        os.symlink(member.linkname, target)
+    else:
+        os.link(source, target, follow_symlinks=False)
+    return member.issym()
 
 
 def _members(source: IO[bytes] | Path) -> Iterator[tuple[str, tarfile.TarInfo, IO[bytes] | None]]:

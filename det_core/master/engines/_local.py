@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from det_core._env import inherited
-from det_core.master._errors import MasterError
 from det_core.master.engines import _supervisor
 from det_core.master.engines._archive import unpack_archive
 from det_core.master.engines._folder import AllocationFolder
@@ -88,8 +87,7 @@ class LocalEngine:
         except Exception as e:
             logger.warning("allocation %s cannot be started: %s", spec.allocation_id, e)
             with suppress(OSError):  # then recover() will say that it was lost
-                refused = isinstance(e, MasterError)
-                folder.write_exit(started=False, lost=not refused, error=f"it cannot be started: {e}")
+                folder.write_exit(started=False, lost=False, error=f"it cannot be started: {e}")
         self._watch(watch)
 
     async def kill(self, allocation_id: str) -> None:
