@@ -96,11 +96,12 @@ def _status(experiment: Experiment) -> int:
     if experiment.state == "CANCELED":
         note(f"experiment {experiment.id} was canceled")
         return CANCELED
-    trials = experiment.trials()
-    trial = trials[-1] if trials else None
     if experiment.state == "COMPLETED":
         return 0
-    why = (trial.error if trial is not None else None) or experiment.error
+    from det_core.cli.experiment._told import first_line
+
+    trials = experiment.trials()
+    trial = trials[-1].refresh() if trials else None  # in a list they are without their exit statuses
+    why = first_line((trial.error if trial is not None else None) or experiment.error or "")
     error(f"experiment {experiment.id} ended in {experiment.state}" + (f": {why}" if why else ""))
-    status = trial.exit_status if trial is not None else None
-    return FAILED if status is None or status == 0 else status
+    return (trial.exit_status if trial is not None else None) or FAILED

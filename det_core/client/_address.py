@@ -39,7 +39,8 @@ def canonical(url: str) -> str:
         port = parts.port
     except ValueError:
         port = 0
-    wrong = parts.username is not None or parts.query or parts.fragment or port == 0
+    odd = any(letter.isspace() or not letter.isprintable() for letter in text)
+    wrong = odd or parts.username is not None or parts.query or parts.fragment or port == 0
     if parts.scheme not in ("http", "https") or not parts.hostname or wrong:
         raise ValueError(f"{url!r} is no address of a master: it has the form http://host:port")
     if port is None:

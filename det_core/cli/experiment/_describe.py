@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, master: Master) -> int:
         print_json({**as_json(experiment, result=True), **more})
         return 0
     for name, value in _facts(experiment):
-        print(f"{name + ':':<12} {value}")
+        print(f"{name + ':':<13} {value}")
     if rungs := list(_rungs(search.get("rungs"))):
         print("\nrungs")
         print_table(("BRACKET", "RUNG", "LENGTH", "TRIALS"), rungs)
@@ -71,7 +71,7 @@ def _facts(experiment: Experiment) -> list[tuple[str, str]]:
     best = experiment.best_trial
     if best is not None and best.best_metric is not None:
         facts.append(("best", f"trial {best.id}, {experiment.metric} {number(best.best_metric)}"))
-        facts.append(("", settings(best.hparams)))
+        facts.append(("best hparams", settings(best.hparams)))
     facts += [("warning", str(warning)) for warning in info.get("config_warnings") or ()]
     return facts
 

@@ -98,7 +98,7 @@ class Plain(Nothing):
     def state(self, experiment: Experiment, trials: list[Trial]) -> None:
         """How things stand."""
         from det_core.cli._say import number
-        from det_core.cli.experiment._told import settings
+        from det_core.cli.experiment._told import first_line, settings
 
         for trial in trials:
             before = self._states.get(trial.id)
@@ -110,7 +110,7 @@ class Plain(Nothing):
             if trial.ended and trial.best_metric is not None:
                 more += f" ({experiment.metric} {number(trial.best_metric)})"
             if trial.restarts and (before is None or before[1] != trial.restarts):
-                more += f" (restart {trial.restarts}{': ' + trial.error if trial.error else ''})"
+                more += f" (restart {trial.restarts}{': ' + first_line(trial.error) if trial.error else ''})"
             note(f"trial {trial.id} {trial.state}{more}")
         if experiment.state != self._of_all:
             self._of_all = experiment.state

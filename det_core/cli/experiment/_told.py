@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -59,8 +60,9 @@ def print_result(args: argparse.Namespace, experiment: Experiment) -> None:
     """How an experiment ended: its best trial, that one's checkpoint, and the command to download it."""
     info = experiment.info
     trials = int(info.get("num_trials") or 0)
+    counted = "1 trial" if trials == 1 else f"{trials} trials"
     took = duration((info.get("end_time") or 0.0) - (info.get("start_time") or 0.0))
-    print(f"experiment {experiment.id} ({experiment.name}): {experiment.state}, {trials} trial(s) in {took}")
+    print(f"experiment {experiment.id} ({experiment.name}): {experiment.state}, {counted} in {took}")
     if experiment.error:
         print(f"error: {experiment.error}")
     best = experiment.best_trial
@@ -74,6 +76,12 @@ def print_result(args: argparse.Namespace, experiment: Experiment) -> None:
     if checkpoint is not None:
         print(f"its checkpoint: {checkpoint['uuid']}")
         print(f"to download it: {command_for(args, 'experiment', 'download-checkpoint', experiment.id, 'DIR')}")
+
+
+def first_line(error: str) -> str:
+    """The first line of an error, without the name of the allocation before it and the output after it."""
+    line = error.split("\n", 1)[0].removesuffix(" its last lines:").rstrip("; ")
+    return re.sub(r"^\d+\.\S+\.\d+: ", "", line)
 
 
 def settings(hparams: Mapping[str, Any], prefix: str = "") -> str:
