@@ -66,25 +66,25 @@ class Postgres:
             self.close()
             raise
 
-    def new_database(self) -> str:
-        """Make an empty database and return its URL."""
+    def new_schema(self) -> str:
+        """Make an empty schema and return its URL; a database of its own would be a thousand files each."""
         name = f"test_{uuid.uuid4().hex[:12]}"
-        self.execute(f"CREATE DATABASE {name}")
-        return f"postgresql://{USER}@127.0.0.1:{self.port}/{name}"
+        self.execute(f"CREATE SCHEMA {name}")
+        return f"postgresql://{USER}@127.0.0.1:{self.port}/postgres?options=-csearch_path%3D{name}"
 
-    def execute(self, statement: str, database: str = "postgres") -> None:
+    def execute(self, statement: str) -> None:
         """Run a statement as the server's administrator."""
         import psycopg
 
         with psycopg.connect(
-            f"host=127.0.0.1 port={self.port} user={USER} dbname={database}", autocommit=True
+            f"host=127.0.0.1 port={self.port} user={USER} dbname=postgres", autocommit=True
         ) as connection:
             connection.execute(statement.encode())
 
     def close(self) -> None:
         """Stop it and remove its folder."""
         if self._process is not None:
-            self._process.send_signal(signal.SIGINT)
+            self._process.send_signal(signal.SIGQUIT)  # at once: nothing in it is wanted any more
             try:
                 self._process.wait(10)
             except subprocess.TimeoutExpired:

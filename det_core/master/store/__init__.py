@@ -12,7 +12,8 @@ require("sqlalchemy", extra="master", purpose="a master's store")
 
 from sqlalchemy import Connection
 
-from det_core.master.store._reports import METADATA
+from det_core.master.store import _reports as _reports
+from det_core.master.store._schema import METADATA
 from det_core.master.store._store import Store
 from det_core.master.store.allocations import AllocationRow
 from det_core.master.store.checkpoints import CheckpointRow

@@ -17,8 +17,8 @@ BUSY_MS = 5000
 """How long SQLite waits for somebody else's lock, such as that of a person's sqlite3 shell."""
 CHECKPOINT_PAGES = 4000
 """Pages (4 KiB) of SQLite's write-ahead log after which they are carried over into the database."""
-ADVISORY_LOCK = 0x6465745F636F7265
-"""What a master locks in a PostgreSQL database: the letters of its name."""
+ADVISORY_LOCK = 0x6465745F
+"""What a master locks in a schema of a PostgreSQL database: the first letters of its name."""
 
 
 def parse(url: str) -> URL:
@@ -98,7 +98,7 @@ def _take_advisory_lock(connection: Any, _: Any) -> None:
     """One master a database: the lock lives as long as the connection that writes."""
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = on")
-        cursor.execute("SELECT pg_try_advisory_lock(%s)", (ADVISORY_LOCK,))
+        cursor.execute("SELECT pg_try_advisory_lock(%s, hashtext(coalesce(current_schema(), '')))", (ADVISORY_LOCK,))
         taken = cursor.fetchone()[0]
     connection.commit()
     if not taken:

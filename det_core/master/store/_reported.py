@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, insert, select
+from sqlalchemy import Connection, insert, select
 
 from det_core import _clock
 from det_core._errors import StoreConflict
@@ -103,15 +103,13 @@ def _add(
     _writers.save(conn, writer)
 
 
-def _standing(conn: Connection, trial_id: int, run_id: int, group: str, step: int) -> Sequence[Row[Any]]:
+def _standing(conn: Connection, trial_id: int, run_id: int, group: str, step: int) -> Sequence[Any]:
     m = METRICS.c
     where = (m.trial_id == trial_id) & (m.grp == group) & (m.step == step) & (m.run_id == run_id)
     return conn.execute(select(m.metrics, m.batch_metrics).where(where).order_by(m.restart, m.rank, m.seq)).all()
 
 
-def _unknown(
-    rows: Sequence[Row[Any]], values: dict[str, Any], batches: Any, where: str
-) -> tuple[dict[str, Any], Any, bool]:
+def _unknown(rows: Sequence[Any], values: dict[str, Any], batches: Any, where: str) -> tuple[dict[str, Any], Any, bool]:
     """What of a report does not stand yet, and whether that is anything at all."""
     known: dict[str, Any] = {}
     for row in rows:

@@ -30,7 +30,8 @@ def is_id(number: int) -> bool:
 
 def insert_new(conn: Connection, table: Table, values: dict[str, Any]) -> bool:
     """Insert a row unless one of its key stands already; True if it was inserted."""
-    return bool(conn.execute(_insert(conn, table).values(values).on_conflict_do_nothing()).rowcount)
+    statement = _insert(conn, table).values(values).on_conflict_do_nothing()
+    return bool(conn.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1)
 
 
 def put(conn: Connection, table: Table, values: dict[str, Any]) -> None:

@@ -133,5 +133,5 @@ def of_trial(conn: Connection, trial_id: int) -> list[Writer]:
 
 
 def _writer(row: Any) -> Writer:
-    *known, groups = row
-    return Writer(*known, {name: Group(*values) for name, values in loads(groups).items()})
+    groups = {name: Group(*values) for name, values in loads(row.groups).items()}
+    return Writer(row.trial_id, row.run_id, row.restart, row.rank, row.next_seq, row.restored, groups)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine
 
-from det_core.master.store import Store, experiments, trials
+from det_core.master.store import METADATA, Store, experiments, trials
 from det_core.master.store._database import parse, writing_engine
 from det_core.master.store._migrate import upgrade
-from support.postgres import postgres_server
+from support.postgres import Postgres, postgres_server
 
 __all__ = ["postgres_server"]
 KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
@@ -28,19 +28,29 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def postgres_schema(postgres_server: Postgres) -> str:
+    """A schema in PostgreSQL that is the newest, for many tests in turn."""
+    url = postgres_server.new_schema()
+    engine = writing_engine(parse(url))
+    upgrade(engine)
+    engine.dispose()
+    return url
+
+
 @pytest.fixture(params=KINDS)
 def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A database with nothing in it, each kind in turn."""
     if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_server").new_database())
+        return str(request.getfixturevalue("postgres_server").new_schema())
     return f"sqlite:///{tmp_path}/master/master.db"
 
 
 @pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database with the newest schema, each kind in turn."""
+    """A database with the newest schema and nothing else in it, each kind in turn."""
     if request.param == "postgres":
-        return _made(request.getfixturevalue("postgres_server").new_database())
+        return _emptied(request.getfixturevalue("postgres_schema"))
     (tmp_path / "master").mkdir()
     shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "master" / "master.db")
     return f"sqlite:///{tmp_path}/master/master.db"
@@ -82,8 +92,9 @@ def store(url: str) -> Iterator[Store]:
     opened.close_now()
 
 
-def _made(url: str) -> str:
+def _emptied(url: str) -> str:
     engine = writing_engine(parse(url))
-    upgrade(engine)
+    with engine.begin() as conn:
+        conn.exec_driver_sql(f"TRUNCATE {', '.join(METADATA.tables)} RESTART IDENTITY")
     engine.dispose()
     return url

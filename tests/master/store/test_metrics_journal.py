@@ -188,11 +188,27 @@ def as_records(lines: Sequence[Line], restored: int | None) -> list[dict[str, An
     return records
 
 
-@settings(max_examples=150)
-@given(runs=RUNS, by_restart=st.booleans(), seed=st.integers(0, 2**16))
+CASES = {"runs": RUNS, "by_restart": st.booleans(), "seed": st.integers(0, 2**16)}
+
+
+@settings(max_examples=25)
+@given(**CASES)
 def test_the_series_are_those_of_the_journals_own_reader(
     scratch: Engine, runs: Any, by_restart: bool, seed: int
 ) -> None:
+    check(scratch, runs, by_restart, seed)
+
+
+@pytest.mark.long
+@settings(max_examples=1000)
+@given(**CASES)
+def test_the_series_are_those_of_the_journals_own_reader_at_length(
+    scratch: Engine, runs: Any, by_restart: bool, seed: int
+) -> None:
+    check(scratch, runs, by_restart, seed)
+
+
+def check(scratch: Engine, runs: Any, by_restart: bool, seed: int) -> None:
     """Whatever the records are, and in whatever order, cut and number they come."""
     batches = []
     with tempfile.TemporaryDirectory() as folder, scratch.connect() as conn:

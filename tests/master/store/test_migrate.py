@@ -25,11 +25,11 @@ def test_an_empty_database_gets_the_newest_schema_by_the_steps(empty_url: str) -
         assert revision(conn) == HEAD
         assert set(inspect(conn).get_table_names()) == {*METADATA.tables, "alembic_version"}
     engine.dispose()
-    Store.open(empty_url).close_now()
+    _open(empty_url)
 
 
 def test_the_migrations_make_what_the_code_says(empty_url: str) -> None:
-    Store.open(empty_url).close_now()
+    _open(empty_url)
     engine = writing_engine(parse(empty_url))
     with engine.begin() as conn:
         assert compare_metadata(MigrationContext.configure(conn, opts={"compare_type": True}), METADATA) == []
@@ -65,13 +65,14 @@ def test_a_step_that_fails_leaves_nothing(empty_url: str, monkeypatch: pytest.Mo
     assert not broken.tables
 
 
-def test_a_newer_schema_is_refused(url: str) -> None:
-    engine = writing_engine(parse(url))
+def test_a_newer_schema_is_refused(empty_url: str) -> None:
+    _open(empty_url)
+    engine = writing_engine(parse(empty_url))
     with engine.begin() as conn:
         conn.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     engine.dispose()
     with pytest.raises(StoreError, match=r"has the schema 9999.*upgrade det_core"):
-        Store.open(url)
+        _open(empty_url)
 
 
 def _fail(*_: object, **__: object) -> None:

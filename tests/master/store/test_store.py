@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import sqlite3
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from det_core.errors import StoreError, StoreLocked
 from det_core.master.store import Connection, Store, key_values
@@ -135,7 +137,8 @@ def test_close_does_what_was_asked_for(url: str) -> None:
     again.close_now()
 
 
-def test_a_second_master_is_refused_until_the_first_has_died(url: str) -> None:
+def test_a_second_master_is_refused_until_the_first_has_died(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_core.master.store._lock.WAIT", 0.1)
     holder = subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     try:
@@ -151,23 +154,46 @@ def test_a_second_master_is_refused_until_the_first_has_died(url: str) -> None:
 
 def test_a_full_disk_is_one_clear_error_and_ends_when_there_is_room(tmp_path: Path) -> None:
     store = Store.open(f"sqlite:///{tmp_path}/master.db")
+    most = 300  # pages, in whatever connection
 
-    def room(pages: int) -> Any:
-        return lambda conn: conn.exec_driver_sql(f"PRAGMA max_page_count = {pages}").scalar()
+    def limit(connection: Any, *_: Any) -> None:
+        connection.execute(f"PRAGMA max_page_count = {most}")
 
     async def go() -> None:
+        nonlocal most
         await store.write(put("before"))
-        await store.write(room(100))
-        big, small = put("big", "x" * 10_000_000), put("small")
-        results = await asyncio.gather(store.write(small), store.write(big), return_exceptions=True)
-        assert results[0] is None
-        assert isinstance(results[1], StoreError)
-        assert "master.db: the disk is full; free space there" in str(results[1])
-        await store.write(room(1_000_000))
+        event.listen(store._writing, "begin", lambda conn: limit(conn.connection.driver_connection))
+        big = put("big", "x" * 10_000_000)
+        works = [put("one"), big, put("two"), big, put("three")]
+        results = await asyncio.gather(*map(store.write, works), return_exceptions=True)
+        assert results[0::2] == [None] * 3
+        for result in results[1::2]:
+            assert isinstance(result, StoreError)
+            assert "master.db: the disk is full; free space there" in str(result)
+        most = 1_000_000
         await store.write(big)
 
     asyncio.run(go())
-    assert keys(store, "before", "small") == [1, 1]
+    assert keys(store, "before", "one", "two", "three") == [1] * 4
+    store.close_now()
+
+
+def test_a_disk_that_refuses_to_write_is_one_clear_error(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/master.db")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def go() -> None:
+        await store.write(put("before"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
+        try:
+            with pytest.raises(StoreError, match=r"master\.db: the disk (refuses to read or write|is full)"):
+                await store.write(put("big", "x" * 10_000_000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        await store.write(put("after"))
+
+    asyncio.run(go())
+    assert keys(store, "before", "big", "after") == [1, None, 1]
     store.close_now()
 
 
@@ -214,7 +240,7 @@ def test_nobody_else_can_read_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("no url", "is no URL"),
+        ("no url", "is no database URL"),
         ("mysql://host/name", "not in mysql"),
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "names no file"),
@@ -233,13 +259,13 @@ def test_a_place_that_is_none_is_one_clear_error(url: str, said: str) -> None:
 
 @pytest.mark.postgres
 def test_a_lost_connection_is_an_error_and_the_next_work_gets_a_new_one(postgres_server: Any) -> None:
-    store = Store.open(postgres_server.new_database())
-    database = store.url.rsplit("/", 1)[1]
+    store = Store.open(postgres_server.new_schema())
 
     async def go() -> None:
         await store.write(put("a"))
-        end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{}'"
-        await asyncio.to_thread(postgres_server.execute, end.format(database))
+        others = "datname = 'postgres' AND pid <> pg_backend_pid()"
+        end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"
+        await asyncio.to_thread(postgres_server.execute, end)
         try:
             await store.write(put("b"))  # may have found the new connection already
         except StoreError as e:
