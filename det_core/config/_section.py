@@ -27,7 +27,7 @@ class Cross(NamedTuple):
 class Section(BaseModel):
     """An object with known keys."""
 
-    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(extra="forbid", validate_default=True, protected_namespaces=(), defer_build=True)
 
     @classmethod
     def cross(cls, given: Mapping[str, Any]) -> Iterator[Cross]:
