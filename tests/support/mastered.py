@@ -103,6 +103,7 @@ class Bench:
         for task in [t for t in asyncio.all_tasks() if t.get_name().startswith("det_core master")]:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        await self.store.write(lambda conn: None)  # what it had under way is done, or not, before the next one looks
 
     async def close(self) -> None:
         """Stop everything."""

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 MOST = 256
 """Commands that share a transaction at most, so that none waits for long."""
+RETRY = 1.0
+"""Seconds after which an event is taken again that the store refused."""
 
 
 @dataclass
@@ -110,9 +112,15 @@ class Actor:
         return answer
 
     def post(self, command: Command[Any]) -> None:
-        """Carry out a command whose answer nobody waits for; what goes wrong is logged."""
+        """Carry out a command whose answer nobody waits for. If the store fails, it is tried again until it works."""
+
+        def heard(answer: asyncio.Future[Any]) -> None:
+            error = None if answer.cancelled() else answer.exception()
+            if error is not None and not isinstance(error, Stopping) and getattr(error, "status", 500) >= 500:
+                asyncio.get_running_loop().call_later(RETRY, self.post, command)
+
         asked = _Asked(command, asyncio.get_running_loop().create_future())
-        asked.answer.add_done_callback(_log_failure)
+        asked.answer.add_done_callback(heard)
         if self._task is None:
             self._refuse(asked)
         else:
@@ -194,9 +202,3 @@ def _explained(error: Exception) -> Exception:
     wrapped = MasterError(f"the master could not carry this out: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped
-
-
-def _log_failure(answer: asyncio.Future[Any]) -> None:
-    error = None if answer.cancelled() else answer.exception()
-    if error is not None and not isinstance(error, MasterError):
-        LOG.error("an event could not be taken", exc_info=error)

@@ -39,15 +39,14 @@ class Known:
 def know(conn: Connection, experiment: ExperimentRow, rows: Sequence[TrialRow], *, summaries: bool) -> Known:
     """Look up what is kept of trials of one experiment; ``summaries``: also what is shown of a single trial alone."""
     spec, ids = Experiment(experiment.config), [row.id for row in rows]
-    validated: dict[int, MetricRow] = {}
-    best: dict[int, Validation] = {}
-    for number in ids:
-        row = metrics.latest_validation(conn, number)
-        if row is not None:
-            validated[number] = row
-            found = metrics.best_validation(conn, number, spec.metric, smaller_is_better=spec.smaller_is_better)
-            if found is not None:
-                best[number] = found
+    better = spec.smaller_is_better
+    if len(ids) == 1:
+        found = metrics.best_validation(conn, ids[0], spec.metric, smaller_is_better=better)
+        best = {} if found is None else {ids[0]: found}
+        validated = _latest_validations(conn, ids)
+    else:
+        best = metrics.best_validations(conn, experiment.id, spec.metric, smaller_is_better=better)
+        validated = _latest_validations(conn, list(best))
     if len(ids) == 1:
         one = operations.current(conn, ids[0])
         given = {} if one is None else {ids[0]: one}
@@ -76,6 +75,11 @@ def _exits(conn: Connection, rows: Sequence[TrialRow]) -> dict[int, int]:
         elif run is not None and run.exit_status is not None:
             told[number] = run.exit_status
     return told
+
+
+def _latest_validations(conn: Connection, ids: Sequence[int]) -> dict[int, MetricRow]:
+    found = {number: metrics.latest_validation(conn, number) for number in ids}
+    return {number: row for number, row in found.items() if row is not None}
 
 
 def _latest(conn: Connection, experiment_id: int) -> dict[int, str]:
