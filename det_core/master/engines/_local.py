@@ -86,8 +86,9 @@ class LocalEngine:
                 watch.pid = _spawn(folder, appear=self._appear)
         except Exception as e:
             logger.warning("allocation %s cannot be started: %s", spec.allocation_id, e)
-            with suppress(OSError):  # then recover() will say that it was lost
-                folder.write_exit(started=False, lost=False, error=f"it cannot be started: {e}")
+            watch.refused = f"it cannot be started: {e}"
+            with suppress(OSError):  # the next master will say that it was lost
+                folder.write_exit(started=False, lost=False, error=watch.refused)
         self._watch(watch)
 
     async def kill(self, allocation_id: str) -> None:

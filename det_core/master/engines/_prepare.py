@@ -14,6 +14,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -88,9 +89,13 @@ def _key(work: Path, base: object) -> str:
     digest = hashlib.sha256(json.dumps(base, sort_keys=True).encode())
     for path in sorted(p for p in work.rglob("*") if p.is_file() and not p.is_symlink()):
         name = path.relative_to(work).as_posix()
-        if whole or name == HOOK or path.name.encode() in text or path.name.startswith(_NAMED):
+        if whole or name == HOOK or path.name.startswith(_NAMED) or _names(text, path.name):
             digest.update(f"{name}\0{path.stat().st_size}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:32]
+
+
+def _names(text: bytes, name: str) -> bool:
+    return re.search(rb"(?<![\w.-])" + re.escape(os.fsencode(name)) + rb"(?![\w-])", text) is not None
 
 
 def _make(place: Path, work: Path, interpreter: str, base: dict[str, object]) -> None:

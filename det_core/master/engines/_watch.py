@@ -35,6 +35,7 @@ class Watch:
 
     Attributes:
         pid: its supervisor, if it is a child of this process.
+        refused: why it could not be started, if so.
         over: how it ended, once that was told.
     """
 
@@ -42,6 +43,7 @@ class Watch:
         self.allocation_id = allocation_id
         self.folder = folder
         self.pid: int | None = None
+        self.refused: str | None = None
         self.over: ExitReport | None = None
         self._tail = LogTail(folder.log, mark)
         self._asked_at: float | None = None
@@ -69,7 +71,7 @@ class Watch:
         for restart, rank, records in left(self.folder):
             args = (self.allocation_id, rank, records, restart)
             await self._hand(lambda args=args: listener.journal(*args))  # type: ignore[misc]
-        return await asyncio.to_thread(report, self.folder, asked=self.asked)
+        return await asyncio.to_thread(report, self.folder, asked=self.asked, refused=self.refused)
 
     async def _while_it_lives(self, listener: Listener) -> None:
         ended = asyncio.Event()
