@@ -119,6 +119,8 @@ class Wire:
             session, self._session = self._session, None
         if session is not None:
             session.close()
+        for connection in list(self._connections):  # a pool that an error still knows closes none by itself
+            connection.close()
 
     def _opened(self) -> requests.Session:
         if self._interrupted:

@@ -60,9 +60,9 @@ class Tail:
             if (restart, rank) == (self.restart, self.rank):
                 while (chunk := self._chunk(path, limit)) is not None:
                     place, text = chunk
-                    lines = [line for line in map(_line, text.splitlines()) if line and line.seq not in self]
+                    lines = {line.seq: line for line in map(_line, text.splitlines()) if line and line.seq not in self}
                     if lines:
-                        return lines
+                        return list(lines.values())
                     self._places[path.name] = place
         return []
 

@@ -207,7 +207,7 @@ def test_a_zombie_is_told_so_at_its_next_question_and_at_the_end(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = new.add_trial()
-    with pytest.raises(ReportsNotShipped, match=r"1 report\(s\) did not get to .* and lie in .*invalid run id"):
+    with pytest.raises(ReportsNotShipped, match=r"2 report\(s\) did not get to .* and lie in .*invalid run id"):
         with opened(new, trial, tmp_path, monkeypatch) as ctx:
             ctx.train.get_metadata()
             trial.run_id += 1

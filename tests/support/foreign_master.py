@@ -83,8 +83,10 @@ class ForeignMaster:
         self.preempting: set[str] = set()
         self.tokens: dict[str, str] = {}
         self.seen: list[Asked] = []
+        """The requests whose token was good, in order."""
         self.lock = threading.RLock()
         self.signalled = threading.Condition(self.lock)
+        self._closing = False
         self._sockets: set[socket.socket] = set()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -136,7 +138,7 @@ class ForeignMaster:
     def close(self) -> None:
         """Stop, and drop every connection."""
         with self.lock:
-            self.preempting |= {t.allocation_id for t in self.trials.values()}
+            self._closing = True
             self.signalled.notify_all()
         self._server.shutdown()
         for sock in list(self._sockets):
@@ -154,6 +156,7 @@ class ForeignMaster:
             if match and method == asked.method and not (name in OPERATIONS and self.release >= (0, 38)):
                 if name != "master":
                     self._admit(token, asked)
+                self.seen.append(asked)
                 return getattr(self, f"on_{name}")(asked, *map(unquote, match.groups()))
         raise Refused(12, "Not Implemented")
 
@@ -300,7 +303,7 @@ class ForeignMaster:
     def on_preemption(self, asked: Asked, allocation_id: str) -> Any:
         with self.lock:
             wait = float(asked.query.get("timeout_seconds", 60))
-            self.signalled.wait_for(lambda: allocation_id in self.preempting, wait)
+            self.signalled.wait_for(lambda: allocation_id in self.preempting or self._closing, wait)
             return {"preempt": allocation_id in self.preempting}
 
     def on_ack(self, asked: Asked, allocation_id: str) -> Any:
@@ -418,7 +421,6 @@ def _handler(master: ForeignMaster) -> type[BaseHTTPRequestHandler]:
                     found = master.answer(asked, shown and shown.removeprefix("Bearer "))
                 else:
                     with master.lock:
-                        master.seen.append(asked)
                         found = master.answer(asked, shown and shown.removeprefix("Bearer "))
                 status = 200
             except Refused as e:
