@@ -33,8 +33,9 @@ PUBLIC = {
         UnknownToMaster
     """,
     "det_core.search": """
-        Action Close Completed Create Event Exited Posted Progress Reason Search SetProgress Shutdown Started Stop
-        TrainTo TrialCreated Validated action_from_dict create_search event_from_dict
+        Action Close Completed Create Event Exited Posted Progress RandomState Reason Search SearchMethod SearchSetup
+        SetProgress Shutdown SimulatedTrial Simulation Started Stop TrainTo TrialCreated Validated action_from_dict
+        create_search event_from_dict simulate
     """,
     "det_core.config": """
         ConfigError ConfigErrors Experiment entrypoint_command parse_experiment read_changes read_overrides
@@ -69,7 +70,7 @@ PUBLIC = {
         METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
         SearcherEventRow SnapshotRow Store TokenRow TrialRow
     """,
-    "det_core.testing": "BackendCase BackendSuite CheckpointStoreSuite EngineSuite",
+    "det_core.testing": "BackendCase BackendSuite CheckpointStoreSuite EngineSuite SearchSuite",
 }
 
 

@@ -14,7 +14,10 @@ from det_core.search._events import (
     Validated,
     event_from_dict,
 )
+from det_core.search._method import SearchMethod, SearchSetup
+from det_core.search._random import RandomState
 from det_core.search._search import Search
+from det_core.search._simulate import SimulatedTrial, Simulation, simulate
 
 __all__ = [
     "Action",
@@ -25,10 +28,15 @@ __all__ = [
     "Exited",
     "Posted",
     "Progress",
+    "RandomState",
     "Reason",
     "Search",
+    "SearchMethod",
+    "SearchSetup",
     "SetProgress",
     "Shutdown",
+    "SimulatedTrial",
+    "Simulation",
     "Started",
     "Stop",
     "TrainTo",
@@ -37,4 +45,5 @@ __all__ = [
     "action_from_dict",
     "create_search",
     "event_from_dict",
+    "simulate",
 ]

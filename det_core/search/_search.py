@@ -259,7 +259,7 @@ class Search(ABC):
 
     def _hear_completed(self, event: Completed, trial: Trial) -> bool:
         told = trial.length
-        if trial.exited is not None or (told is None and (trial.closed or event.length <= trial.done)):
+        if trial.exited is not None or event.length <= trial.done or (told is None and trial.closed):
             return False
         if told != event.length:
             raise SearchError(f"trial {event.request_id} completed length {event.length}; it was to train to {told}")

@@ -17,8 +17,8 @@ class Trial:
         self.request_id = request_id
         self.length: int | None = None
         """The length of the operation it has not done yet."""
-        self.done = 0
-        """The length of the last operation it has done."""
+        self.done = -1
+        """The length of the last operation it has done; -1: none yet."""
         self.units: float = 0
         """How much it has trained."""
         self.closed = False
