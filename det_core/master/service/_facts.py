@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveTrial
 
+VALIDATION = "validation"
+"""The metric group of validations."""
 LOG = logging.getLogger("det_core")
 
 
@@ -64,22 +66,27 @@ def telling(trial: LiveTrial, records: Sequence[Mapping[str, Any]], *, last_will
     return [
         r
         for r in records
-        if (r["kind"] == "metrics" and validated and r["group"] == "validation")
+        if (r["kind"] == "metrics" and validated and r["group"] == VALIDATION)
         or (r["kind"] in kinds and last.get(r["kind"], r) is r)
     ]
 
 
 def goes_by_validations(trial: LiveTrial) -> bool:
-    """Whether a trial's search is told its validations: if it asks for them, and the trial has no operation to do."""
-    search = trial.experiment.search
-    return search is not None and Validated.kind in search.uses and trial.length is None and not trial.reopened
+    """Whether a trial's search is told its validations."""
+    search, spec = trial.experiment.search, trial.experiment.spec
+    if search is None or trial.reopened or Validated.kind not in search.uses:
+        return False
+    return spec.time_metric is not None or bool(spec.searcher.get("class"))
 
 
 async def catch_up(hub: Hub, trial: LiveTrial) -> None:
     """Tell a search the validations of its trial that are kept, and that it has not seen."""
     metric = trial.experiment.spec.metric
     found = await hub.store.read(lambda conn: validations(conn, trial.id, metric))
-    records = [{"kind": "metrics", "group": "validation", "metrics": v.row.metrics} for v in found]
+    records = [
+        {"kind": "metrics", "group": VALIDATION, "metrics": v.row.metrics, "steps_completed": v.row.steps_completed}
+        for v in found
+    ]
     if records:
         await steer(hub, trial.id, f"run {trial.run_id}", records, last_will=False)
 
@@ -89,22 +96,23 @@ def _act(hub: Hub, tx: Transaction, trial_id: int, record: Mapping[str, Any]) ->
     if trial is None:
         return
     if record["kind"] == "metrics":
-        validated(hub, tx, trial, record["metrics"])
+        validated(hub, tx, trial, record["metrics"], record["steps_completed"])
     else:
         _ACTS[record["kind"]](hub, tx, trial, record["body"])
 
 
-def validated(hub: Hub, tx: Transaction, trial: LiveTrial, values: Mapping[str, Any]) -> None:
+def validated(hub: Hub, tx: Transaction, trial: LiveTrial, values: Mapping[str, Any], steps: int | None) -> None:
     """Tell a search a validation of its trial, each step once."""
     spec = trial.experiment.spec
-    if not goes_by_validations(trial) or spec.time_metric is None:
+    if not goes_by_validations(trial):
         return
-    metric, step = _value(values, spec.metric), _value(values, spec.time_metric)
+    metric = _value(values, spec.metric)
+    step = steps if spec.time_metric is None else _value(values, spec.time_metric)
     if metric is None or step is None or not -1 < step < 2**63:
-        missing = spec.metric if metric is None else spec.time_metric
-        _ending.fail(hub, tx, trial.experiment, f"trial {trial.id}: a validation has no number {missing!r}")
-        return
-    if int(step) > trial.validated:
+        if spec.time_metric is not None:
+            missing = spec.metric if metric is None else spec.time_metric
+            _ending.fail(hub, tx, trial.experiment, f"trial {trial.id}: a validation has no number {missing!r}")
+    elif int(step) > trial.validated:
         trial.validated = int(step)
         tx.write(trials.change, trial.id, validated=trial.validated)
         trial.experiment.pending.append(Validated(trial.request_id, int(step), metric))

@@ -9,15 +9,13 @@ from det_core import _clock
 from det_core._errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid
 from det_core.master.service._access import check_run, experiment_row, know_trial, live_trial, trial_row
-from det_core.master.service._facts import steer
+from det_core.master.service._facts import VALIDATION, steer
 from det_core.master.store import experiments, logs, metrics, trials
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
-
-VALIDATION = "validation"
 
 
 async def fence(hub: Hub, trial_id: int, trial_run_id: int) -> None:
