@@ -95,7 +95,7 @@ class AllocationFolder:
                 return False
         except BlockingIOError:
             return True
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
 
     @contextmanager

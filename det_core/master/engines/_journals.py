@@ -16,6 +16,8 @@ def left(folder: AllocationFolder) -> Iterator[tuple[int, int, list[dict[str, An
 
     What is given is taken for handed over when the next is asked for.
     """
+    if not folder.journal.is_dir():
+        return
     to = f"{canonical_url(folder.spec().get('master_url') or 'http://127.0.0.1')} {folder.path.name}"
     for tail in tails(folder.journal, to=to):
         while lines := tail.read():

@@ -20,7 +20,7 @@ from det_core.master.engines._protocol import Ended, LaunchSpec, Listener
 from det_core.master.engines._report import never_launched
 from det_core.master.engines._slots import Slots
 from det_core.master.engines._variables import free_place, variables, write_info
-from det_core.master.engines._watch import Watch
+from det_core.master.engines._watch import RETRY, Watch
 
 logger = logging.getLogger("det_core")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
@@ -138,7 +138,12 @@ class LocalEngine:
 
     async def _see_through(self, watch: Watch) -> None:
         assert self._listener is not None, "recover() comes first"
-        watch.over = await watch.run(self._listener)
+        while watch.over is None:
+            try:
+                watch.over = await watch.run(self._listener)
+            except Exception as e:  # such as too many open files: what it does meanwhile is in its folder
+                logger.error("allocation %s cannot be watched now: %s", watch.allocation_id, e, exc_info=e)
+                await asyncio.sleep(RETRY)
         del self._tasks[watch.allocation_id]
         self._events.put_nowait(Ended(watch.allocation_id, watch.over))
 

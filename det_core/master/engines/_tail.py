@@ -54,7 +54,7 @@ class LogTail:
                 data = f.read(limit)
                 while b"\n" not in data and (more := f.read(limit)):
                     data += more
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return [], False
         whole = data[: data.rfind(b"\n") + 1]
         found = [line for record in whole.splitlines(keepends=True) for line in self._take(record)]
@@ -164,7 +164,7 @@ def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
             size = f.seek(0, 2)
             f.seek(max(size - _LOOK_BACK, 0))
             begin = 0 if size <= _LOOK_BACK else size - _LOOK_BACK + len(f.readline())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return ()
     tail = LogTail(path, f"{begin}:0:0")
     last: deque[LogLine] = deque(maxlen=count)

@@ -202,6 +202,22 @@ def test_a_launch_that_a_death_cut_short_is_lost(tmp_path: Path) -> None:
     run(work())
 
 
+def test_what_cannot_be_written_is_told_as_an_end(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            (tmp_path / "home" / "master").mkdir(parents=True)
+            (tmp_path / "home" / "master" / "allocations").write_text("in the way")
+            await bench.engine.launch(spec("a"))
+            exit = await bench.end_of("a")
+            assert not exit.started and not exit.lost
+            assert str(tmp_path) in exit.detail
+            await bench.engine.forget(key("a"))
+            await bench.engine.launch(spec("a"))
+            (tmp_path / "home" / "master" / "allocations").unlink()
+
+    run(work())
+
+
 def test_the_supervisor_costs_little_to_start(tmp_path: Path) -> None:
     """No bound on time here; that is what ``benchmarks/`` are for. What it may import is bounded."""
     code = "import sys; sys.path.append(sys.argv[1]); import _supervisor._main; print(*sys.modules)"
