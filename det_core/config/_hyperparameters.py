@@ -8,12 +8,14 @@ from typing import Annotated, Any, Literal, TypeGuard
 
 from pydantic import ConfigDict, RootModel
 
-from det_core.config._rules import Anything, Integer, Number, Positive, Rule, demand, number, one_of
+from det_core.config._rules import Anything, Number, Positive, Rule, demand, integer, number, one_of
 from det_core.config._section import Cross, Kinds, Section, option
 
 TYPES = ("const", "int", "double", "log", "categorical")
 _INSTEAD = {"float": "did you mean double?", "choice": "did you mean categorical?"}
 COUNTED = ("int", "double", "log")
+Exact = Annotated[int, integer(-(2**53), 2**53)]
+"""An integer that a float can hold: a grid computes with floats."""
 MAX_GRID = 100_000
 """How many points a grid may have."""
 
@@ -28,6 +30,8 @@ class _Range(Section):
         low, high = given.get("minval"), given.get("maxval")
         if _is_number(low) and _is_number(high) and not low < high:
             yield Cross(("minval",), f"less than maxval, which is {high}")
+        elif _is_number(low) and _is_number(high) and not math.isfinite(float(high) - float(low)):
+            yield Cross(("minval",), f"so close to maxval, which is {high}, that their difference is a finite number")
 
 
 class Const(Section):
@@ -41,8 +45,8 @@ class Int(_Range):
     """An integer between two, both included."""
 
     type: Literal["int"] = option(..., "`int`")
-    minval: Integer = option(..., "the smallest")
-    maxval: Integer = option(..., "the largest")
+    minval: Exact = option(..., "the smallest")
+    maxval: Exact = option(..., "the largest")
     count: Positive | None = option(None, "how many values a grid takes of it")
 
 
@@ -70,13 +74,14 @@ class Log(_Range):
         base = given.get("base")
         for key in ("minval", "maxval"):
             exponent = given.get(key)
-            if _is_number(base) and base > 0 and _is_number(exponent) and not _finite(base, exponent):
-                yield Cross((key,), f"an exponent: {base} to the power of it is too large", "give log10 of the value")
+            if _is_number(base) and base > 0 and _is_number(exponent) and not _has_power(base, exponent):
+                allowed = f"an exponent, so that {base} to the power of it is a number above 0, and finite"
+                yield Cross((key,), allowed, "give the logarithm of the value")
 
 
-def _finite(base: float, exponent: float) -> bool:
+def _has_power(base: float, exponent: float) -> bool:
     try:
-        return math.isfinite(float(base) ** exponent)
+        return 0 < float(base) ** exponent < math.inf
     except OverflowError:
         return False
 

@@ -92,16 +92,17 @@ def integer(least: int | None = None, most: int | None = None, what: str = "an i
     return Rule(what if least is None else f"{what} of at least {least}", read)
 
 
-def number(above: float | None = None, least: float | None = None) -> Rule:
+def number(above: float | None = None, least: float | None = None, most: float | None = None) -> Rule:
     """A number within bounds."""
 
     def read(given: Any) -> float | int:
         value = as_number(given)
         demand((above is None or value > above) and (least is None or value >= least))
+        demand(most is None or value <= most)
         return value
 
     bound = f" above {above:g}" if above is not None else f" of at least {least:g}" if least is not None else ""
-    return Rule(f"a number{bound}", read)
+    return Rule(f"a number{bound}" + ("" if most is None else f" and at most {most:g}"), read)
 
 
 def one_of(*names: str, instead: Mapping[str, str] | None = None) -> Rule:

@@ -15,6 +15,7 @@ from det_core.config._rules import (
     LengthOfOne,
     Name,
     Positive,
+    integer,
     number,
     one_of,
     text,
@@ -23,6 +24,9 @@ from det_core.config._section import Cross, Kinds, Section, option
 
 NAMES = ("single", "random", "grid", "async_halving", "adaptive_asha", "optuna", "custom")
 SAMPLERS = ("tpe", "gp", "cmaes", "random", "qmc", "nsgaii")
+MAX_TRIALS = 1_000_000
+Trials = Annotated[int, integer(1, MAX_TRIALS)]
+Rungs = Annotated[int, integer(1, 100)]
 _FORMER = dict.fromkeys(("sync_halving", "adaptive", "adaptive_simple"), "searches of that kind are adaptive_asha now")
 
 
@@ -39,7 +43,9 @@ class _Searcher(Section):
 
 
 class _Concurrent(_Searcher):
-    max_concurrent_trials: Count = option(16, "how many trials are there at once; 0: as many as the method likes")
+    max_concurrent_trials: Annotated[int, integer(0, MAX_TRIALS)] = option(
+        16, "how many trials are there at once; 0: as many as the method likes"
+    )
 
 
 class Single(_Searcher):
@@ -54,7 +60,7 @@ class Random(_Concurrent):
 
     name: Literal["random"] = option(..., "`random`")
     max_length: Length | None = option(None, "how long each trial trains")
-    max_trials: Positive = option(..., "how many trials there are")
+    max_trials: Trials = option(..., "how many trials there are")
 
 
 class Grid(_Concurrent):
@@ -74,8 +80,8 @@ class Halving(_Concurrent):
     max_length: LengthOfOne | None = option(None, "how long the best trials train; or give `time_metric`")
     time_metric: Name | None = option(None, "the validation metric that tells how far a trial is, as `batches`")
     max_time: Positive | None = option(None, "up to which value of `time_metric` the best trials train")
-    max_trials: Positive = option(..., "how many trials there are")
-    divisor: Annotated[float, number(above=1)] = option(4, "one of so many trials goes on at each rung")
+    max_trials: Trials = option(..., "how many trials there are")
+    divisor: Annotated[float, number(above=1, most=1000)] = option(4, "one of so many trials goes on at each rung")
     stop_once: Flag = option(
         False, "stop the others for good, instead of letting them wait for a promotion; by `time_metric`: always"
     )
@@ -94,7 +100,7 @@ class AsyncHalving(Halving):
     """Asynchronous successive halving."""
 
     name: Literal["async_halving"] = option(..., "`async_halving`")
-    num_rungs: Positive = option(..., "how many rungs there are")
+    num_rungs: Rungs = option(..., "how many rungs there are")
 
 
 class AdaptiveAsha(Halving):
@@ -104,8 +110,8 @@ class AdaptiveAsha(Halving):
     mode: Annotated[str, one_of("standard", "aggressive", "conservative")] = option(
         "standard", "how early trials are stopped"
     )
-    max_rungs: Positive = option(5, "how many rungs a bracket has at most")
-    bracket_rungs: list[Positive] = option([], "how many rungs each bracket has; empty: made from the others")
+    max_rungs: Rungs = option(5, "how many rungs a bracket has at most")
+    bracket_rungs: list[Rungs] = option([], "how many rungs each bracket has; empty: made from the others")
 
 
 class Optuna(_Concurrent):
@@ -115,7 +121,7 @@ class Optuna(_Concurrent):
     sampler: Annotated[str, one_of(*SAMPLERS)] = option("tpe", "which of Optuna's samplers")
     sampler_options: AnyObject = option({}, "arguments of the sampler")
     max_length: Length | None = option(None, "how long each trial trains")
-    max_trials: Positive = option(..., "how many trials there are")
+    max_trials: Trials = option(..., "how many trials there are")
 
 
 class Custom(_Searcher):

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from det_core.config import ConfigErrors, parse_experiment
+from det_core.search import Started, create_search
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
 words = st.text("abcxyz_-. 0", min_size=1, max_size=6).filter(str.strip)
@@ -113,6 +114,17 @@ def test_what_is_read_of_a_file_is_a_file_again(file: dict[str, Any]) -> None:
 def test_yaml_means_what_json_means(file: dict[str, Any], seed: int) -> None:
     text = yaml.safe_dump(file, default_style='"')  # PyYAML has YAML 1.1 in mind: unquoted, it would write other values
     assert parse_experiment(text, default_seed=seed) == parse_experiment(json.dumps(file), default_seed=seed)
+
+
+@settings(max_examples=40)
+@given(files, st.integers(0, 2**32 - 1))
+def test_every_search_that_is_accepted_can_begin(file: dict[str, Any], seed: int) -> None:
+    searcher = {key: value for key, value in file["searcher"].items() if key != "class"}
+    if "max_trials" in searcher:
+        searcher["max_trials"] = min(searcher["max_trials"], 20)
+    made = parse_experiment({**file, "searcher": searcher}, default_seed=seed)
+    for action in create_search(made.searcher, made.hyperparameters, made.seed).handle(Started()):
+        json.dumps(action.to_dict(), allow_nan=False)
 
 
 KEYS = """
