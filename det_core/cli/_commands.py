@@ -28,6 +28,7 @@ COMMANDS = {
         ("describe", "kill", "list", "logs", "metrics"),
     ),
     "run": Command("det_core.cli._run", "run one script as a trial, without a file"),
+    "search": Command("det_core.cli.search", "what a search will do, before it does it", ("preview",)),
     "master": Command("det_core.cli.master", "start, look at and stop a master", ("down", "status", "up")),
     "runs": Command(
         "det_core.cli.runs",
