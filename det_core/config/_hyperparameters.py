@@ -81,7 +81,8 @@ class Log(_Range):
 
 def _has_power(base: float, exponent: float) -> bool:
     try:
-        return 0 < float(base) ** exponent < math.inf
+        power: float = float(base) ** exponent
+        return 0 < power < math.inf
     except OverflowError:
         return False
 
