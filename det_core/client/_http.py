@@ -42,6 +42,9 @@ class Http:
         self._certificate = certificate
         self._idle: list[http.client.HTTPConnection] = []
 
+    def __del__(self) -> None:
+        self.close()
+
     def close(self) -> None:
         """Give back the connections that nobody uses."""
         while self._idle:

@@ -122,7 +122,9 @@ def test_an_address_is_made_whole(given: str, url: str) -> None:
     assert canonical(url) == url
 
 
-@pytest.mark.parametrize("given", ["", "http://", "http://me:pw@gpu1", "gpu1?x=1", "ftp://gpu1", "gpu1:port", "gpu1#a", "a b"])
+@pytest.mark.parametrize(
+    "given", ["", "http://", "http://me:pw@gpu1", "gpu1?x=1", "ftp://gpu1", "gpu1:port", "gpu1#a", "a b"]
+)
 def test_what_is_no_address_is_refused(given: str) -> None:
     with pytest.raises(ValueError, match="is no address of a master"):
         canonical(given)
