@@ -80,11 +80,11 @@ _VIEWS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
 
 async def operations(hub: Hub, experiment_id: int, triggered_by: int | None, sent: Sequence[Mapping[str, Any]]) -> None:
     """Take the decisions of a search that runs elsewhere."""
-    await know_experiment(hub, experiment_id)
     actions = tuple(_action(number, operation) for number, operation in enumerate(sent))
     answered = await hub.store.read(lambda conn: key_values.get(conn, _answered(experiment_id), -1))
-    if triggered_by is not None and triggered_by <= answered and triggered_by >= 0:
+    if triggered_by is not None and 0 <= triggered_by <= answered:
         return  # the same answer once more
+    await know_experiment(hub, experiment_id)
 
     def command(tx: Transaction) -> None:
         experiment = live_experiment(hub, experiment_id)

@@ -142,7 +142,8 @@ class Runner:
             agent_id=settings.agent_id,
             steps_completed=allocation.steps_completed,
             latest_checkpoint=allocation.latest_checkpoint,
-            environment=spec.environment_variables,
+            environment=spec.environment_variables_for("cpu"),
+            gpu_environment=spec.environment_variables_for("cuda"),
             preemption_timeout=spec.preemption_timeout,
         )
 
