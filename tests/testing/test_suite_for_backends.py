@@ -13,16 +13,20 @@ import pytest
 from det_core.backend import LocalBackend
 from det_core.backend.rest import (
     Credential,
+    JournalCarrier,
     Master,
     MasterSession,
     ReportCarrier,
     RestBackend,
     Shipper,
     Task,
+    about,
 )
 from det_core.journal import Journal, Tail
 from det_core.testing import BackendCase, BackendSuite
 from support.foreign_master import foreign_master
+from support.ours import config
+from support.running_master import Running
 from support.scripted_backend import ScriptedBackend
 
 
@@ -67,6 +71,30 @@ class TestRestOfOperations(Rest):
 
 class TestRestOfLengths(Rest):
     version = "0.38.1"
+
+
+class TestRestOfOurs(BackendSuite):
+    """Under our own master, with an engine that starts nothing."""
+
+    @contextmanager
+    def opened(self, folder: Path, lengths: Sequence[int]) -> Iterator[BackendCase]:
+        (folder / "home").mkdir()
+        running = Running(folder / "home", 1 << 20)
+        try:
+            spec = running.a_trial(config(folder, lengths[0]))
+            token = Credential("Grpc-Metadata-x-allocation-token", spec.session_token)
+            session = MasterSession(running.url, [token], patience=20)
+            journal = Journal(folder, run_id="run", restart=0, rank=0)
+            carrier = JournalCarrier(session, spec.trial_id, spec.trial_run_id)
+            shipper = Shipper([Tail(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)
+            ids = (spec.trial_id, spec.experiment_id, spec.trial_run_id, spec.task_id, spec.allocation_id)
+            backend = RestBackend(session, about(session), Task(*ids, spec.config["searcher"]), shipper)
+            pause = f"experiments/{spec.experiment_id}/pause"
+            yield BackendCase(backend, journal, lambda: running.ask("POST", pause))
+            journal.close()
+            backend.close()
+        finally:
+            running.close()
 
 
 class TestScripted(BackendSuite):
