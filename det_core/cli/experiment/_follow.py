@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from det_core.cli._say import note
 from det_core.cli._session import command_for
+from det_core.cli._status import INTERRUPTED
 from det_core.cli.experiment._lines import print_line, print_raw
 from det_core.cli.experiment._tail import Tail
 
@@ -42,7 +43,7 @@ def follow(args: argparse.Namespace, experiment: Experiment, *, quiet: bool = Fa
         raw: it is one script: print what it prints, where it prints it, and no more.
 
     Raises:
-        KeyboardInterrupt: the user has seen enough; how to come back is told.
+        SystemExit: the user has seen enough; how to come back is told.
         MasterUnreachable: the master is away for too long.
     """
     show: Show = Nothing() if quiet else Raw() if raw else _for_people()
@@ -56,9 +57,11 @@ def follow(args: argparse.Namespace, experiment: Experiment, *, quiet: bool = Fa
                 tail.pause()
     except KeyboardInterrupt:
         show.close()
-        note(f"\nexperiment {experiment.id} goes on; to watch it: {_command(args, experiment, 'logs', '-f')}")
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # below the ^C
+        note(f"experiment {experiment.id} goes on; to watch it: {_command(args, experiment, 'logs', '-f')}")
         note(f"to stop it: {_command(args, experiment, 'cancel')}")
-        raise
+        raise SystemExit(INTERRUPTED) from None
     finally:
         show.close()
 
@@ -98,11 +101,11 @@ class Plain(Nothing):
     def state(self, experiment: Experiment, trials: list[Trial]) -> None:
         """How things stand."""
         from det_core.cli._say import number
-        from det_core.cli.experiment._told import first_line, settings
+        from det_core.cli.experiment._told import first_line, settings, state_of
 
         for trial in trials:
             before = self._states.get(trial.id)
-            now = (trial.state, trial.restarts)
+            now = (state_of(trial), trial.restarts)
             if now == before:
                 continue
             self._states[trial.id] = now
@@ -111,7 +114,7 @@ class Plain(Nothing):
                 more += f" ({experiment.metric} {number(trial.best_metric)})"
             if trial.restarts and (before is None or before[1] != trial.restarts):
                 more += f" (restart {trial.restarts}{': ' + first_line(trial.error) if trial.error else ''})"
-            note(f"trial {trial.id} {trial.state}{more}")
+            note(f"trial {trial.id} {now[0]}{more}")
         if experiment.state != self._of_all:
             self._of_all = experiment.state
             note(f"experiment {experiment.id} {experiment.state}")

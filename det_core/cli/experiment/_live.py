@@ -14,7 +14,7 @@ from rich.text import Text
 
 from det_core.cli._say import number
 from det_core.cli.experiment._lines import head_of, text_of
-from det_core.cli.experiment._told import duration, settings
+from det_core.cli.experiment._told import duration, settings, state_of
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Trial
@@ -37,7 +37,7 @@ class Live:
     def line(self, trial: Trial, line: dict[str, Any]) -> None:
         """A line that was printed."""
         colour = _COLOURS[trial.id % len(_COLOURS)]
-        self._console.print(Text(head_of(trial), style=colour) + Text.from_ansi(text_of(line)), soft_wrap=True)
+        self._console.print(Text.assemble((head_of(trial), colour), Text.from_ansi(text_of(line))), soft_wrap=True)
 
     def state(self, experiment: Experiment, trials: list[Trial]) -> None:
         """How things stand."""
@@ -57,7 +57,7 @@ def _trials(experiment: Experiment, trials: list[Trial]) -> Table:
     order = sorted(trials, key=lambda t: (t.state not in AT_WORK, t.ended, -t.id))
     for trial in sorted(order[:SHOWN], key=lambda t: t.id):
         best = "-" if trial.best_metric is None else number(trial.best_metric)
-        row = (str(trial.id), trial.state, str(trial.steps_completed), best, settings(trial.hparams))
+        row = (str(trial.id), state_of(trial), str(trial.steps_completed), best, settings(trial.hparams))
         style = None if trial.state in AT_WORK else "dim"
         table.add_row(*(Text(cell) for cell in row), style=style)
     return table
@@ -66,7 +66,7 @@ def _trials(experiment: Experiment, trials: list[Trial]) -> Table:
 def _summary(experiment: Experiment, trials: list[Trial]) -> Table:
     line = Table.grid(padding=(0, 2, 0, 0))
     took = duration(time.time() - float(experiment.info.get("start_time") or time.time()))
-    states = Counter(trial.state for trial in trials)
+    states = Counter(state_of(trial) for trial in trials)
     counted = ", ".join(f"{count} {state.lower()}" for state, count in sorted(states.items()))
     best = ""
     if experiment.best_metric is not None:

@@ -78,6 +78,11 @@ def print_result(args: argparse.Namespace, experiment: Experiment) -> None:
         print(f"to download it: {command_for(args, 'experiment', 'download-checkpoint', experiment.id, 'DIR')}")
 
 
+def state_of(trial: Trial) -> str:
+    """A trial's state; one that has done its work, and may get more from the search, is WAITING."""
+    return "WAITING" if trial.state == "ACTIVE" and trial.info.get("parked") else trial.state
+
+
 def first_line(error: str) -> str:
     """The first line of an error, without the name of the allocation before it and the output after it."""
     line = error.split("\n", 1)[0].removesuffix(" its last lines:").rstrip("; ")

@@ -40,11 +40,13 @@ def run(args: argparse.Namespace, master: Master) -> int:
 
 
 def _facts(trial: Trial) -> list[tuple[str, str]]:
+    from det_core.cli.experiment._told import state_of
+
     info = trial.info
     facts = [
         ("trial", str(trial.id)),
         ("experiment", str(trial.experiment_id)),
-        ("state", trial.state + (" (waits for the search)" if info.get("parked") else "")),
+        ("state", state_of(trial) + (" (for the search)" if info.get("parked") else "")),
         ("started", when(info.get("start_time") or 0.0)),
         ("ended", when(info.get("end_time") or 0.0)),
         ("restarts", str(trial.restarts)),

@@ -47,12 +47,12 @@ def ranked(experiment: Experiment, trials: list[Trial]) -> list[Trial]:
 
 def print_trials(experiment: Experiment, trials: list[Trial]) -> None:
     """Trials as a table."""
-    from det_core.cli.experiment._told import settings
+    from det_core.cli.experiment._told import settings, state_of
 
     rows = [
         (
             str(trial.id),
-            trial.state,
+            state_of(trial),
             "-" if trial.best_metric is None else number(trial.best_metric),
             str(trial.steps_completed),
             str(trial.restarts),
