@@ -34,6 +34,7 @@ class LaunchSpec:
         steps_completed: the step of ``latest_checkpoint``; 0 at a warm start.
         latest_checkpoint: the storage_id to start from.
         environment: variables of the user's, which win over the engine's (save for those named DET_CORE_…).
+        gpu_environment: those instead, if it gets a GPU; None: the same.
         context: the packed context directory; None: an empty one.
         preemption_timeout: seconds that the script has to save after it was asked to stop.
         interpreter: the Python that ``python`` means; None: the master's own.
@@ -56,6 +57,7 @@ class LaunchSpec:
     steps_completed: int = 0
     latest_checkpoint: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
+    gpu_environment: Mapping[str, str] | None = None
     context: Path | None = None
     preemption_timeout: float = 3600.0
     interpreter: str | None = None

@@ -24,6 +24,8 @@ PORTS = {
 }
 """The ports of the first allocation; each further one has its own, ``STRIDE`` higher."""
 STRIDE, _PLACES = 16, 1000
+LARGEST = 100_000
+"""Characters of a variable: Linux starts nothing with one above 128 KiB. What is larger is in trial.json alone."""
 
 
 def variables(spec: LaunchSpec, folder: Path, home: Path, slots: Slots, place: int) -> dict[str, str]:
@@ -37,17 +39,16 @@ def variables(spec: LaunchSpec, folder: Path, home: Path, slots: Slots, place: i
         place: which ports it gets; see :func:`free_place`.
     """
     base = inherited()
-    python = os.path.dirname(spec.interpreter or sys.executable)
     return {
         **base,
-        "PATH": f"{python}{os.pathsep}{base.get('PATH', os.defpath)}",
+        "PATH": os.pathsep.join([_programs(spec.interpreter or sys.executable, folder), base.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
         **slots.variables(spec.slot_ids),
         **_of_the_cluster(spec),
         **_of_the_trial(spec),
         **{name: str(port + STRIDE * place) for name, port in PORTS.items()},
         "DET_WORKDIR": str(folder / "work"),
-        **spec.environment,
+        **_of_the_user(spec, slots),
         "DET_CORE_HOME": str(home),
         "DET_CORE_INFO_DIR": str(folder / "info"),
         "DET_CORE_RUN_DIR": str(folder / "journal"),
@@ -95,6 +96,17 @@ def write_info(spec: LaunchSpec, folder: Path, slots: Slots) -> None:
         (folder / "info" / name).write_text(json.dumps(content))
 
 
+def _programs(interpreter: str, folder: Path) -> str:
+    """The folder in which ``python`` is the interpreter: made here where it goes by ``python3`` alone."""
+    programs = os.path.dirname(interpreter)
+    if not os.path.exists(os.path.join(programs, "python")):
+        (folder / "bin").mkdir()
+        for name in ("python", "python3"):
+            (folder / "bin" / name).symlink_to(interpreter)
+        return str(folder / "bin")
+    return programs
+
+
 def free_place(taken: set[int]) -> int:
     """The first place that no allocation has and whose ports no other program listens on."""
     for place in range(_PLACES):
@@ -137,7 +149,13 @@ def _of_the_cluster(spec: LaunchSpec) -> dict[str, str]:
     }
 
 
+def _of_the_user(spec: LaunchSpec, slots: Slots) -> Mapping[str, str]:
+    on_gpu = bool(slots.devices and spec.slot_ids)
+    return spec.gpu_environment if on_gpu and spec.gpu_environment is not None else spec.environment
+
+
 def _of_the_trial(spec: LaunchSpec) -> dict[str, str]:
+    large = {"DET_HPARAMS": json.dumps(dict(spec.hparams)), "DET_EXPERIMENT_CONFIG": json.dumps(dict(spec.config))}
     names = {"allocation_id": spec.allocation_id, "task_id": spec.task_id}
     return {
         "DET_TASK_ID": spec.task_id,
@@ -151,6 +169,5 @@ def _of_the_trial(spec: LaunchSpec) -> dict[str, str]:
         "DET_TRIAL_SEED": str(spec.trial_seed),
         "DET_STEPS_COMPLETED": str(spec.steps_completed),
         "DET_LATEST_CHECKPOINT": spec.latest_checkpoint or "",
-        "DET_HPARAMS": json.dumps(dict(spec.hparams)),
-        "DET_EXPERIMENT_CONFIG": json.dumps(dict(spec.config)),
+        **{name: value for name, value in large.items() if len(value) < LARGEST},
     }

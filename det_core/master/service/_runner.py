@@ -33,9 +33,11 @@ class Runner:
         self._tried: set[str] = set()
         self._last: dict[str, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._recovered = asyncio.Event()
 
     def watch(self) -> None:
-        """Listen to the engine from now on."""
+        """The engine has recovered: listen to it, and tell it what was put off until then."""
+        self._recovered.set()
         self.spawn(self._listen(), "engine")
 
     async def stop(self) -> None:
@@ -99,6 +101,7 @@ class Runner:
         self, before: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]], allocation_id: str
     ) -> None:
         try:
+            await self._recovered.wait()
             if before is not None:
                 await asyncio.wait([before])
             await work()
