@@ -189,7 +189,9 @@ class _Attempt:
         self._warned = False
 
     def left(self, least: float) -> float:
-        """Seconds that it may still take: a first attempt as long as it needs."""
+        """Seconds that it may still take: all that it needs, where there is no second attempt."""
+        if self._patience <= 0:
+            return least
         left = self._until - _clock.monotonic()
         return left if left > 0.5 else min(least, 10.0)
 
