@@ -128,7 +128,7 @@ def _remarks(bracket: JSON) -> list[str]:
     if empty := [rung["rung"] for rung in rungs if rung["trials"] == 0]:
         found.append(
             f"{where}: no trial reaches rung {empty[0]} (length {rungs[empty[0]]['length']}): "
-            f"max_trials is {bracket['max_trials']} there, too few for {len(rungs)} rungs; take more trials, or fewer rungs"
+            f"max_trials is {bracket['max_trials']} there, too few for {len(rungs)} rungs; take more, or fewer rungs"
         )
     return found
 

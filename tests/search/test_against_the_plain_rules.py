@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,8 +16,7 @@ STEP = st.tuples(
 )
 
 
-@settings(max_examples=300, deadline=None)
-@given(
+RUNS = given(
     rungs=st.integers(1, 4),
     trials=st.integers(1, 25),
     divisor=st.sampled_from([2, 3, 4, 1.5, 2.5]),
@@ -24,7 +24,22 @@ STEP = st.tuples(
     stop_once=st.booleans(),
     steps=st.lists(STEP, max_size=120),
 )
-def test_it_decides_as_the_rules_say(
+
+
+@settings(max_examples=100, deadline=None)
+@RUNS
+def test_it_decides_as_the_rules_say(**run: Any) -> None:
+    compare(**run)
+
+
+@pytest.mark.long
+@settings(max_examples=10_000, deadline=None)
+@RUNS
+def test_it_decides_as_the_rules_say_in_many_runs(**run: Any) -> None:
+    compare(**run)
+
+
+def compare(
     rungs: int, trials: int, divisor: float, concurrent: int, stop_once: bool, steps: list[tuple[int, Any]]
 ) -> None:
     search = create_search(
