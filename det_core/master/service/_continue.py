@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from det_core.config import ConfigErrors, Experiment, parse_experiment
+from det_core.config import ConfigErrors, Experiment, parse_experiment, read_changes
 from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import State
 from det_core.master.service import _retention
@@ -47,16 +47,8 @@ def _laid_over(row: ExperimentRow, override: str | None) -> Experiment:
     before = Experiment(row.config, row.warnings)
     if not override or not override.strip():
         return before
-    import yaml
-
     try:
-        change = yaml.safe_load(override)
-    except yaml.YAMLError as e:
-        raise Invalid(f"overrideConfig is no YAML: {e}") from None
-    if not isinstance(change, Mapping):
-        raise Invalid("overrideConfig must be a mapping, as in an experiment file")
-    try:
-        after = parse_experiment(_merged(row.config, change))
+        after = parse_experiment(_merged(row.config, read_changes(override)))
     except ConfigErrors as e:
         raise Invalid(str(e), tuple(map(str, e.errors))) from None
     if _search_of(before) != _search_of(after):
