@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable
 
@@ -12,8 +13,8 @@ from det_core.backend import Backend
 logger = logging.getLogger("det_core.core")
 HOLD = 60.0
 """Seconds that the master may hold a request before it says that there is nothing to say."""
-AGAIN_FIRST, AGAIN_MOST = 0.5, 10.0
-"""Seconds before a request that failed is made again."""
+AGAIN_FIRST, AGAIN_MOST = 0.25, 3.0
+"""Seconds before a request that failed is made again; a random part of that, so that processes do not come together."""
 GIVE_UP = 5.0
 """Seconds that the thread gets to end."""
 
@@ -60,7 +61,7 @@ class Poll:
                     e,
                 )
                 warned = True
-                self._ended.wait(pause)
+                self._ended.wait(pause * random.uniform(0.5, 1.0))
                 pause = min(2 * pause, AGAIN_MOST)
                 continue
             if stop:
