@@ -176,12 +176,28 @@ class EngineSuite(ABC):
 
         self.run(work())
 
-    def test_a_kill_right_after_the_launch_is_heard(self, tmp_path: Path) -> None:
+    def test_a_kill_during_the_launch_or_right_after_is_heard(self, tmp_path: Path) -> None:
         async def work() -> None:
             async with self.bench(tmp_path) as bench:
-                await asyncio.gather(*(bench.engine.launch(spec(f"a{i}", FOREVER)) for i in range(4)))
-                await asyncio.gather(*(bench.engine.kill(key(f"a{i}")) for i in range(4)))
-                assert all([(await bench.end_of(f"a{i}")).killed for i in range(4)])
+                during = [asyncio.create_task(bench.engine.launch(spec(f"a{i}", FOREVER))) for i in range(2)]
+                await asyncio.sleep(0)
+                await bench.engine.kill(key("a0"))
+                await bench.engine.terminate(key("a1"), 0.3)
+                await asyncio.gather(*during, bench.engine.launch(spec("a2", FOREVER)))
+                await bench.engine.kill(key("a2"))
+                assert all([(await bench.end_of(f"a{i}")).killed for i in range(3)])
+
+        self.run(work())
+
+    def test_a_large_configuration_is_no_hindrance(self, tmp_path: Path) -> None:
+        show = "import json, os; print(len(json.load(open(os.environ['DET_CORE_INFO_DIR'] + '/trial.json'))['config']))"
+        config = {f"key {i}": "x" * 100 for i in range(3000)}
+
+        async def work() -> None:
+            async with self.bench(tmp_path) as bench:
+                await bench.engine.launch(replace(spec("a"), command=["python", "-c", show], config=config))
+                exit = await bench.end_of("a")
+                assert (exit.status, exit.last_lines) == (0, ("3000",))
 
         self.run(work())
 
@@ -297,7 +313,7 @@ class EngineSuite(ABC):
     def test_what_is_not_taken_is_given_again(self, tmp_path: Path) -> None:
         async def work() -> None:
             async with self.bench(tmp_path) as bench:
-                bench.refuse = 2
+                bench.refuse = 1
                 await bench.engine.launch(spec("a", "echo one; echo two"))
                 await bench.end_of("a")
                 assert bench.refuse == 0

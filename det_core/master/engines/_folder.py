@@ -47,9 +47,16 @@ class AllocationFolder:
         self.write_words("command", spec.command)
 
     def write_words(self, name: str, words: Mapping[str, str] | Any) -> None:
-        """Write a list of words, or of variables, for the supervisor."""
+        """Write a list of words, or of variables, for the supervisor.
+
+        Raises:
+            ValueError: one has a NUL in it.
+        """
         items = [f"{k}={v}" for k, v in words.items()] if isinstance(words, Mapping) else list(words)
-        (self.path / name).write_bytes(b"\0".join(os.fsencode(item) for item in items))
+        data = b"\0".join(os.fsencode(item) for item in items)
+        if data.count(b"\0") != max(len(items) - 1, 0):
+            raise ValueError(f"a NUL character in the {name}")
+        (self.path / name).write_bytes(data)
 
     def spec(self) -> dict[str, Any]:
         """What was launched; empty if that was never written down."""

@@ -84,6 +84,7 @@ class LocalEngine:
                 folder.write_exit(killed=True, started=False, lost=False, error="it was killed before it began")
             else:
                 watch.pid = _spawn(folder, appear=self._appear)
+                watch.remind()
         except Exception as e:
             logger.warning("allocation %s cannot be started: %s", spec.allocation_id, e)
             watch.refused = f"it cannot be started: {e}"

@@ -24,6 +24,8 @@ PORTS = {
 }
 """The ports of the first allocation; each further one has its own, ``STRIDE`` higher."""
 STRIDE, _PLACES = 16, 1000
+_LONGEST = 100_000
+"""Characters of a variable; the kernel takes no program's with 128 KiB. What is longer is in the information files."""
 LARGEST = 100_000
 """Characters of a variable: Linux starts nothing with one above 128 KiB. What is larger is in trial.json alone."""
 
@@ -39,13 +41,13 @@ def variables(spec: LaunchSpec, folder: Path, home: Path, slots: Slots, place: i
         place: which ports it gets; see :func:`free_place`.
     """
     base = inherited()
+    told = {**_of_the_cluster(spec), **_of_the_trial(spec)}
     return {
         **base,
         "PATH": os.pathsep.join([_programs(spec.interpreter or sys.executable, folder), base.get("PATH", os.defpath)]),
         "PYTHONUNBUFFERED": "1",
         **slots.variables(spec.slot_ids),
-        **_of_the_cluster(spec),
-        **_of_the_trial(spec),
+        **{name: value for name, value in told.items() if len(value) < _LONGEST},
         **{name: str(port + STRIDE * place) for name, port in PORTS.items()},
         "DET_WORKDIR": str(folder / "work"),
         **_of_the_user(spec, slots),

@@ -59,6 +59,11 @@ class Watch:
         self._asked_at = at if self._asked_at is None else min(at, self._asked_at)
         self.folder.tell(f"kill {grace:.3f}")
 
+    def remind(self) -> None:
+        """Tell its supervisor, now that there is one, what it was to be told before."""
+        if self._asked_at is not None:
+            self.folder.tell(f"kill {max(self._asked_at - _clock.monotonic(), 0.0):.3f}")
+
     async def run(self, listener: Listener) -> ExitReport:
         """Carry its output to ``listener`` until it has ended, and everything was handed over."""
         await self._while_it_lives(listener)

@@ -119,7 +119,7 @@ def test_signals_to_the_supervisor_do_not_end_it(tmp_path: Path) -> None:
             await bench.engine.kill(key("a"))  # the script gets SIGTERM first, and its trap works
             exit = await bench.end_of("a")
             assert (exit.status, exit.killed) == (9, True)
-            assert texts(bench, key("a"))[:2] == ["ready", "got it"]
+            assert "got it" in texts(bench, key("a"))
 
     run(work())
 

@@ -87,6 +87,7 @@ def _become(folder: str, command: list[str], worker: int, tell: int, *, visible:
         except Exception as e:
             os.write(tell, f"- {e}".encode())
             os._exit(127)
+    environment: dict[str, str] = {}
     try:
         environment = dict(word.split("=", 1) for word in words(os.path.join(folder, "environment")))
         os.chdir(work)
@@ -98,4 +99,12 @@ def _become(folder: str, command: list[str], worker: int, tell: int, *, visible:
     except Exception as e:
         number = e.errno if isinstance(e, OSError) and e.errno else errno.ENOEXEC
         reason = os.strerror(e.errno) if isinstance(e, OSError) and e.errno else str(e)
+        if number == errno.EACCES and not _exists(command[0], environment):  # a folder of PATH is closed to us
+            number, reason = errno.ENOENT, os.strerror(errno.ENOENT)
         os.write(tell, f"{number} cannot run {command[0]}: {reason}".encode())
+
+
+def _exists(program: str, environment: dict[str, str]) -> bool:
+    if "/" in program:
+        return True
+    return any(os.path.exists(os.path.join(folder, program)) for folder in os.get_exec_path(environment))
