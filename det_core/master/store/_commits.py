@@ -52,6 +52,7 @@ class Commits:
 
     def __init__(self, engine: Engine, url: URL) -> None:
         self._engine, self._url = engine, url
+        self._lost = (SQLAlchemyError, engine.dialect.loaded_dbapi.Error)
         self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
@@ -97,7 +98,7 @@ class Commits:
         transaction = self._connection().begin()
         try:
             self._do(group)
-        except SQLAlchemyError:  # the transaction is lost, and was not committed: each by itself, then
+        except self._lost:  # the transaction is, and was not committed: each by itself, then
             self._drop()
             for ask in group:
                 self._alone(ask)
@@ -109,15 +110,16 @@ class Commits:
 
     def _do(self, group: list[Ask]) -> None:
         conn, deadline = self._connection(), _clock.monotonic() + GROUP_SECONDS
+        savepoint: Any = conn.connection.driver_connection  # SQLAlchemy takes longer for it than for many a work
         ask = group[0]
         while True:
-            conn.exec_driver_sql("SAVEPOINT work")
+            savepoint.execute("SAVEPOINT work")
             ask.do(conn)
             if ask.error is not None:
                 if isinstance(ask.error, SQLAlchemyError) and is_trouble(ask.error):
                     raise ask.error
-                conn.exec_driver_sql("ROLLBACK TO SAVEPOINT work")
-            conn.exec_driver_sql("RELEASE SAVEPOINT work")
+                savepoint.execute("ROLLBACK TO SAVEPOINT work")
+            savepoint.execute("RELEASE SAVEPOINT work")
             following = self._next() if len(group) < GROUP and _clock.monotonic() < deadline else None
             if following is None:
                 return
