@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.cli._say import note, number, print_json, print_table, when
 from det_core.cli._session import command_for, find, on_master
+from det_core.client._answers import numbers
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master
@@ -34,9 +35,9 @@ def run(args: argparse.Namespace, master: Master) -> int:
         return 0
     for name, value in _facts(experiment):
         print(f"{name + ':':<13} {value}")
-    if rungs := list(_rungs(search.get("rungs"))):
+    if rungs := _rungs(experiment, search.get("rungs")):
         print("\nrungs")
-        print_table(("BRACKET", "RUNG", "LENGTH", "TRIALS"), rungs)
+        print_table(("BRACKET", "RUNG", "LENGTH", "ENDED", "PROMOTED", "UNDER WAY", "BEST"), rungs)
     if trials:
         print("\ntrials, the best first")
         print_trials(experiment, trials[:SHOWN])
@@ -80,14 +81,15 @@ def _best_is(experiment: Experiment) -> str:
     return "the smallest" if experiment.smaller_is_better else "the largest"
 
 
-def _rungs(told: Any) -> list[tuple[str, str, str, str]]:
-    """The rungs of a search as rows; what has none, or a form of its own, has no rows."""
-    brackets = told.get("brackets") if isinstance(told, dict) else None
+def _rungs(experiment: Experiment, brackets: Any) -> list[tuple[str, ...]]:
+    """The rungs of a search as rows; a search without any, or with a form of its own, has none."""
     rows = []
-    for number_of, bracket in enumerate(brackets or (), 1):
-        for index, rung in enumerate(bracket.get("rungs") or ()):
-            length = rung.get("length", rung.get("units", "-"))
-            entries = rung.get("entries", rung.get("trials", ()))
-            count = entries if isinstance(entries, int) else len(entries)
-            rows.append((str(number_of), str(index), str(length), str(count)))
+    for bracket in brackets if isinstance(brackets, list) else ():
+        for rung in bracket.get("rungs") or ():
+            entries = rung["entries"]
+            metrics = [float(numbers(entry["metric"])) for entry in entries]
+            best = (min if experiment.smaller_is_better else max)(metrics, default=None)
+            promoted = sum(entry.get("state") == "promoted" for entry in entries)
+            cells = (bracket["bracket"], rung["rung"], rung["length"], len(entries), promoted, rung["outstanding"])
+            rows.append((*map(str, cells), "-" if best is None else number(best)))
     return rows

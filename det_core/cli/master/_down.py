@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from det_core.cli._say import note, print_json
+
+PATIENCE = 2.0
+"""Seconds that an answer may take."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -19,12 +23,30 @@ def run(args: argparse.Namespace) -> int:
     from det_core.client._find import home_of
 
     home = home_of(args.home)
+    busy = _busy(home)
     stopped = stop_master(home)
     if args.json:
         print_json({"stopped": stopped, "home": str(home)})
     elif stopped:
         print(f"the master of {home} has ended")
-        note("trials that run go on; the next master finds them")
+        if busy:
+            note("trials that run go on; the next master finds them")
     else:
         note(f"no master runs for {home}")
     return 0
+
+
+def _busy(home: Path) -> bool:
+    """Whether trials run, as far as the master says so."""
+    from det_core._errors import MasterError
+    from det_core.client._address import locate
+    from det_core.client._master import Master
+
+    address = locate(home=home)
+    if address is None:
+        return False
+    try:
+        with Master(address, timeout=PATIENCE, attempts=1) as master:
+            return bool(master.get("master").get("slotsInUse"))
+    except MasterError:
+        return True
