@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from det_core._errors import ConfigError, ConfigErrors
-from det_core.config._plain import plain, short
+from det_core.config._plain import plain
 from det_core.config._text import read_text
 
 
@@ -16,7 +16,7 @@ def override(data: dict[str, Any], overrides: Sequence[str]) -> list[ConfigError
     for text in overrides:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
-        where = f"override {text!r}"
+        where = f"override {path!r}"  # without the value, which may be a secret
         if not equals or not all(keys):
             errors.append(ConfigError(where, "no change of a value", "such as searcher.max_trials=8"))
             continue
@@ -39,7 +39,7 @@ def _set(data: Any, keys: list[str], value: Any, where: str) -> list[ConfigError
             key = int(key)  # type: ignore[assignment]
         elif not isinstance(data, dict):
             outer = ".".join(keys[:n])
-            return [ConfigError(where, f"about {key} in {outer}", f"about {outer} itself, which is {short(data)}")]
+            return [ConfigError(where, f"about {key} in {outer}", f"about {outer} itself, which is no object")]
         if last:
             data[key] = value
         else:

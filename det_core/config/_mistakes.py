@@ -34,6 +34,8 @@ def _mistake(kind: str, loc: Sequence[str | int], given: Any, ctx: dict[str, Any
         return ConfigError(path, None, allowed_of(info) if info is not None else "a value")
     if kind == "extra_forbidden":
         names = keys_of(section)
+        if any(marked(known, "secret") for known in section.model_fields.values()):
+            text = "•••"  # the key may be a misspelt one of those
         return ConfigError(path, text, ", ".join(names), _meant(str(loc[-1]), section), unknown=True)
     if kind in _SHAPES:
         return ConfigError(path, text, _SHAPES[kind])

@@ -289,6 +289,7 @@ def test_a_grid_has_a_bound() -> None:
         ({**S3, "prefix": "a/../b"}, ".prefix is 'a/../b': it must be a text without '..' between its slashes"),
         ({**S3, "save_trial_best": -1}, ".save_trial_best is -1: it must be an integer of at least 0"),
         ({**S3, "access_key": "k"}, ".secret_key is missing: give it the key that belongs to access_key"),
+        ({**S3, "acces_key": "AKIA"}, ".acces_key (it has •••) is no key here: there are type, save_"),
         ({**S3, "access_key": 7, "secret_key": "k"}, ".access_key is •••: it must be a text that is not empty"),
         (
             {**S3, "session_token": "t"},
