@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from det_core import _clock
-from det_core.master.scheduler import State
+from det_core.master.scheduler import State, experiment_may
 from det_core.master.service import _retention, _trials
-from det_core.master.service._trials import ENDS
 from det_core.master.store import experiments
 
 if TYPE_CHECKING:
@@ -27,8 +26,9 @@ def stop(hub: Hub, tx: Transaction, experiment: LiveExperiment, state: State, wh
     """
     if experiment.state.stopping and state is not State.STOPPING_KILLED:
         return
-    experiment.state = state
-    tx.write(experiments.change, experiment.id, state=state.value, error=experiment.error)
+    if experiment_may(experiment.state, state):  # a kill hastens an end by an error, and does not change it
+        experiment.state = state
+        tx.write(experiments.change, experiment.id, state=state.value, error=experiment.error)
     for trial in sorted(experiment.trials.values(), key=lambda t: t.id):
         _trials.stop(hub, tx, trial, state, why)
     hub.live.touch(experiment)
@@ -48,7 +48,7 @@ def finish(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
         experiment.state = State.STOPPING_ERROR if experiment.error else State.STOPPING_COMPLETED
     if not experiment.state.stopping:
         return
-    experiment.state = ENDS[experiment.state]
+    experiment.state = experiment.state.end
     progress = 1.0 if experiment.state is State.COMPLETED or experiment.search is None else experiment.search.progress()
     tx.write(
         experiments.change,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core.master.scheduler import State, Wanting
+from det_core.master.scheduler import State, Wanting, trial_may
 from det_core.master.service import _allocations
 from det_core.master.service._live import LiveExperiment, LiveTrial
 from det_core.master.store import operations, trials
@@ -17,14 +17,6 @@ if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
     from det_core.master.service._hub import Hub
     from det_core.search import Reason
-
-ENDS: dict[State, State] = {
-    State.STOPPING_CANCELED: State.CANCELED,
-    State.STOPPING_KILLED: State.CANCELED,
-    State.STOPPING_COMPLETED: State.COMPLETED,
-    State.STOPPING_ERROR: State.ERROR,
-}
-"""What a trial without an allocation becomes at once when it is to stop."""
 
 
 def create(
@@ -136,10 +128,11 @@ def stop(hub: Hub, tx: Transaction, trial: LiveTrial, state: State, why: str) ->
         return
     stop_wanting(hub, trial)
     if trial.allocation is None:
-        ended = ENDS[state]
+        ended = state.end
         end(hub, tx, trial, ended, "canceled" if ended is State.CANCELED else _reason(ended))
         return
-    set_state(tx, trial, state)
+    if trial_may(trial.state, state):  # a kill hastens an end by an error, and does not change it
+        set_state(tx, trial, state)
     if state in (State.STOPPING_KILLED, State.STOPPING_ERROR):
         _allocations.kill(hub, tx, trial.allocation, why)
     else:
