@@ -76,7 +76,7 @@ class Running:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self.engine = ScriptedEngine(slots=list(range(256)))
-        store = Store.open(f"sqlite:///{folder / 'master.db'}")
+        self.store = store = Store.open(f"sqlite:///{folder / 'master.db'}")
         self.service = Service(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))
         await self.service.start()
         await asyncio.gather(*(store.read(lambda _: time.sleep(0.05)) for _ in range(8)))  # all readers are there now

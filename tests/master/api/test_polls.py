@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.running_master import Answer, Running, wait_until
 
 
@@ -93,6 +95,28 @@ def test_who_waits_for_an_experiment_hears_of_its_end(master: Running) -> None:
         master.end(spec.allocation_id)
         answer, _ = result(timeout=30)
     assert answer.json["experiment"]["state"] == "STATE_COMPLETED"
+
+
+def test_a_failure_of_the_masters_own_says_so_and_hides_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    master = Running(tmp_path, limit=1 << 20)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(master.service, "experiments", _fail)
+            broken = master.ask("GET", "experiments")
+        assert (broken.status, broken.error["code"]) == (500, 13)
+        assert "ZeroDivisionError" in broken.error["error"]
+        wait_until(lambda: "in _fail" in caplog.text)  # the log has the whole of it
+        master.run(master.store.close())
+        refused = master.ask("GET", "experiments")
+        assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (503, 14, "1")
+    finally:
+        master.close()
+
+
+async def _fail(**_filters: Any) -> None:
+    raise ZeroDivisionError
 
 
 def test_a_server_that_stops_lets_its_polls_go(tmp_path: Path) -> None:
