@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from det_core._errors import RunNotFound
+from det_core._errors import MasterError, RunNotFound
 from det_core._info import canonical_url
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest import Task
@@ -88,13 +88,19 @@ def sync_run(
         session.close()
 
 
-def write_task(folder: Path, url: str, task: Task) -> None:
+def write_task(folder: Path, url: str, cluster_id: str, task: Task) -> None:
     """Note in the folder of a run what it does for which master.
+
+    Args:
+        folder: the run's folder.
+        url: the master's address.
+        cluster_id: the name by which it is known again at another address.
+        task: what the run does there.
 
     Raises:
         OSError: the disk refused.
     """
-    _write(folder / TASK, {"master_url": url, **asdict(task), "searcher": dict(task.searcher)})
+    _write(folder / TASK, {"master_url": url, "cluster_id": cluster_id, **asdict(task)})
 
 
 class _Sync:
@@ -111,9 +117,16 @@ class _Sync:
     def carry_on(self) -> Synced:
         """What a run under a master has left."""
         found = json.loads((self._folder / TASK).read_bytes())
-        url = found.pop("master_url")
+        url, cluster = found.pop("master_url"), found.pop("cluster_id")
         task = Task(**found)
         self._tails = tails(self._folder, to=f"{url} {task.allocation_id}", run_id=task.allocation_id)
+        if not any(tail.left() for tail in self._tails):
+            return self._result(task, "")
+        if cluster != self._master.cluster_id:
+            raise MasterError(
+                f"the reports in {self._folder} belong to trial {task.trial_id} of the master at {url}, cluster "
+                f"{cluster}: {self._session.url} is cluster {self._master.cluster_id}"
+            )
         self._bring(self._tails, task, None)
         return self._result(task, "")
 

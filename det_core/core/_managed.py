@@ -107,11 +107,10 @@ def open_managed_run(
         session = _session(environment, info)
         undo.callback(session.close)
         held: list[RunFolder] = []
+        undo.callback(_release, held)
         known = on_chief(
             distributed, "init", lambda: _prepare(environment, info, session, checkpoint_storage, given, held, task)
         )
-        if held:
-            undo.callback(held[0].release)
         config = info.trial._config
         configured = config.get("checkpoint_storage")
         store = given or opened(configured, environment, foreign=not known.master.ours)
@@ -168,7 +167,7 @@ def _prepare(
     folder = RunFolder(path, info.allocation_id, f"trial {trial.trial_id}")
     restart = folder.begin_restart()
     held.append(folder)
-    write_task(path, info.master_url, task)
+    write_task(path, info.master_url, master.cluster_id, task)
     return _Known(master, None if storage_id is None else int(storage_id), str(path), restart)
 
 
@@ -212,6 +211,11 @@ def _task(info: ClusterInfo, max_length: int | Mapping[str, int] | None) -> Task
         latest_checkpoint=info.latest_checkpoint,
         max_length=max_length,
     )
+
+
+def _release(held: list[RunFolder]) -> None:
+    for folder in held:
+        folder.release()
 
 
 def _let_go(backend: RestBackend) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from det_core import core
 from det_core.backend.rest import sync_run
-from det_core.errors import MasterUnreachable, ReportsNotShipped, RunNotFound
+from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped, RunNotFound
 from support.foreign_master import foreign_master
 from support.managed import opened
 from support.proxy import LOST, RESET, proxy_before
@@ -84,9 +84,14 @@ def test_what_a_trial_could_not_bring_is_brought_later(
                 proxy.begin(lambda number, request: RESET)
                 ctx.train.report_training_metrics(2, {"loss": 2})
         assert [r["steps"] for r in trial.rows] == [1]
+        with foreign_master("0.38.1") as other:
+            other.cluster_id = "another"
+            with pytest.raises(MasterError, match=r"belong to trial 1 of the master at .*, cluster the-cluster"):
+                sync_run(tmp_path / "run", other.url, "users")
         done = sync_run(tmp_path / "run", master.url, "users")
         assert (done.trial_id, done.state, done.refused) == (trial.trial_id, "", ())
         assert [r["steps"] for r in trial.rows] == [1, 2]
+        assert sync_run(tmp_path / "run", master.url, "users").records == 0
 
 
 def test_a_folder_without_a_run(tmp_path: Path) -> None:

@@ -72,6 +72,7 @@ class ForeignMaster:
 
     def __init__(self, version: str) -> None:
         self.version = version
+        self.cluster_id = "the-cluster"
         self.release = tuple(int(part) for part in version.split(".")[:2])
         self.trials: dict[int, Trial] = {}
         self.checkpoints: dict[str, dict[str, Any]] = {}
@@ -174,7 +175,7 @@ class ForeignMaster:
 
     def on_master(self, asked: Asked) -> Any:
         names = ("clusterName", "masterId")
-        return {"version": self.version, "clusterId": "the-cluster", **dict.fromkeys(names, "x")}
+        return {"version": self.version, "clusterId": self.cluster_id, **dict.fromkeys(names, "x")}
 
     def on_run_start(self, asked: Asked) -> Any:
         self._trial(str(asked.body["runId"]))
