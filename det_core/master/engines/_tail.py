@@ -14,8 +14,8 @@ LONGEST = 64 * 1024
 _STREAMS = {"stdout": 0, "stderr": 1}
 _NAMES = tuple(_STREAMS)
 _END = re.compile(rb"\r\n|\n|\r")
-_RANK = re.compile(r"\[rank=(\d{1,9})\] ")
-_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL): ")
+_LEVELS = "(DEBUG|INFO|WARNING|ERROR|CRITICAL): "
+_BEGIN = re.compile(rf"(?=[\[DIWEC])(?:\[rank=([0-9]{{1,9}})\] )?{_LEVELS}|\[rank=([0-9]{{1,9}})\] ")
 _LOOK_BACK = 256 * 1024
 
 
@@ -46,7 +46,7 @@ class LogTail:
         offset = self._records[0][0] if self._records else self._at
         return f"{offset}:{self._given[0]}:{self._given[1]}"
 
-    def read(self, limit: int = 256 * 1024) -> tuple[list[LogLine], bool]:
+    def read(self, limit: int = 96 * 1024) -> tuple[list[LogLine], bool]:
         """The lines of the next ``limit`` bytes or so, and whether there is more."""
         try:
             with open(self._path, "rb") as f:
@@ -110,6 +110,10 @@ class _Lines:
         begun = self._time if self._begun else time
         data, at = self._begun + data, 0
         found: list[tuple[float, bytes | None, int]] = []
+        if b"\r" not in data and max(map(len, pieces := data.split(b"\n"))) <= LONGEST:  # nearly always
+            self._begun, self._time = pieces.pop(), time if pieces else begun
+            found = [(time, text, len(text) + 1) for text in pieces]
+            return [(begun, *found[0][1:]), *found[1:]] if found else found
         for end in _END.finditer(data):
             if end.group() == b"\r" and end.end() == len(data):
                 break  # the next byte says whether it is half of an end
@@ -149,12 +153,15 @@ def _whole(text: bytes) -> int:
 
 def line_of(time: float, stream: str, data: bytes) -> LogLine:
     """A line, with the rank and the level that it begins with taken out (wire contract, §7.1)."""
-    text = data.decode("utf-8", "replace").replace("\0", "\N{REPLACEMENT CHARACTER}")
-    rank = _RANK.match(text)
-    text = text[rank.end() :] if rank else text
-    level = _LEVEL.match(text)
-    text = text[level.end() :] if level else text
-    return LogLine(time, stream, int(rank[1]) if rank else None, level[1] if level else None, text)
+    text = data.decode("utf-8", "replace")
+    if "\0" in text:  # which no database takes
+        text = text.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    begin = _BEGIN.match(text)
+    if begin is None:
+        return LogLine(time, stream, None, None, text)
+    rank, level, alone = begin.groups()
+    rank = rank or alone
+    return LogLine(time, stream, int(rank) if rank else None, level, text[begin.end() :])
 
 
 def last_lines(path: Path, count: int = 20) -> tuple[str, ...]:
