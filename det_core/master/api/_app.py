@@ -8,12 +8,15 @@ from fastapi import FastAPI
 
 import det_core
 from det_core.master.api import (
+    _alerts,
     _allocations,
+    _changes,
     _checkpoints,
     _control,
     _custom_search,
     _experiments,
     _master,
+    _operations,
     _refusals,
     _reports,
     _streams,
@@ -30,14 +33,17 @@ from det_core.master.service import Service
 _PARTS = (
     _reports,
     _trials,
+    _operations,
     _allocations,
     _streams,
     _checkpoints,
     _experiments,
+    _changes,
     _control,
     _tasks,
     _unmanaged,
     _custom_search,
+    _alerts,
     _master,
 )
 """The subjects; those that are asked for most come first."""

@@ -51,37 +51,6 @@ class PutExperimentRequest(CreateExperimentRequest):
     unmanaged: bool = True
 
 
-class ContinueRequest(Body):
-    """The experiment to go on with, and configuration text to lay over its own."""
-
-    id: Id
-    override_config: str = ""
-
-
-class Resources(Body):
-    """What of ``resources`` can be changed later."""
-
-    priority: Annotated[int, Field(ge=1, le=99)] | None = None
-
-
-class KeptCheckpoints(Body):
-    """How many checkpoints stay when the experiment has ended."""
-
-    save_experiment_best: Annotated[int, Field(ge=0)] | None = None
-    save_trial_best: Annotated[int, Field(ge=0)] | None = None
-    save_trial_latest: Annotated[int, Field(ge=0)] | None = None
-
-
-class PatchExperimentRequest(Body):
-    """What is to change."""
-
-    name: str | None = None
-    description: str | None = None
-    labels: list[str] | None = None
-    resources: Resources = Resources()
-    checkpoint_storage: KeptCheckpoints | None = None
-
-
 class BestMetricReply(Reply):
     """The best value of the searched metric."""
 
@@ -189,27 +158,3 @@ async def model_def(experiment_id: ExperimentId, service: TheService, _: ByExper
     """The context directory of an experiment."""
     archive = await service.context_archive(experiment_id)
     return answer(ArchiveReply(b64_tgz=base64.b64encode(archive).decode()))
-
-
-@router.post("/api/v1/experiments/continue", response_model=ExperimentReply)
-async def continue_experiment(body: ContinueRequest, service: TheService, _: ByUser) -> Response:
-    """Go on with an experiment that has ended: incomplete trials resume from their latest checkpoints."""
-    view = await service.continue_experiment(body.id, body.override_config or None)
-    return answer(ExperimentReply(experiment=Experiment.of(view), config=view["config"]))
-
-
-@router.patch("/api/v1/experiments/{experiment_id}", response_model=ExperimentReply)
-async def patch_experiment(
-    experiment_id: ExperimentId, body: PatchExperimentRequest, service: TheService, _: ByUser
-) -> Response:
-    """Change name, description, labels, priority, or how many checkpoints are kept."""
-    kept = body.checkpoint_storage
-    view = await service.patch_experiment(
-        experiment_id,
-        name=body.name,
-        description=body.description,
-        labels=body.labels,
-        priority=body.resources.priority,
-        checkpoint_storage=None if kept is None else kept.model_dump(exclude_none=True),
-    )
-    return answer(ExperimentReply(experiment=Experiment.of(view), config=view["config"]))
