@@ -22,6 +22,7 @@ With DET_MASTER or --master, a master elsewhere does the same."""
 _EXAMPLES = """\
 examples:
   det-core experiment create search.yaml . --follow   run the search that a file describes, and watch it
+  det-core search preview search.yaml                 its rungs, brackets and budget, before anything runs
   det-core experiment list                            what this master has run, newest first
   det-core e logs latest -f                           come back to the newest one (`e` is short for experiment)
   det-core e pause 3; det-core e activate 3           its trials save and stop; and go on
@@ -110,7 +111,7 @@ def _meant(name: str, *more: str) -> list[str]:
     """The commands that somebody who types ``det-core <name> <more>`` may mean."""
     if name.startswith("-"):
         return []
-    within = [f"det-core {group} {name}" for group in reversed(COMMANDS) if name in COMMANDS[group].subcommands]
+    within = [f"det-core {group} {name}" for group in COMMANDS if name in COMMANDS[group].subcommands]
     if within:
         return within
     from difflib import get_close_matches
