@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import FastAPI
+from fastapi.responses import HTMLResponse
 
 import det_core
 from det_core.master.api import (
@@ -25,6 +26,7 @@ from det_core.master.api import (
     _unmanaged,
 )
 from det_core.master.api._auth import Gate
+from det_core.master.api._docs import page
 from det_core.master.api._door import LIMIT, Door
 from det_core.master.api._openapi import describe
 from det_core.master.api._wait import Waits
@@ -65,8 +67,8 @@ def create_app(service: Service, user_token: str, *, limit: int = LIMIT) -> Fast
         version=det_core.__version__,
         description=__doc__,
         redirect_slashes=False,
+        docs_url=None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
     )
     gate, waits = Gate(service, user_token), Waits()
     app.state.service, app.state.gate, app.state.waits = service, gate, waits
@@ -75,6 +77,11 @@ def create_app(service: Service, user_token: str, *, limit: int = LIMIT) -> Fast
     app.add_middleware(Door, gate=gate, waits=waits, limit=limit)
     _refusals.install(app)
     app.openapi = lambda: _described(app)  # type: ignore[method-assign]
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> HTMLResponse:
+        return HTMLResponse(page(app.openapi()))
+
     return app
 
 

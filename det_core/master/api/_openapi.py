@@ -13,7 +13,8 @@ from det_core.master.api._refusals import ErrorReply
 _TEXT = """\
 The routes that the Core API's clients use, in their shapes, and some of our own. Names in bodies and queries may be
 camelCase or snake_case; 64-bit integers travel as strings. A token goes into `Authorization: Bearer ...`: the user's is
-in the file `master/token` of the master's home, and a trial's reaches its own trial only.
+in the file `master/token` of the master's home, and a trial's reaches its own trial only. Whoever logs in by name and
+password gives any name, and the user's token as the password.
 """
 _REFUSED = {
     "description": "It cannot be done; the body says why.",

@@ -211,3 +211,6 @@ def test_the_documentation_is_there_for_everybody(master: Running) -> None:
     page = master.ask("GET", "/docs", token=None)
     assert page.status == 200
     assert "openapi.json" in page.text
+    assert "/api/v1/journal" in page.text
+    assert "&quot;trialRunId&quot;: &quot;integer&quot;" in page.text
+    assert "//" not in page.text.replace("</", ""), "nothing comes from elsewhere"
