@@ -247,7 +247,7 @@ class Search(ABC):
         if isinstance(event, Exited):
             return self._hear_exited(event, trial)
         if isinstance(event, Validated):
-            if trial.gone:
+            if trial.gone or event.kind not in self.uses:
                 return False
             self._absorb(event, trial, trial.length)
         elif isinstance(event, Progress):
