@@ -131,8 +131,8 @@ def open_managed_run(
             run=run, journal=journal, backend=backend, store=store,
             storage=public_storage(configured if checkpoint_storage is None else checkpoint_storage, store),
             latest_checkpoint=info.latest_checkpoint, beside=_beside(info), units=_units(task),
-            agent_id=info.agent_id, first_lines=(_first_line(info, path),), info=info, asks_master=True,
-            undo=undo.pop_all().close,
+            agent_id=info.agent_id, first_lines=(_first_line(info, None if environment.run_dir else path),),
+            info=info, asks_master=True, undo=undo.pop_all().close,
         )  # fmt: skip
 
 
@@ -241,10 +241,9 @@ def _units(task: Task) -> Unit | None:
     return Unit.__members__.get(str(name).upper())
 
 
-def _first_line(info: ClusterInfo, path: Path) -> str:
+def _first_line(info: ClusterInfo, path: Path | None) -> str:
+    """Which run this is; ``path`` if the person who reads it does not know where its journal lies."""
     trial = info.trial
     start = f"from checkpoint {info.latest_checkpoint}" if info.latest_checkpoint else "from scratch"
-    return (
-        f"trial {trial.trial_id} of experiment {trial.experiment_id}, run {trial._trial_run_id}, {start}; "
-        f"master {info.master_url}; journal in {path}"
-    )
+    run = f"trial {trial.trial_id} of experiment {trial.experiment_id}, run {trial._trial_run_id}, {start}"
+    return run if path is None else f"{run}; master {info.master_url}; journal in {path}"
