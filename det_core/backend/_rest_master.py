@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from det_core.backend._session import MasterSession
+from det_core.backend._session import OPEN, MasterSession
 
 PRODUCT = "det_core"
 
@@ -50,7 +50,7 @@ def about(session: MasterSession) -> Master:
     Raises:
         MasterError: it does not answer, or is none.
     """
-    found: Any = session.call("GET", "/api/v1/master")
+    found: Any = session.call("GET", OPEN)
     if not isinstance(found, dict):
         found = {}
     return Master(

@@ -19,6 +19,8 @@ READ = 60.0
 """Seconds without a byte after which a request is sent again."""
 WARN = 10.0
 """Seconds without an answer after which a person is told."""
+OPEN = "/api/v1/master"
+"""The one route of ours that asks for no token."""
 BUSY = (429, 503)
 """The master did nothing, and says when to come again."""
 GATEWAY = (502, 504)
@@ -56,7 +58,7 @@ class MasterSession:
 
     Args:
         url: the master's address.
-        shown: what to show, the preferred one first; the next is tried when the master does not know it.
+        shown: what to show, the preferred one first; the next is tried when the master has never known it.
         cert_file: see :class:`Wire`.
         cert_name: see :class:`Wire`.
         patience: seconds for which a request is sent again; infinite is fine.
@@ -76,6 +78,7 @@ class MasterSession:
         self._shown = list(shown)
         self._wire = Wire(url, cert_file, cert_name)
         self._tls = (cert_file, cert_name)
+        self._accepted = False
         self._ended = threading.Event()
         self._pid = os.getpid()
 
@@ -136,8 +139,9 @@ class MasterSession:
                 problem, attempt.doubt = str(e), attempt.doubt or e.arrived
             else:
                 if 200 <= answer.status < 300:
+                    self._accepted = self._accepted or route != OPEN
                     return attempt.decoded(answer, many)
-                if answer.status == 401 and len(self._shown) > 1:
+                if answer.status == 401 and len(self._shown) > 1 and not self._accepted:
                     self._shown.pop(0)
                     continue
                 if not (answer.status in BUSY + GATEWAY or (insist and answer.status >= 500)):

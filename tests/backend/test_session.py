@@ -74,10 +74,15 @@ def test_an_answer_that_is_no_masters() -> None:
 
 def test_the_allocations_token_goes_first_and_the_users_where_it_is_unknown() -> None:
     shown = credentials("session", "user")
-    with answering(Say(401), OK) as server, session_to(server.url, *shown) as session:
+    with answering(Say(401), OK, OK, Say(401)) as server, session_to(server.url, *shown) as session:
         about(session)
         about(session)
     heads = [asked[2] for asked in server.asked]
+    with answering(OK, Say(401)) as ended, session_to(ended.url, *shown) as session:
+        session.call("GET", "/x")
+        with pytest.raises(MasterDenied):
+            session.call("GET", "/x")
+    assert len(ended.asked) == 2, "the token of an allocation that has ended is not replaced by the user's"
     assert heads[0]["Grpc-Metadata-x-allocation-token"] == "Bearer session" and "Authorization" not in heads[0]
     assert [h.get("Authorization") for h in heads[1:]] == ["Bearer user"] * 2
     assert credentials(None, "user") == [Credential("Authorization", "user")] and credentials(None, None) == []

@@ -13,8 +13,10 @@ from det_core import InvalidHP, core
 from det_core.backend.rest import sync_run
 from det_core.errors import MasterError
 from det_core.master.engines import LaunchSpec
-from support.ours import config, opened
+from support.managed import TRAIN
+from support.ours import config, opened, variables
 from support.proxy import BUSY, LOST, RESET, TRUNCATED, Request, proxy_before
+from support.ranks import running
 from support.running_master import TOKEN, Running
 
 
@@ -93,6 +95,24 @@ def test_faults_of_the_network_lose_and_double_nothing(
         with opened(replace(spec, master_url=proxy.url), tmp_path, monkeypatch) as ctx:
             made = train(ctx)
     check(master, spec, made)
+
+
+@pytest.mark.long
+def test_four_ranks_over_a_faulty_network(master: Running, tmp_path: Path) -> None:
+    spec = launched(master, tmp_path, 10)
+    faults = (LOST, RESET, BUSY, TRUNCATED)
+    with proxy_before(master.url) as proxy:
+        proxy.begin(lambda number, request: faults[number // 3 % len(faults)] if number % 3 == 0 else None)
+        env = variables(replace(spec, master_url=proxy.url), tmp_path)
+        with running(TRAIN, 4, tmp_path, env=env) as ranks:
+            assert ranks.wait(90) == [0] * 4, ranks.output(0)
+    steps = list(range(1, 11))
+    for group in ("training", "rank0", "rank1", "rank2", "rank3"):
+        assert [r["totalBatches"] for r in rows(master, spec.trial_id, group)] == steps, group
+    found = master.ask("GET", f"trials/{spec.trial_id}/checkpoints").json["checkpoints"]
+    assert sorted(c["metadata"]["steps_completed"] for c in found) == [5, 10]
+    master.end(spec.allocation_id)
+    master.until(spec.experiment_id, "STATE_COMPLETED")
 
 
 def test_paused_and_resumed(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
