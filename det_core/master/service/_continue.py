@@ -116,7 +116,9 @@ def _reopen_some(conn: Connection, experiment_id: int, spec: Experiment) -> None
     for trial in trials.of_experiment(conn, experiment_id, states=[State.CANCELED.value, State.ERROR.value]):
         seen = heard.over or trial.request_id in heard.exited
         last = given.get(trial.id)
-        if seen and (last.completed if last is not None else spec.searcher["name"] == "custom"):
+        if seen and (
+            last.completed if last is not None else spec.searcher["name"] == "custom" and not spec.searcher.get("class")
+        ):
             continue
         _revive(conn, trial, closed=trial.closed or seen, reopened=seen)
         some = True

@@ -61,6 +61,10 @@ def read_config(hub: Hub, config: str | Mapping[str, Any], overrides: Sequence[s
     except ConfigErrors as e:
         raise Invalid(str(e), tuple(map(str, e.errors))) from None
     slots = len(hub.engine.slots)
+    if not unmanaged and spec.max_slots is not None and spec.max_slots < spec.slots_per_trial:
+        raise Invalid(
+            f"resources.max_slots is {spec.max_slots}: a trial of {spec.slots_per_trial} slot(s) could never start"
+        )
     if not unmanaged and spec.slots_per_trial > slots:
         raise Invalid(f"resources.slots_per_trial is {spec.slots_per_trial}: this master has {slots} slot(s)")
     return spec

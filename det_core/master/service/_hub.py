@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from det_core.master.service._actor import Actor
     from det_core.master.service._runner import Runner
     from det_core.master.store import Store
+    from det_core.master.store.metrics import Validation
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Hub:
         news: who waits for an experiment's end, or for log lines.
         actor: where decisions are made.
         runner: what the engine is told.
+        best: the best validations of experiments that have ended, with when they ended; looking them up takes long.
     """
 
     store: Store
@@ -41,5 +43,6 @@ class Hub:
     signals: Signals = field(default_factory=Signals)
     gatherings: Gatherings = field(default_factory=Gatherings)
     news: News = field(default_factory=News)
+    best: dict[int, tuple[float, Validation | None]] = field(default_factory=dict)
     actor: Actor = field(init=False)
     runner: Runner = field(init=False)

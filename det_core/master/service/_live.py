@@ -116,6 +116,7 @@ class LiveExperiment:
         events: how many events of the search were recorded.
         snapshot_at: how many of them the last snapshot covers.
         pending: events that the search has not been told yet.
+        broken: why its search cannot be made again from what is kept.
         context: the digest of its context directory.
         warm_start: the checkpoint its trials start from.
         error: why it ends, where it is an error.
@@ -131,14 +132,16 @@ class LiveExperiment:
     events: int = 0
     snapshot_at: int = 0
     pending: deque[Event] = field(default_factory=deque)
+    broken: str | None = None
     context: str | None = None
     warm_start: str | None = None
     error: str | None = None
 
     @property
     def free(self) -> bool:
-        """Whether a trial without an operation trains until it ends by itself; else it waits for one."""
-        return bool(self.spec.searcher["name"] != "custom")
+        """Whether a trial without an operation trains until it ends; else, as of a search elsewhere, it waits."""
+        searcher = self.spec.searcher
+        return bool(searcher["name"] != "custom" or searcher.get("class"))
 
     @property
     def alive(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from det_core.master.store.searcher_events import SearcherEventRow, SnapshotRow
     from det_core.master.store.trials import TrialRow
 
+LOG = logging.getLogger("det_core")
 GOING_ON = [s.value for s in State if not s.terminal]
 
 
@@ -63,11 +65,12 @@ def _read_one(conn: Connection, row: ExperimentRow) -> Kept:
 async def reload(hub: Hub) -> None:
     """Make the live state anew. What is not in the store has not happened."""
     kept, running, last_experiment, last_trial = await hub.store.read(_read)
-    live = Live(next_experiment=last_experiment + 1, next_trial=last_trial + 1)
-    before = hub.live
+    searches = [await _recall_safely(hub, one) for one in kept]
+    # From here on nothing waits, so that nobody sees half of it.
+    before, live = hub.live, Live(next_experiment=last_experiment + 1, next_trial=last_trial + 1)
     hub.live = live
-    for one in kept:
-        live.experiments[one.row.id] = await _experiment(hub, one)
+    for one, search in zip(kept, searches, strict=True):
+        live.experiments[one.row.id] = _experiment(hub, one, search)
     for row in running:
         _allocation(hub, row, before.allocations.get(row.id))
     for experiment in live.experiments.values():
@@ -78,15 +81,25 @@ async def reload(hub: Hub) -> None:
         live.touch(experiment)
 
 
-async def _experiment(hub: Hub, kept: Kept) -> LiveExperiment:
+async def _recall_safely(hub: Hub, kept: Kept) -> Search | str:
+    """A search as it was; or why it cannot be made again: the user's method may be gone, or raise."""
     row = kept.row
-    spec = Experiment(row.config, row.warnings)
+    try:
+        return await recall(hub, Experiment(row.config), row.context, kept.snapshot, kept.events)
+    except Exception as e:
+        LOG.error("experiment %d: its search cannot be made again: %s", row.id, e)
+        return f"its search cannot be made again from what is kept: {e}"
+
+
+def _experiment(hub: Hub, kept: Kept, search: Search | str) -> LiveExperiment:
+    row = kept.row
     experiment = LiveExperiment(
         id=row.id,
-        spec=spec,
+        spec=Experiment(row.config, row.warnings),
         state=State(row.state),
         priority=row.priority,
-        search=await recall(hub, spec, row.context, kept.snapshot, kept.events),
+        search=None if isinstance(search, str) else search,
+        broken=search if isinstance(search, str) else None,
         events=kept.count,
         snapshot_at=0 if kept.snapshot is None else kept.snapshot.ordinal + 1,
         context=row.context,

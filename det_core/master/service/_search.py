@@ -28,6 +28,8 @@ def settle(hub: Hub, tx: Transaction) -> None:
     """Tell the searches all that has happened, and carry out what they decide, until nothing follows."""
     while hub.live.touched:
         experiment = hub.live.touched.pop(min(hub.live.touched))
+        if experiment.broken is not None and experiment.alive:
+            _ending.fail(hub, tx, experiment, experiment.broken)
         while experiment.pending:
             event = experiment.pending.popleft()
             if experiment.alive and experiment.search is not None and event.kind in experiment.search.uses:

@@ -13,6 +13,7 @@ from det_core.master.service import (
     _checkpoints,
     _continue,
     _create,
+    _logs,
     _operations,
     _patch,
     _peers,
@@ -21,6 +22,7 @@ from det_core.master.service import (
     _reports,
     _retention,
     _searches,
+    _show_checkpoints,
     _show_experiments,
     _signalled,
     _steering,
@@ -286,7 +288,7 @@ class Service:
     async def best_checkpoint(self, experiment_id: int) -> CheckpointView | None:
         """Of the checkpoints still there, that with the best searched metric at its step."""
         await experiment_row(self._hub, experiment_id)
-        return await self._hub.store.read(lambda conn: _queries.best_checkpoint(conn, experiment_id))
+        return await self._hub.store.read(lambda conn: _show_checkpoints.best(conn, experiment_id))
 
     async def best_validation(self, experiment_id: int) -> float:
         """The best value of the searched metric. Without validations: NotFound."""
@@ -342,15 +344,15 @@ class Service:
     async def checkpoints(self, experiment_id: int) -> list[CheckpointView]:
         """All checkpoints of an experiment, newest first."""
         await experiment_row(self._hub, experiment_id)
-        return await self._hub.store.read(lambda conn: _queries.checkpoints_of_experiment(conn, experiment_id))
+        return await self._hub.store.read(lambda conn: _show_checkpoints.of_experiment(conn, experiment_id))
 
     async def trial_checkpoints(self, trial_id: int) -> list[CheckpointView]:
         """All checkpoints of a trial, newest first."""
-        return await self._hub.store.read(lambda conn: _queries.checkpoints_of_trial(conn, trial_id))
+        return await self._hub.store.read(lambda conn: _show_checkpoints.of_trial(conn, trial_id))
 
     async def checkpoint(self, uuid: str) -> CheckpointView:
         """One checkpoint."""
-        return await self._hub.store.read(lambda conn: _queries.checkpoint(conn, uuid))
+        return await self._hub.store.read(lambda conn: _show_checkpoints.one(conn, uuid))
 
     async def set_checkpoint_metadata(self, uuid: str, metadata: Mapping[str, Any]) -> CheckpointView:
         """Replace what the master answers as a checkpoint's metadata."""
@@ -364,11 +366,11 @@ class Service:
     async def logs(self, trial_id: int, *, after: int = 0, limit: int = 1000, wait: float = 0.0) -> LogPage:
         """Lines of a trial's log with ids above ``after``; waits ``wait`` seconds for one, unless it has ended."""
         row = await trial_row(self._hub, trial_id)
-        return await _queries.log_page(self._hub, row.task_id, after, limit, wait)
+        return await _logs.page(self._hub, row.task_id, after, limit, wait)
 
     async def logs_of_task(self, task_id: str, *, after: int = 0, limit: int = 1000, wait: float = 0.0) -> LogPage:
         """As :meth:`logs`, by task id."""
-        return await _queries.log_page(self._hub, task_id, after, limit, wait)
+        return await _logs.page(self._hub, task_id, after, limit, wait)
 
     # trials
 

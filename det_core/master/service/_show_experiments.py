@@ -14,15 +14,26 @@ if TYPE_CHECKING:
 
     from sqlalchemy import Connection
 
+    from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveExperiment
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.metrics import Validation
 
 
-def show(conn: Connection, rows: Sequence[ExperimentRow], live: dict[int, LiveExperiment]) -> list[ExperimentView]:
+def show(conn: Connection, hub: Hub, rows: Sequence[ExperimentRow]) -> list[ExperimentView]:
     """Experiments, with what is known of their trials."""
-    counts = experiments.trial_counts(conn, [row.id for row in rows])
-    return [_one(row, counts.get(row.id, 0), best_of(conn, row), live.get(row.id)) for row in rows]
+    counts, live = experiments.trial_counts(conn, [row.id for row in rows]), hub.live.experiments
+    return [_one(row, counts.get(row.id, 0), _best(conn, hub, row), live.get(row.id)) for row in rows]
+
+
+def _best(conn: Connection, hub: Hub, row: ExperimentRow) -> Validation | None:
+    """The best validation; of an experiment that has ended it is looked up once."""
+    if row.unmanaged or row.end_time is None:
+        return best_of(conn, row)
+    known = hub.best.get(row.id)
+    if known is None or known[0] != row.end_time:
+        known = hub.best[row.id] = (row.end_time, best_of(conn, row))
+    return known[1]
 
 
 def best_of(conn: Connection, row: ExperimentRow) -> Validation | None:
