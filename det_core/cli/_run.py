@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from det_core.cli._commands import COMMANDS
-from det_core.cli._say import count, error, note
+from det_core.cli._say import count, error, note, print_json
 from det_core.cli._session import ABOUT_MASTERS, command_for, master_options, on_master
 from det_core.cli._status import CANCELED, FAILED, NOT_UNDERSTOOD
 
@@ -40,6 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="KEY=VALUE", action="append", default=[], help="more of a configuration")
     parser.add_argument("--detach", "-d", action="store_true", help="do not watch it: print its number, and end")
+    parser.add_argument("--json", action="store_true", help="print the experiment as an object, and no output of it")
     master_options(parser)
     parser.add_argument("COMMAND", nargs=argparse.REMAINDER, help="the command, and its arguments")
     parser.set_defaults(run_command=run, DIR=".", paused=False, check=False)
@@ -63,15 +64,21 @@ def run(args: argparse.Namespace) -> int:
 def _run(args: argparse.Namespace, master: Master, command: list[str]) -> int:
     from det_core.cli.experiment._create import submit
     from det_core.cli.experiment._follow import follow
+    from det_core.cli.experiment._told import as_json
 
     experiment = submit(args, master, _config(args, command), args.config)
     if experiment is None:
         return NOT_UNDERSTOOD
-    if args.detach:
+    if args.detach and args.json:
+        print_json(as_json(experiment))
+    elif args.detach:
         print(f"created experiment {experiment.id} ({experiment.name})")
         note(f"to watch it: {command_for(args, 'experiment', 'logs', experiment.id, '-f')}")
+    if args.detach:
         return 0
-    follow(args, experiment, raw=True)
+    follow(args, experiment, quiet=args.json, raw=True)
+    if args.json:
+        print_json(as_json(experiment, result=True))
     return _status(experiment)
 
 

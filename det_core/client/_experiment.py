@@ -154,12 +154,10 @@ class Experiment:
 
     def best_checkpoint(self) -> dict[str, Any] | None:
         """Of the checkpoints that are still there, that with the best value of :attr:`metric`; else the newest."""
-        there = [c for c in self.checkpoints() if c["state"] == "COMPLETED"]
-        measured = [c for c in there if metric_of(c) is not None]
-        sign = 1 if self.smaller_is_better else -1
-        if measured:
-            return min(measured, key=lambda c: sign * (metric_of(c) or 0.0))
-        return there[0] if there else None
+        best = self._master.get(self._path("best_checkpoint")).get("checkpoint")
+        if best is not None:
+            return plain(best)
+        return next((c for c in self.checkpoints() if c["state"] == "COMPLETED"), None)
 
     def download_checkpoint(self, folder: Path | str, storage_id: str | None = None) -> Path:
         """Copy a checkpoint into a folder, and compare it with its manifest.
@@ -226,9 +224,3 @@ class Experiment:
 
     def _path(self, *more: str) -> str:
         return "/".join(["experiments", str(self.id), *more])
-
-
-def metric_of(checkpoint: Mapping[str, Any]) -> float | None:
-    """The value of the searched metric at a checkpoint's step."""
-    value = (checkpoint.get("training") or {}).get("searcherMetric")
-    return None if value is None else float(numbers(value))

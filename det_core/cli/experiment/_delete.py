@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from det_core.cli._say import error, note
+from det_core.cli._say import error, note, print_json
 from det_core.cli._session import experiment_id, find, on_master
 from det_core.cli._status import FAILED, NOT_UNDERSTOOD
 
@@ -20,6 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "EXPERIMENT", nargs="+", type=experiment_id, help="numbers of experiments that have ended, or `latest`"
     )
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.add_argument("--json", action="store_true", help="the numbers of those that were deleted, as a list")
     parser.set_defaults(run_command=on_master(run))
 
 
@@ -41,5 +42,8 @@ def run(args: argparse.Namespace, master: Master) -> int:
             return FAILED
     for e in found:
         e.delete()
-        print(f"deleted experiment {e.id} ({e.name})")
+        if not args.json:
+            print(f"deleted experiment {e.id} ({e.name})")
+    if args.json:
+        print_json([e.id for e in found])
     return 0

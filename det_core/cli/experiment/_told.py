@@ -65,16 +65,19 @@ def print_result(args: argparse.Namespace, experiment: Experiment) -> None:
     print(f"experiment {experiment.id} ({experiment.name}): {experiment.state}, {counted} in {took}")
     if experiment.error:
         print(f"error: {experiment.error}")
-    best = experiment.best_trial
+    best, step = experiment.best_trial, None
     if best is None:
         print(f"no trial has reported the metric {experiment.metric!r} in a validation")
     else:
         value = "-" if best.best_metric is None else number(best.best_metric)
-        step = (best.best_validation or {}).get("total_batches", "-")
+        step = (best.best_validation or {}).get("total_batches")
         print(f"best trial: {best.id}, {experiment.metric} {value} at step {step}: {settings(best.hparams)}")
     checkpoint = experiment.best_checkpoint()
     if checkpoint is not None:
-        print(f"its checkpoint: {checkpoint['uuid']}")
+        place = (checkpoint["training"].get("trialId"), checkpoint["steps_completed"])
+        is_its = best is not None and place == (best.id, step)
+        where = "its checkpoint" if is_its else f"best checkpoint (trial {place[0]}, step {place[1]})"
+        print(f"{where}: {checkpoint['uuid']}")
         print(f"to download it: {command_for(args, 'experiment', 'download-checkpoint', experiment.id, 'DIR')}")
 
 
