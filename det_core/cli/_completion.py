@@ -100,7 +100,8 @@ def _script(shell: str) -> str:
     named |= {short: named[name] for short, name in ALIASES.items()}
     for mark, groups in (("@EXPERIMENTS@", ("experiment", "e")), ("@TRIALS@", ("trial", "t"))):
         words = _OF_EXPERIMENTS if mark == "@EXPERIMENTS@" else _OF_TRIALS
-        patterns = [f"*:{group}:{word}" for group in groups for word in words]
+        places = {word: "3" if word == "download-checkpoint" else "*" for word in words}  # behind that is a folder
+        patterns = [f"{place}:{group}:{word}" for group in groups for word, place in places.items()]
         if mark == "@EXPERIMENTS@":
             patterns += ["*:trial:list", "*:t:list"]
         script = script.replace(mark, " ".join(words) if shell == "fish" else "|".join(patterns))
