@@ -87,7 +87,7 @@ def _rungs(experiment: Experiment, brackets: Any) -> list[tuple[str, ...]]:
     for bracket in brackets if isinstance(brackets, list) else ():
         for rung in bracket.get("rungs") or ():
             entries = rung["entries"]
-            metrics = [float(numbers(entry["metric"])) for entry in entries]
+            metrics = [float(numbers(entry["metric"])) for entry in entries if entry["metric"] is not None]
             best = (min if experiment.smaller_is_better else max)(metrics, default=None)
             promoted = sum(entry.get("state") == "promoted" for entry in entries)
             cells = (bracket["bracket"], rung["rung"], rung["length"], len(entries), promoted, rung["outstanding"])
