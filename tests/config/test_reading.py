@@ -10,6 +10,7 @@ from det_core.config import (
     ConfigErrors,
     Experiment,
     entrypoint_command,
+    entrypoint_script,
     parse_experiment,
     read_changes,
     read_overrides,
@@ -181,6 +182,33 @@ def test_variables_of_a_list_are_set_on_every_device_and_gpu_is_cuda() -> None:
 )
 def test_the_command_of_an_entrypoint(entrypoint: str | list[str], command: list[str]) -> None:
     assert entrypoint_command(entrypoint) == command
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "script"),
+    [
+        ("python train.py --lr 0.1 other.py", "train.py"),
+        (["python3", "-u", "sub/train.py"], "sub/train.py"),
+        ("OMP_NUM_THREADS=1 exec python3.11 ./train.py", "./train.py"),
+        ("pip install x && python train.py", "train.py"),
+        ("python3 -m det_core.launch.torch_distributed --nproc-per-node 2 train.py", "train.py"),
+        ("python3 -m determined.launch.torch_distributed python3 train.py", "train.py"),
+        # Nobody but a shell knows, or it is no file of the context.
+        ("cd sub && python train.py", None),
+        ("python $SCRIPT.py", None),
+        ("python *.py", None),
+        ("python /elsewhere/train.py", None),
+        ("python -c 'import x' y.py", None),
+        ("python 'train.py", None),
+        ("python -m train", None),
+        ("bash train.sh", None),
+        ("model_def:MNISTTrial", None),
+        (["sh", "-c", "python train.py"], None),
+        ("", None),
+    ],
+)
+def test_the_script_that_an_entrypoint_runs(entrypoint: str | list[str], script: str | None) -> None:
+    assert entrypoint_script(entrypoint) == script
 
 
 def test_the_launchers_that_stand_in_are_those_there_are() -> None:
