@@ -54,9 +54,9 @@ def test_what_is_left_out_has_torchruns_default() -> None:
     assert args.grace == 60
 
 
-def test_a_trial_has_a_process_for_each_of_its_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_has_a_process_for_each_of_its_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster: dict[str, object] = dict.fromkeys(("master_url", "cluster_id", "agent_id", "task_id"), "x")
-    cluster |= {"slot_ids": [0, 3, 4], "allocation_id": "1.a.1", "session_token": "s", "task_type": "TRIAL"}
+    cluster |= {"slot_ids": [0, 3, 4], "allocation_id": "1.a.1", "session_token": "s", "task_type": "COMMAND"}
     (tmp_path / "cluster.json").write_text(json.dumps(cluster))
     monkeypatch.setenv("DET_CORE_INFO_DIR", str(tmp_path))
     control: Any = None  # nothing is to be said
