@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -20,6 +21,8 @@ class ExitKind(str, Enum):
     """It ended with status 0 by itself."""
     FAILED = "failed"
     """A process of it ended with another status, or by a signal."""
+    TERMINATED = "terminated"
+    """A signal from outside ended it, as ``kill -9`` and want of memory do: a failure, but not of its making."""
     TRANSIENT = "transient"
     """The machine failed, not the script: it was lost, or could not be found again."""
     UNRECOVERABLE = "unrecoverable"
@@ -31,7 +34,16 @@ class ExitKind(str, Enum):
     @property
     def is_error(self) -> bool:
         """Whether it counts as an error."""
-        return self in (ExitKind.FAILED, ExitKind.TRANSIENT, ExitKind.UNRECOVERABLE)
+        return self in (ExitKind.FAILED, ExitKind.UNRECOVERABLE) or self.from_outside
+
+    @property
+    def from_outside(self) -> bool:
+        """Whether something ended it that says nothing of the script."""
+        return self in (ExitKind.TERMINATED, ExitKind.TRANSIENT)
+
+
+OUTSIDE = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+"""Signals that others send; the rest come from what a program does itself."""
 
 
 class Failure(str, Enum):
@@ -60,6 +72,11 @@ class ProcessExit:
     def failed(self) -> bool:
         """Whether it ended otherwise than with status 0."""
         return self.status != 0 or self.signal is not None
+
+    @property
+    def terminated(self) -> bool:
+        """Whether somebody else ended it."""
+        return self.signal in OUTSIDE
 
 
 @dataclass(frozen=True)
@@ -92,4 +109,7 @@ def classify(facts: ExitFacts) -> ExitKind:
     workers = [e for e in facts.exits if not e.daemon]
     if workers and not any(e.failed for e in workers):
         return ExitKind.STOPPED  # whatever became of its helpers
-    return ExitKind.FAILED if any(e.failed for e in facts.exits) else ExitKind.STOPPED
+    failed = [e for e in facts.exits if e.failed]
+    if not failed:
+        return ExitKind.STOPPED
+    return ExitKind.TERMINATED if all(e.terminated for e in failed) else ExitKind.FAILED

@@ -65,20 +65,21 @@ class Next:
 def after_exit(facts: TrialFacts, kind: ExitKind) -> Next:
     """Decide what a trial does next; the first row of the table that fits.
 
-    In two things this differs from the table. A trial that acknowledges a preemption that nobody asked for, with an
+    In three things this differs from the table. A trial that acknowledges a preemption that nobody asked for, with an
     operation left, is allocated again as the table says, but it counts as a restart: it would go on for ever
-    otherwise. And a trial that ended for its hyperparameters is told to its search as ``invalid_hp``, however its
-    process ended.
+    otherwise. A trial that ended for its hyperparameters is told to its search as ``invalid_hp``, however its process
+    ended. And one that was to end anyway is not in error because something from outside was quicker than itself.
     """
+    at_fault = kind.is_error and not kind.from_outside
     if facts.state in STOPS:
-        return _end(facts, State.ERROR if kind.is_error else STOPS[facts.state])
+        return _end(facts, State.ERROR if at_fault else STOPS[facts.state])
     if facts.stopped or (facts.closed and facts.op_complete):
-        return _end(facts, State.ERROR if kind.is_error else State.COMPLETED)
+        return _end(facts, State.ERROR if at_fault else State.COMPLETED)
     if kind is ExitKind.UNRECOVERABLE:
         return _end(facts, State.ERROR)
     if kind is ExitKind.TRANSIENT:
         return _again(facts, facts.restarts)
-    if kind is ExitKind.FAILED:
+    if kind in (ExitKind.FAILED, ExitKind.TERMINATED):
         return _count_one(facts)
     if kind is ExitKind.STOPPED or facts.early_exit is not None:
         return _end(facts, State.COMPLETED)

@@ -71,8 +71,10 @@ def kill(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: str) -> 
     tx.then(hub.runner.kill, allocation.id)
 
 
-def acknowledge(tx: Transaction, allocation: LiveAllocation) -> None:
-    """Note that an allocation is about to exit."""
+def acknowledge(hub: Hub, tx: Transaction, allocation: LiveAllocation) -> None:
+    """Note that an allocation is about to exit. One that has nothing left to do is held to it, whatever comes."""
     if not allocation.acked:
-        allocation.acked = True
+        allocation.acked = allocation.ready = True
         tx.write(allocations.change, allocation.id, acked=True)
+        if not allocation.trial.pending:
+            ask_to_stop(hub, tx, allocation, "it has nothing left to do")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, cast
 
-from det_core.master.scheduler import ExitFacts, Failure, ProcessExit, Step, TrialFacts, after_exit, classify
+from det_core.master.scheduler import ExitFacts, Failure, ProcessExit, State, Step, TrialFacts, after_exit, classify
 from det_core.master.service import _trials
 from det_core.master.store import allocations, key_values, tokens, trials
 
@@ -58,6 +58,7 @@ def _follow(hub: Hub, tx: Transaction, trial: LiveTrial, after: Next, error: str
     counted = after.restarts != trial.restarts
     trial.restarts = after.restarts
     if after.step is Step.END:
+        error = error if after.state is State.ERROR else None
         _trials.end(hub, tx, trial, after.state, cast("Reason", after.reason), error)
         return
     if counted or error is not None:

@@ -132,7 +132,7 @@ def _operation(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, A
 
 def _acknowledged(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]) -> None:
     if trial.allocation is not None and body.get("acknowledged", True):
-        _allocations.acknowledge(tx, trial.allocation)
+        _allocations.acknowledge(hub, tx, trial.allocation)
 
 
 def _gave_up(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]) -> None:

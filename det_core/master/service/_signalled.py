@@ -45,7 +45,7 @@ async def acknowledge(hub: Hub, allocation_id: str) -> None:
     await know_allocation(hub, allocation_id)
 
     def command(tx: Transaction) -> None:
-        _allocations.acknowledge(tx, live_allocation(hub, allocation_id))
+        _allocations.acknowledge(hub, tx, live_allocation(hub, allocation_id))
 
     await hub.actor.do(command)
 

@@ -9,6 +9,7 @@ import pytest
 from det_core.master.scheduler import ExitFacts, ExitKind, Failure, ProcessExit, classify
 
 CLEAN, BAD, BY_SIGNAL = ProcessExit(0), ProcessExit(1), ProcessExit(signal=9)
+CRASHED = ProcessExit(signal=11)
 GOOD_DAEMON, BAD_DAEMON = ProcessExit(0, daemon=True), ProcessExit(1, daemon=True)
 
 
@@ -32,8 +33,11 @@ GOOD_DAEMON, BAD_DAEMON = ProcessExit(0, daemon=True), ProcessExit(1, daemon=Tru
         (ExitFacts(exits=[CLEAN, BAD_DAEMON]), ExitKind.STOPPED),
         # 5: a failure
         (ExitFacts(exits=[BAD]), ExitKind.FAILED),
-        (ExitFacts(exits=[BY_SIGNAL]), ExitKind.FAILED),
         (ExitFacts(exits=[CLEAN, BAD]), ExitKind.FAILED),
+        (ExitFacts(exits=[CRASHED]), ExitKind.FAILED),
+        (ExitFacts(exits=[BY_SIGNAL]), ExitKind.TERMINATED),
+        (ExitFacts(exits=[CLEAN, BY_SIGNAL]), ExitKind.TERMINATED),
+        (ExitFacts(exits=[BAD, BY_SIGNAL]), ExitKind.FAILED),
         (ExitFacts(exits=[BAD_DAEMON]), ExitKind.FAILED),
         (ExitFacts(exits=[ProcessExit()]), ExitKind.FAILED),  # nobody knows how
         (ExitFacts(failure=Failure.LOST), ExitKind.TRANSIENT),
@@ -50,7 +54,7 @@ def test_the_table(facts: ExitFacts, kind: ExitKind) -> None:
 
 
 def test_only_failures_are_errors() -> None:
-    errors = {ExitKind.FAILED, ExitKind.TRANSIENT, ExitKind.UNRECOVERABLE}
+    errors = {ExitKind.FAILED, ExitKind.TERMINATED, ExitKind.TRANSIENT, ExitKind.UNRECOVERABLE}
     assert {kind for kind in ExitKind if kind.is_error} == errors
 
 

@@ -20,8 +20,9 @@ from det_core.master.scheduler import (
 )
 
 K = ExitKind
-ERRORS = [K.FAILED, K.TRANSIENT, K.UNRECOVERABLE]
-OTHERS = [kind for kind in K if kind not in ERRORS]
+ERRORS = [K.FAILED, K.UNRECOVERABLE]
+OUTSIDE = [K.TERMINATED, K.TRANSIENT]
+OTHERS = [kind for kind in K if kind not in ERRORS + OUTSIDE]
 
 
 def trial(state: State = State.ACTIVE, **more: object) -> TrialFacts:
@@ -47,7 +48,7 @@ def over(state: State, reason: str, restarts: int = 1) -> Next:
     ],
 )
 def test_row_1_a_trial_that_is_to_end_ends(state: State, end: State, reason: str) -> None:
-    for kind in OTHERS:
+    for kind in OTHERS + OUTSIDE:
         assert after_exit(trial(state), kind) == over(end, reason)
     for kind in ERRORS:
         assert after_exit(trial(state), kind) == over(State.ERROR, "errored")
@@ -55,7 +56,7 @@ def test_row_1_a_trial_that_is_to_end_ends(state: State, end: State, reason: str
 
 @pytest.mark.parametrize("facts", [trial(op_complete=True, closed=True), trial(stopped=True)])
 def test_row_2_a_trial_that_its_search_is_done_with_ends(facts: TrialFacts) -> None:
-    for kind in OTHERS:
+    for kind in OTHERS + OUTSIDE:
         assert after_exit(facts, kind) == over(State.COMPLETED, "completed")
     for kind in ERRORS:
         assert after_exit(facts, kind) == over(State.ERROR, "errored")
@@ -75,7 +76,7 @@ def test_row_4_a_fault_of_the_machine_is_not_counted() -> None:
 
 
 def test_row_5_a_failure_is_counted_until_there_are_too_many() -> None:
-    assert after_exit(trial(restarts=0), K.FAILED) == again(1)
+    assert after_exit(trial(restarts=0), K.FAILED) == after_exit(trial(restarts=0), K.TERMINATED) == again(1)
     assert after_exit(trial(restarts=4), K.FAILED) == again(5)
     assert after_exit(trial(restarts=5), K.FAILED) == over(State.ERROR, "errored", restarts=6)
     assert after_exit(trial(restarts=0, max_restarts=0), K.FAILED) == over(State.ERROR, "errored", restarts=1)
@@ -157,7 +158,7 @@ def test_a_trial_that_nobody_stops_fails_only_so_often(facts: TrialFacts, kinds:
     for kind in kinds:
         facts = trial(restarts=restarts, max_restarts=facts.max_restarts)
         after = after_exit(facts, kind)
-        failures += kind in (K.FAILED, K.PREEMPTED)
+        failures += kind in (K.FAILED, K.TERMINATED, K.PREEMPTED)
         if after.step is Step.END:
             break
         restarts = after.restarts

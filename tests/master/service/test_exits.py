@@ -263,3 +263,58 @@ def test_a_changed_priority_is_heeded_at_once(tmp_path: Path) -> None:
         assert [s.experiment_id for s in b.engine.launched] == [first, second, first]
 
     with_bench(tmp_path, script, check)
+
+
+def test_promoted_while_it_exits_is_no_failure(tmp_path: Path) -> None:
+    """One that has nothing left to do says so and exits; meanwhile the other one's end promotes it."""
+    done: dict[int, asyncio.Event] = {}
+
+    async def script(trial: Trial) -> int:
+        for number in (1, 2):
+            done.setdefault(number, asyncio.Event())
+        if trial.spec.trial_run_id > 1:
+            return await train(trial)
+        length = await trial.operation()
+        assert length is not None
+        if trial.spec.trial_id == 2:
+            await done[1].wait()
+        await trial.complete(length, float(trial.spec.trial_id))
+        await trial.acknowledge()
+        done[trial.spec.trial_id].set()
+        await done[2].wait()
+        return 0
+
+    async def check(b: Bench) -> None:
+        number = await b.create(ASHA, max_restarts=0)
+        assert await b.ended(number) == "COMPLETED"
+        assert [(t["state"], t["restarts"]) for t in await b.service.trials(number)] == [("COMPLETED", 0)] * 2
+        assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
+
+    with_bench(tmp_path, script, check, slots=2)
+
+
+def test_what_kills_a_trial_that_is_done_changes_nothing(tmp_path: Path) -> None:
+    """Killed on its way out, when its search wants no more of it: complete. Killed when canceled: canceled."""
+
+    async def script(trial: Trial) -> int:
+        length = await trial.operation()
+        assert length is not None
+        if trial.spec.trial_id == 1:
+            await trial.complete(length, 1.0)
+        await asyncio.sleep(60)
+        return 1
+
+    async def check(b: Bench) -> None:
+        number = await b.create(SINGLE, max_restarts=0)
+        await b.until(lambda: any(a.preempt_time for a in b.service._hub.live.allocations.values()))
+        b.engine.kill_process(b.engine.running[0])
+        assert await b.ended(number) == "COMPLETED"
+        done = await only(b, number)
+        assert (done["state"], done["error"]) == ("COMPLETED", None)
+        canceled = await b.create(SINGLE, max_restarts=0)
+        await b.until(lambda: b.engine.running)
+        await b.service.cancel(canceled)
+        b.engine.kill_process(b.engine.running[0])
+        assert await b.ended(canceled) == "CANCELED"
+
+    with_bench(tmp_path, script, check)
