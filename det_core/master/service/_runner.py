@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from det_core import _clock
 from det_core.config import entrypoint_command
 from det_core.master.engines import ExitReport, LaunchSpec
-from det_core.master.service import _exits, _retention
+from det_core.master.service import _checkpoints, _exits, _retention
 from det_core.master.store import contexts
 
 if TYPE_CHECKING:
@@ -153,6 +153,7 @@ class Runner:
     async def _listen(self) -> None:
         hub = self._hub
         async for event in hub.engine.events():
+            await _checkpoints.make_up(hub, event.allocation_id)
             hub.actor.post(partial(_take, hub, event.allocation_id, event.exit))
 
     def _done(self, task: asyncio.Task[Any]) -> None:

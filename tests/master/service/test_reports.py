@@ -148,6 +148,27 @@ def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path:
     with_bench(tmp_path, script, check)
 
 
+def test_a_checkpoint_that_was_journaled_and_shipped_is_registered_at_the_latest_when_its_process_dies(
+    tmp_path: Path,
+) -> None:
+    async def check(b: Bench) -> None:
+        trial = await running(b)
+        body = {"storage_id": "saved", "metadata": {"steps_completed": 3}, "resources": {"f": 7}}
+        trial.record("checkpoint", body=body)
+        await trial.ship()
+        b.engine.kill_process(trial.spec.allocation_id)
+        await b.until(lambda: len(b.engine.launched) == 2)
+        assert b.engine.launched[1].latest_checkpoint == "saved"
+        kept = await b.service.checkpoint("saved")
+        assert (kept["state"], kept["resources"], kept["allocation_id"]) == (
+            "COMPLETED",
+            {"f": 7},
+            trial.spec.allocation_id,
+        )
+
+    with_bench(tmp_path, deaf, check)
+
+
 def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         await trial.should_preempt(60)
