@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from det_core._errors import MissingExtra
 from det_core._optional import require
 
@@ -45,4 +47,8 @@ def print_help() -> None:
     except MissingExtra as e:
         print(f"torchrun's options are not known here: {e}")
         return
-    print("options of torchrun:\n" + torchrun.get_args_parser().format_help().partition("options:\n")[2], flush=True)
+    theirs = torchrun.get_args_parser().format_help().partition("options:\n")[2]
+    try:
+        print(f"options of torchrun:\n{theirs}", flush=True)
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
