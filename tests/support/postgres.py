@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from support.servers import MARK, free_port
+from support.ranks import free_port
+from support.servers import MARK
 
 USER = "postgres"
 PATIENCE = 60.0
