@@ -129,7 +129,9 @@ def test_a_header_that_would_fill_the_memory_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"no archive", gzip.compress(b"no tar" * 1000), tgz(member("a", size=9999)).getvalue()[:60]]
+    "data",
+    [b"", b"no archive", gzip.compress(b"no tar" * 1000), tgz(member("a", size=9999)).getvalue()[:60]],
+    ids=["nothing", "text", "no tar", "cut short"],
 )
 def test_what_is_no_archive_is_said_to_be_none(data: bytes) -> None:
     with pytest.raises(Invalid, match="no gzipped tar"):
