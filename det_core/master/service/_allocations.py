@@ -72,9 +72,13 @@ def kill(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: str) -> 
 
 
 def acknowledge(hub: Hub, tx: Transaction, allocation: LiveAllocation) -> None:
-    """Note that an allocation is about to exit. One that has nothing left to do is held to it, whatever comes."""
+    """Note that an allocation is about to exit.
+
+    One that has nothing left to do, or was told so, is held to it: what its search wants of it meanwhile is for its
+    next allocation, and that there is one is no failure.
+    """
     if not allocation.acked:
         allocation.acked = allocation.ready = True
         tx.write(allocations.change, allocation.id, acked=True)
-        if not allocation.trial.pending:
+        if allocation.idle or not allocation.trial.pending:
             ask_to_stop(hub, tx, allocation, "it has nothing left to do")

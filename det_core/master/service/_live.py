@@ -29,6 +29,7 @@ class LiveAllocation:
         ready: whether its processes run, so that it can be asked to stop; before, it can only be killed.
         preempt_time: when it was asked to stop; None: it was not.
         acked: whether it said that it is about to exit.
+        idle: whether it was told that there is nothing left to do.
         kill_time: when it was killed; None: it was not.
         steps_completed: the step of ``latest_checkpoint``.
         latest_checkpoint: the checkpoint that it starts from.
@@ -41,6 +42,7 @@ class LiveAllocation:
     ready: bool = False
     preempt_time: float | None = None
     acked: bool = False
+    idle: bool = False
     kill_time: float | None = None
     steps_completed: int = 0
     latest_checkpoint: str | None = None

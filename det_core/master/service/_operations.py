@@ -31,6 +31,8 @@ async def current(hub: Hub, trial_id: int, allocation_id: str | None) -> Operati
         trial = live_trial(hub, trial_id, allocation_id)
         if trial.length is None:
             raise NotFound(f"trial {trial_id} has no operation: its search goes without")
+        if allocation_id is not None and trial.allocation is not None:
+            trial.allocation.idle = trial.completed
         return OperationView(request_id=trial.request_id, length=trial.length, completed=trial.completed)
 
     return await hub.actor.do(look)

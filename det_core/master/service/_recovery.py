@@ -165,6 +165,7 @@ def _allocation(hub: Hub, row: AllocationRow, before: LiveAllocation | None) -> 
         ready=True if before is None else before.ready,
         preempt_time=row.preempt_time,
         acked=row.acked,
+        idle=False if before is None else before.idle,
         kill_time=row.kill_time,
         steps_completed=row.steps_completed,
         latest_checkpoint=row.latest_checkpoint,

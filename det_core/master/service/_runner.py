@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -184,6 +186,7 @@ async def context_file(hub: Hub, digest: str) -> Path | None:
 
 def _write_file(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".new")
-    aside.write_bytes(content)
-    aside.replace(path)
+    fd, aside = tempfile.mkstemp(dir=path.parent)  # of its own: two allocations may want it at once
+    with os.fdopen(fd, "wb") as file:
+        file.write(content)
+    os.replace(aside, path)

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.mastered import Bench, bench, train
 from support.scripted_trials import Trial
 
@@ -265,8 +267,9 @@ def test_a_changed_priority_is_heeded_at_once(tmp_path: Path) -> None:
     with_bench(tmp_path, script, check)
 
 
-def test_promoted_while_it_exits_is_no_failure(tmp_path: Path) -> None:
-    """One that has nothing left to do says so and exits; meanwhile the other one's end promotes it."""
+@pytest.mark.parametrize("early", [False, True])
+def test_promoted_while_it_exits_is_no_failure(tmp_path: Path, early: bool) -> None:
+    """One that has nothing left to do says so and exits; the other one's end promotes it meanwhile, or just before."""
     done: dict[int, asyncio.Event] = {}
 
     async def script(trial: Trial) -> int:
@@ -279,9 +282,12 @@ def test_promoted_while_it_exits_is_no_failure(tmp_path: Path) -> None:
         if trial.spec.trial_id == 2:
             await done[1].wait()
         await trial.complete(length, float(trial.spec.trial_id))
-        await trial.acknowledge()
+        assert await trial.operation() is None
+        if not early:
+            await trial.acknowledge()
         done[trial.spec.trial_id].set()
         await done[2].wait()
+        await trial.acknowledge()
         return 0
 
     async def check(b: Bench) -> None:
