@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import io
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
 from det_core._errors import DetCoreError
-from det_core.config import ConfigErrors, Experiment, parse_experiment
+from det_core.config import ConfigErrors, Experiment, entrypoint_script, parse_experiment
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import check_archive, unpack_archive
 from det_core.master.scheduler import State
@@ -60,13 +61,16 @@ def read_config(hub: Hub, config: str | Mapping[str, Any], overrides: Sequence[s
         )
     except ConfigErrors as e:
         raise Invalid(str(e), tuple(map(str, e.errors))) from None
-    slots = len(hub.engine.slots)
     if not unmanaged and spec.max_slots is not None and spec.max_slots < spec.slots_per_trial:
         raise Invalid(
             f"resources.max_slots is {spec.max_slots}: a trial of {spec.slots_per_trial} slot(s) could never start"
         )
-    if not unmanaged and spec.slots_per_trial > slots:
-        raise Invalid(f"resources.slots_per_trial is {spec.slots_per_trial}: this master has {slots} slot(s)")
+    slots, wanted = len(hub.engine.slots), spec.slots_per_trial
+    if not unmanaged and wanted > slots:
+        raise Invalid(
+            f"resources.slots_per_trial is {wanted}: this master has {slots} slot(s); for more, "
+            f"det-core master down, and det-core master up --slots {wanted}"
+        )
     return spec
 
 
@@ -84,13 +88,26 @@ async def draft(
     if unmanaged:
         return Draft(spec, _text(config), None, None, None)
     digest = None
+    files: frozenset[str] = frozenset()
     if context:
-        await asyncio.to_thread(check_archive, io.BytesIO(context))
+        files = await asyncio.to_thread(check_archive, io.BytesIO(context))
         if keep:
             digest = await hub.store.write(lambda conn: contexts.put(conn, context))
     warm_start = await hub.store.read(lambda conn: _warm_start(conn, spec))
     search = await make_search(hub, spec, digest, context)
+    spec = replace(spec, warnings=[*spec.warnings, *_of_script(spec, files)])
     return Draft(spec, _text(config), digest, search, warm_start)
+
+
+def _of_script(spec: Experiment, files: frozenset[str]) -> list[str]:
+    """A warning if the entrypoint runs a file that is not there; a startup hook may still make one."""
+    script = entrypoint_script(spec.entrypoint or "")
+    if script is None or posixpath.normpath(script) in files:
+        return []
+    missing = f"entrypoint: it runs {script}, and there is no such file in the context directory"
+    if not files:
+        return [f"{missing}, which is empty; name the folder with it: det-core experiment create CONFIG DIR"]
+    return [f"{missing}; is it in another folder, or named by .detignore?"]
 
 
 def _text(config: str | Mapping[str, Any]) -> str:
@@ -211,8 +228,3 @@ def _record(
         experiment.pending.append(Started())
         hub.live.touch(experiment)
     return experiment_id
-
-
-def managed(data: dict[str, Any]) -> Experiment:
-    """A configuration that was kept, as it was."""
-    return replace(Experiment(data))
