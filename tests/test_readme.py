@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from support.person import Person
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 BLOCKS = [
@@ -41,7 +43,7 @@ def test_every_block_of_python_runs(tmp_path: Path) -> None:
             script.write_text(code)
             _run(sys.executable, str(script), folder=tmp_path)
     finally:
-        _run("det-core", "master", "down", folder=tmp_path)
+        Person(tmp_path).leaves()
 
 
 def test_the_five_steps_to_a_search(tmp_path: Path) -> None:
@@ -62,7 +64,7 @@ def test_the_five_steps_to_a_search(tmp_path: Path) -> None:
             if "--follow" in words:
                 assert "COMPLETED, 6 trials" in said and "best trial: " in said and "download-checkpoint" in said
     finally:
-        _run("det-core", "master", "down", folder=folder)
+        Person(tmp_path).leaves()
     assert (folder / "model" / "state.json").exists()
 
 

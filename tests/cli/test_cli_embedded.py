@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from support.person import Person
 
 FIT = """
 import sys, time
@@ -37,27 +36,6 @@ searcher: {name: grid, metric: loss, max_length: 2}
 """
 
 
-class Person:
-    """Types commands in a folder."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self.environment = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
-
-    def types(self, *words: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=100
-        )  # fmt: skip
-        assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
-
-    def begins(self, *words: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            words, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-
-
 @pytest.fixture
 def person(home: Path, tmp_path: Path) -> Iterator[Person]:
     folder = tmp_path / "project"
@@ -66,8 +44,10 @@ def person(home: Path, tmp_path: Path) -> Iterator[Person]:
     (folder / "grid.yaml").write_text(GRID)
     (folder / ".detignore").write_text("*.yaml\n")
     found = Person(folder)
-    yield found
-    found.types("det-core", "master", "down")
+    try:
+        yield found
+    finally:
+        found.leaves()
 
 
 def test_a_search_from_nothing_to_the_best_model(person: Person, home: Path) -> None:
