@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ class Hub:
         signals: who waits for the word to stop.
         gatherings: who waits at a barrier.
         news: who waits for an experiment's end, or for log lines.
+        writing: held while a context archive becomes a file.
         actor: where decisions are made.
         runner: what the engine is told.
         best: the best validations of experiments that have ended, with when they ended; looking them up takes long.
@@ -44,5 +46,6 @@ class Hub:
     gatherings: Gatherings = field(default_factory=Gatherings)
     news: News = field(default_factory=News)
     best: dict[int, tuple[float, Validation | None]] = field(default_factory=dict)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     actor: Actor = field(init=False)
     runner: Runner = field(init=False)

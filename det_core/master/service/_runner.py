@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import tempfile
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -176,17 +175,20 @@ async def _later(seconds: float, act: Callable[[], None]) -> None:
 async def context_file(hub: Hub, digest: str) -> Path | None:
     """A context archive as a file, written when it is first wanted."""
     path = hub.settings.home / "master" / "contexts" / f"{digest}.tgz"
-    if not path.exists():
-        content = await hub.store.read(lambda conn: contexts.get(conn, digest))
-        if content is None:
-            return None
-        await asyncio.to_thread(_write_file, path, content)
+    async with hub.writing:  # several allocations may want it at once
+        if not path.exists():
+            content = await hub.store.read(lambda conn: contexts.get(conn, digest))
+            if content is None:
+                return None
+            await asyncio.to_thread(_write_file, path, content)
     return path
 
 
 def _write_file(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    fd, aside = tempfile.mkstemp(dir=path.parent)  # of its own: two allocations may want it at once
-    with os.fdopen(fd, "wb") as file:
+    aside = path.with_suffix(".new")
+    with open(aside, "wb") as file:
         file.write(content)
-    os.replace(aside, path)
+        file.flush()
+        os.fsync(file.fileno())  # a name without content would be believed for ever
+    aside.replace(path)

@@ -11,6 +11,8 @@ import pytest
 
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
 from det_core.master.service import _signalled
+from det_core.master.service._runner import context_file
+from det_core.master.store import contexts
 from support.mastered import Bench, bench, train
 from support.scripted_trials import Trial
 
@@ -186,3 +188,15 @@ def test_what_ended_while_no_master_was_there_is_taken_into_account(tmp_path: Pa
             assert (await b.service.trial(1))["restarts"] == 1
 
     asyncio.run(main())
+
+
+def test_trials_that_start_at_once_all_get_their_context(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with bench(tmp_path, deaf) as b:
+            content = bytes(1_000_000)
+            digest = await b.store.write(lambda conn: contexts.put(conn, content))
+            paths = await asyncio.gather(*(context_file(b.service._hub, digest) for _ in range(20)))
+            assert {path and path.read_bytes() for path in paths} == {content}
+            assert [p.name for p in (tmp_path / "master" / "contexts").iterdir()] == [f"{digest}.tgz"]
+
+    asyncio.run(check())
