@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from det_core.master._errors import Fenced
+from det_core.master.service._access import live_allocation
 from det_core.master.service._signalled import know_allocation
 from det_core.master.service._views import RendezvousView
 from det_core.master.store import allocations
@@ -14,14 +14,23 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
+    from det_core.master.service._live import LiveAllocation
+
+
+async def _running(hub: Hub, allocation_id: str) -> LiveAllocation:
+    """An allocation that has not ended.
+
+    Raises:
+        NotFound: there never was one of that id.
+        Fenced: it has ended.
+    """
+    await know_allocation(hub, allocation_id)
+    return live_allocation(hub, allocation_id)
 
 
 async def rendezvous(hub: Hub, allocation_id: str, resources_id: str) -> RendezvousView:
     """Where the peers are. All processes of this engine's allocations are on one machine, under one container."""
-    await know_allocation(hub, allocation_id)
-    found = hub.live.allocations.get(allocation_id)
-    if found is None:
-        raise Fenced(f"allocation {allocation_id} has ended")
+    found = await _running(hub, allocation_id)
     return RendezvousView(addresses=["127.0.0.1"], rank=0, slots=[len(found.slot_ids)])
 
 
@@ -29,15 +38,13 @@ async def gather(
     hub: Hub, allocation_id: str, name: str, request: str, peers: int, data: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     """Meet at a barrier."""
-    await know_allocation(hub, allocation_id)
-    if allocation_id not in hub.live.allocations:
-        raise Fenced(f"allocation {allocation_id} has ended")
+    await _running(hub, allocation_id)
     return await hub.gatherings.meet(allocation_id, name, request, peers, data)
 
 
 async def note(hub: Hub, allocation_id: str, **facts: Any) -> None:
     """Note facts of an allocation; lists grow, other values are replaced."""
-    await know_allocation(hub, allocation_id)
+    await _running(hub, allocation_id)
 
     def write(conn: Connection) -> None:
         row = allocations.get(conn, allocation_id)
