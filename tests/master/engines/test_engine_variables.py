@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core.master.engines import LaunchSpec
+from det_core.master.engines._seen import seen
 from det_core.master.engines._slots import Slots
 from det_core.master.engines._variables import variables
 
@@ -47,3 +48,23 @@ def test_a_configuration_that_is_too_large_for_a_variable_stays_out(tmp_path: Pa
     assert "DET_EXPERIMENT_CONFIG" not in large
     assert json.loads(large["DET_HPARAMS"]) == {"a": 1}
     subprocess.run(["true"], env=large, check=True, timeout=60)
+
+
+def test_a_shared_storage_is_seen_as_the_folder_that_it_is() -> None:
+    shared = {
+        "type": "shared_fs",
+        "host_path": "/data/",
+        "storage_path": "a/b",
+        "propagation": "x",
+        "save_trial_best": 2,
+    }
+    assert seen({"name": "x", "checkpoint_storage": shared}) == {
+        "name": "x",
+        "checkpoint_storage": {"type": "directory", "container_path": "/data/a/b", "save_trial_best": 2},
+    }
+    for path, folder in ((None, "/data"), ("/data/c", "/data/c")):
+        config = {"checkpoint_storage": {"type": "shared_fs", "host_path": "/data", "storage_path": path}}
+        assert seen(config)["checkpoint_storage"]["container_path"] == folder
+    bucket = {"checkpoint_storage": {"type": "s3", "bucket": "b"}}
+    assert seen(bucket) == bucket
+    assert seen({}) == {}
