@@ -83,7 +83,7 @@ class LocalEngine:
             if watch.asked:
                 folder.write_exit(killed=True, started=False, lost=False, error="it was killed before it began")
             else:
-                watch.pid = _spawn(folder, appear=self._appear)
+                watch.pid = await asyncio.to_thread(_spawn, folder, appear=self._appear)
                 watch.remind()
         except Exception as e:
             logger.warning("allocation %s cannot be started: %s", spec.allocation_id, e)
