@@ -34,6 +34,14 @@ def event_loop() -> None:
     get_loop()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_outlives_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail if a master, or what runs under one, of any test or fixture is there when all are over."""
+    yield
+    left = processes_of(tmp_path_factory.getbasetemp())
+    assert not left, f"the tests leave behind: {', '.join(left)}"
+
+
 @pytest.fixture(autouse=True)
 def home(nothing_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``DET_CORE_HOME`` of this test; no variable of the outside that det_core reads."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,14 +25,12 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
 @contextlib.contextmanager
 def turn(config: pytest.Config, *, alone: bool) -> Iterator[None]:
     """Be in the room: with nobody else, or with others that need not be alone."""
-    worker: dict[str, Any] | None = getattr(config, "workerinput", None)
-    if worker is None:
+    if not hasattr(config, "workerinput"):  # there are no others
         yield
         return
     if LOCKS not in config.stash:
-        path = Path(tempfile.gettempdir(), f"det-core-tests-{worker['testrunuid']}")
+        path = Path(config.getoption("basetemp")).parent / "turns"  # the folders of all workers are there
         config.stash[LOCKS] = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        config.add_cleanup(lambda: path.unlink(missing_ok=True))
     locks, kind = config.stash[LOCKS], fcntl.LOCK_EX if alone else fcntl.LOCK_SH
     fcntl.lockf(locks, kind, 1, GATE)  # one that is to be alone keeps it while it waits and runs: nobody comes after it
     fcntl.lockf(locks, kind, 1, ROOM)

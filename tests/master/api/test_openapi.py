@@ -45,7 +45,7 @@ class Sweep:
         self.made = 0
         self.statuses: set[int] = set()
         self._master, self._examples, self._alternating = master, examples, alternating
-        self._schema = schemathesis.openapi.from_url(f"{master.url}/openapi.json")
+        self._schema = schemathesis.openapi.from_url(f"{master.url}/openapi.json", timeout=60)
         spec = master.a_trial()
         kept = {"uuid": "swept", "taskId": spec.task_id, "metadata": {"steps_completed": 1}, "resources": {}}
         assert master.ask("POST", "checkpoints", kept, spec.session_token).status == 200
