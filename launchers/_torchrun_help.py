@@ -41,14 +41,16 @@ The first word that is no option is the script; all after it is the script's, an
 
 def print_help() -> None:
     """Print our own help at once, and torchrun's as soon as it is loaded."""
-    print(HELP, flush=True)
+    try:
+        print(HELP, flush=True)
+        print(_theirs(), flush=True)
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _theirs() -> str:
     try:
         torchrun = require("torch.distributed.run", extra="torch", purpose="torchrun")
     except MissingExtra as e:
-        print(f"torchrun's options are not known here: {e}")
-        return
-    theirs = torchrun.get_args_parser().format_help().partition("options:\n")[2]
-    try:
-        print(f"options of torchrun:\n{theirs}", flush=True)
-    except BrokenPipeError:  # the reader, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return f"torchrun's options are not known here: {e}"
+    return "options of torchrun:\n" + torchrun.get_args_parser().format_help().partition("options:\n")[2]
