@@ -32,7 +32,7 @@ def parse(
     if not isinstance(given, dict):
         raise ConfigErrors([ConfigError("", "empty" if given is None else "no object", "an object with sections")])
     errors += override(given, overrides)
-    given = complete(given, plain(defaults or {})[0])
+    given = complete(_without_empty_sections(given), plain(defaults or {})[0])
     if managed and given.get("entrypoint") is None:
         errors.append(ConfigError("entrypoint", None, "a command: a text for sh, or a list of texts"))
     try:
@@ -48,6 +48,18 @@ def parse(
     if data["reproducibility"]["experiment_seed"] is None:
         data["reproducibility"]["experiment_seed"] = digest % 2**31 if default_seed is None else default_seed
     return Experiment(data, tuple(remarks(made)))
+
+
+def _without_empty_sections(given: dict[str, Any]) -> dict[str, Any]:
+    """What is given, less sections with nothing below them: ``data:`` alone in a line is null."""
+    fields = ExperimentFile.model_fields
+    return {
+        key: value
+        for key, value in given.items()
+        if value is not None
+        or key not in fields
+        or not isinstance(fields[key].get_default(call_default_factory=True), (dict, list))
+    }
 
 
 def _digest(value: Any) -> int:

@@ -234,3 +234,9 @@ def test_lengths_that_have_no_effect_are_said() -> None:
     assert made.warnings == (
         "searcher.max_length and searcher.stop_once have no effect, as there is searcher.time_metric",
     )
+
+
+def test_a_section_with_nothing_below_it_is_as_if_it_were_not_there() -> None:
+    empty = "data:\nlabels:\nresources:\nhyperparameters:\ncheckpoint_storage:\nmin_validation_period:\ndescription:\n"
+    name = "name: x\n"
+    assert experiment(name + empty, default_seed=1).data == experiment(name, default_seed=1).data
