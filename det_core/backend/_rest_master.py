@@ -8,7 +8,7 @@ from typing import Any
 
 from det_core.backend._session import OPEN, MasterSession
 
-PRODUCT = "det_core"
+SOFTWARE = "det_core"
 
 
 @dataclass(frozen=True)
@@ -17,18 +17,18 @@ class Master:
 
     Attributes:
         version: of its software.
-        product: ``det_core`` for one of ours.
+        software: ``det_core`` for one of ours.
         cluster_id: its lasting name.
     """
 
     version: str = ""
-    product: str = ""
+    software: str = ""
     cluster_id: str = ""
 
     @property
     def ours(self) -> bool:
         """Whether it takes the journal as it is."""
-        return self.product == PRODUCT
+        return self.software == SOFTWARE
 
     @property
     def release(self) -> tuple[int, int] | None:
@@ -55,6 +55,6 @@ def about(session: MasterSession) -> Master:
         found = {}
     return Master(
         version=str(found.get("version") or ""),
-        product=str(found.get("product") or ""),
+        software=str(found.get("software") or ""),
         cluster_id=str(found.get("clusterId") or ""),
     )

@@ -24,13 +24,17 @@ _SALT = "GubPEmmotfiK9TMD6Zdw"
 
 
 class MasterReply(Reply):
-    """What the master says of itself. ``product`` tells our clients that it takes journals."""
+    """What the master says of itself.
+
+    ``software`` tells our clients that it takes journals. (A ``product`` is one of a few to the contract's clients,
+    which break at another.)
+    """
 
     cluster_id: str
     cluster_name: str
     master_id: str
     version: str
-    product: str = "det_core"
+    software: str = "det_core"
     product_version: str
     slots: int
     slots_in_use: int
