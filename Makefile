@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+# How many tests run at a time; 0: one, in pytest's own process.
+JOBS ?= 2
 
 .PHONY: help setup demo test test-rgw test-postgres test-long lint docs bench ci system-deps clean
 
@@ -19,7 +21,7 @@ demo: setup  ## train the quickstart on two ranks, interrupt it, resume it, show
 	$(PY) examples/quickstart/demo.py
 
 test: setup lint  ## all tests but the slow proofs
-	$(PY) -m pytest -m 'not long and not rgw and not postgres' $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not rgw and not postgres' $(ARGS)
 
 test-rgw: setup  ## the tests against Ceph's S3 server, which `make ci` installs
 	$(PY) -m pytest -m 'rgw and not long' $(ARGS)
