@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ from typing import Any
 import pytest
 
 from support.real_master import RealMaster, real_master, until
-from support.recipe import check_course, completed, config, files, last_row, no_namespaces
+from support.recipe import FOLDER, check_course, completed, config, files, last_row, no_namespaces
 from support.stock_client import RELEASES, python
 
 pytestmark = pytest.mark.long
@@ -39,7 +41,9 @@ def stock(release: str, store: Path, searcher: dict[str, Any], **more: Any) -> d
 
 
 def test_it_fails_is_paused_over_a_crash_and_goes_on(real: RealMaster, release: str, tmp_path: Path) -> None:
-    number = real.create(stock(release, tmp_path, SINGLE, max_restarts=1, fail_at=3, wait_at=5), files())
+    shared = {"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "a/b"}  # at a path of its own elsewhere
+    settings = stock(release, tmp_path, SINGLE, max_restarts=1, fail_at=3, wait_at=5)
+    number = real.create({**settings, "checkpoint_storage": shared}, files())
     until(lambda: last_row(real, number) == (5, 2))
     real.kill()
     real.start()
@@ -54,6 +58,7 @@ def test_it_fails_is_paused_over_a_crash_and_goes_on(real: RealMaster, release: 
     assert any("hello: from a trial" in line["log"] for line in real.logs(trial["id"]))
     checkpoints = real.get(f"trials/{trial['id']}/checkpoints")["checkpoints"]
     assert {c["metadata"]["steps_completed"]: c["state"] for c in checkpoints}[0] == "STATE_DELETED"
+    assert (tmp_path / "a" / "b" / trial["latestCheckpointUuid"] / "steps").read_text() == "8"
     assert real.rows(trial["id"], "cpu") and real.rows(trial["id"], "memory")
 
 
@@ -82,3 +87,28 @@ def test_invalid_hyperparameters(real: RealMaster, release: str, tmp_path: Path)
     told = [(t["hparams"]["invalid"], t["state"], t["totalBatchesProcessed"]) for t in real.trials(number)]
     assert set(told) == {(True, "STATE_COMPLETED", 0), (False, "STATE_COMPLETED", 2)}
     assert [bad for bad, *_ in told].count(False) == 2
+
+
+def test_an_unmanaged_script_comes_back_and_goes_on(real: RealMaster, release: str, tmp_path: Path) -> None:
+    shown = {"DET_MASTER": real.url, "DET_USER": "determined", "DET_PASS": real.token}
+    folders = dict.fromkeys(("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"), str(tmp_path))
+    for length in ("3", "5"):
+        done = subprocess.run(
+            [str(python(release)), str(FOLDER / "stock_unmanaged.py"), length, f"a/b c {release}"],
+            env=os.environ | shown | folders,
+            capture_output=True,
+            text=True,
+            timeout=100,
+        )
+        assert done.returncode == 0, done.stderr[-300:]
+    (experiment,) = [
+        e for e in real.get("experiments")["experiments"] if e.get("externalExperimentId") == f"a/b c {release}"
+    ]
+    (trial,) = real.trials(experiment["id"])
+    assert (experiment["state"], trial["state"], trial["trialRunId"]) == ("STATE_COMPLETED", "STATE_COMPLETED", 2)
+    rows = real.rows(trial["id"], "training")
+    assert [(r["totalBatches"], r["trialRunId"]) for r in rows] == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
+    said = [line["log"] for line in real.logs(trial["id"])]
+    assert [text for text in said if text.startswith("begins")] == ["begins at 0\n", "begins at 3\n"]
+    kept = real.get(f"trials/{trial['id']}/checkpoints")["checkpoints"]
+    assert [c["metadata"]["steps_completed"] for c in kept] == [5, 3]

@@ -22,9 +22,9 @@ EXPERIMENT = {
 TRIAL = {"experimentId", "hparams", "id", "restarts", "startTime", "state", "totalBatchesProcessed", "taskId"}
 CONFIG = """
 checkpoint_storage: {type: directory, container_path: %s}
-data: {a: 1}
+data: null
 description: null
-labels: [mine]
+labels: null
 name: recipe unmanaged
 project: null
 workspace: null
