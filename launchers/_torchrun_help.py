@@ -53,4 +53,5 @@ def _theirs() -> str:
         torchrun = require("torch.distributed.run", extra="torch", purpose="torchrun")
     except MissingExtra as e:
         return f"torchrun's options are not known here: {e}"
-    return "options of torchrun:\n" + torchrun.get_args_parser().format_help().partition("options:\n")[2]
+    described: str = torchrun.get_args_parser().format_help()
+    return "options of torchrun:\n" + described.partition("options:\n")[2]

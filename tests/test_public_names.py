@@ -27,10 +27,9 @@ PUBLIC = {
     "det_core.errors": """
         CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
         CollectiveMismatch CollectiveTimeout ConfigErrors ContextClosed DetCoreError DistributedError
-        ExperimentInvalid InfoError InvalidHP MasterDenied MasterError MasterUnreachable MissingExtra PeerLost ProfilerError
-        RendezvousError ReportsNotKept ReportsNotShipped RunError RunLocked RunNotFound SearchError StorageError
-        StoreConflict StoreError StoreLocked TensorboardError
-        UnknownToMaster
+        ExperimentInvalid InfoError InvalidHP MasterDenied MasterError MasterUnreachable MissingExtra PeerLost
+        ProfilerError RendezvousError ReportsNotKept ReportsNotShipped RunError RunLocked RunNotFound SearchError
+        StorageError StoreConflict StoreError StoreLocked TensorboardError UnknownToMaster
     """,
     "det_core.search": """
         Action Close Completed Create Event Exited Posted Progress RandomState Reason Search SearchMethod SearchSetup
