@@ -7,7 +7,6 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +70,7 @@ def followed(person: Person, config: str, folder: str, trials: int) -> Any:
     done = person.types("det-core", "experiment", "create", config, folder, "--follow")
     assert re.search(rf"^experiment (\d+) \(\S+\): COMPLETED, {trials} trials in ", done.stdout, re.M), done.stdout
     best = re.search(r"^best trial: (\d+), accuracy (\S+) at step (\d+): \S+", done.stdout, re.M)
-    checkpoint = re.search(r"^its checkpoint: (\S+)$", done.stdout, re.M)
+    checkpoint = re.search(r"^(?:its checkpoint|best checkpoint \(trial \d+, step (\d+)\)): \S+$", done.stdout, re.M)
     command = re.search(r"^to download it: (det-core experiment download-checkpoint \d+) DIR$", done.stdout, re.M)
     assert best and checkpoint and command, done.stdout
     told = person.reads("experiment", "describe", "latest")
@@ -82,7 +81,7 @@ def followed(person: Person, config: str, folder: str, trials: int) -> Any:
     model = f"model-{told['id']}"
     person.types(*command[1].split(), model)
     kept = json.loads((person.folder / model / "metadata.json").read_text())
-    assert str(kept["steps_completed"]) == best[3]
+    assert str(kept["steps_completed"]) == (checkpoint[1] or best[3])  # another one if it is as good
     assert person.types("det-core", "experiment", "describe", "latest").stdout.count("\n") > trials
     return told
 
@@ -148,26 +147,39 @@ def events(home: Path, experiment_id: int) -> list[dict[str, Any]]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3000)
-def test_the_digits_as_a_grid_at_random_and_by_adaptive_asha(person: Person, home: Path) -> None:
-    pytest.importorskip("torch")
-    pytest.importorskip("sklearn")
-    search, quickstart = EXAMPLES / "search", str(EXAMPLES / "quickstart")
-    grid = followed(person, str(search / "grid.yaml"), quickstart, 5)
-    assert sorted(t["hparams"]["lr"] for t in grid["trials"]) == pytest.approx(
+@pytest.mark.timeout(1800)
+def test_the_digits_as_a_grid(person: Person) -> None:
+    told = digits(person, "grid", 5)
+    assert sorted(t["hparams"]["lr"] for t in told["trials"]) == pytest.approx(
         [10**x for x in (-4, -3.5, -3, -2.5, -2)]
     )
-    epochs = {t["id"]: len(rows(person, t["id"])) for t in grid["trials"]}
-    assert set(epochs.values()) == {4}
-    at_random = followed(person, str(search / "random.yaml"), quickstart, 8)
-    assert len({json.dumps(t["hparams"]) for t in at_random["trials"]}) == 8
-    adaptive = followed(person, str(search / "adaptive.yaml"), quickstart, 16)
-    assert brackets_of(adaptive) == [(12, [1, 4, 16]), (4, [4, 16])]
-    check_decisions(home, adaptive, divisor=4, concurrent=[8, 8])
-    lengths = [len(rows(person, t["id"])) for t in adaptive["trials"]]
+    assert [len(rows(person, t["id"])) for t in told["trials"]] == [4] * 5
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_digits_at_random(person: Person) -> None:
+    told = digits(person, "random", 8)
+    assert len({json.dumps(t["hparams"]) for t in told["trials"]}) == 8
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_the_digits_by_adaptive_asha(person: Person, home: Path) -> None:
+    told = digits(person, "adaptive", 16)
+    assert brackets_of(told) == [(12, [1, 4, 16]), (4, [4, 16])]
+    check_decisions(home, told, divisor=4, concurrent=[8, 8])
+    lengths = [len(rows(person, t["id"])) for t in told["trials"]]
     assert set(lengths) <= {1, 4, 16} and lengths.count(16) >= 1 and lengths.count(1) >= 6
-    best = max(chain(grid["trials"], at_random["trials"], adaptive["trials"]), key=lambda t: t["best_metric"])
-    assert best["best_metric"] > 0.9
+
+
+def digits(person: Person, name: str, trials: int) -> Any:
+    """Search with one of the examples."""
+    pytest.importorskip("torch")
+    pytest.importorskip("sklearn")
+    told = followed(person, str(EXAMPLES / "search" / f"{name}.yaml"), str(EXAMPLES / "quickstart"), trials)
+    assert told["trials"][0]["best_metric"] > 0.8
+    return told
 
 
 def rows(person: Person, trial_id: int) -> list[Any]:
