@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
+# How many tests run at a time; 0: one, in pytest's own process.
+JOBS ?= 2
 
-.PHONY: help setup demo test test-rgw test-long lint docs bench ci system-deps clean
+.PHONY: help setup demo test test-rgw test-postgres test-long lint docs bench ci system-deps clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,10 +21,13 @@ demo: setup  ## train the quickstart on two ranks, interrupt it, resume it, show
 	$(PY) examples/quickstart/demo.py
 
 test: setup lint  ## all tests but the slow proofs
-	$(PY) -m pytest -m 'not long and not rgw' $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not rgw and not postgres' $(ARGS)
 
 test-rgw: setup  ## the tests against Ceph's S3 server, which `make ci` installs
 	$(PY) -m pytest -m 'rgw and not long' $(ARGS)
+
+test-postgres: setup  ## the master's store in PostgreSQL, which `make ci` installs
+	$(PY) -m pytest -m 'postgres and not long' tests/master $(ARGS)
 
 test-long: setup  ## the slow proofs: random kills by the hundred, soak
 	$(PY) -m pytest -m long --timeout 3600 $(ARGS)
@@ -30,8 +35,9 @@ test-long: setup  ## the slow proofs: random kills by the hundred, soak
 lint: setup  ## ruff and mypy
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
-docs: setup  ## write docs/cli.md from the commands themselves
+docs: setup  ## write docs/cli.md from the commands themselves, docs/experiment.md from the models
 	$(PY) docs/cli_reference.py > docs/cli.md
+	$(PY) docs/experiment_reference.py > docs/experiment.md
 
 bench: setup  ## every benchmark, ours beside the peers (peers in venvs of their own)
 	$(PY) -m benchmarks $(ARGS)
@@ -41,10 +47,12 @@ system-deps:  ## the system packages CI needs (the only target that uses apt)
 	  command -v git >/dev/null && $(PYTHON) -c 'import venv, ensurepip' || \
 	  { apt-get update -qq && apt-get install -y --no-install-recommends git python3-venv; }; \
 	  (for tool in radosgw ceph-osd ceph-mon ceph-authtool zsh fish; do command -v $$tool >/dev/null || exit 1; done) || \
-	  { apt-get update -qq && apt-get install -y --no-install-recommends ceph-mon ceph-osd radosgw zsh fish; }; fi
+	  { apt-get update -qq && apt-get install -y --no-install-recommends ceph-mon ceph-osd radosgw zsh fish; }; \
+	  ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
+	  { apt-get update -qq && apt-get install -y --no-install-recommends postgresql-15; }; fi
 
 ci: export CI := 1
-ci: system-deps test test-rgw  ## what .ci/run calls
+ci: system-deps test test-rgw test-postgres  ## what .ci/run calls
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) .venvs build dist *.egg-info demo-home

@@ -63,6 +63,23 @@ class Environment:
     """``DET_CORE_CACHE``: where this machine keeps copies of checkpoints. None: ``cache`` in ``home``."""
     cache_bytes: int = 20 << 30
     """``DET_CORE_CACHE_BYTES``: how many bytes of checkpoints stay there when nobody reads them."""
+    master: str | None = None
+    """``DET_MASTER``: the address of the master that ``det-core`` and ``det_core.client`` talk to. None: the embedded
+    one of ``home``."""
+    user_token: str | None = None
+    """``DET_USER_TOKEN``: the token that a master at another address demands of its user."""
+    master_cert: str | None = None
+    """``DET_MASTER_CERT_FILE``: certificates to trust when the master's address begins with https, or ``noverify``."""
+    master_cert_name: str | None = None
+    """``DET_MASTER_CERT_NAME``: the name that the master's certificate is issued for, where it is not its host's."""
+    session_token: str | None = None
+    """``DET_SESSION_TOKEN``: the credential of the allocation that this process belongs to."""
+    run_dir: Path | None = None
+    """``DET_CORE_RUN_DIR``: where the journal of a run under a master is written; whoever set it ships what is left."""
+    master_timeout: float = 600.0
+    """``DET_CORE_MASTER_TIMEOUT``: seconds for which a question is put again to a master that does not answer."""
+    ship_timeout: float = 120.0
+    """``DET_CORE_SHIP_TIMEOUT``: seconds that the end of a run may take to bring the last reports to the master."""
     launch: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What a framework's launcher or a job scheduler set for this process."""
 
@@ -87,8 +104,23 @@ class Environment:
             grace=_number(e, "DET_CORE_GRACE"),
             cache=Path(e["DET_CORE_CACHE"]).expanduser().absolute() if e.get("DET_CORE_CACHE") else None,
             cache_bytes=_count(e, "DET_CORE_CACHE_BYTES", cls.cache_bytes),
+            master=e.get("DET_MASTER") or None,
+            user_token=e.get("DET_USER_TOKEN") or None,
+            master_cert=e.get("DET_MASTER_CERT_FILE") or None,
+            master_cert_name=e.get("DET_MASTER_CERT_NAME") or None,
+            session_token=e.get("DET_SESSION_TOKEN") or None,
+            run_dir=Path(e["DET_CORE_RUN_DIR"]).absolute() if e.get("DET_CORE_RUN_DIR") else None,
+            master_timeout=_number(e, "DET_CORE_MASTER_TIMEOUT") or cls.master_timeout,
+            ship_timeout=_number(e, "DET_CORE_SHIP_TIMEOUT") or cls.ship_timeout,
             launch=MappingProxyType({k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}),
         )
+
+
+def inherited() -> dict[str, str]:
+    """This process's variables for a process of another job: without those that steer det_core or name a rank."""
+    return {
+        k: v for k, v in os.environ.items() if not k.startswith(("DET_", *LAUNCH_PREFIXES)) and k not in LAUNCH_NAMES
+    }
 
 
 def _default_home() -> Path:

@@ -24,6 +24,17 @@
     │   ├── CollectiveTimeout     a deadline that was set has passed (also a TimeoutError)
     │   ├── RendezvousError       the ranks could not find or trust each other
     │   └── ContextClosed         a call on a closed context
+    ├── MasterError               a master refused a request, or failed at it; ``status`` is that of HTTP
+    │   ├── MasterUnreachable     no master answers there (also a ConnectionError)
+    │   ├── MasterDenied          no token, a wrong one, or one that may not do this (also a PermissionError)
+    │   ├── ReportsNotShipped     reports that are in the journal, and that the master did not get
+    │   ├── UnknownToMaster       the master has no such experiment, trial or checkpoint (also a LookupError)
+    │   └── ExperimentInvalid     mistakes in an experiment's configuration (also a ValueError)
+    ├── ConfigErrors              mistakes in an experiment file, all of them (also a ValueError)
+    ├── SearchError               a search cannot go on: what it was told, or its method, is at fault
+    ├── StoreError                a master's database cannot be used; the message says why, and what to do
+    │   ├── StoreLocked           another master uses it
+    │   └── StoreConflict         what was reported contradicts what is recorded (also a ValueError)
     └── MissingExtra              an optional dependency is not installed (also an ImportError)
 
 User mistakes in arguments raise ValueError or TypeError; calls in the wrong order or on the wrong rank raise
@@ -31,6 +42,9 @@ RuntimeError. A message says what happened, where, and what to do.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class DetCoreError(Exception):
@@ -127,6 +141,96 @@ class RendezvousError(DistributedError):
 
 class ContextClosed(DistributedError, RuntimeError):
     """A call on a context that is closed, or in a process forked from the one that opened it."""
+
+
+class MasterError(DetCoreError):
+    """A master refused a request, or failed at it.
+
+    Attributes:
+        status: HTTP's status of its answer; 0: there was none.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class MasterUnreachable(MasterError, ConnectionError):
+    """No master answers at that address; the message gives the address and the reason."""
+
+
+class MasterDenied(MasterError, PermissionError):
+    """The master got no token, a wrong one, or one that may not do this."""
+
+
+class ReportsNotShipped(MasterError):
+    """Reports that the master did not get. They are in the journal; the message says where, how many, and why."""
+
+
+class UnknownToMaster(MasterError, LookupError):
+    """The master has no such experiment, trial or checkpoint."""
+
+
+class ExperimentInvalid(MasterError, ValueError):
+    """An experiment that the master does not accept; ``problems`` are its mistakes, one line each."""
+
+    def __init__(self, problems: list[str], status: int = 400) -> None:
+        super().__init__("; ".join(problems), status)
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class ConfigError:
+    """One mistake in an experiment file; ``str()`` is a line for a person.
+
+    Attributes:
+        path: where, as ``searcher.max_trials`` or ``labels[1]``; empty: the file itself.
+        found: the value there, as a short text without secrets; None: there is none.
+        allowed: what there may be, as in "an integer of at least 1".
+        hint: what may have been meant; None: no idea.
+        unknown: nothing is known of a key of that name; ``allowed`` are those that there are.
+    """
+
+    path: str
+    found: str | None
+    allowed: str
+    hint: str | None = None
+    unknown: bool = False
+
+    def __str__(self) -> str:
+        path = self.path or "the experiment file"
+        if self.unknown:
+            few = self.hint is None or len(self.allowed) < 200
+            text = f"{path} (it has {self.found}) is no key here" + (f": there are {self.allowed}" if few else "")
+        elif self.found is None:
+            text = f"{path} is missing: give it {self.allowed}"
+        else:
+            text = f"{path} is {self.found}: it must be {self.allowed}"
+        return f"{text}; {self.hint}" if self.hint else text
+
+
+class ConfigErrors(DetCoreError, ValueError):
+    """The mistakes in an experiment file, all of them; the message has a line for each."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        self.errors = list(errors)
+        super().__init__("\n".join(map(str, self.errors)))
+
+
+class SearchError(DetCoreError):
+    """A search cannot go on; the message names the trial or the method that is at fault."""
+
+
+class StoreError(DetCoreError):
+    """A master's database cannot be used; the message names it, and says why and what to do."""
+
+
+class StoreLocked(StoreError):
+    """Another master uses that database; the message names its process where that is known."""
+
+
+class StoreConflict(StoreError, ValueError):
+    """What was reported contradicts what is recorded; the message says what stands."""
 
 
 class MissingExtra(DetCoreError, ImportError):

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from det_core._env import Environment
 from det_core._errors import MissingExtra
+from det_core._info import get_cluster_info
 from det_core._optional import require
 
 from ._agent import Control
@@ -134,8 +135,12 @@ def _run(torchrun: Any, args: argparse.Namespace) -> None:
 
 
 def _processes(torchrun: Any, args: argparse.Namespace, control: Control) -> int:
-    """How many processes to start on this machine: one per GPU, unless ``--nproc-per-node`` says so."""
+    """How many processes to start on this machine, unless ``--nproc-per-node`` says so: one per slot of the trial, else
+    one per GPU."""
     if "nproc_per_node" not in args.given:
+        info = get_cluster_info()
+        if info is not None and info.slot_ids:
+            return len(info.slot_ids)
         if gpus := int(torchrun.torch.cuda.device_count()):
             return gpus
         control.notice("no GPU is visible: starting 1 process (--nproc-per-node N starts N)")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from det_core._errors import MissingExtra
 from det_core._optional import require
 
@@ -39,10 +41,17 @@ The first word that is no option is the script; all after it is the script's, an
 
 def print_help() -> None:
     """Print our own help at once, and torchrun's as soon as it is loaded."""
-    print(HELP, flush=True)
+    try:
+        print(HELP, flush=True)
+        print(_theirs(), flush=True)
+    except BrokenPipeError:  # the reader, `head` say, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
+def _theirs() -> str:
     try:
         torchrun = require("torch.distributed.run", extra="torch", purpose="torchrun")
     except MissingExtra as e:
-        print(f"torchrun's options are not known here: {e}")
-        return
-    print("options of torchrun:\n" + torchrun.get_args_parser().format_help().partition("options:\n")[2], flush=True)
+        return f"torchrun's options are not known here: {e}"
+    described: str = torchrun.get_args_parser().format_help()
+    return "options of torchrun:\n" + described.partition("options:\n")[2]

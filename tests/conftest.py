@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
+from support.leftovers import processes_of
 from support.servers import MARK, gcs_server, moto_server, rgw_server, s3_server
+from support.turns import pytest_runtest_protocol
 
-__all__ = ["gcs_server", "moto_server", "rgw_server", "s3_server"]
-settings.register_profile("det_core", deadline=None, print_blob=True)
+__all__ = ["gcs_server", "moto_server", "pytest_runtest_protocol", "rgw_server", "s3_server"]
+# A machine with much else to do is no fault of a test.
+settings.register_profile("det_core", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("det_core")
 for _number in (signal.SIGINT, signal.SIGHUP):  # ignored in what nohup or a shell's & has started, and inherited
     if signal.getsignal(_number) is signal.SIG_IGN:
@@ -29,6 +32,14 @@ def event_loop() -> None:
     from fsspec.asyn import get_loop
 
     get_loop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_outlives_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Fail if a master, or what runs under one, of any test or fixture is there when all are over."""
+    yield
+    left = processes_of(tmp_path_factory.getbasetemp())
+    assert not left, f"the tests leave behind: {', '.join(left)}"
 
 
 @pytest.fixture(autouse=True)
@@ -45,12 +56,15 @@ def home(nothing_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(autouse=True)
-def nothing_leaks() -> Iterator[None]:
-    """Fail a test that leaves a thread, an open file, a child process, a signal handler or a variable behind."""
+def nothing_leaks(tmp_path: Path) -> Iterator[None]:
+    """Fail a test that leaves behind a thread, an open file, a process, a signal handler or a variable.
+
+    A process is its child, or a master or trial of a home folder that the test has made.
+    """
     threads, files, handlers, variables = _threads(), _files(), _handlers(), _variables()
     yield
     deadline = time.monotonic() + 5
-    while (leaked := _leaks(threads, files)) and time.monotonic() < deadline:
+    while (leaked := _leaks(threads, files) + _masters(tmp_path)) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not leaked, f"the test leaves behind: {', '.join(leaked)}"
     assert _handlers() == handlers, "the test leaves signal handlers behind"
@@ -100,6 +114,11 @@ def _children() -> list[str]:
             if command and "resource_tracker" not in command and "forkserver" not in command:
                 found.append(f"{pid} ({command.strip()[:120]})")
     return found
+
+
+def _masters(folder: Path) -> list[str]:
+    """Masters, and what runs under them, of home folders in a folder."""
+    return [f"process {p}" for p in processes_of(folder)] if any(folder.glob("*/master")) else []
 
 
 def _variables() -> dict[str, str]:

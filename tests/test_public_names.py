@@ -26,13 +26,26 @@ PUBLIC = {
     """,
     "det_core.errors": """
         CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
-        CollectiveMismatch CollectiveTimeout ContextClosed DetCoreError DistributedError InfoError InvalidHP
-        MissingExtra PeerLost ProfilerError RendezvousError ReportsNotKept RunError RunLocked RunNotFound
-        StorageError TensorboardError
+        CollectiveMismatch CollectiveTimeout ConfigErrors ContextClosed DetCoreError DistributedError
+        ExperimentInvalid InfoError InvalidHP MasterDenied MasterError MasterUnreachable MissingExtra PeerLost
+        ProfilerError RendezvousError ReportsNotKept ReportsNotShipped RunError RunLocked RunNotFound SearchError
+        StorageError StoreConflict StoreError StoreLocked TensorboardError UnknownToMaster
     """,
-    "det_core.client": "Checkpoint Checkpoints Run checkpoints delete_run run runs",
+    "det_core.search": """
+        Action Close Completed Create Event Exited Posted Progress RandomState Reason Search SearchMethod SearchSetup
+        SetProgress Shutdown SimulatedTrial Simulation Started Stop TrainTo TrialCreated Validated action_from_dict
+        create_search event_from_dict simulate
+    """,
+    "det_core.config": """
+        ConfigError ConfigErrors Experiment entrypoint_command entrypoint_script parse_experiment read_changes
+        read_overrides
+    """,
+    "det_core.client": """
+        Checkpoint Checkpoints Experiment Master Run Trial checkpoints connect create_experiment delete_run experiment
+        experiments run runs trial
+    """,
     "det_core.journal": """
-        Follower Journal PendingValue Record Row RunFolder RunRecord RunSummary hold list_runs read_run
+        Follower Journal Line PendingValue Record Row RunFolder RunRecord RunSummary Tail hold list_runs read_run tails
     """,
     "det_core.storage": """
         AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer Listing Manifest
@@ -40,9 +53,24 @@ PUBLIC = {
         check_storage_id copy_in digests folders_of give_back host_identity judge link_in open_store plan
         public_storage scan take_away
     """,
+    "det_core.master.scheduler": """
+        DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Next Phase ProcessExit Running Start State Step
+        TrialFacts Wanting after_exit classify decide experiment_may expired trial_may
+    """,
     "det_core.ipc": "Lane Links Star connect",
     "det_core.backend": "Backend LocalBackend",
-    "det_core.testing": "CheckpointStoreSuite",
+    "det_core.backend.rest": """
+        Carrier Credential JournalCarrier Master MasterSession Refusal ReportCarrier RestBackend Shipper Synced Task
+        about credentials storage_settings sync_run write_task
+    """,
+    "det_core.master.engines": """
+        Ended Engine ExitReport LaunchSpec Listener LocalEngine LogLine Slots check_archive pack_files unpack_archive
+    """,
+    "det_core.master.store": """
+        METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
+        SearcherEventRow SnapshotRow Store TokenRow TrialRow
+    """,
+    "det_core.testing": "BackendCase BackendSuite CheckpointStoreSuite EngineSuite SearchSuite",
 }
 
 

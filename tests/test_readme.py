@@ -6,17 +6,25 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
 
+from support.person import Person
+
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", README, re.M | re.S)
+BLOCKS = [
+    (language, textwrap.dedent(code))
+    for _, language, code in re.findall(r"^( *)```(\w*)\n(.*?)^\1```", README, re.M | re.S)
+]
 PYTHON = [code for language, code in BLOCKS if language == "python"]
 COMMANDS = [
     line for language, code in BLOCKS if not language for line in code.splitlines() if line.startswith("det-core ")
 ]
+WITH_MASTER = ("run", "experiment", "trial", "search", "master")
+"""Commands about searches; the others are about runs without a master."""
 
 
 def _run(*command: str, folder: Path, status: int = 0, **env: str) -> str:
@@ -29,10 +37,36 @@ def _run(*command: str, folder: Path, status: int = 0, **env: str) -> str:
 
 def test_every_block_of_python_runs(tmp_path: Path) -> None:
     assert len(PYTHON) >= 4
-    for number, code in enumerate(PYTHON):
-        script = tmp_path / f"block{number}.py"
-        script.write_text(code)
-        _run(sys.executable, str(script), folder=tmp_path)
+    try:
+        for number, code in enumerate(PYTHON):
+            script = tmp_path / f"block{number}.py"
+            script.write_text(code)
+            _run(sys.executable, str(script), folder=tmp_path)
+    finally:
+        Person(tmp_path).leaves()
+
+
+@pytest.mark.timeout(300)
+def test_the_five_steps_to_a_search(tmp_path: Path) -> None:
+    (code,) = [code for code in PYTHON if 'name="fit"' in code]
+    (config,) = [code for language, code in BLOCKS if language == "yaml"]
+    (tmp_path / "fit.py").write_text(code)
+    (tmp_path / "search.yaml").write_text(config)
+    commands = [line.split() for line in COMMANDS if line.split()[1] in WITH_MASTER and "--host" not in line]
+    assert len(commands) >= 10
+    folder = tmp_path
+    _run(sys.executable, "fit.py", folder=folder)
+    try:
+        for words in commands:
+            if words[2] == "pause":
+                said = _run("det-core", "experiment", "create", "search.yaml", ".", folder=folder)
+                number = re.findall(r"created experiment (\d+)", said)[0]
+            said = _run(*(number if word == "ID" else word for word in words), folder=folder)
+            if "--follow" in words:
+                assert "COMPLETED, 6 trials" in said and "best trial: " in said and "download-checkpoint" in said
+    finally:
+        Person(tmp_path).leaves()
+    assert (folder / "model" / "state.json").exists()
 
 
 def test_the_counting_script_resumes(tmp_path: Path) -> None:
@@ -53,7 +87,9 @@ def test_every_command_runs(tmp_path: Path) -> None:
     script.write_text(code)
     _run(sys.executable, str(script), folder=tmp_path)
     assert len(COMMANDS) >= 10
-    for command in sorted(COMMANDS, key=lambda c: (" rm " in c, "runs rm " in c)):
+    for command in sorted(
+        (c for c in COMMANDS if c.split()[1] not in WITH_MASTER), key=lambda c: (" rm " in c, "runs rm " in c)
+    ):
         words = command.split()
         _run(
             *[("latest" if w in ("RUN", "ID") else w) for w in words],

@@ -61,6 +61,13 @@ class LocalBackend:
     def acknowledge_preemption(self) -> None:
         """Nobody waits for it in a bare run; the journal has it."""
 
+    def preempted(self, timeout: float) -> bool:
+        """Nobody asks it of a bare run: signals say when it is to stop."""
+        return False
+
+    def stop_waiting(self) -> None:
+        """Nobody waits."""
+
     def best_validation(self) -> float | None:
         """The best value in the run's rows that no later restart has superseded."""
         run = self._run()
@@ -80,6 +87,22 @@ class LocalBackend:
     def get_metadata(self) -> dict[str, Any]:
         """What was set last, by any rank in any restart."""
         return dict(self._run().metadata)
+
+    def register_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """The journal has it already."""
+
+    def checkpoint_deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+        """The journal has it already."""
+
+    def checkpoint_metadata(self, storage_id: str) -> dict[str, Any] | None:
+        """The store knows it all."""
+        return None
+
+    def early_exit(self, reason: str) -> None:
+        """The journal has it already."""
+
+    def close(self) -> None:
+        """The run's folder is where it all belongs."""
 
     def alert(self, title: str, description: str, level: str) -> None:
         """Log it: a bare run has nobody else to tell."""

@@ -28,6 +28,16 @@ class Backend(Protocol):
     def acknowledge_preemption(self) -> None:
         """This process exits, unfinished, because it was asked to. Any rank may say it."""
 
+    def preempted(self, timeout: float) -> bool:
+        """Whether this process is asked to stop; waits up to ``timeout`` seconds for that. Any rank may ask.
+
+        Raises:
+            MasterError: there is no answer, or :meth:`stop_waiting` was called.
+        """
+
+    def stop_waiting(self) -> None:
+        """Nobody needs the answer of :meth:`preempted` any more."""
+
     def best_validation(self) -> float | None:
         """The best searcher metric reported so far in the whole experiment. Any rank may ask."""
 
@@ -37,5 +47,24 @@ class Backend(Protocol):
     def get_metadata(self) -> dict[str, Any]:
         """The run's metadata. Any rank may ask."""
 
+    def register_checkpoint(self, checkpoint: Mapping[str, Any]) -> None:
+        """A checkpoint is complete: its record, as it is journaled. Saying it twice changes nothing."""
+
+    def checkpoint_deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+        """Files of a checkpoint were deleted; ``remaining`` are left, with their sizes. Any rank may say it."""
+
+    def checkpoint_metadata(self, storage_id: str) -> dict[str, Any] | None:
+        """What is known of a checkpoint beside what its store says; None: nothing. Any rank may ask."""
+
+    def early_exit(self, reason: str) -> None:
+        """This trial ends before its time: ``INVALID_HP`` or ``USER_REQUESTED_STOP``. Any rank may say it."""
+
     def alert(self, title: str, description: str, level: str) -> None:
         """Bring something to a person's attention. ``level``: debug, info, warning or error. Any rank may ask."""
+
+    def close(self) -> None:
+        """The journal is closed: see that all of it gets to where it belongs, and let go.
+
+        Raises:
+            ReportsNotShipped: some of it did not.
+        """

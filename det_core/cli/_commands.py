@@ -13,18 +13,39 @@ class Command(NamedTuple):
     subcommands: tuple[str, ...] = ()
 
 
+EXPERIMENT_COMMANDS = ("describe", "logs", "wait", "pause", "activate", "cancel", "kill")
+"""Those of `experiment` that take one experiment, and nothing else."""
+
 COMMANDS = {
+    "experiment": Command(
+        "det_core.cli.experiment",
+        "run an experiment that a file describes; watch, pause and stop experiments (short: e)",
+        ("create", "list", *EXPERIMENT_COMMANDS, "continue", "download-checkpoint", "delete"),
+    ),
+    "trial": Command(
+        "det_core.cli.trial",
+        "look at single trials: logs, metrics (short: t)",
+        ("describe", "kill", "list", "logs", "metrics"),
+    ),
+    "run": Command("det_core.cli._run", "run one script as a trial, without a file"),
+    "search": Command("det_core.cli.search", "what a search will do, before it does it", ("preview",)),
+    "master": Command("det_core.cli.master", "start, look at and stop a master", ("down", "status", "up")),
+    "runs": Command(
+        "det_core.cli.runs",
+        "list, show, export and remove the runs kept here, which had no master",
+        ("export", "list", "rm", "show"),
+    ),
     "checkpoint": Command(
         "det_core.cli.checkpoint",
-        "list, describe, download, verify and delete checkpoints",
+        "list, describe, download, verify and delete checkpoints of runs",
         ("describe", "download", "gc", "list", "rm", "verify"),
     ),
+    "sync": Command("det_core.cli._sync", "bring runs that had no master to one"),
     "completion": Command(
         "det_core.cli._completion",
         "print a script that completes commands and ids",
         ("bash", "fish", "zsh"),
     ),
-    "runs": Command(
-        "det_core.cli.runs", "list, show, export and remove the runs kept here", ("export", "list", "rm", "show")
-    ),
 }
+ALIASES = {"e": "experiment", "t": "trial"}
+"""Short forms."""

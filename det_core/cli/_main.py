@@ -1,4 +1,4 @@
-"""Finding the command and running it: exit status 0 if it did, 1 if it could not, 2 if it was not understood."""
+"""Finding the command and running it; its exit status is what ``_status.py`` says."""
 
 from __future__ import annotations
 
@@ -8,25 +8,33 @@ import os
 import sys
 from collections.abc import Sequence
 
-from det_core.cli._commands import COMMANDS
+from det_core.cli._commands import ALIASES, COMMANDS
 from det_core.cli._say import error, warnings_as_notes
 
-_DESCRIPTION = "Look at, export and remove the runs that det_core records, and their checkpoints."
+_DESCRIPTION = """\
+Run training scripts and hyperparameter searches; look at what they have reported and kept.
+
+The same script runs in three ways:
+  python train.py                                     bare: what it reports is kept in a folder (`runs`, `checkpoint`)
+  det-core run -- python train.py                     as a trial of a master on this machine, started when needed
+  det-core experiment create search.yaml . --follow   as many trials as a search wants
+With DET_MASTER or --master, a master elsewhere does the same."""
 _EXAMPLES = """\
 examples:
-  det-core runs list                                  what has run here, newest first
-  det-core runs show latest                           the newest run: state, metrics, how to resume it
-  det-core runs show 20261121-11                      a run by the beginning of its id
+  det-core experiment create search.yaml . --follow   run the search that a file describes, and watch it
+  det-core search preview search.yaml                 its rungs, brackets and budget, before anything runs
+  det-core experiment list                            what this master has run, newest first
+  det-core e logs latest -f                           come back to the newest one (`e` is short for experiment)
+  det-core e pause 3; det-core e activate 3           its trials save and stop; and go on
+  det-core e download-checkpoint 3 model              the best model of experiment 3, into the folder model
+  det-core t metrics 12 --group validation            what trial 12 has reported
+  det-core master up --slots 4                        let four trials run at a time on this machine
+  det-core runs list                                  what has run here without a master, newest first
   det-core runs export latest --format csv > out.csv  all metrics of a run as a table
-  det-core runs export latest --group validation --format parquet --output val.parquet
-  det-core runs rm 20261121-113045-k3f9ab             a run, its metrics and its checkpoints
-  det-core checkpoint list                            the checkpoints of the newest run
-  det-core checkpoint download latest model           the newest of them, into the folder model
-  det-core checkpoint gc --keep-latest 3 --dry-run    what would go if only the newest three stayed
+  det-core checkpoint download latest model           the newest checkpoint of the newest run
   eval "$(det-core completion bash)"                  completes commands and ids in this shell
 
-`det-core COMMAND --help` says more. Runs are kept in DET_CORE_HOME, else in the platform's user data
-folder."""
+`det-core COMMAND --help` says more. All is kept in DET_CORE_HOME, else in the platform's user data folder."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,8 +44,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None: those of this process.
 
     Returns:
-        0 if it was done, 1 if it failed, 130 if it was interrupted. A command line that is not understood
-        exits with 2, and ``--help`` and ``--version`` with 0, as argparse does.
+        0 if it was done, 1 if it failed, 130 if it was interrupted, and what :mod:`det_core.cli._status` says. A
+        command line that is not understood exits with 2, and ``--help`` and ``--version`` with 0, as argparse does.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     trace = arguments[:1] == ["--traceback"]
@@ -61,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(arguments: list[str]) -> int:
-    name = arguments[0] if arguments else ""
+    name = ALIASES.get(arguments[0], arguments[0]) if arguments else ""
     command = COMMANDS.get(name)
     if command is None:
         parser = _parser()
@@ -103,7 +111,7 @@ def _meant(name: str, *more: str) -> list[str]:
     """The commands that somebody who types ``det-core <name> <more>`` may mean."""
     if name.startswith("-"):
         return []
-    within = [f"det-core {group} {name}" for group in reversed(COMMANDS) if name in COMMANDS[group].subcommands]
+    within = [f"det-core {group} {name}" for group in COMMANDS if name in COMMANDS[group].subcommands]
     if within:
         return within
     from difflib import get_close_matches

@@ -1,65 +1,82 @@
-"""Reading runs and checkpoints back from Python.
+"""Steering experiments, and reading runs and checkpoints back, from Python.
 
 Example::
 
     from det_core import client
 
-    run = client.run("latest")
+    experiment = client.create_experiment("search.yaml", ".")
+    experiment.wait()
+    print(experiment.best_trial, experiment.metrics("validation"))
+
+    run = client.run("latest")  # one that had no master
     print(run.state, run.metrics("validation"))
     with client.checkpoints(run="latest") as checkpoints:
         checkpoints["latest"].download("model")
+
+Importing this package loads none of its parts; each is loaded when its name is first used.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from det_core.client._checkpoint import Checkpoint
-from det_core.client._checkpoints import Checkpoints
-from det_core.client._delete import delete_run
-from det_core.client._find import find, home_of
-from det_core.client._run import Run
-from det_core.client._storage import Storage, chosen_store
-from det_core.journal import list_runs
+if TYPE_CHECKING:
+    from det_core.client._checkpoint import Checkpoint
+    from det_core.client._checkpoints import Checkpoints
+    from det_core.client._delete import delete_run
+    from det_core.client._experiment import Experiment
+    from det_core.client._managed import connect, create_experiment, experiment, experiments, trial
+    from det_core.client._master import Master
+    from det_core.client._run import Run
+    from det_core.client._runs import checkpoints, run, runs
+    from det_core.client._trial import Trial
 
-__all__ = ["Checkpoint", "Checkpoints", "Run", "checkpoints", "delete_run", "run", "runs"]
+__all__ = [
+    "Checkpoint",
+    "Checkpoints",
+    "Experiment",
+    "Master",
+    "Run",
+    "Trial",
+    "checkpoints",
+    "connect",
+    "create_experiment",
+    "delete_run",
+    "experiment",
+    "experiments",
+    "run",
+    "runs",
+    "trial",
+]
+
+_HOMES = {
+    "Checkpoint": "_checkpoint",
+    "Checkpoints": "_checkpoints",
+    "Experiment": "_experiment",
+    "Master": "_master",
+    "Run": "_run",
+    "Trial": "_trial",
+    "checkpoints": "_runs",
+    "connect": "_managed",
+    "create_experiment": "_managed",
+    "delete_run": "_delete",
+    "experiment": "_managed",
+    "experiments": "_managed",
+    "run": "_runs",
+    "runs": "_runs",
+    "trial": "_managed",
+}
+"""The module that each name stands in."""
 
 
-def runs(home: Path | str | None = None) -> list[Run]:
-    """All runs, newest first.
-
-    Args:
-        home: where runs are kept; None: ``DET_CORE_HOME``, else the platform's user data folder.
-    """
-    return [Run(summary) for summary in list_runs(home_of(home))]
-
-
-def run(run_id: str, home: Path | str | None = None) -> Run:
-    """One run.
-
-    Args:
-        run_id: an id, the beginning of one, or ``"latest"``.
-        home: as for :func:`runs`.
-
-    Raises:
-        RunNotFound: no run has that name, or several begin with it.
-    """
-    return Run(find(run_id, home))
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
-def checkpoints(storage: Storage | None = None, run: str | None = None, home: Path | str | None = None) -> Checkpoints:
-    """The checkpoints of a store.
-
-    Args:
-        storage: as ``core.init(checkpoint_storage=)`` takes it, or the JSON of a mapping. None: the store that the
-            run wrote to.
-        run: an id, the beginning of one, or ``"latest"``: only that run's. None: of every run in ``storage``, or,
-            without ``storage``, of the newest run here.
-        home: as for :func:`runs`.
-
-    Raises:
-        ValueError: ``storage`` names no store.
-        RunNotFound: no run has that name, or several begin with it.
-        CheckpointError: the store that the run wrote to cannot be opened here.
-    """
-    return Checkpoints(*chosen_store(storage, run, home), home)
+def __dir__() -> list[str]:
+    return [*__all__]

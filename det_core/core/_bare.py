@@ -32,6 +32,10 @@ class BareRun:
     folder: RunFolder | None
     """The chief's hold on the run; None on the workers."""
 
+    def last_line(self, outcome: str, detail: str) -> str:
+        """What is said when it ends."""
+        return last_line(self, outcome, detail)
+
     def release(self) -> None:
         """Let another process write this run."""
         if self.folder is not None:

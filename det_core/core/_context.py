@@ -6,19 +6,17 @@ import logging
 from collections.abc import Callable
 from types import TracebackType
 
-from det_core._errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept
+from det_core._errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
 from det_core._info import ClusterInfo
-from det_core.backend import Backend
-from det_core.core._bare import BareRun, last_line, say
+from det_core.core._bare import say
 from det_core.core._checkpoint import CheckpointContext
 from det_core.core._distributed import DistributedContext
+from det_core.core._ground import Ground
 from det_core.core._preempt import PreemptContext
 from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import raise_if_ended
 from det_core.core._searcher import SearcherContext
 from det_core.core._train import EarlyExitReason, TrainContext
-from det_core.journal import Journal
-from det_core.storage import Store
 
 logger = logging.getLogger("det_core.core")
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
@@ -48,12 +46,7 @@ class Context:
         train: TrainContext,
         searcher: SearcherContext,
         profiler: ProfilerContext,
-        journal: Journal,
-        backend: Backend,
-        run: BareRun,
-        store: Store,
-        latest_checkpoint: str | None,
-        info: ClusterInfo | None = None,
+        ground: Ground,
     ) -> None:
         self.distributed = distributed
         self.checkpoint = checkpoint
@@ -61,13 +54,13 @@ class Context:
         self.train = train
         self.searcher = searcher
         self.profiler = profiler
-        self.info = info
-        self.latest_checkpoint = latest_checkpoint
-        self.run_id = run.run_id
-        self._journal = journal
-        self._backend = backend
-        self._run = run
-        self._store = store
+        self.info: ClusterInfo | None = ground.info
+        self.latest_checkpoint = ground.latest_checkpoint
+        self.run_id = ground.run.run_id
+        self._journal = ground.journal
+        self._backend = ground.backend
+        self._run = ground.run
+        self._store = ground.store
         self._closed = False
 
     def __enter__(self) -> Context:
@@ -92,7 +85,7 @@ class Context:
             raise SystemExit(0) from error
 
     def alert(self, title: str | None = None, description: str | None = None, level: str = "info") -> None:
-        """Bring something to a person's attention: in a bare run, a journaled line in the log.
+        """Bring something to a person's attention: by the master, or in a bare run by a line in the log.
 
         Args:
             title: one line.
@@ -114,6 +107,7 @@ class Context:
 
         Raises:
             ReportsNotKept: reports that reached no disk, when nothing else went wrong.
+            ReportsNotShipped: reports that the master did not get, likewise.
             CloseError: names each part that could not finish.
         """
         self._close(None)
@@ -140,10 +134,12 @@ class Context:
             except Exception as e:
                 failures[part] = e
         if self.distributed.rank == 0:
-            say(last_line(self._run, outcome, detail))
+            say(self._run.last_line(outcome, detail))
         if interrupt is not None:
             raise interrupt
-        if len(failures) == 1 and isinstance(only := next(iter(failures.values())), ReportsNotKept):
+        if len(failures) == 1 and isinstance(
+            only := next(iter(failures.values())), (ReportsNotKept, ReportsNotShipped)
+        ):
             raise only
         if failures:
             raise CloseError(failures)
@@ -162,6 +158,7 @@ class Context:
             ("run", lambda: self._journal.record("run_end", end)),
             ("distributed", lambda: self.distributed.close(farewell=end, failure=failure)),
             ("journal", self._journal.close),
+            ("master", self._backend.close),
             ("run folder", self._run.release),
         ]
 

@@ -6,17 +6,19 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from det_core._env import Environment
-from det_core._errors import RunError, StorageError, TensorboardError
-from det_core._info import get_cluster_info
+from det_core._errors import StorageError
+from det_core._info import ClusterInfo, get_cluster_info
 from det_core.backend import LocalBackend
 from det_core.core._bare import BareRun, first_line, open_bare_run, say
 from det_core.core._checkpoint import CheckpointCache, CheckpointContext
 from det_core.core._context import Context
 from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
+from det_core.core._facts import CheckpointFacts
+from det_core.core._ground import Ground
 from det_core.core._preempt import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import on_chief
@@ -25,9 +27,6 @@ from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
 from det_core.journal import Journal
 from det_core.storage import RetentionPolicy, Store, check_policy, open_store, public_storage
-
-if TYPE_CHECKING:
-    from det_core.core._checkpoint._retention import Retention
 
 logger = logging.getLogger("det_core.core")
 TIME_TO_END = 3.0
@@ -75,17 +74,18 @@ def init(
         StorageError: ``validate`` has found that checkpoints cannot be written; on every rank, in one line that says
             why, and what to do.
         RunNotFound, RunLocked: the run to resume is not there, or is being written.
+        MasterError: this is a trial of an experiment, and its master does not answer, or refuses.
+
+    In a trial of an experiment the master says what ``name``, ``resume``, ``searcher_metric`` and ``smaller_is_better``
+    say elsewhere, and they are not looked at; nor is ``max_length``, if the experiment's configuration has one.
+    ``checkpoint_storage``, left out, is that of the configuration.
     """
     environment = Environment.read()
     _check(distributed, preempt_mode, tensorboard_mode, name, resume, searcher_metric, environment)
     if retention is not None:
         check_policy(retention)
     length, units = configured_length(1 if max_length is None else max_length)
-    if get_cluster_info() is not None:
-        raise RunError(
-            "this process runs under a master, and this release of det_core records bare runs only: "
-            "start the script outside of it"
-        )
+    info = get_cluster_info()
     if distributed is None:
         distributed = DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
     given = (
@@ -95,22 +95,26 @@ def init(
     )
     cached = environment.cache or environment.home / "cache"
     cache = CheckpointCache(cached / "checkpoints", environment.cache_bytes)
+    choices = _Choices(
+        preempt_mode, tensorboard_mode, length, units, searcher_metric, smaller_is_better, retention, environment.grace
+    )
     with ExitStack() as undo:
         if given is not None:
             undo.callback(_close, given)
         if validate and given is not None:
             on_chief(distributed, "init", given.validate)
-        run = open_bare_run(distributed, environment, name=name, resume=resume)
-        undo.callback(run.release)
-        storage = None if given is None else public_storage(checkpoint_storage, given)
-        store = given or open_store(None, default=run.path / "checkpoints")
+        if info is not None and info.task_type == "TRIAL":
+            from det_core.core._managed import open_managed_run
+
+            ground = open_managed_run(distributed, environment, info, checkpoint_storage, given, max_length)
+        else:
+            run = open_bare_run(distributed, environment, name=name, resume=resume)
+            undo.callback(run.release)
+            ground = _bare(distributed, run, given, checkpoint_storage, choices, info)
+        undo.callback(ground.undo)
         if validate and given is None:
-            on_chief(distributed, "init", store.validate)
-        choices = _Choices(
-            preempt_mode, tensorboard_mode, length, units, searcher_metric, smaller_is_better, retention,
-            environment.grace,
-        )  # fmt: skip
-        context = _compose(distributed, run, store, given is not None, cache, storage, choices)
+            on_chief(distributed, "init", ground.store.validate)
+        context = _compose(distributed, ground, cache, choices)
         undo.pop_all()
         return context
 
@@ -136,60 +140,75 @@ class _Choices(NamedTuple):
     grace: float | None
 
 
-def _compose(
+def _bare(
     distributed: DistributedContext,
     run: BareRun,
-    store: Store,
-    chosen: bool,
-    cache: CheckpointCache,
-    storage: Any,
+    given: Store | None,
+    checkpoint_storage: Any,
     choices: _Choices,
-) -> Context:
-    """Put the parts together; ``chosen`` says that the store is not the run's own folder."""
+    info: ClusterInfo | None,
+) -> Ground:
+    """What a run without a master stands on; ``given`` is a store that is not the run's own folder."""
+    store = given or open_store(None, default=run.path / "checkpoints")
     latest = on_chief(distributed, "init", lambda: store.newest(run.run_id) if run.resumed else None)
-    journal = Journal(run.path, run_id=run.run_id, restart=run.restart, rank=distributed.rank)
-    backend = LocalBackend(
-        run.path,
-        length=choices.length,
+    return Ground(
+        run=run,
+        journal=Journal(run.path, run_id=run.run_id, restart=run.restart, rank=distributed.rank),
+        backend=LocalBackend(
+            run.path,
+            length=choices.length,
+            latest_checkpoint=latest,
+            searcher_metric=choices.searcher_metric,
+            smaller_is_better=choices.smaller_is_better,
+        ),
+        store=store,
+        storage=None if given is None else public_storage(checkpoint_storage, given),
         latest_checkpoint=latest,
-        searcher_metric=choices.searcher_metric,
-        smaller_is_better=choices.smaller_is_better,
+        beside=None if given is None else f"tensorboard/{run.run_id}",
+        units=choices.units,
+        agent_id=os.uname().nodename,
+        first_lines=(*run.remarks, first_line(run, latest)),
+        info=info,
     )
-    local = run.path / "tensorboard" / f"rank-{distributed.rank}"
-    beside = f"tensorboard/{run.run_id}"
+
+
+def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointCache, choices: _Choices) -> Context:
+    """Put the parts together."""
+    run, journal, store, backend = ground.run, ground.journal, ground.store, ground.backend
     tensorboard = Tensorboard(
         chosen_mode(choices.tensorboard_mode),
-        local=local,
-        kept=(lambda source, name: store.put_beside(source, f"{beside}/{name}")) if chosen else None,
-        where=f"{store.root}/{beside}",
+        local=run.path / "tensorboard" / f"rank-{distributed.rank}",
+        kept=None
+        if ground.beside is None
+        else lambda source, name: store.put_beside(source, f"{ground.beside}/{name}"),
+        where=f"{store.root}/{ground.beside}",
         rank=distributed.rank,
     )
-    facts = _CheckpointFacts(run, store, journal, tensorboard, choices.retention)
+    facts = CheckpointFacts(ground, tensorboard, choices.retention)
     preempt = PreemptContext(
-        distributed, choices.preempt_mode, acknowledge=backend.acknowledge_preemption, record=journal.record
-    )
+        distributed, choices.preempt_mode, acknowledge=backend.acknowledge_preemption, record=journal.record,
+        master=backend if ground.asks_master else None,
+    )  # fmt: skip
     if distributed.rank == 0:
-        for line in (*run.remarks, first_line(run, latest)):
+        for line in ground.first_lines:
             say(line)
     host, pid = os.uname().nodename, os.getpid()
-    journal.record("run_start", {"size": distributed.size, "host": host, "pid": pid, "storage": storage})
-    return Context(
+    journal.record("run_start", {"size": distributed.size, "host": host, "pid": pid, "storage": ground.storage})
+    context = Context(
         distributed=distributed,
         checkpoint=CheckpointContext(
-            distributed, store, run_id=run.run_id, restart=run.restart,
-            registered=facts.registered, deleted=facts.deleted, restored=facts.restored, cache=cache,
+            distributed, store, run_id=run.run_id, restart=run.restart, registered=facts.registered,
+            deleted=facts.deleted, restored=facts.restored, described=backend.checkpoint_metadata, cache=cache,
             deadline=lambda: _deadline(preempt, choices.grace), say=say if distributed.rank == 0 else logger.debug,
         ),
         preempt=preempt,
         train=TrainContext(distributed, journal, backend, tensorboard),
-        searcher=SearcherContext(distributed, backend, record=journal.record, units=choices.units),
-        profiler=ProfilerContext(distributed, journal.metrics, agent_id=os.uname().nodename),
-        journal=journal,
-        backend=backend,
-        run=run,
-        store=store,
-        latest_checkpoint=latest,
+        searcher=SearcherContext(distributed, backend, record=journal.record, units=ground.units),
+        profiler=ProfilerContext(distributed, journal.metrics, agent_id=ground.agent_id),
+        ground=ground,
     )  # fmt: skip
+    preempt.start()
+    return context
 
 
 def _deadline(preempt: PreemptContext, grace: float | None) -> float | None:
@@ -197,51 +216,6 @@ def _deadline(preempt: PreemptContext, grace: float | None) -> float | None:
     if grace is None or preempt.requested_at is None:
         return None
     return preempt.requested_at + grace - min(TIME_TO_END, grace / 5)
-
-
-class _CheckpointFacts:
-    """Journals what happens to checkpoints, and lets older ones go.
-
-    A checkpoint takes the reports before it to the disk with it. Restoring one that this run has written rolls the run
-    back to its step; restoring another run's is a start, and rolls back nothing.
-    """
-
-    def __init__(
-        self,
-        run: BareRun,
-        store: Store,
-        journal: Journal,
-        tensorboard: Tensorboard,
-        policy: RetentionPolicy | None,
-    ) -> None:
-        self._run_id = run.run_id
-        self._journal = journal
-        self._tensorboard = tensorboard
-        self._retention: Retention | None = None
-        if policy is not None:
-            from det_core.core._checkpoint._retention import Retention
-
-            self._retention = Retention(policy, store, run.run_id, folder=run.path, deleted=self.deleted)
-
-    def registered(self, checkpoint: Mapping[str, Any]) -> None:
-        self._journal.record("checkpoint", checkpoint)
-        self._journal.flush()
-        try:
-            self._tensorboard.sync()
-        except (TensorboardError, OSError) as e:  # the checkpoint is safe; close() tries again, and raises
-            logger.warning("event files were not copied beside checkpoint %s: %s", checkpoint["storage_id"], e)
-        if self._retention is not None:
-            self._retention.apply(checkpoint)
-
-    def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
-        self._journal.record("checkpoint_deleted", {"storage_id": storage_id, "resources": dict(remaining)})
-        if self._retention is not None and not remaining:
-            self._retention.forget(storage_id)
-
-    def restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
-        rolls_back = steps_completed if written_by == self._run_id else None
-        body = {"storage_id": storage_id, "run_id": written_by, "steps_completed": rolls_back}
-        self._journal.record("restore", body)
 
 
 def _check(

@@ -139,6 +139,7 @@ class TrainContext:
         if not isinstance(reason, EarlyExitReason):
             raise TypeError(f"reason must be an EarlyExitReason, not {reason!r}")
         self._journal.record("early_exit", {"reason": reason.name})
+        self._backend.early_exit(reason.name)
 
     def get_tensorboard_path(self) -> Path:
         """The folder for this rank's event files; it exists."""

@@ -9,17 +9,21 @@ from det_core.journal._follow import Follower
 from det_core.journal._journal import Journal
 from det_core.journal._pending import PendingValue
 from det_core.journal._record import Record, Row, RunRecord, RunSummary, list_runs, read_run
+from det_core.journal._tail import Line, Tail, tails
 
 __all__ = [
     "Follower",
     "Journal",
+    "Line",
     "PendingValue",
     "Record",
     "Row",
     "RunFolder",
     "RunRecord",
     "RunSummary",
+    "Tail",
     "hold",
     "list_runs",
     "read_run",
+    "tails",
 ]

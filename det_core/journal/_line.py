@@ -32,18 +32,22 @@ def encode(record: Mapping[str, Any], nonfinite: Iterable[Iterable[str | int]] =
     return dumps({**record, "nonfinite": paths} if paths else record, None, FLAGS)
 
 
-def decode(line: bytes) -> dict[str, Any] | None:
-    """The record on a line, or None where the line is torn or no record of ours."""
+def parse(line: bytes) -> dict[str, Any] | None:
+    """The record on a line as it stands there, or None where the line is torn or no record of ours."""
     try:
         record = orjson.loads(line)
     except orjson.JSONDecodeError:
         return None
     if type(record) is not dict or type(record.get("kind")) is not str:
         return None
-    if record["kind"] == "journal":
+    return record if record["kind"] == "journal" or _well_formed(record) else None
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """As :func:`parse`, with the numbers that are not finite as numbers."""
+    record = parse(line)
+    if record is None or record["kind"] == "journal":
         return record
-    if not _well_formed(record):
-        return None
     paths = record.pop("nonfinite", None)
     if paths is not None and not _restore(record, paths):
         return None

@@ -1,5 +1,8 @@
 """Suites of tests that a third party can run on parts of its own."""
 
+from det_core.testing._backends import BackendCase, BackendSuite
+from det_core.testing._engines import EngineSuite
+from det_core.testing._searches import SearchSuite
 from det_core.testing._stores import CheckpointStoreSuite
 
-__all__ = ["CheckpointStoreSuite"]
+__all__ = ["BackendCase", "BackendSuite", "CheckpointStoreSuite", "EngineSuite", "SearchSuite"]

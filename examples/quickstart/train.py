@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from det_core import core
+from det_core import core, get_cluster_info
 
 
 def load_data():
@@ -117,8 +117,8 @@ def main():
     parser.add_argument("--load", metavar="FILE", help="start from what FILE holds")
     parser.add_argument("--save", metavar="FILE", help="keep the trained model in FILE")
     args = parser.parse_args()
-    ranks = core.DistributedContext.detect()
-    with core.init(distributed=ranks, max_length={"epochs": args.epochs}) as ctx:
+    vars(args).update(info.trial.hparams if (info := get_cluster_info()) else {})  # what a search has chosen
+    with core.init(distributed=core.DistributedContext.detect(), max_length={"epochs": args.epochs}) as ctx:
         trainer = Trainer(args, ctx)
         if ctx.latest_checkpoint:
             with ctx.checkpoint.restore_path(ctx.latest_checkpoint) as path:

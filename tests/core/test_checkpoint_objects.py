@@ -135,7 +135,7 @@ with core.DistributedContext.from_torch_distributed() as distributed:
     context = Recorder().context(distributed, folder, store=store)
     try:
         with context.store_path({"steps_completed": 1}, shard=True) as (path, storage_id):
-            fill(path, {f"of {distributed.rank}/{i}": b"x" * 1000 for i in range(300)})
+            fill(path, {f"of {distributed.rank}/{i}": b"x" * 1000 for i in range(int(sys.argv[3]))})
         print("stored", flush=True)
     except DetCoreError as e:
         print(type(e).__name__, e, flush=True)
@@ -143,10 +143,10 @@ with core.DistributedContext.from_torch_distributed() as distributed:
 """
 DIES = """
 from det_core.storage._objects import Door
-import os
+import os, sys
 class Dying(Door):
     async def attempt(self, operation, key, function, *args):
-        if "of 1/200" in key:
+        if f"of 1/{int(sys.argv[3]) * 2 // 3}" in key:
             os.kill(os.getpid(), 9)
         return await super().attempt(operation, key, function, *args)
 import det_core.storage._objects._named as named
@@ -154,8 +154,9 @@ named.Door = Dying
 """
 
 
-def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], tmp_path: Path) -> None:
-    arguments = (json.dumps(storage), str(tmp_path))
+@pytest.mark.parametrize("count", [90, pytest.param(300, marks=long)])
+def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], count: int, tmp_path: Path) -> None:
+    arguments = (json.dumps(storage), str(tmp_path), str(count))
     with running(DIES + KILLED, 3, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
         assert ranks.wait() == [0, -9, 0]
         for rank in (0, 2):

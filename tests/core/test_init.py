@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import RunError
 
 
 @pytest.mark.parametrize(
@@ -39,19 +38,6 @@ def test_more_ranks_need_a_distributed_context(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(
         ValueError, match=r"core\.init\(distributed=core\.DistributedContext\.from_torch_distributed\(\)\)"
     ):
-        core.init()
-
-
-def test_under_a_master_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import json
-
-    info = {
-        "master_url": "http://m:8080", "cluster_id": "c", "agent_id": "a", "slot_ids": [0], "task_id": "t",
-        "allocation_id": "al", "session_token": "s", "task_type": "NOTEBOOK",
-    }  # fmt: skip
-    (tmp_path / "cluster.json").write_text(json.dumps(info))
-    monkeypatch.setenv("DET_CORE_INFO_DIR", str(tmp_path))
-    with pytest.raises(RunError, match="under a master"):
         core.init()
 
 

@@ -188,6 +188,15 @@ def test_help_from_the_root_and_from_elsewhere(tmp_path: Path) -> None:
         assert job.err == ""
 
 
+def test_help_for_a_reader_that_has_seen_enough() -> None:
+    with subprocess.Popen([*TORCH, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and job.stderr is not None
+        assert job.stdout.readline().startswith("usage:")
+        job.stdout.close()
+        assert job.stderr.read() == ""
+        assert job.wait(60) == 0
+
+
 def test_no_file_is_left_behind(tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     write(tmp_path, "fails.py", "import os; raise SystemExit(int(os.environ['RANK']))")

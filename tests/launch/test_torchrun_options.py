@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed.run
 from torch.distributed.run import get_args_parser
 
 from det_core._env import Environment
 from det_core.launch._options import UsageError
 from det_core.launch._secret import job_secret
-from det_core.launch._torchrun import HelpWanted, Parser
+from det_core.launch._torchrun import HelpWanted, Parser, _processes
 
 
 def parser(**environ: str) -> Parser:
@@ -49,6 +52,17 @@ def test_what_is_left_out_has_torchruns_default() -> None:
     assert args.given == set()
     assert {k: v for k, v in vars(args).items() if k in vars(plain)} == vars(plain)
     assert args.grace == 60
+
+
+def test_a_task_has_a_process_for_each_of_its_slots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster: dict[str, object] = dict.fromkeys(("master_url", "cluster_id", "agent_id", "task_id"), "x")
+    cluster |= {"slot_ids": [0, 3, 4], "allocation_id": "1.a.1", "session_token": "s", "task_type": "COMMAND"}
+    (tmp_path / "cluster.json").write_text(json.dumps(cluster))
+    monkeypatch.setenv("DET_CORE_INFO_DIR", str(tmp_path))
+    control: Any = None  # nothing is to be said
+    for line, expected in (("t.py", 3), ("--nproc-per-node 2 t.py", 2)):
+        args, *_ = parser().split(line.split())
+        assert _processes(torch.distributed.run, args, control) == expected
 
 
 def test_defaults_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

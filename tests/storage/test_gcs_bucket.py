@@ -13,11 +13,12 @@ from det_core.storage._objects._gcs import GcsBucket
 from det_core.storage._objects._gcs_errors import Refused
 from support.bucket_behaviour import BucketBehaviour, call
 from support.proxy import BUSY, LOST, RESET, TRUNCATED, proxy_before
-from support.servers import GcsServer, free_port
+from support.ranks import free_port
+from support.servers import GcsServer
 
 
 class TestGcsBucket(BucketBehaviour):
-    many = 150  # the emulator has no pages, and is slow to delete
+    many = 150  # the emulator has no pages
 
     @pytest.fixture
     def bucket(self, gcs_server: GcsServer) -> Iterator[GcsBucket]:

@@ -18,7 +18,8 @@ from det_core.storage import Store, open_store
 from det_core.testing._stores import FILES, stored
 from support.buckets import closing
 from support.proxy import BUSY, SILENT, proxy_before
-from support.servers import S3Server, free_port
+from support.ranks import free_port
+from support.servers import S3Server
 
 Open = Callable[..., Store]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -12,12 +14,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+PORTS = range(10_000, 18_000)
+"""Below those that masters pick from, and those that systems lend to outgoing connections."""
+
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody listens on now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A TCP port on 127.0.0.1 that nobody has now, nor is given by chance before it is used."""
+    for port in random.SystemRandom().sample(PORTS, 100):
+        with contextlib.suppress(OSError), socket.socket() as s:
+            s.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("there is no free port")
 
 
 class Ranks:

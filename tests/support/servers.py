@@ -7,6 +7,7 @@ Each runs in processes of its own, marked by a variable in their environment, by
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -23,9 +24,11 @@ from typing import Any
 import pytest
 
 from support import rgw
+from support.ranks import free_port
 
 MARK = "DET_CORE_TEST_SERVER"
 PATIENCE = 60.0
+_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -121,17 +124,11 @@ def gcs_server() -> Iterator[GcsServer]:
     words = ["start", "-H", "127.0.0.1", "--port", str(port), "-M", "-q"]
     # It has one thread and a queue of five, beyond which a connection waits a second.
     code = "import socketserver; socketserver.TCPServer.request_queue_size = 128\n"
+    # It writes down all that it has at every change, to be read when it starts with a folder; here it has none.
+    code += "from gcp_storage_emulator.storage import Storage; Storage._write_config_to_file = lambda self: None\n"
     code += "from gcp_storage_emulator.__main__ import main; main()"
     with _serving([sys.executable, "-c", code, *words], port):
         yield GcsServer(f"http://127.0.0.1:{port}")
-
-
-def free_port() -> int:
-    """A port of 127.0.0.1 that is free now."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager
@@ -144,6 +141,7 @@ def _serving(command: list[str], port: int) -> Iterator[None]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         env={**os.environ, MARK: "1"},
+        preexec_fn=_end_with_us,
     )
     try:
         deadline = time.monotonic() + PATIENCE
@@ -158,3 +156,8 @@ def _serving(command: list[str], port: int) -> Iterator[None]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def _end_with_us() -> None:
+    """In a new process: end with the one that runs the tests, also if that is killed."""
+    _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -23,7 +23,7 @@ def write_csv(table: Table, out: IO[bytes]) -> None:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(columns or ["group", "steps_completed"])
         for row in table.flat("writing"):
-            writer.writerow([_cell(row.get(name)) for name in columns])
+            writer.writerow([cell(row.get(name)) for name in columns])
     finally:
         text.detach()
 
@@ -64,7 +64,8 @@ def write_parquet(table: Table, out: IO[bytes]) -> None:
             writer.write_table(pyarrow.Table.from_arrays(arrays, schema=schema))
 
 
-def _cell(value: Any) -> Any:
+def cell(value: Any) -> Any:
+    """A value as it stands in a CSV file."""
     if value is None:
         return ""
     if isinstance(value, float):

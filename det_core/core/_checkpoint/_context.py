@@ -40,6 +40,7 @@ class CheckpointContext:
         deleted: called with a storage_id and the resources that are left.
         restored: called with a storage_id, its steps_completed and the run that wrote it (None: it does not say), once
             per process and checkpoint, when a ``restore_path()`` begins.
+        described: called with a storage_id; what a master has as its metadata, None: ask the store.
         cache: where this machine keeps copies of checkpoints; needed where ``store`` is no directory.
         progress: called with the number of bytes that were copied or checked since it was last called.
         deadline: until when, on the monotonic clock, this process may go on once it is preempted; None: as long as it
@@ -57,6 +58,7 @@ class CheckpointContext:
         registered: Callable[[CheckpointRecord], None],
         deleted: Callable[[str, Mapping[str, int]], None],
         restored: Callable[[str, int | None, str | None], None],
+        described: Callable[[str], dict[str, Any] | None] = lambda _: None,
         cache: CheckpointCache | None = None,
         progress: Progress | None = None,
         deadline: Callable[[], float | None] = lambda: None,
@@ -67,6 +69,7 @@ class CheckpointContext:
         self._run_id = run_id
         self._restart = restart
         self._deleted = deleted
+        self._described = described
         self._writer = CheckpointWriter(
             distributed, store, run_id=run_id, restart=restart, owner=self._owner, registered=registered,
             closing=Closing(store, run_id, deadline, say), progress=progress,
@@ -243,7 +246,8 @@ class CheckpointContext:
         """
         self._check()
         self._writer.raise_failures()
-        return self._reader.metadata(storage_id)
+        found = self._described(storage_id)
+        return self._reader.metadata(storage_id) if found is None else found
 
     def delete(self, storage_id: str) -> None:
         """Delete a checkpoint, on any rank. It stops being listed before its bytes go; doing it again is no error.

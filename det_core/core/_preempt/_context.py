@@ -10,8 +10,10 @@ from typing import Any
 
 from det_core import _clock
 from det_core._errors import ContextClosed
+from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
 from det_core.core._preempt._agreement import ChiefSide, RankSide
+from det_core.core._preempt._poll import Poll
 from det_core.core._preempt._signals import SignalWatch
 
 logger = logging.getLogger("det_core.core")
@@ -33,13 +35,15 @@ class PreemptContext:
     """Tells the script when to save and exit.
 
     A bare run is preempted by SIGTERM, SIGUSR1 or SIGINT to any one of its ranks, caught from the first
-    :meth:`should_preempt` call on.
+    :meth:`should_preempt` call on. Under a master, only its request counts: the chief waits for it in a thread, or
+    each rank does in the mode WorkersAskMaster.
 
     Args:
         distributed: the ranks that decide together.
         preempt_mode: see :class:`PreemptMode`.
         acknowledge: tells the backend that this process stops because it was preempted.
         record: journals a fact under a kind.
+        master: who says when to stop; None: signals do.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class PreemptContext:
         *,
         acknowledge: Callable[[], None],
         record: Callable[[str, Mapping[str, Any]], None],
+        master: Backend | None = None,
     ) -> None:
         self._distributed = distributed
         self._mode = preempt_mode
@@ -57,13 +62,20 @@ class PreemptContext:
         self._star = distributed.star
         self._side = RankSide()
         self._chief = ChiefSide(range(distributed.size)) if distributed.rank == 0 else None
-        self._signals = SignalWatch(self._on_signal)
+        self._signals = SignalWatch(self._on_signal) if master is None else None
+        speaks = distributed.rank == 0 or preempt_mode is PreemptMode.WorkersAskMaster
+        self._poll = Poll(master, self._on_signal) if master is not None and speaks else None
         self._changed = threading.Event()
         self._requested_at: float | None = None
         self._started = self._closed = self._left = self._acknowledged = self._troubled = False
         if self._star is not None:
             self._star.subscribe(_TOPIC, self._on_message)
             self._star.on_trouble(self._on_trouble)
+
+    def start(self) -> None:
+        """Begin to wait for a master's request; :meth:`close` ends that."""
+        if self._poll is not None:
+            self._poll.start()
 
     @property
     def acknowledged(self) -> bool:
@@ -112,11 +124,14 @@ class PreemptContext:
             return
         self._closed = True
         try:
+            if self._poll is not None:
+                self._poll.close()
             self._leave_agreement()
         finally:
             self._side.attention = True
             stopped = self._star is not None and self._side.verdict()
-            self._signals.restore(term_may_follow=self._troubled or stopped)
+            if self._signals is not None:
+                self._signals.restore(term_may_follow=self._troubled or stopped)
 
     # The slow path of should_preempt(): the first call, and every call from a request on.
 
@@ -145,7 +160,7 @@ class PreemptContext:
         if self._started:
             return
         self._started = True
-        if not self._signals.install():
+        if self._signals is not None and not self._signals.install():
             logger.warning(
                 "the first should_preempt() call is not on the main thread, so signals will not preempt this run: "
                 "call it once on the main thread first"
@@ -155,7 +170,7 @@ class PreemptContext:
         if side.waiting_for_decision or side.stop_at is not None or self._troubled:
             side.attention = True
 
-    # Requests. _on_signal runs in a signal handler, all else on the ipc thread.
+    # Requests. _on_signal runs in a signal handler or in the thread that asks the master, all else on the ipc thread.
 
     def _note(self) -> None:
         if self._requested_at is None:

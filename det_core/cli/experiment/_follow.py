@@ -1,0 +1,149 @@
+"""Watching an experiment until it ends: log lines above, and on a terminal its progress below them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from det_core.cli._say import note
+from det_core.cli._session import command_for
+from det_core.cli._status import INTERRUPTED
+from det_core.cli.experiment._lines import print_line, print_raw
+from det_core.cli.experiment._tail import Tail
+
+if TYPE_CHECKING:
+    from det_core.client import Experiment, Trial
+
+PATIENCE = 120.0
+"""Seconds that a master may be away, as when it is started anew."""
+
+
+class Show(Protocol):
+    """Who shows the news of an experiment."""
+
+    def line(self, trial: Trial, line: dict[str, Any]) -> None:
+        """A line that was printed."""
+
+    def state(self, experiment: Experiment, trials: list[Trial]) -> None:
+        """How things stand."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+def follow(args: argparse.Namespace, experiment: Experiment, *, quiet: bool = False, raw: bool = False) -> None:
+    """Watch until the experiment has ended.
+
+    Args:
+        args: of the command, for the commands that are named.
+        experiment: refreshed all the time.
+        quiet: print nothing of it.
+        raw: it is one script: print what it prints, where it prints it, and no more.
+
+    Raises:
+        SystemExit: the user has seen enough; how to come back is told.
+        MasterUnreachable: the master is away for too long.
+    """
+    show: Show = Nothing() if quiet else Raw() if raw else _for_people()
+    tail = Tail(experiment.master, experiment)
+    try:
+        while not tail.over:
+            for trial, line in _patiently(tail):
+                show.line(trial, line)
+            show.state(experiment, tail.trials)
+            if not tail.over:
+                tail.pause()
+    except KeyboardInterrupt:
+        show.close()
+        if sys.stderr.isatty():
+            print(file=sys.stderr)  # below the ^C
+        note(f"experiment {experiment.id} goes on; to watch it: {_command(args, experiment, 'logs', '-f')}")
+        note(f"to stop it: {_command(args, experiment, 'cancel')}")
+        raise SystemExit(INTERRUPTED) from None
+    finally:
+        show.close()
+
+
+class Nothing:
+    """Shows nothing."""
+
+    def line(self, trial: Trial, line: dict[str, Any]) -> None:
+        """A line that was printed."""
+
+    def state(self, experiment: Experiment, trials: list[Trial]) -> None:
+        """How things stand."""
+
+    def close(self) -> None:
+        """Nothing more comes."""
+
+
+class Raw(Nothing):
+    """Shows what a script prints as if it ran here."""
+
+    def line(self, trial: Trial, line: dict[str, Any]) -> None:
+        """A line that was printed."""
+        print_raw(line)
+
+
+class Plain(Nothing):
+    """Shows lines on stdout, and on stderr what becomes of experiment and trials."""
+
+    def __init__(self) -> None:
+        self._states: dict[int, tuple[str, int]] = {}
+        self._of_all = ""
+
+    def line(self, trial: Trial, line: dict[str, Any]) -> None:
+        """A line that was printed."""
+        print_line(trial, line)
+
+    def state(self, experiment: Experiment, trials: list[Trial]) -> None:
+        """How things stand."""
+        from det_core.cli._say import number
+        from det_core.cli.experiment._told import first_line, settings, state_of
+
+        for trial in trials:
+            before = self._states.get(trial.id)
+            now = (state_of(trial), trial.restarts)
+            if now == before:
+                continue
+            self._states[trial.id] = now
+            more = f": {settings(trial.hparams)}" if before is None else ""
+            if trial.ended and trial.best_metric is not None:
+                more += f" ({experiment.metric} {number(trial.best_metric)})"
+            if trial.restarts and (before is None or before[1] != trial.restarts):
+                more += f" (restart {trial.restarts}{': ' + first_line(trial.error) if trial.error else ''})"
+            note(f"trial {trial.id} {now[0]}{more}")
+        if experiment.state != self._of_all:
+            self._of_all = experiment.state
+            note(f"experiment {experiment.id} {experiment.state}")
+
+
+def _for_people() -> Show:
+    if not sys.stdout.isatty():
+        return Plain()
+    from det_core.cli.experiment._live import Live
+
+    return Live()
+
+
+def _patiently(tail: Tail) -> list[tuple[Trial, dict[str, Any]]]:
+    """The news, also if the master is away for a while."""
+    from det_core._errors import MasterUnreachable
+
+    until = None
+    while True:
+        try:
+            return tail.new()
+        except MasterUnreachable as e:
+            if until is None:
+                until = time.monotonic() + PATIENCE
+                note(f"{e}; trying again for {PATIENCE:.0f} s")
+            if time.monotonic() > until:
+                raise
+            time.sleep(1.0)
+
+
+def _command(args: argparse.Namespace, experiment: Experiment, name: str, *more: str) -> str:
+    return command_for(args, "experiment", name, experiment.id, *more)

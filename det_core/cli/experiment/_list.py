@@ -1,0 +1,60 @@
+"""``det-core experiment list``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from det_core.cli._say import count, note, number, print_json, print_table, when
+from det_core.cli._session import on_master
+
+if TYPE_CHECKING:
+    from det_core.client import Experiment, Master
+
+SHOWN = 25
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--name", help="only those of this name")
+    parser.add_argument("--state", metavar="STATE", help="only those in this state, as ACTIVE or COMPLETED")
+    parser.add_argument(
+        "--limit", type=count, metavar="N", help=f"the newest N (default: {SHOWN} in a table, all in JSON; 0: all)"
+    )
+    parser.add_argument("--json", action="store_true", help="a list of objects")
+    parser.set_defaults(run_command=on_master(run))
+
+
+def run(args: argparse.Namespace, master: Master) -> int:
+    """List the experiments."""
+    from det_core.cli.experiment._told import as_json
+    from det_core.client._experiment import Experiment
+
+    limit = args.limit if args.limit is not None else 0 if args.json else SHOWN
+    told = master.get(
+        "experiments",
+        orderBy="ORDER_BY_DESC",
+        limit=limit + 1 if limit else None,
+        name=args.name,
+        states=[args.state.upper()] if args.state else None,
+    )
+    found = [Experiment(master, one) for one in told["experiments"]]
+    shown = found[:limit] if limit else found
+    if args.json:
+        print_json([as_json(e) for e in shown])
+        return 0
+    if not found:
+        note(f"no experiments at {master.url}")
+        return 0
+    head = ("ID", "NAME", "STATE", "PROGRESS", "TRIALS", "BEST", "STARTED")
+    print_table(head, [_row(e) for e in shown])
+    if len(shown) < len(found) and sys.stderr.isatty():
+        note("older experiments are not shown; --limit 0 shows all")
+    return 0
+
+
+def _row(e: Experiment) -> tuple[str, ...]:
+    best = "-" if e.best_metric is None else f"{e.metric} {number(e.best_metric)}"
+    started = when(e.info.get("start_time") or 0.0)
+    return (str(e.id), e.name, e.state, f"{e.progress:.0%}", str(e.info.get("num_trials", "-")), best, started)

@@ -1,0 +1,110 @@
+"""How experiments and trials are told: as JSON, and in the words that people read."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from det_core.cli._say import number
+from det_core.cli._session import command_for
+
+if TYPE_CHECKING:
+    from det_core.client import Experiment, Trial
+
+_NAMES = ("id", "name", "state", "progress", "description", "labels", "searcher_type", "num_trials", "priority")
+
+
+def as_json(experiment: Experiment, *, result: bool = False) -> dict[str, Any]:
+    """An experiment; with ``result`` also its best trial and that one's checkpoint."""
+    info = experiment.info
+    told = {name: info.get(name) for name in _NAMES} | {
+        "metric": experiment.metric,
+        "smaller_is_better": experiment.smaller_is_better,
+        "best_trial": info.get("best_trial_id"),
+        "best_metric": experiment.best_metric,
+        "start_time": info.get("start_time"),
+        "end_time": info.get("end_time"),
+        "error": experiment.error,
+    }
+    if result:
+        best, checkpoint = experiment.best_trial, experiment.best_checkpoint()
+        told["best_trial"] = None if best is None else trial_json(best)
+        told["best_checkpoint"] = None if checkpoint is None else checkpoint["uuid"]
+    return told
+
+
+def trial_json(trial: Trial) -> dict[str, Any]:
+    """A trial."""
+    info = trial.info
+    return {
+        "id": trial.id,
+        "experiment_id": trial.experiment_id,
+        "state": trial.state,
+        "hparams": trial.hparams,
+        "steps_completed": trial.steps_completed,
+        "restarts": trial.restarts,
+        "progress": info.get("progress"),
+        "best_metric": trial.best_metric,
+        "best_validation": trial.best_validation,
+        "latest_validation": trial.latest_validation,
+        "latest_checkpoint": trial.latest_checkpoint,
+        "start_time": info.get("start_time"),
+        "end_time": info.get("end_time"),
+        "error": trial.error,
+    }
+
+
+def print_result(args: argparse.Namespace, experiment: Experiment) -> None:
+    """How an experiment ended: its best trial, that one's checkpoint, and the command to download it."""
+    info = experiment.info
+    trials = int(info.get("num_trials") or 0)
+    counted = "1 trial" if trials == 1 else f"{trials} trials"
+    took = duration((info.get("end_time") or 0.0) - (info.get("start_time") or 0.0))
+    print(f"experiment {experiment.id} ({experiment.name}): {experiment.state}, {counted} in {took}")
+    if experiment.error:
+        print(f"error: {experiment.error}")
+    best, step = experiment.best_trial, None
+    if best is None:
+        print(f"no trial has reported the metric {experiment.metric!r} in a validation")
+    else:
+        value = "-" if best.best_metric is None else number(best.best_metric)
+        step = (best.best_validation or {}).get("total_batches")
+        print(f"best trial: {best.id}, {experiment.metric} {value} at step {step}: {settings(best.hparams)}")
+    checkpoint = experiment.best_checkpoint()
+    if checkpoint is not None:
+        place = (checkpoint["training"].get("trialId"), checkpoint["steps_completed"])
+        is_its = best is not None and place == (best.id, step)
+        where = "its checkpoint" if is_its else f"best checkpoint (trial {place[0]}, step {place[1]})"
+        print(f"{where}: {checkpoint['uuid']}")
+        print(f"to download it: {command_for(args, 'experiment', 'download-checkpoint', experiment.id, 'DIR')}")
+
+
+def state_of(trial: Trial) -> str:
+    """A trial's state; one that has done its work, and may get more from the search, is WAITING."""
+    return "WAITING" if trial.state == "ACTIVE" and trial.info.get("parked") else trial.state
+
+
+def first_line(error: str) -> str:
+    """The first line of an error, without the name of the allocation before it and the output after it."""
+    line = error.split("\n", 1)[0].removesuffix(" its last lines:").rstrip("; ")
+    return re.sub(r"^\d+\.\S+\.\d+: ", "", line)
+
+
+def settings(hparams: Mapping[str, Any], prefix: str = "") -> str:
+    """Hyperparameters on a line."""
+    words = []
+    for key, value in sorted(hparams.items()):
+        name = prefix + key
+        words.append(settings(value, name + ".") if isinstance(value, Mapping) else f"{name}={number(value)}")
+    return ", ".join(word for word in words if word) or "no hyperparameters"
+
+
+def duration(seconds: float) -> str:
+    """A time, short."""
+    whole = int(max(seconds, 0.0))
+    hours, minutes = whole // 3600, whole // 60 % 60
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{max(seconds, 0.0):.1f} s"

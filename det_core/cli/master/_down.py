@@ -1,0 +1,52 @@
+"""``det-core master down``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from det_core.cli._say import note, print_json
+
+PATIENCE = 2.0
+"""Seconds that an answer may take."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--json", action="store_true", help="one object")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Stop the master, if there is one."""
+    from det_core.client._embedded import stop_master
+    from det_core.client._find import home_of
+
+    home = home_of(args.home)
+    busy = _busy(home)
+    stopped = stop_master(home)
+    if args.json:
+        print_json({"stopped": stopped, "home": str(home)})
+    elif stopped:
+        print(f"the master of {home} has ended")
+        if busy:
+            note("trials that run go on; the next master finds them")
+    else:
+        note(f"no master runs for {home}")
+    return 0
+
+
+def _busy(home: Path) -> bool:
+    """Whether trials run, as far as the master says so."""
+    from det_core._errors import MasterError
+    from det_core.client._address import locate
+    from det_core.client._master import Master
+
+    address = locate(home=home)
+    if address is None:
+        return False
+    try:
+        with Master(address, timeout=PATIENCE, attempts=1) as master:
+            return bool(master.get("master").get("slotsInUse"))
+    except MasterError:
+        return True

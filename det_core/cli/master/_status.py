@@ -1,0 +1,85 @@
+"""``det-core master status``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from det_core.cli._say import note, print_json
+from det_core.cli._status import FAILED
+
+if TYPE_CHECKING:
+    from det_core.client._address import Address
+
+PATIENCE = 5.0
+"""Seconds that an answer may take."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("--master", metavar="URL", help="a master's address (default: DET_MASTER, else the home's own)")
+    parser.add_argument("--json", action="store_true", help="one object")
+    parser.epilog = "The exit status is 0 if a master runs, else 1. No master is started."
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say whether the master runs, and what it does."""
+    from det_core.client._address import locate
+    from det_core.client._find import home_of
+
+    address = locate(args.master, home=args.home)
+    if address is None:
+        if args.json:
+            print_json({"running": False, "home": str(home_of(args.home))})
+        else:
+            note(
+                f"no master runs for {home_of(args.home)}; it is started when it is needed, or by `det-core master up`"
+            )
+        return FAILED
+    told = _asked(address)
+    local = _local(args, address)
+    if args.json:
+        print_json({"running": True, "url": address.url, **local, **told})
+        return 0
+    facts = {
+        "master": address.url,
+        **({"home": local["home"], "pid": str(local["pid"])} if local else {}),
+        "version": f"det_core {told['version']}",
+        "slots": f"{told['slots_in_use']} of {told['slots']} in use",
+        "experiments": f"{told['active']} active, {told['paused']} paused",
+    }
+    for name, value in facts.items():
+        print(f"{name + ':':<12} {value}")
+    return 0
+
+
+def _asked(address: Address) -> dict[str, Any]:
+    from det_core.client._answers import plain
+    from det_core.client._master import Master
+
+    with Master(address, timeout=PATIENCE, attempts=2) as master:
+        said = plain(master.get("master"))
+        states = [
+            len(master.get("experiments", states=[state])["experiments"]) for state in ("STATE_ACTIVE", "STATE_PAUSED")
+        ]
+    return {
+        "version": said.get("product_version", said.get("version")),
+        "cluster_id": said.get("cluster_id"),
+        "slots": said.get("slots"),
+        "slots_in_use": said.get("slots_in_use"),
+        "active": states[0],
+        "paused": states[1],
+    }
+
+
+def _local(args: argparse.Namespace, address: Address) -> dict[str, Any]:
+    """What is known of it if it is the one of the home folder."""
+    from det_core.client._address import canonical, master_folder, running
+
+    folder: Path = master_folder(args.home)
+    said = running(folder)
+    if said is None or canonical(str(said["url"])) != address.url:
+        return {}
+    return {"home": str(folder.parent), "pid": said.get("pid")}

@@ -1,0 +1,77 @@
+"""``det-core search preview``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from det_core.cli._say import note, print_json, print_table
+
+_EXAMPLES = """\
+examples:
+  det-core search preview search.yaml
+  det-core search preview search.yaml --config searcher.max_trials=64
+
+Nothing is trained: the search is run with trials that are better and worse by chance. `trials` in the table is
+how many of them reach a rung on average. A unit is what the configuration counts lengths in."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.epilog = _EXAMPLES
+    parser.add_argument("CONFIG", help="the experiment file")
+    parser.add_argument(
+        "--config", metavar="K=V", action="append", default=[], help="change a value, as searcher.max_trials=64"
+    )
+    parser.add_argument("--json", action="store_true", help="an object")
+    parser.set_defaults(run_command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Preview a search."""
+    from det_core.config import parse_experiment
+    from det_core.search._preview import preview
+
+    path = Path(args.CONFIG)
+    experiment = parse_experiment(path.read_text(encoding="utf-8"), overrides=args.config)
+    found = preview(
+        experiment.searcher, experiment.hyperparameters, experiment.seed, folder=str(path.absolute().parent)
+    )
+    if args.json:
+        print_json(found)
+        return 0
+    _show(found, experiment.searcher)
+    for text in [*experiment.warnings, *found["warnings"]]:
+        note(f"warning: {text}")
+    return 0
+
+
+def _show(found: dict[str, Any], searcher: Any) -> None:
+    rows = [
+        [
+            str(bracket["bracket"]) if rung["rung"] == 0 else "",
+            str(bracket["max_trials"]) if rung["rung"] == 0 else "",
+            str(bracket["max_concurrent_trials"]) if rung["rung"] == 0 else "",
+            str(rung["rung"]),
+            f"{rung['length']:,}",
+            _mean(rung["trials"]),
+        ]
+        for bracket in found["brackets"]
+        for rung in bracket["rungs"]
+    ]
+    if rows:
+        print_table(["bracket", "max_trials", "at a time", "rung", "length", "trials"], rows)
+        print()
+    print(f"{found['method']}, by {searcher['metric']}: {_mean(found['trials'])} trials", end="")
+    if found["units"] is None:
+        print(", each as long as its script trains")
+        return
+    print(f", {_mean(found['units'])} units in all", end="")
+    full = found["units_if_all_trained_fully"]
+    share = f" ({found['units'] / full:.1%} of {_mean(full)}, what training all of them fully takes)" if full else ""
+    print(share if full != found["units"] else "")
+
+
+def _mean(value: float) -> str:
+    return f"{value:,.0f}" if value == round(value) or value >= 1000 else f"{value:,.1f}"

@@ -1,0 +1,15 @@
+"""The trial that a command line names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from det_core.client import Master, Trial
+
+
+def find(master: Master, trial_id: int) -> Trial:
+    """The trial of that number."""
+    from det_core.client._trial import Trial
+
+    return Trial(master, master.get(f"trials/{trial_id}")["trial"])

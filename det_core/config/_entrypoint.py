@@ -1,0 +1,77 @@
+"""What an experiment runs: from its ``entrypoint`` to the command (wire contract, sections 3.3 and 14)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+LAUNCHERS = ("torch_distributed",)
+"""The modules of det_core.launch that stand in for foreign ones of the same name."""
+_FOREIGN = re.compile(r"(?<![\w.])determined\.launch\.(\w+)")
+_PYTHON = re.compile(r"python(3(\.\d+)?)?")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_PLAIN_FILE = re.compile(r"(?!/)[\w./-]+\.py")
+_TRIAL_CLASS = re.compile(r"[a-zA-Z0-9_.]+:[a-zA-Z0-9_]+")
+
+
+def entrypoint_command(entrypoint: str | Sequence[str]) -> list[str]:
+    """The command that runs an experiment's entrypoint.
+
+    Args:
+        entrypoint: a list is the command itself; ``module:Class`` names a trial class; any other text is for ``sh``.
+            ``determined.launch.X`` in any of them becomes ``det_core.launch.X``.
+    """
+    if not isinstance(entrypoint, str):
+        return [_ours(word) for word in entrypoint]
+    if _TRIAL_CLASS.fullmatch(entrypoint):
+        return ["python3", "-m", "det_core.launch.torch_distributed", "--", "--trial", entrypoint]
+    return ["sh", "-c", _ours(entrypoint)]
+
+
+def foreign_launchers(entrypoint: str | Sequence[str]) -> list[str]:
+    """The names of the foreign launch modules in it, each once."""
+    words = [entrypoint] if isinstance(entrypoint, str) else entrypoint
+    return list(dict.fromkeys(name for word in words for name in _FOREIGN.findall(word)))
+
+
+def entrypoint_script(entrypoint: str | Sequence[str]) -> str | None:
+    """The file that an entrypoint certainly runs by Python, below the context directory.
+
+    That is the first word in ``.py`` of ``python … X.py`` (or ``python -m LAUNCHER … X.py``). None: it runs none, or
+    only a shell could tell which.
+    """
+    for words in _commands(entrypoint):
+        if words[:1] in (["cd"], ["pushd"]):
+            return None  # whatever follows, it runs elsewhere
+        while words and (words[0] in ("exec", "env", "time") or _ASSIGNMENT.match(words[0])):
+            words = words[1:]
+        if not words or not _PYTHON.fullmatch(words[0]):
+            continue
+        script = next((w for w in words[1:] if w == "-c" or w.endswith(".py")), "-c")
+        return script if _PLAIN_FILE.fullmatch(script) else None
+    return None
+
+
+def _commands(entrypoint: str | Sequence[str]) -> Iterator[list[str]]:
+    """The words of each command in it."""
+    if not isinstance(entrypoint, str):
+        yield list(entrypoint)
+        return
+    splitter = shlex.shlex(entrypoint, posix=True, punctuation_chars=";&|()<>")
+    splitter.whitespace_split = True
+    words: list[str] = []
+    try:
+        for word in splitter:
+            if word and not word.strip(";&|()<>"):
+                yield words
+                words = []
+            else:
+                words.append(word)
+    except ValueError:  # a quotation that does not end: the shell will say so
+        return
+    yield words
+
+
+def _ours(text: str) -> str:
+    return _FOREIGN.sub(r"det_core.launch.\1", text)

@@ -1,0 +1,56 @@
+"""The checkpoint storage of a run under a master: as this process reaches it, and as the master knows it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from det_core._env import Environment
+from det_core.backend.rest import storage_settings
+from det_core.storage import DirectoryStore, Store, open_store
+
+MOUNTED = Path("/determined_shared_fs")
+"""Where a foreign cluster's containers find a storage of type ``shared_fs`` (wire contract, §3.2)."""
+
+
+def opened(configured: Mapping[str, Any] | None, environment: Environment, *, foreign: bool) -> Store:
+    """The store of the experiment's configuration; without one, a folder in the home folder.
+
+    Args:
+        configured: the section ``checkpoint_storage`` (§11.3).
+        environment: says where the home folder is.
+        foreign: whether another master than ours started this process.
+
+    Raises:
+        ValueError: the section names no store that det_core can open.
+    """
+    default = environment.home / "checkpoints"
+    if foreign and configured and configured.get("type") == "shared_fs" and MOUNTED.is_dir():
+        return DirectoryStore(_inside(configured))
+    chosen = configured if configured and configured.get("type") else None
+    return open_store(chosen, default=default, scratch=environment.home / "scratch")
+
+
+def _inside(configured: Mapping[str, Any]) -> Path:
+    """The folder of a ``shared_fs`` in a container; ``storage_path`` is relative, or lies in ``host_path``."""
+    path = str(configured.get("storage_path") or "")
+    if os.path.isabs(path):
+        path = os.path.relpath(path, str(configured["host_path"]))
+    return MOUNTED / path
+
+
+def master_storage(chosen: Any, given: Store | None, *, foreign: bool) -> dict[str, Any] | None:
+    """What a master is told of where checkpoints go (wire contract, §5.1); None: nothing that it could use.
+
+    Args:
+        chosen: what the script gave, or the section of the configuration.
+        given: the store that the script named, if it did.
+        foreign: whether it is another master than ours.
+    """
+    if isinstance(chosen, Mapping):
+        return dict(chosen) if chosen.get("type") else None
+    if isinstance(given, DirectoryStore):
+        return storage_settings(given.root, foreign=foreign)
+    return storage_settings(str(chosen), foreign=foreign) if chosen else None

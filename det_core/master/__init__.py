@@ -1,0 +1,1 @@
+"""The master: experiments, searches and trials, kept, steered and scheduled."""

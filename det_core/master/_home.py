@@ -1,0 +1,124 @@
+"""The files of a master in its home folder: its token, its name, its port, and where it listens."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import secrets
+import socket
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from det_core.storage import Owner
+
+PORTS = range(18_000, 30_000)
+"""Ports that a master picks from: below those that systems lend to outgoing connections, so that the one it had stays
+free for it while it is down, and running trials find it again."""
+
+
+@dataclass(frozen=True)
+class HomeFiles:
+    """The files in ``folder``, which is only for its owner to look into."""
+
+    folder: Path
+
+    def prepare(self) -> None:
+        """Make the folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.folder.chmod(0o700)
+
+    def token(self, given: Path | None) -> str:
+        """The user's token: that of the file ``given``, or one made the first time. It is kept in ``token``."""
+        path = self.folder / "token"
+        if given is not None:
+            text = given.read_text().strip()
+            if not path.exists() or path.read_text().strip() != text:
+                _write(path, text + "\n")
+            return text
+        if not path.exists():
+            _write(path, secrets.token_urlsafe(32) + "\n")
+        return path.read_text().strip()
+
+    def cluster_id(self) -> str:
+        """The master's lasting name, made the first time."""
+        path = self.folder / "cluster_id"
+        if not path.exists():
+            _write(path, str(uuid.uuid4()) + "\n")
+        return path.read_text().strip()
+
+    def bind(self, host: str, port: int) -> socket.socket:
+        """A socket to listen on.
+
+        Args:
+            host: the address.
+            port: the port; 0: the one of the time before if it is free, else any other.
+
+        Raises:
+            OSError: it cannot be had; the message names address and port.
+        """
+        if port:
+            return _bound(host, port)
+        wanted = random.SystemRandom().sample(PORTS, 20)
+        for candidate in [*self._last_port(), *wanted]:
+            try:
+                return _bound(host, candidate)
+            except OSError as e:
+                error = e
+        raise error
+
+    def announce(self, url: str, port: int, version: str, cluster_id: str) -> None:
+        """Tell where the master listens; :meth:`withdraw` takes it back."""
+        me = Owner.current("master", 0)
+        told = {
+            "url": url,
+            "pid": me.pid,
+            "start_time": me.started,
+            "host": me.host,
+            "version": version,
+            "cluster_id": cluster_id,
+        }
+        _write(self.folder / "port", f"{port}\n")
+        _write(self.folder / "master.json", json.dumps(told) + "\n")
+
+    def withdraw(self) -> None:
+        """The master listens no more."""
+        (self.folder / "master.json").unlink(missing_ok=True)
+
+    def _last_port(self) -> list[int]:
+        try:
+            return [int((self.folder / "port").read_text())]
+        except (OSError, ValueError):
+            return []
+
+
+def reachable(host: str) -> str:
+    """The address at which what runs on this machine reaches a master that listens on ``host``, for a URL."""
+    if host in ("0.0.0.0", ""):
+        return "127.0.0.1"
+    if host == "::":
+        return "[::1]"
+    return f"[{host}]" if ":" in host else host
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    bound = socket.socket(family, kind, protocol)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(2048)  # only now nobody else can have the port; who connects waits
+    except OSError as e:
+        bound.close()
+        raise OSError(e.errno, f"the master cannot listen on {host} port {port}: {e.strerror}") from None
+    return bound
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file that only its owner can read, at once or not at all."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.unlink(missing_ok=True)
+    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(text)
+    os.replace(aside, path)

@@ -1,0 +1,70 @@
+"""Routes that change experiments, or go on with them (§10)."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi.responses import Response
+from pydantic import Field
+
+from det_core.master.api._auth import ByUser
+from det_core.master.api._context import TheService, new_router
+from det_core.master.api._show_experiment import Experiment, ExperimentReply
+from det_core.master.api._types import Body, ExperimentId, Id, answer
+
+router = new_router("experiments")
+
+
+class ContinueRequest(Body):
+    """The experiment to go on with, and configuration text to lay over its own."""
+
+    id: Id
+    override_config: str = ""
+
+
+class Resources(Body):
+    """What of ``resources`` can be changed later."""
+
+    priority: Annotated[int, Field(ge=1, le=99)] | None = None
+
+
+class KeptCheckpoints(Body):
+    """How many checkpoints stay when the experiment has ended."""
+
+    save_experiment_best: Annotated[int, Field(ge=0)] | None = None
+    save_trial_best: Annotated[int, Field(ge=0)] | None = None
+    save_trial_latest: Annotated[int, Field(ge=0)] | None = None
+
+
+class PatchExperimentRequest(Body):
+    """What is to change."""
+
+    name: str | None = None
+    description: str | None = None
+    labels: list[str] | None = None
+    resources: Resources = Resources()
+    checkpoint_storage: KeptCheckpoints | None = None
+
+
+@router.post("/api/v1/experiments/continue", response_model=ExperimentReply)
+async def continue_experiment(body: ContinueRequest, service: TheService, _: ByUser) -> Response:
+    """Go on with an experiment that has ended: incomplete trials resume from their latest checkpoints."""
+    view = await service.continue_experiment(body.id, body.override_config or None)
+    return answer(ExperimentReply(experiment=Experiment.of(view), config=view["config"]))
+
+
+@router.patch("/api/v1/experiments/{experiment_id}", response_model=ExperimentReply)
+async def patch_experiment(
+    experiment_id: ExperimentId, body: PatchExperimentRequest, service: TheService, _: ByUser
+) -> Response:
+    """Change name, description, labels, priority, or how many checkpoints are kept."""
+    kept = body.checkpoint_storage
+    view = await service.patch_experiment(
+        experiment_id,
+        name=body.name,
+        description=body.description,
+        labels=body.labels,
+        priority=body.resources.priority,
+        checkpoint_storage=None if kept is None else kept.model_dump(exclude_none=True),
+    )
+    return answer(ExperimentReply(experiment=Experiment.of(view), config=view["config"]))

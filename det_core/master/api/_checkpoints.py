@@ -1,0 +1,163 @@
+"""Routes about checkpoints (rows 11 to 13 of §4; §5.7)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi.responses import Response
+from pydantic import Field
+
+from det_core.master._errors import Forbidden, Invalid
+from det_core.master.api._auth import ByAll, ByExperiment, ByUser, Caller
+from det_core.master.api._context import TheService, new_router
+from det_core.master.api._show_checkpoint import Checkpoint, CheckpointReply, CheckpointsReply
+from det_core.master.api._types import Body, Empty, ExperimentId, Id, Size, Timestamp, answer, done, state_in
+
+if TYPE_CHECKING:
+    from det_core.master.service._views import CheckpointView
+
+router = new_router("checkpoints")
+
+
+class CheckpointReport(Body):
+    """A checkpoint that is complete in its storage. ``resources``: its files and their sizes."""
+
+    uuid: str
+    task_id: str
+    allocation_id: str | None = None
+    storage_id: Id | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    resources: dict[str, Size] = Field(default_factory=dict)
+    state: str = "STATE_COMPLETED"
+    report_time: Timestamp | None = None
+
+
+class Remaining(Body):
+    """What is left of a checkpoint: files and their sizes."""
+
+    resources: dict[str, Size] = Field(default_factory=dict)
+
+
+class CheckpointPatch(Body):
+    """A checkpoint, and what is left of it."""
+
+    uuid: str
+    resources: Remaining | None = None
+
+
+class PatchCheckpointsRequest(Body):
+    """What is left of some checkpoints."""
+
+    checkpoints: list[CheckpointPatch] = Field(default_factory=list)
+
+
+class DeleteCheckpointsRequest(Body):
+    """Checkpoints to delete."""
+
+    checkpoint_uuids: list[str] = Field(default_factory=list)
+
+
+class RemoveFilesRequest(DeleteCheckpointsRequest):
+    """Checkpoints, and patterns of the files to delete in them."""
+
+    checkpoint_globs: list[str] = Field(default_factory=lambda: ["**/*"])
+
+
+class Metadata(Body):
+    """All of a checkpoint's metadata."""
+
+    metadata: dict[str, Any] | None = None
+
+
+class CheckpointMetadataRequest(Metadata):
+    """All of a checkpoint's metadata, perhaps wrapped as ``checkpoint``."""
+
+    checkpoint: Metadata = Metadata()
+
+
+@router.post("/api/v1/checkpoints", response_model=Empty)
+async def report_checkpoint(body: CheckpointReport, service: TheService, caller: ByAll) -> Response:
+    """Note a checkpoint that is complete. The same again changes nothing."""
+    caller.check_task(body.task_id)
+    if body.allocation_id is not None:
+        caller.check_allocation(body.allocation_id)
+    await service.register_checkpoint(
+        body.uuid,
+        body.task_id,
+        allocation_id=body.allocation_id or caller.allocation_id,
+        storage_id=body.storage_id,
+        metadata=body.metadata,
+        resources=body.resources,
+        state=_complete(body.state),
+        report_time=body.report_time,
+    )
+    return done()
+
+
+def _complete(state: str) -> str:
+    plain = state_in(state)
+    return "COMPLETED" if plain == "UNSPECIFIED" else plain
+
+
+@router.get("/api/v1/checkpoints/{uuid}", response_model=CheckpointReply)
+async def get_checkpoint(uuid: str, service: TheService, caller: ByAll) -> Response:
+    """One checkpoint."""
+    view = await service.checkpoint(uuid)
+    await _check_readable(view, service, caller)
+    return answer(CheckpointReply(checkpoint=Checkpoint.of(view)))
+
+
+async def _check_readable(view: CheckpointView, service: TheService, caller: Caller) -> None:
+    """A trial may read the checkpoints of its experiment, and the one that it was warm-started from."""
+    try:
+        caller.check_experiment(view["experiment_id"])
+    except Forbidden:
+        assert caller.token is not None
+        searcher = (await service.experiment(caller.token["experiment_id"]))["config"]["searcher"]
+        uuid, trial_id = searcher.get("source_checkpoint_uuid"), searcher.get("source_trial_id")
+        if view["uuid"] != uuid and view["trial_id"] != trial_id:
+            raise
+
+
+@router.get("/api/v1/experiments/{experiment_id}/checkpoints", response_model=CheckpointsReply)
+async def experiment_checkpoints(experiment_id: ExperimentId, service: TheService, _: ByExperiment) -> Response:
+    """All checkpoints of an experiment, newest first."""
+    views = await service.checkpoints(experiment_id)
+    return answer(CheckpointsReply(checkpoints=[Checkpoint.of(v) for v in views]))
+
+
+@router.patch("/api/v1/checkpoints", response_model=Empty)
+async def patch_checkpoints(body: PatchCheckpointsRequest, service: TheService, caller: ByAll) -> Response:
+    """Note what is left of checkpoints: nothing is DELETED, less than before PARTIALLY_DELETED."""
+    if caller.token is not None:
+        for patch in body.checkpoints:
+            caller.check_trial((await service.checkpoint(patch.uuid))["trial_id"])
+    await service.patch_checkpoints(
+        [(p.uuid, None if p.resources is None else p.resources.resources) for p in body.checkpoints]
+    )
+    return done()
+
+
+@router.post("/api/v1/checkpoints/rm", response_model=Empty)
+async def remove_files(body: RemoveFilesRequest, service: TheService, _: ByUser) -> Response:
+    """Delete the files that match, in these checkpoints. They go in the background."""
+    await service.delete_checkpoints(body.checkpoint_uuids, body.checkpoint_globs)
+    return done()
+
+
+@router.delete("/api/v1/checkpoints", response_model=Empty)
+async def delete_checkpoints(body: DeleteCheckpointsRequest, service: TheService, _: ByUser) -> Response:
+    """Delete checkpoints. They go in the background."""
+    await service.delete_checkpoints(body.checkpoint_uuids)
+    return done()
+
+
+@router.post("/api/v1/checkpoints/{uuid}/metadata", response_model=CheckpointReply)
+async def set_checkpoint_metadata(
+    uuid: str, body: CheckpointMetadataRequest, service: TheService, _: ByUser
+) -> Response:
+    """Replace what the master answers as a checkpoint's metadata; the file in the storage stays as it is."""
+    metadata = body.metadata if body.metadata is not None else body.checkpoint.metadata
+    if metadata is None:
+        raise Invalid("body metadata: expected an object")
+    return answer(CheckpointReply(checkpoint=Checkpoint.of(await service.set_checkpoint_metadata(uuid, metadata))))

@@ -1,0 +1,160 @@
+"""Routes that create, read and change experiments (rows 6, 8 and 32 of §4; §10)."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from typing import Annotated, Any
+
+from fastapi import Query
+from fastapi.responses import Response
+from pydantic import Field
+
+from det_core.master._errors import Invalid
+from det_core.master.api._archive import FileEntry, packed
+from det_core.master.api._auth import ByExperiment, ByUser
+from det_core.master.api._context import TheService, new_router
+from det_core.master.api._show_experiment import (
+    CreateExperimentReply,
+    Experiment,
+    ExperimentReply,
+    ExperimentsReply,
+    Pagination,
+)
+from det_core.master.api._show_trial import Trial, TrialsReply
+from det_core.master.api._types import Body, ExperimentId, Id, Reply, answer, state_in
+
+router = new_router("experiments")
+
+
+class CreateExperimentRequest(Body):
+    """A new experiment.
+
+    ``config`` is YAML or JSON text, or an object. The context directory comes as ``model_definition``, file by file, or
+    packed (tar, gzip, base64) as ``b64_tgz``.
+    """
+
+    config: str | dict[str, Any]
+    overrides: list[str] = Field(default_factory=list)
+    model_definition: list[FileEntry] = Field(default_factory=list)
+    b64_tgz: str | None = None
+    activate: bool = True
+    validate_only: bool = False
+    unmanaged: bool = False
+    parent_id: Id | None = None
+    template: str | None = None
+
+
+class PutExperimentRequest(CreateExperimentRequest):
+    """As for a new experiment; what its trials run is not the master's business, so there is no context directory."""
+
+    unmanaged: bool = True
+
+
+class BestMetricReply(Reply):
+    """The best value of the searched metric."""
+
+    metric: float
+
+
+class ArchiveReply(Reply):
+    """A context directory: tar, gzip, base64; empty if there is none."""
+
+    b64_tgz: str
+
+
+@router.post("/api/v1/experiments", response_model=CreateExperimentReply)
+async def create_experiment(body: CreateExperimentRequest, service: TheService, _: ByUser) -> Response:
+    """Create an experiment, and start it unless ``activate`` is false."""
+    if body.template:
+        raise Invalid(
+            f"template: {body.template!r} cannot be used, this master has no templates; put it into the config"
+        )
+    context = await asyncio.to_thread(packed, body.model_definition, body.b64_tgz)
+    created = await service.create_experiment(
+        body.config,
+        context,
+        activate=body.activate,
+        validate_only=body.validate_only,
+        unmanaged=body.unmanaged,
+        parent_id=body.parent_id,
+        overrides=body.overrides,
+    )
+    view = created["experiment"]
+    return answer(
+        CreateExperimentReply(
+            experiment=Experiment.of(view), config=view["config"], config_warnings=created["warnings"]
+        )
+    )
+
+
+@router.put("/api/v1/experiments/by-external-id/{external_id:path}", response_model=CreateExperimentReply)
+async def put_experiment(external_id: str, body: PutExperimentRequest, service: TheService, _: ByUser) -> Response:
+    """The experiment of that external id, created if there is none."""
+    created = await service.put_experiment(external_id, body.config, unmanaged=body.unmanaged)
+    view = created["experiment"]
+    return answer(
+        CreateExperimentReply(
+            experiment=Experiment.of(view), config=view["config"], config_warnings=created["warnings"]
+        )
+    )
+
+
+@router.get("/api/v1/experiments", response_model=ExperimentsReply)
+async def list_experiments(
+    service: TheService,
+    _: ByUser,
+    states: Annotated[list[str], Query()] = [],  # noqa: B006
+    labels: Annotated[list[str], Query()] = [],  # noqa: B006
+    name: str | None = None,
+    archived: bool | None = None,
+    order_by: Annotated[str, Query(pattern="^(ORDER_BY_)?(ASC|DESC)$")] = "ORDER_BY_ASC",
+    offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+    limit: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
+) -> Response:
+    """Experiments by their numbers; each filter that is given must match. ``limit`` 0: all."""
+    views = await service.experiments(
+        states=[state_in(s) for s in states],
+        labels=labels,
+        name=name,
+        archived=archived,
+        newest_first=order_by.endswith("DESC"),
+        limit=limit or None,
+        offset=offset,
+    )
+    page = Pagination(offset=offset, limit=limit)
+    return answer(ExperimentsReply(experiments=[Experiment.of(v) for v in views], pagination=page))
+
+
+@router.get("/api/v1/experiments/{experiment_id}", response_model=ExperimentReply)
+async def get_experiment(experiment_id: ExperimentId, service: TheService, _: ByExperiment) -> Response:
+    """One experiment."""
+    view = await service.experiment(experiment_id)
+    return answer(ExperimentReply(experiment=Experiment.of(view), config=view["config"]))
+
+
+@router.get("/api/v1/experiments/{experiment_id}/trials", response_model=TrialsReply)
+async def list_trials(
+    experiment_id: ExperimentId,
+    service: TheService,
+    _: ByExperiment,
+    states: Annotated[list[str], Query()] = [],  # noqa: B006
+) -> Response:
+    """The trials of an experiment."""
+    views = await service.trials(experiment_id, states=[state_in(s) for s in states])
+    return answer(TrialsReply(trials=[Trial.of(v) for v in views]))
+
+
+@router.get(
+    "/api/v1/experiments/{experiment_id}/searcher/best_searcher_validation_metric", response_model=BestMetricReply
+)
+async def best_metric(experiment_id: ExperimentId, service: TheService, _: ByExperiment) -> Response:
+    """The best value of the searched metric; 404 as long as there is none."""
+    return answer(BestMetricReply(metric=await service.best_validation(experiment_id)))
+
+
+@router.get("/api/v1/experiments/{experiment_id}/model_def", response_model=ArchiveReply)
+async def model_def(experiment_id: ExperimentId, service: TheService, _: ByExperiment) -> Response:
+    """The context directory of an experiment."""
+    archive = await service.context_archive(experiment_id)
+    return answer(ArchiveReply(b64_tgz=base64.b64encode(archive).decode()))

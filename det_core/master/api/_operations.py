@@ -1,0 +1,64 @@
+"""Routes by which a trial learns how far to train, and says that it did (rows 9 and 10 of §4; §5.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.responses import Response
+
+from det_core.master.api._auth import ByTrial
+from det_core.master.api._context import TheService, new_router
+from det_core.master.api._types import Body, Empty, Int64Out, Reply, Size, TrialId, answer, done
+
+router = new_router("trials")
+
+
+class ValidateAfter(Reply):
+    """How far to train, in all."""
+
+    request_id: str
+    length: Int64Out
+
+
+class Operation(Reply):
+    """What a trial is to do."""
+
+    validate_after: ValidateAfter
+
+
+class OperationReply(Reply):
+    """The current operation. ``completed``: it is done, and there is none after it at the moment."""
+
+    op: Operation
+    completed: bool
+
+
+class Length(Body):
+    """The operation, by its length."""
+
+    length: Size
+
+
+class CompleteOperationRequest(Body):
+    """An operation that is done, and its metric (for the searches that are built in, a number)."""
+
+    op: Length
+    searcher_metric: Any = None
+
+
+@router.get("/api/v1/trials/{trial_id}/searcher/operation", response_model=OperationReply)
+async def operation(trial_id: TrialId, service: TheService, caller: ByTrial) -> Response:
+    """How far the trial is to train; answered at once."""
+    view = await service.operation(trial_id, allocation_id=caller.allocation_id)
+    op = Operation(validate_after=ValidateAfter(request_id=view["request_id"], length=view["length"]))
+    return answer(OperationReply(op=op, completed=view["completed"]))
+
+
+@router.post("/api/v1/trials/{trial_id}/searcher/completed_operation", response_model=Empty)
+async def complete_operation(
+    trial_id: TrialId, body: CompleteOperationRequest, service: TheService, caller: ByTrial
+) -> Response:
+    """The operation is done. Saying it again changes nothing."""
+    metric, length = body.searcher_metric, body.op.length
+    await service.complete_operation(trial_id, length, metric, allocation_id=caller.allocation_id)
+    return done()

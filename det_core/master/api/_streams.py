@@ -1,0 +1,188 @@
+"""Routes that answer line by line: logs, which may be followed, and metrics (§7.1, §10)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import Query, Request
+from fastapi.responses import Response, StreamingResponse
+
+from det_core.master._errors import NotFound, Stopping
+from det_core.master.api._auth import ByAll, ByTask, ByTrial
+from det_core.master.api._context import TheService, TheWaits, new_router
+from det_core.master.api._show_trial import MetricRow, MetricRows, MetricsLine
+from det_core.master.api._types import INT32, INT64, Id, Int64Out, Reply, TimeOut, TrialId
+
+if TYPE_CHECKING:
+    from det_core.master.service._views import LogPage, LogView
+
+router = new_router("streams")
+PAGE = 1000
+"""Rows read from the store at a time."""
+LOOK_AGAIN = 15.0
+"""Seconds after which a log that is followed is looked at again, and its reader too."""
+NDJSON = "application/x-ndjson"
+_LINES: dict[int | str, dict[str, Any]] = {200: {"content": {NDJSON: {"schema": {"type": "string"}}}}}
+After = Annotated[int, Query(ge=0, le=INT64, description="Only what has a greater id.")]
+Limit = Annotated[int, Query(ge=0, le=INT32, description="At most so many; 0: all.")]
+Groups = Annotated[list[Id], Query(min_length=1, max_length=1000)]
+
+
+class LogLine(Reply):
+    """One line of a log."""
+
+    id: Int64Out
+    timestamp: TimeOut
+    message: str
+    level: str
+    task_id: str
+    allocation_id: str | None = None
+    rank_id: int | None = None
+    stdtype: str
+    source: str
+    log: str
+
+    @classmethod
+    def of(cls, view: LogView) -> LogLine:
+        """As the service tells it."""
+        level = view["level"]
+        return cls(
+            id=view["id"],
+            timestamp=view["timestamp"],
+            message=view["log"],
+            level=level if level.startswith("LOG_LEVEL_") else f"LOG_LEVEL_{level}",
+            task_id=view["task_id"],
+            allocation_id=view["allocation_id"],
+            rank_id=view["rank"],
+            stdtype=view["stdtype"],
+            source=view["source"],
+            log=view["log"],
+        )
+
+
+class LogReplyLine(Reply):
+    """One line of the stream of a log."""
+
+    result: LogLine
+
+
+ReadPage = Callable[[int, int, float], Awaitable["LogPage"]]
+"""Reads the lines after an id: at most so many, waiting so many seconds for the first."""
+
+
+@router.get("/api/v1/trials/{trial_id}/logs", response_class=StreamingResponse, responses=_LINES)
+async def trial_logs(
+    request: Request,
+    trial_id: TrialId,
+    service: TheService,
+    waits: TheWaits,
+    _: ByTrial,
+    follow: bool = False,
+    after: After = 0,
+    limit: Limit = 0,
+) -> Response:
+    """The log of a trial, a JSON object a line; with ``follow`` it goes on until the trial has ended."""
+
+    async def read(beyond: int, most: int, wait: float) -> LogPage:
+        return await waits.wait(service.logs(trial_id, after=beyond, limit=most, wait=wait))
+
+    first = await read(after, _part(limit), 0.0)
+    return StreamingResponse(_log(request, read, first, after, follow, limit), media_type=NDJSON)
+
+
+@router.get("/api/v1/tasks/{task_id}/logs", response_class=StreamingResponse, responses=_LINES)
+async def task_logs(
+    request: Request,
+    task_id: str,
+    service: TheService,
+    waits: TheWaits,
+    _: ByTask,
+    follow: bool = False,
+    after: After = 0,
+    limit: Limit = 0,
+) -> Response:
+    """The log of a task, as that of a trial."""
+
+    async def read(beyond: int, most: int, wait: float) -> LogPage:
+        return await waits.wait(service.logs_of_task(task_id, after=beyond, limit=most, wait=wait))
+
+    first = await read(after, _part(limit), 0.0)
+    return StreamingResponse(_log(request, read, first, after, follow, limit), media_type=NDJSON)
+
+
+async def _log(
+    request: Request, read: ReadPage, page: LogPage, after: int, follow: bool, limit: int
+) -> AsyncIterator[bytes]:
+    """The lines of a log from ``page`` on. It ends early, without an error, where nobody reads or the server stops."""
+    left = limit or INT64
+    try:
+        while True:
+            lines = page["lines"][:left]
+            yield b"".join(_json(LogReplyLine(result=LogLine.of(line))) for line in lines)
+            left -= len(lines)
+            after = lines[-1]["id"] if lines else after
+            over = page["ended"] if follow else len(lines) < PAGE
+            if over or not left or await request.is_disconnected():
+                return
+            page = await read(after, min(left, PAGE), LOOK_AGAIN if follow else 0.0)
+    except (Stopping, NotFound):  # stopping, or deleted while it was read
+        return
+
+
+@router.get("/api/v1/trials/metrics/trial_metrics", response_class=StreamingResponse, responses=_LINES)
+async def trial_metrics(
+    service: TheService,
+    caller: ByAll,
+    trial_ids: Groups,
+    group: str = "",
+    after: After = 0,
+    limit: Limit = 0,
+    archived: bool = False,
+) -> Response:
+    """Metrics of trials, a JSON object with some rows a line; of one group, or of all."""
+    return await _metrics(service, caller, trial_ids, group or None, after, limit, archived)
+
+
+@router.get("/api/v1/trials/metrics/training_metrics", response_class=StreamingResponse, responses=_LINES)
+async def read_training_metrics(
+    service: TheService, caller: ByAll, trial_ids: Groups, after: After = 0, limit: Limit = 0, archived: bool = False
+) -> Response:
+    """Metrics of the group ``training``, as above."""
+    return await _metrics(service, caller, trial_ids, "training", after, limit, archived)
+
+
+@router.get("/api/v1/trials/metrics/validation_metrics", response_class=StreamingResponse, responses=_LINES)
+async def read_validation_metrics(
+    service: TheService, caller: ByAll, trial_ids: Groups, after: After = 0, limit: Limit = 0, archived: bool = False
+) -> Response:
+    """Metrics of the group ``validation``, as above."""
+    return await _metrics(service, caller, trial_ids, "validation", after, limit, archived)
+
+
+async def _metrics(
+    service: TheService, caller: ByAll, trial_ids: list[int], group: str | None, after: int, limit: int, archived: bool
+) -> Response:
+    for trial_id in trial_ids:
+        caller.check_trial(trial_id)
+    first = await service.metrics(trial_ids, group, after=after, limit=_part(limit), archived=archived)
+
+    async def lines() -> AsyncIterator[bytes]:
+        rows, left = first, limit or INT64
+        while rows:
+            yield _json(MetricsLine(result=MetricRows(metrics=[MetricRow.of(row) for row in rows])))
+            left -= len(rows)
+            if not left or len(rows) < PAGE:
+                return
+            most = min(left, PAGE)
+            rows = await service.metrics(trial_ids, group, after=rows[-1]["id"], limit=most, archived=archived)
+
+    return StreamingResponse(lines(), media_type=NDJSON)
+
+
+def _part(limit: int) -> int:
+    return min(limit or PAGE, PAGE)
+
+
+def _json(line: Reply) -> bytes:
+    return line.model_dump_json(by_alias=True, exclude_none=True).encode() + b"\n"

@@ -1,0 +1,80 @@
+"""Routes that carry a task's files and log lines (rows 19, 27 and 28 of §4; §7)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi.responses import Response
+from pydantic import Field
+
+from det_core import _clock
+from det_core.master.api._auth import ByAll, ByTask, Caller
+from det_core.master.api._context import TheService, new_router
+from det_core.master.api._experiments import ArchiveReply
+from det_core.master.api._types import Body, Empty, Int64, Timestamp, answer, done
+
+router = new_router("tasks")
+
+
+class TaskLog(Body):
+    """One line of a log; without a time it is that of its arrival. ``rank`` is what some clients call ``rank_id``."""
+
+    task_id: str
+    allocation_id: str | None = None
+    rank_id: Int64 | None = None
+    rank: Int64 | None = None
+    timestamp: Timestamp | None = None
+    level: str = "LOG_LEVEL_INFO"
+    stdtype: str = "stdout"
+    source: str = "task"
+    log: str = ""
+
+
+class TaskLogsRequest(Body):
+    """Lines of a log, in order."""
+
+    logs: list[TaskLog] = Field(default_factory=list)
+
+
+@router.get("/api/v1/tasks/{task_id}/context_directory", response_model=ArchiveReply)
+async def context_directory(task_id: str, service: TheService, _: ByTask) -> Response:
+    """The context directory of a task."""
+    return answer(ArchiveReply(b64_tgz=base64.b64encode(await service.task_context(task_id)).decode()))
+
+
+@router.post("/api/v1/task/logs", response_model=Empty)
+async def task_logs(body: TaskLogsRequest, service: TheService, caller: ByAll) -> Response:
+    """Take log lines."""
+    await _take(body.logs, service, caller)
+    return done()
+
+
+@router.post("/task-logs", response_model=Empty)
+async def plain_task_logs(body: list[TaskLog], service: TheService, caller: ByAll) -> Response:
+    """Take log lines, in the form of clients that no master started."""
+    await _take(body, service, caller)
+    return done()
+
+
+async def _take(lines: Sequence[TaskLog], service: TheService, caller: Caller) -> None:
+    for task_id in {line.task_id for line in lines}:
+        caller.check_task(task_id)
+    for allocation_id in {line.allocation_id for line in lines if line.allocation_id is not None}:
+        caller.check_allocation(allocation_id)
+    arrived = _clock.now()
+    await service.task_logs([_line(line, arrived) for line in lines])
+
+
+def _line(line: TaskLog, arrived: float) -> dict[str, Any]:
+    return {
+        "task_id": line.task_id,
+        "allocation_id": line.allocation_id,
+        "rank": line.rank_id if line.rank_id is not None else line.rank,
+        "timestamp": line.timestamp if line.timestamp is not None else arrived,
+        "level": line.level.removeprefix("LOG_LEVEL_"),
+        "stdtype": line.stdtype,
+        "source": line.source,
+        "log": line.log,
+    }

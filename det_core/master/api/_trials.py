@@ -1,0 +1,122 @@
+"""Routes by which a trial tells of itself and asks (rows 1 and 3 to 7 of §4; §5.1, §5.4)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi.responses import Response
+from pydantic import Discriminator, Field, Tag
+
+from det_core.master.api._auth import ByAll, ByTrial
+from det_core.master.api._context import TheService, new_router
+from det_core.master.api._show_checkpoint import Checkpoint, CheckpointsReply
+from det_core.master.api._show_trial import Trial, TrialReply
+from det_core.master.api._types import Body, Empty, Id, Number, Reply, TrialId, answer, done
+
+router = new_router("trials")
+
+
+class PrepareRunRequest(Body):
+    """A run, and where it keeps checkpoints: as ``checkpoint_storage`` in a configuration."""
+
+    run_id: Id
+    checkpoint_storage: dict[str, Any] | None = None
+
+
+class PrepareRunReply(Reply):
+    """The number of that storage, absent without one."""
+
+    storage_id: int | None = None
+
+
+class Progress(Body):
+    """How far the trial is: units trained, or a fraction of the whole if ``is_raw``."""
+
+    progress: Number
+    is_raw: bool = False
+
+
+def _form(value: Any) -> str:
+    return "object" if isinstance(value, (dict, Progress)) else "number"
+
+
+AnyProgress = Annotated[Annotated[Progress, Tag("object")] | Annotated[Number, Tag("number")], Discriminator(_form)]
+"""All the forms that clients know (§1.2): a bare number, or an object with or without ``is_raw``."""
+
+
+class StatusRequest(Body):
+    """What the trial does, in its own words."""
+
+    state: str = ""
+
+
+class MetadataRequest(Body):
+    """All of a run's metadata."""
+
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class MetadataReply(Reply):
+    """All of a run's metadata."""
+
+    metadata: dict[str, Any]
+
+
+class EarlyExitRequest(Body):
+    """Why the trial gives up: EXITED_REASON_INVALID_HP, ..._INIT_INVALID_HP or ..._USER_REQUESTED_STOP."""
+
+    reason: str
+
+
+@router.post("/api/v1/runs/start", response_model=PrepareRunReply)
+async def prepare_run(body: PrepareRunRequest, service: TheService, caller: ByAll) -> Response:
+    """Say where a run keeps its checkpoints. Equal storages have the same number."""
+    caller.check_trial(body.run_id)
+    return answer(PrepareRunReply(storage_id=await service.run_prepare(body.run_id, body.checkpoint_storage)))
+
+
+@router.get("/api/v1/trials/{trial_id}", response_model=TrialReply)
+async def get_trial(trial_id: TrialId, service: TheService, _: ByTrial) -> Response:
+    """One trial."""
+    return answer(TrialReply(trial=Trial.of(await service.trial(trial_id))))
+
+
+@router.get("/api/v1/trials/{trial_id}/checkpoints", response_model=CheckpointsReply)
+async def trial_checkpoints(trial_id: TrialId, service: TheService, _: ByTrial) -> Response:
+    """All checkpoints of a trial, newest first."""
+    return answer(CheckpointsReply(checkpoints=[Checkpoint.of(v) for v in await service.trial_checkpoints(trial_id)]))
+
+
+@router.post("/api/v1/trials/{trial_id}/progress", response_model=Empty)
+async def progress(trial_id: TrialId, body: AnyProgress, service: TheService, caller: ByTrial) -> Response:
+    """Note how far the trial is."""
+    told = body if isinstance(body, Progress) else Progress(progress=body)
+    await service.progress(trial_id, told.progress, is_raw=told.is_raw, allocation_id=caller.allocation_id)
+    return done()
+
+
+@router.post("/api/v1/trials/{trial_id}/runner/metadata", response_model=Empty)
+async def set_status(trial_id: TrialId, body: StatusRequest, service: TheService, caller: ByTrial) -> Response:
+    """Note what the trial does."""
+    await service.set_status(trial_id, body.state, allocation_id=caller.allocation_id)
+    return done()
+
+
+@router.post("/api/v1/runs/{trial_id}/metadata", response_model=MetadataReply)
+async def set_metadata(trial_id: TrialId, body: MetadataRequest, service: TheService, caller: ByTrial) -> Response:
+    """Replace a run's metadata."""
+    now = await service.set_metadata(trial_id, body.metadata, allocation_id=caller.allocation_id)
+    return answer(MetadataReply(metadata=now))
+
+
+@router.get("/api/v1/runs/{trial_id}/metadata", response_model=MetadataReply)
+async def get_metadata(trial_id: TrialId, service: TheService, _: ByTrial) -> Response:
+    """A run's metadata; empty if nothing was set."""
+    return answer(MetadataReply(metadata=await service.get_metadata(trial_id)))
+
+
+@router.post("/api/v1/trials/{trial_id}/early_exit", response_model=Empty)
+async def early_exit(trial_id: TrialId, body: EarlyExitRequest, service: TheService, caller: ByTrial) -> Response:
+    """Note that the trial gives up, and why."""
+    await service.early_exit(trial_id, body.reason, allocation_id=caller.allocation_id)
+    return done()

@@ -1,0 +1,113 @@
+"""What requests and replies are made of: the wire contract's JSON (§2.1, §2.2) as pydantic models."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Annotated, Any
+
+from fastapi import Path
+from fastapi.responses import Response
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+
+INT32 = 2**31 - 1
+INT64 = 2**63 - 1
+_FLOATS = {"nan": "nan", "infinity": "inf", "-infinity": "-inf"}
+
+
+class Body(BaseModel):
+    """What a request says: camelCase or snake_case, unknown fields ignored, ``null`` as if it were absent."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, data: Any) -> Any:
+        return {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class Reply(BaseModel):
+    """What an answer says: camelCase, numbers that are not finite as strings, what is None left out."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, ser_json_inf_nan="strings")
+
+
+class Empty(Reply):
+    """``{}``: it is done."""
+
+
+def answer(reply: Reply) -> Response:
+    """The HTTP answer, always with status 200."""
+    return Response(reply.model_dump_json(by_alias=True, exclude_none=True), media_type="application/json")
+
+
+NOTHING = b"{}"
+
+
+def done() -> Response:
+    """The answer that says no more than that it is done."""
+    return Response(NOTHING, media_type="application/json")
+
+
+def _number(value: Any) -> Any:
+    return _FLOATS.get(value.lower(), value) if isinstance(value, str) else value
+
+
+_DATETIME = TypeAdapter(datetime)
+
+
+def _seconds(value: Any) -> float:
+    try:
+        moment = _DATETIME.validate_python(value)
+    except ValidationError:
+        raise ValueError("expected a time as in RFC 3339, such as 2024-01-31T12:00:00Z") from None
+    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def _iso(value: float) -> str:
+    from det_core._clock import iso
+
+    return iso(value)
+
+
+_ANY_NUMBER = {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]}
+_ANY_INTEGER = {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": "^-?[0-9]{1,18}$"}]}
+
+Number = Annotated[float, BeforeValidator(_number), WithJsonSchema(_ANY_NUMBER)]
+"""A float; also the strings for those that are not finite, in either of their spellings."""
+Int64 = Annotated[int, Field(ge=-INT64 - 1, le=INT64), WithJsonSchema(_ANY_INTEGER, mode="validation")]
+"""A 64-bit integer, as a number or in decimal digits."""
+Size = Annotated[int, Field(ge=0, le=INT64), WithJsonSchema(_ANY_INTEGER, mode="validation")]
+"""A 64-bit count, as a number or in decimal digits."""
+Id = Annotated[int, Field(ge=0, le=INT32), WithJsonSchema({"type": "integer"}, mode="validation")]
+"""The number of an experiment, trial or storage."""
+Timestamp = Annotated[float, BeforeValidator(_seconds), WithJsonSchema({"type": "string", "format": "date-time"})]
+"""RFC 3339 in; seconds since the epoch to us. Without a zone it is UTC."""
+
+Int64Out = Annotated[int, PlainSerializer(str, return_type=str)]
+"""A 64-bit integer in decimal digits, as the contract's clients expect it."""
+TimeOut = Annotated[float, PlainSerializer(_iso, return_type=str)]
+"""Seconds since the epoch to us; RFC 3339 out."""
+
+TrialId = Annotated[int, Path(ge=0, le=INT32, description="The trial's number, which is its run's number too.")]
+ExperimentId = Annotated[int, Path(ge=0, le=INT32, description="The experiment's number.")]
+
+
+def state_out(state: str) -> str:
+    """A state as it travels."""
+    return f"STATE_{state}"
+
+
+def state_in(state: str) -> str:
+    """A state without the prefix it travels with."""
+    return state.removeprefix("STATE_")

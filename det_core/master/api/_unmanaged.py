@@ -1,0 +1,86 @@
+"""Routes of trials that somebody else runs (rows 33 to 35 of §4; §9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi.responses import Response
+from pydantic import Field
+
+from det_core.master._errors import Invalid
+from det_core.master.api._auth import ByUser
+from det_core.master.api._context import TheService, new_router
+from det_core.master.api._show_trial import Trial, TrialReply
+from det_core.master.api._types import Body, Id, Reply, TrialId, answer, state_in
+
+router = new_router("unmanaged")
+
+
+class CreateTrialRequest(Body):
+    """A trial of an unmanaged experiment."""
+
+    experiment_id: Id
+    hparams: dict[str, Any] = Field(default_factory=dict)
+    unmanaged: bool = True
+
+
+class PutTrialRequest(Body):
+    """A trial, and the caller's own name for it."""
+
+    create_trial_request: CreateTrialRequest
+    external_trial_id: str
+
+
+class StartTrialRequest(Body):
+    """Whether a trial that was started before may go on."""
+
+    resume: bool = False
+
+
+class StartTrialReply(Reply):
+    """Which attempt this is, and where it begins."""
+
+    trial_run_id: int
+    steps_completed: int
+    latest_checkpoint: str | None = None
+
+
+class PatchTrialRequest(Body):
+    """A sign of life, and perhaps a new state."""
+
+    state: str | None = None
+
+
+@router.post("/api/v1/trials", response_model=TrialReply)
+async def create_trial(body: CreateTrialRequest, service: TheService, _: ByUser) -> Response:
+    """A new trial of an unmanaged experiment."""
+    _check(body)
+    return answer(TrialReply(trial=Trial.of(await service.create_trial(body.experiment_id, body.hparams))))
+
+
+@router.put("/api/v1/trials", response_model=TrialReply)
+async def put_trial(body: PutTrialRequest, service: TheService, _: ByUser) -> Response:
+    """The trial of that external id, created if there is none."""
+    wanted = body.create_trial_request
+    _check(wanted)
+    view = await service.put_trial(wanted.experiment_id, body.external_trial_id, wanted.hparams)
+    return answer(TrialReply(trial=Trial.of(view)))
+
+
+def _check(body: CreateTrialRequest) -> None:
+    if not body.unmanaged:
+        raise Invalid("unmanaged: only trials that the master does not run can be created; a search creates its own")
+
+
+@router.post("/api/v1/trials/{trial_id}/start", response_model=StartTrialReply)
+async def start_trial(trial_id: TrialId, body: StartTrialRequest, service: TheService, _: ByUser) -> Response:
+    """Begin another attempt of an unmanaged trial."""
+    view = await service.start_trial(trial_id, resume=body.resume)
+    return answer(StartTrialReply(**view))
+
+
+@router.patch("/api/v1/trials/{trial_id}", response_model=TrialReply)
+async def patch_trial(trial_id: TrialId, body: PatchTrialRequest, service: TheService, _: ByUser) -> Response:
+    """A sign of life of an unmanaged trial, and perhaps its new state."""
+    state = None if body.state is None else state_in(body.state)
+    return answer(TrialReply(trial=Trial.of(await service.patch_trial(trial_id, state=state))))

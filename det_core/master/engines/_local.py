@@ -1,0 +1,215 @@
+"""The engine that runs allocations as processes of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from det_core._env import inherited
+from det_core.master.engines import _supervisor
+from det_core.master.engines._archive import unpack_archive
+from det_core.master.engines._folder import AllocationFolder
+from det_core.master.engines._prepare import HOOK
+from det_core.master.engines._protocol import Ended, LaunchSpec, Listener
+from det_core.master.engines._report import never_launched
+from det_core.master.engines._slots import Slots
+from det_core.master.engines._variables import free_place, variables, write_info
+from det_core.master.engines._watch import RETRY, Watch
+
+logger = logging.getLogger("det_core")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
+
+
+class LocalEngine:
+    """Runs each allocation under a supervisor of its own, which outlives the master.
+
+    Args:
+        home: the home folder of the master; allocations lie in ``master/allocations`` below it.
+        slots: what this machine has.
+        appear: whether the information files are to appear at the contract's fixed path, too, where that is possible.
+    """
+
+    def __init__(self, home: Path, slots: Slots, *, appear: bool = True) -> None:
+        self._home = home.absolute()
+        self._folders = self._home / "master" / "allocations"
+        self._slots = slots
+        self._appear = appear
+        self._listener: Listener | None = None
+        self._watches: dict[str, Watch] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._places: dict[str, int] = {}
+        self._events: asyncio.Queue[Ended] = asyncio.Queue()
+
+    @property
+    def slots(self) -> list[int]:
+        """The ids of all slots there are."""
+        return list(range(self._slots.count))
+
+    async def recover(self, known: Mapping[str, str | None], listener: Listener) -> None:
+        """Begin; see :class:`~det_core.master.engines.Engine`."""
+        self._listener = listener
+        folders = {path.name: AllocationFolder(path) for path in _children(self._folders)}
+        await asyncio.gather(*(self._discard(folders[name]) for name in folders.keys() - known.keys()))
+        for allocation_id, mark in known.items():
+            folder = folders.get(allocation_id)
+            if folder is None:
+                self._watches[allocation_id] = gone = Watch(allocation_id, self._folder(allocation_id))
+                gone.over = never_launched()
+                self._events.put_nowait(Ended(allocation_id, gone.over))
+                continue
+            if folder.place is not None:
+                self._places[allocation_id] = folder.place
+            self._watch(Watch(allocation_id, folder, mark))
+
+    async def launch(self, spec: LaunchSpec) -> None:
+        """Start an allocation; see :class:`~det_core.master.engines.Engine`."""
+        if not _ID.fullmatch(spec.allocation_id):
+            raise ValueError(f"allocation id {spec.allocation_id!r}: expected letters, digits, '.', '_' and '-'")
+        if spec.allocation_id in self._watches:
+            raise ValueError(f"allocation {spec.allocation_id} was launched before")
+        if unknown := set(spec.slot_ids) - set(self.slots):
+            raise ValueError(f"allocation {spec.allocation_id}: there is no slot {min(unknown)}, only {self.slots}")
+        folder = self._folder(spec.allocation_id)
+        self._watches[spec.allocation_id] = watch = Watch(spec.allocation_id, folder)
+        self._places[spec.allocation_id] = place = free_place(set(self._places.values()))
+        try:
+            await asyncio.to_thread(self._lay_out, folder, spec, place)
+            if watch.asked:
+                folder.write_exit(killed=True, started=False, lost=False, error="it was killed before it began")
+            else:
+                watch.pid = await asyncio.to_thread(_spawn, folder, appear=self._appear)
+                watch.remind()
+        except Exception as e:
+            logger.warning("allocation %s cannot be started: %s", spec.allocation_id, e)
+            watch.refused = f"it cannot be started: {e}"
+            with suppress(OSError):  # the next master will say that it was lost
+                folder.write_exit(started=False, lost=False, error=watch.refused)
+        self._watch(watch)
+
+    async def kill(self, allocation_id: str) -> None:
+        """End an allocation now."""
+        await self.terminate(allocation_id, 0.0)
+
+    async def terminate(self, allocation_id: str, grace: float) -> None:
+        """Kill an allocation in ``grace`` seconds, unless it has ended by then."""
+        watch = self._watches.get(allocation_id)
+        if watch is not None and watch.over is None:
+            watch.kill(max(grace, 0.0))
+
+    async def events(self) -> AsyncIterator[Ended]:
+        """What has ended, as it happens."""
+        while True:
+            yield await self._events.get()
+
+    async def forget(self, allocation_id: str) -> None:
+        """Delete what is kept of an allocation that has ended.
+
+        Raises:
+            ValueError: it still runs.
+        """
+        watch = self._watches.get(allocation_id)
+        if watch is None:
+            return
+        if watch.over is None:
+            raise ValueError(f"allocation {allocation_id} has not ended")
+        del self._watches[allocation_id]
+        self._places.pop(allocation_id, None)
+        await asyncio.to_thread(_remove, watch.folder)
+
+    async def close(self) -> None:
+        """Stop watching. What runs goes on."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _folder(self, allocation_id: str) -> AllocationFolder:
+        return AllocationFolder(self._folders / allocation_id)
+
+    def _watch(self, watch: Watch) -> None:
+        self._watches[watch.allocation_id] = watch
+        name = f"det_core engine: {watch.allocation_id}"
+        self._tasks[watch.allocation_id] = asyncio.create_task(self._see_through(watch), name=name)
+
+    async def _see_through(self, watch: Watch) -> None:
+        assert self._listener is not None, "recover() comes first"
+        while watch.over is None:
+            try:
+                watch.over = await watch.run(self._listener)
+            except Exception as e:  # such as too many open files: what it does meanwhile is in its folder
+                logger.error("allocation %s cannot be watched now: %s", watch.allocation_id, e, exc_info=e)
+                await asyncio.sleep(RETRY)
+        del self._tasks[watch.allocation_id]
+        self._events.put_nowait(Ended(watch.allocation_id, watch.over))
+
+    async def _discard(self, folder: AllocationFolder) -> None:
+        """End and delete an allocation that nobody knows."""
+        logger.warning("allocation %s is in no record: ended and deleted", folder.path.name)
+        watch = Watch(folder.path.name, folder)
+        watch.kill()
+        await watch.run(_Deaf())
+        await asyncio.to_thread(_remove, folder)
+
+    def _lay_out(self, folder: AllocationFolder, spec: LaunchSpec, place: int) -> None:
+        """Write all that the supervisor needs."""
+        folder.create(spec, place)
+        write_info(spec, folder.path, self._slots)
+        folder.write_words("environment", variables(spec, folder.path, self._home, self._slots, place))
+        work = folder.path / "work"
+        if spec.context is not None:
+            unpack_archive(spec.context, work)
+        if (work / HOOK).is_file():
+            program, python = Path(__file__).with_name("_prepare.py"), spec.interpreter or sys.executable
+            environments = self._home / "master" / "environments"
+            folder.write_words("prepare", [sys.executable, program, folder.path, environments, python])
+
+
+class _Deaf:
+    """Hears nothing."""
+
+    async def logs(self, *_: object) -> None:
+        """Let it go."""
+
+    async def journal(self, *_: object) -> None:
+        """Let it go."""
+
+
+def _spawn(folder: AllocationFolder, *, appear: bool) -> int:
+    """Start the supervisor, in a session of its own; it holds the folder's lock from before it is born."""
+    errors = folder.path / "supervisor.log"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    arguments = _supervisor.command(str(folder.path), appear=appear)
+    with folder.lock() as lock, folder.control() as control:
+        return os.posix_spawn(
+            arguments[0],
+            arguments,
+            inherited(),
+            setsid=True,
+            file_actions=[
+                (os.POSIX_SPAWN_DUP2, lock, _supervisor.LOCK),
+                (os.POSIX_SPAWN_DUP2, control, _supervisor.CONTROL),
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(errors), flags, 0o600),
+                (os.POSIX_SPAWN_DUP2, 1, 2),
+            ],
+        )
+
+
+def _children(folder: Path) -> list[Path]:
+    try:
+        return [Path(entry.path) for entry in os.scandir(folder) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+
+
+def _remove(folder: AllocationFolder) -> None:
+    try:
+        folder.remove()
+    except OSError as e:
+        logger.warning("%s cannot be deleted: %s", folder.path, e)

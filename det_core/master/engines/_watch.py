@@ -1,0 +1,147 @@
+"""Watching one allocation from its launch, or its adoption, to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+
+from det_core import _clock
+from det_core.master.engines._folder import AllocationFolder
+from det_core.master.engines._hunt import hunt, kill_recorded
+from det_core.master.engines._journals import left
+from det_core.master.engines._protocol import ExitReport, Listener
+from det_core.master.engines._report import report
+from det_core.master.engines._supervisor._worker import PATIENCE
+from det_core.master.engines._tail import LogTail
+
+logger = logging.getLogger("det_core")
+LOOK = 0.2
+"""Seconds between two looks at the log."""
+RETRY = 1.0
+OVERDUE = PATIENCE + 8.0
+"""Seconds after which a supervisor that was told to end is itself killed."""
+
+
+class Watch:
+    """One allocation of this machine.
+
+    Args:
+        allocation_id: its id.
+        folder: its folder.
+        mark: up to where its log was kept.
+
+    Attributes:
+        pid: its supervisor, if it is a child of this process.
+        refused: why it could not be started, if so.
+        over: how it ended, once that was told.
+    """
+
+    def __init__(self, allocation_id: str, folder: AllocationFolder, mark: str | None = None) -> None:
+        self.allocation_id = allocation_id
+        self.folder = folder
+        self.pid: int | None = None
+        self.refused: str | None = None
+        self.over: ExitReport | None = None
+        self._tail = LogTail(folder.log, mark)
+        self._asked_at: float | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether this engine wants it to be dead by now."""
+        return self._asked_at is not None and _clock.monotonic() >= self._asked_at
+
+    def kill(self, grace: float = 0.0) -> None:
+        """Have it killed in ``grace`` seconds."""
+        at = _clock.monotonic() + grace
+        self._asked_at = at if self._asked_at is None else min(at, self._asked_at)
+        self.folder.tell(f"kill {grace:.3f}")
+
+    def remind(self) -> None:
+        """Tell its supervisor, now that there is one, what it was to be told before."""
+        if self._asked_at is not None:
+            self.folder.tell(f"kill {max(self._asked_at - _clock.monotonic(), 0.0):.3f}")
+
+    async def run(self, listener: Listener) -> ExitReport:
+        """Carry its output to ``listener`` until it has ended, and everything was handed over."""
+        await self._while_it_lives(listener)
+        if self.folder.exit() is None and (count := await asyncio.to_thread(hunt, self.folder)):
+            logger.warning("allocation %s: its supervisor was killed; ended %d processes", self.allocation_id, count)
+        await self._carry(listener)
+        rest, mark = self._tail.finish(), self._tail.mark
+        if rest:
+            await self._hand(lambda: listener.logs(self.allocation_id, rest, mark))
+        for restart, rank, records in left(self.folder):
+            args = (self.allocation_id, rank, records, restart)
+            await self._hand(lambda args=args: listener.journal(*args))  # type: ignore[misc]
+        return await asyncio.to_thread(report, self.folder, asked=self.asked, refused=self.refused)
+
+    async def _while_it_lives(self, listener: Listener) -> None:
+        ended = asyncio.Event()
+        known = self.folder.processes().get("guardian", (0, None))[0]
+        fd = _watched(self.pid or known)
+        loop, pause = asyncio.get_running_loop(), 0.005
+        if fd is not None:
+            loop.add_reader(fd, _once, loop, fd, ended)
+        try:
+            while self.folder.is_live:
+                await self._carry(listener)
+                self._insist()
+                if ended.is_set():  # the guardian: the worker ends a moment before it, or goes on alone
+                    await asyncio.sleep(pause)
+                    pause = min(pause * 2, LOOK)
+                else:
+                    with suppress(asyncio.TimeoutError):
+                        await asyncio.wait_for(ended.wait(), LOOK)
+        finally:
+            if fd is not None:
+                loop.remove_reader(fd)
+                os.close(fd)
+        self._reap()
+
+    async def _carry(self, listener: Listener) -> None:
+        more = True
+        while more:
+            lines, more = self._tail.read()
+            mark = self._tail.mark
+            if lines:
+                await self._hand(lambda lines=lines, mark=mark: listener.logs(self.allocation_id, lines, mark))  # type: ignore[misc]
+
+    async def _hand(self, give: Callable[[], Awaitable[None]]) -> None:
+        """Hand something over, again and again until it is taken."""
+        while True:
+            try:
+                await give()
+                return
+            except Exception as e:
+                logger.warning("allocation %s: what it says was not taken (%s)", self.allocation_id, e, exc_info=e)
+            await asyncio.sleep(RETRY)
+
+    def _insist(self) -> None:
+        """Kill a supervisor that was told to end and does not: stopped, or stuck."""
+        if self._asked_at is None or _clock.monotonic() < self._asked_at + OVERDUE:
+            return
+        self._asked_at = _clock.monotonic()
+        if not kill_recorded(self.folder, "worker"):
+            kill_recorded(self.folder, "guardian")
+
+    def _reap(self) -> None:
+        """Collect the supervisor."""
+        if self.pid is not None:
+            with suppress(ChildProcessError):
+                os.waitpid(self.pid, 0)
+
+
+def _watched(pid: int) -> int | None:
+    """A descriptor that is readable once a process has ended; None: the lock must do."""
+    try:
+        return os.pidfd_open(pid) if pid else None
+    except OSError:
+        return None
+
+
+def _once(loop: asyncio.AbstractEventLoop, fd: int, ended: asyncio.Event) -> None:
+    loop.remove_reader(fd)
+    ended.set()

@@ -1,0 +1,131 @@
+"""Who may say something about a trial: the attempt that runs, and no earlier one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from det_core.master._errors import Fenced, Invalid, NotFound, WrongState
+from det_core.master.store import experiments, trials
+
+if TYPE_CHECKING:
+    from det_core.master.service._hub import Hub
+    from det_core.master.service._live import LiveAllocation, LiveExperiment, LiveTrial
+    from det_core.master.store.experiments import ExperimentRow
+    from det_core.master.store.trials import TrialRow
+
+
+def no_experiment(experiment_id: int) -> NotFound:
+    """There is no such experiment."""
+    return NotFound(f"there is no experiment {experiment_id}")
+
+
+async def experiment_row(hub: Hub, experiment_id: int) -> ExperimentRow:
+    """An experiment as it is kept.
+
+    Raises:
+        NotFound: there is none, or it was deleted.
+    """
+    row = await hub.store.read(lambda conn: experiments.get(conn, experiment_id))
+    if row is None or row.state == "DELETED":
+        raise no_experiment(experiment_id)
+    return row
+
+
+async def trial_row(hub: Hub, trial_id: int) -> TrialRow:
+    """A trial as it is kept.
+
+    Raises:
+        NotFound: there is none.
+    """
+    row = await hub.store.read(lambda conn: trials.get(conn, trial_id))
+    if row is None:
+        raise NotFound(f"there is no trial {trial_id}")
+    return row
+
+
+async def not_live(hub: Hub, experiment_id: int) -> WrongState:
+    """Why an experiment is not among those that go on.
+
+    Raises:
+        NotFound: there is none.
+    """
+    row = await experiment_row(hub, experiment_id)
+    how = "is unmanaged" if row.unmanaged else f"has ended ({row.state})"
+    return WrongState(f"experiment {experiment_id} {how}")
+
+
+async def know_experiment(hub: Hub, experiment_id: int) -> None:
+    """Make sure that an experiment has not ended.
+
+    Raises:
+        NotFound: there is none.
+        WrongState: it has ended, or is unmanaged.
+    """
+    if experiment_id not in hub.live.experiments:
+        raise await not_live(hub, experiment_id)
+
+
+def live_experiment(hub: Hub, experiment_id: int) -> LiveExperiment:
+    """An experiment that has not ended; for commands.
+
+    Raises:
+        WrongState: it has ended meanwhile.
+    """
+    found = hub.live.experiments.get(experiment_id)
+    if found is None:
+        raise WrongState(f"experiment {experiment_id} has ended")
+    return found
+
+
+def live_trial(hub: Hub, trial_id: int, allocation_id: str | None = None) -> LiveTrial:
+    """A trial that has not ended; for commands.
+
+    Args:
+        hub: where.
+        trial_id: the trial.
+        allocation_id: whose token was shown; None: nobody's who could be too late.
+
+    Raises:
+        Fenced: the trial, or that attempt of it, is over.
+    """
+    found = hub.live.trials.get(trial_id)
+    if found is None:
+        raise Fenced(f"trial {trial_id} has ended")
+    if allocation_id is not None and (found.allocation is None or found.allocation.id != allocation_id):
+        raise Fenced(f"trial {trial_id}: allocation {allocation_id} has ended")
+    return found
+
+
+def check_run(trial: LiveTrial, trial_run_id: int) -> None:
+    """Make sure that an attempt of a trial is the one that runs.
+
+    Raises:
+        Fenced: it is over.
+        Invalid: it has never begun.
+    """
+    if trial_run_id > trial.run_id:
+        raise Invalid(f"trial {trial.id} has no run {trial_run_id} yet: its newest is {trial.run_id}")
+    if trial_run_id != trial.run_id or trial.allocation is None:
+        raise Fenced(f"trial {trial.id}: run {trial_run_id} is over (the newest is {trial.run_id})")
+
+
+async def know_trial(hub: Hub, trial_id: int) -> None:
+    """Make sure that there is a trial of that id, ended or not.
+
+    Raises:
+        NotFound: there is none.
+    """
+    if trial_id not in hub.live.trials:
+        await trial_row(hub, trial_id)
+
+
+def live_allocation(hub: Hub, allocation_id: str) -> LiveAllocation:
+    """An allocation that has not ended; for commands.
+
+    Raises:
+        Fenced: it has ended.
+    """
+    found = hub.live.allocations.get(allocation_id)
+    if found is None:
+        raise Fenced(f"allocation {allocation_id} has ended")
+    return found

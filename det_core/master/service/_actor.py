@@ -1,0 +1,204 @@
+"""One actor that decides: requests and events come in one by one, and what they decide is kept before it is answered.
+
+A command is a plain function. It looks at the live state, changes it, and notes on the :class:`Transaction`
+what is to be written and what is to be done once that is safe. Commands that wait at the same time share one
+transaction. If the store refuses it, the live state is made anew from the store, and each command is tried alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from det_core.master._errors import MasterError, Stopping
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.store import Store
+
+LOG = logging.getLogger("det_core")
+
+T = TypeVar("T")
+
+MOST = 256
+"""Commands that share a transaction at most, so that none waits for long."""
+RETRY = 1.0
+"""Seconds after which an event is taken again that the store refused."""
+
+
+@dataclass
+class Transaction:
+    """What the commands of one transaction have decided.
+
+    Attributes:
+        writes: what is to be written, in order.
+        effects: what is to be done afterwards, in order; none of it may wait.
+    """
+
+    writes: list[Callable[[Connection], object]] = field(default_factory=list)
+    effects: list[Callable[[], None]] = field(default_factory=list)
+
+    def write(self, work: Callable[..., object], *args: Any, **named: Any) -> None:
+        """Have ``work(connection, …)`` write, in the order of these calls."""
+        self.writes.append(lambda connection: work(connection, *args, **named))
+
+    def then(self, effect: Callable[..., None], *args: Any) -> None:
+        """Have ``effect(…)`` done once everything is written."""
+        self.effects.append(lambda: effect(*args))
+
+    def commit(self, connection: Connection) -> None:
+        """Write all of it."""
+        for work in self.writes:
+            work(connection)
+
+
+Command = Callable[[Transaction], T]
+
+
+@dataclass
+class _Asked:
+    command: Command[Any]
+    answer: asyncio.Future[Any]
+
+
+class Actor:
+    """Carries out commands, one after the other.
+
+    Args:
+        store: where decisions are kept.
+        settle: called after each command, to decide what follows from it.
+        conclude: called once for the commands of a transaction, to decide what follows from them all.
+        reload: makes the live state anew from the store.
+    """
+
+    def __init__(
+        self, store: Store, settle: Command[None], conclude: Command[None], reload: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._store = store
+        self._settle = settle
+        self._conclude = conclude
+        self._reload = reload
+        self._queue: asyncio.Queue[_Asked | None] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self._stale = False
+
+    def start(self) -> None:
+        """Begin to carry out commands."""
+        self._task = asyncio.create_task(self._run(), name="det_core master: decisions")
+
+    async def stop(self) -> None:
+        """Finish what was asked for, and refuse what comes later."""
+        task, self._task = self._task, None
+        if task is not None:
+            self._queue.put_nowait(None)
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def do(self, command: Command[T]) -> T:
+        """Carry out a command; returns what it returned, once all that it decided is in the store.
+
+        Raises:
+            MasterError: what the command raised, or :class:`Stopping`.
+        """
+        asked = _Asked(command, asyncio.get_running_loop().create_future())
+        if self._task is None:
+            self._refuse(asked)
+        else:
+            self._queue.put_nowait(asked)
+        answer: T = await asked.answer
+        return answer
+
+    def post(self, command: Command[Any]) -> None:
+        """Carry out a command whose answer nobody waits for. If the store fails, it is tried again until it works."""
+
+        def heard(answer: asyncio.Future[Any]) -> None:
+            error = None if answer.cancelled() else answer.exception()
+            if error is not None and not isinstance(error, Stopping) and getattr(error, "status", 500) >= 500:
+                asyncio.get_running_loop().call_later(RETRY, self.post, command)
+
+        asked = _Asked(command, asyncio.get_running_loop().create_future())
+        asked.answer.add_done_callback(heard)
+        if self._task is None:
+            self._refuse(asked)
+        else:
+            self._queue.put_nowait(asked)
+
+    async def refresh(self) -> None:
+        """Make the live state anew from the store, and decide what follows from it."""
+
+        def command(tx: Transaction) -> None:
+            return
+
+        self._stale = True
+        await self.do(command)
+
+    def _refuse(self, asked: _Asked) -> None:
+        if not asked.answer.done():
+            asked.answer.set_exception(Stopping("the master is about to stop; try again when it is there again"))
+
+    async def _run(self) -> None:
+        asked = await self._queue.get()
+        while asked is not None:
+            batch = []
+            while asked is not None:
+                batch.append(asked)
+                if len(batch) == MOST or self._queue.empty():
+                    break
+                asked = self._queue.get_nowait()
+            await self._carry_out(batch)
+            if asked is not None:
+                asked = await self._queue.get()
+
+    async def _carry_out(self, batch: list[_Asked]) -> None:
+        try:
+            await self._together(batch)
+        except Exception as e:
+            self._stale = True
+            if len(batch) == 1:
+                _answer(batch[0], _explained(e))
+                return
+            LOG.debug("a shared transaction failed, each command is tried alone: %s", e)
+            for asked in batch:
+                await self._carry_out([asked])
+
+    async def _together(self, batch: list[_Asked]) -> None:
+        """Carry out commands in one transaction. Whatever it raises, nothing of it was kept."""
+        if self._stale:
+            await self._reload()
+            self._stale = False
+        tx = Transaction()
+        answers: list[tuple[_Asked, Any]] = []
+        for asked in batch:
+            try:
+                answers.append((asked, asked.command(tx)))
+            except MasterError as e:
+                answers.append((asked, e))
+            self._settle(tx)
+        self._conclude(tx)
+        if tx.writes:
+            await self._store.write(tx.commit)
+        for effect in tx.effects:
+            effect()
+        for asked, answer in answers:
+            _answer(asked, answer)
+
+
+def _answer(asked: _Asked, answer: Any) -> None:
+    if asked.answer.done():
+        return
+    if isinstance(answer, Exception):
+        asked.answer.set_exception(answer)
+    else:
+        asked.answer.set_result(answer)
+
+
+def _explained(error: Exception) -> Exception:
+    if isinstance(error, MasterError):
+        return error
+    LOG.error("the master could not carry out a request", exc_info=error)
+    wrapped = MasterError(f"the master could not carry this out: {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped

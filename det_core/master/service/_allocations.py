@@ -1,0 +1,84 @@
+"""Allocations: begun, asked to stop, killed. Each is in the store before the engine hears of it."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from det_core import _clock
+from det_core.master.service._live import LiveAllocation, LiveTrial
+from det_core.master.store import allocations, checkpoints, tokens
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.service._actor import Transaction
+    from det_core.master.service._hub import Hub
+
+
+def begin(hub: Hub, tx: Transaction, trial: LiveTrial, slot_ids: tuple[int, ...]) -> None:
+    """Give a trial its next allocation, on these slots."""
+    trial.run_id += 1
+    allocation = LiveAllocation(f"{trial.task_id}.{trial.run_id}", trial, trial.run_id, slot_ids)
+    trial.allocation = hub.live.allocations[allocation.id] = allocation
+    hub.live.wanting.pop(trial.id, None)
+    trial.wanting = None
+    token = secrets.token_urlsafe(32)
+    trial_id, experiment_id, warm_start = trial.id, trial.experiment.id, trial.warm_start
+
+    def write(conn: Connection) -> None:
+        latest = checkpoints.latest(conn, trial_id)
+        allocation.steps_completed = 0 if latest is None else latest.steps_completed
+        allocation.latest_checkpoint = warm_start if latest is None else latest.uuid
+        allocations.create(
+            conn,
+            allocation.id,
+            trial_id,
+            allocation.run_id,
+            state="RUNNING",
+            slots=len(slot_ids),
+            slot_ids=slot_ids,
+            steps_completed=allocation.steps_completed,
+            latest_checkpoint=allocation.latest_checkpoint,
+        )
+        tokens.add(
+            conn, token, "allocation", allocation_id=allocation.id, trial_id=trial_id, experiment_id=experiment_id
+        )
+
+    tx.write(write)
+    tx.then(hub.signals.open, allocation.id)
+    tx.then(hub.runner.launch, allocation.id, token)
+
+
+def ask_to_stop(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
+    """Have an allocation save and stop; it is killed when its preemption timeout is over. Not ready: killed at once."""
+    if allocation.ending:
+        return
+    if not allocation.ready:
+        kill(hub, tx, allocation, reason)
+        return
+    allocation.preempt_time = _clock.now()
+    tx.write(allocations.change, allocation.id, preempt_time=allocation.preempt_time, preempt_reason=reason)
+    tx.then(hub.signals.say, allocation.id)
+    tx.then(hub.runner.terminate, allocation.id, allocation.trial.experiment.spec.preemption_timeout)
+
+
+def kill(hub: Hub, tx: Transaction, allocation: LiveAllocation, reason: str) -> None:
+    """End an allocation now."""
+    if allocation.kill_time is None:
+        allocation.kill_time = _clock.now()
+        tx.write(allocations.change, allocation.id, kill_time=allocation.kill_time, kill_reason=reason)
+    tx.then(hub.runner.kill, allocation.id)
+
+
+def acknowledge(hub: Hub, tx: Transaction, allocation: LiveAllocation) -> None:
+    """Note that an allocation is about to exit.
+
+    One that has nothing left to do, or was told so, is held to it: what its search wants of it meanwhile is for its
+    next allocation, and that there is one is no failure.
+    """
+    if not allocation.acked:
+        allocation.acked = allocation.ready = True
+        tx.write(allocations.change, allocation.id, acked=True)
+        if allocation.idle or not allocation.trial.pending:
+            ask_to_stop(hub, tx, allocation, "it has nothing left to do")

@@ -1,0 +1,157 @@
+"""Checkpoints: registered, read, their deletion noted (§5.7)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from det_core._errors import DetCoreError, StoreConflict
+from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
+from det_core.master.store import checkpoints, metrics, storages, trials
+from det_core.storage import check_storage_id
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.service._hub import Hub
+    from det_core.master.service._live import LiveTrial
+
+LOG = logging.getLogger("det_core")
+STEPS = "steps_completed"
+
+
+async def register(
+    hub: Hub,
+    uuid: str,
+    task_id: str,
+    *,
+    allocation_id: str | None,
+    storage_id: int | None,
+    metadata: Mapping[str, Any],
+    resources: Mapping[str, int],
+    state: str,
+    report_time: float | None,
+) -> None:
+    """Note a checkpoint that is complete in its storage."""
+    if state not in ("COMPLETED", "UNSPECIFIED"):
+        raise Invalid(f"checkpoint {uuid}: only COMPLETED ones can be reported, not {state}")
+    check(uuid, metadata)
+    if allocation_id is not None and allocation_id not in hub.live.allocations:
+        raise Fenced(f"checkpoint {uuid}: allocation {allocation_id} has ended")
+
+    def write(conn: Connection) -> bool:
+        trial = trials.by_task_id(conn, task_id)
+        if trial is None:
+            raise NotFound(f"checkpoint {uuid}: there is no trial of task {task_id}")
+        if storage_id is not None and storages.get(conn, storage_id) is None:
+            raise Invalid(f"checkpoint {uuid}: there is no storage {storage_id}")
+        return checkpoints.register(
+            conn,
+            uuid,
+            experiment_id=trial.experiment_id,
+            trial_id=trial.id,
+            task_id=task_id,
+            allocation_id=allocation_id,
+            storage_id=storage_id,
+            steps_completed=metadata[STEPS],
+            metadata=metadata,
+            resources=resources,
+            report_time=report_time,
+        )
+
+    try:
+        await hub.store.write(write)
+    except StoreConflict as e:
+        raise Conflict(str(e)) from None
+
+
+def check(uuid: str, metadata: Mapping[str, Any]) -> None:
+    """Make sure that a checkpoint can be kept.
+
+    Raises:
+        Invalid: its id is no name for a folder, or its metadata say no step.
+    """
+    try:
+        check_storage_id(uuid)
+    except (TypeError, ValueError) as e:
+        raise Invalid(f"checkpoint: {e}") from None
+    steps = metadata.get(STEPS)
+    if isinstance(steps, bool) or not isinstance(steps, int) or not 0 <= steps < 2**63:
+        raise Invalid(f"checkpoint {uuid}: metadata.{STEPS} must be an integer, 0 or more, not {steps!r}")
+
+
+async def from_journal(hub: Hub, trial: LiveTrial, body: Mapping[str, Any], time: float) -> None:
+    """Register a checkpoint that a dead process has journaled, and perhaps not registered."""
+    allocation_id = None if trial.allocation is None else trial.allocation.id
+    await register(
+        hub,
+        str(body["storage_id"]),
+        trial.task_id,
+        allocation_id=allocation_id,
+        storage_id=None,
+        metadata=body["metadata"],
+        resources={path: int(size) for path, size in body["resources"].items()},
+        state="COMPLETED",
+        report_time=time,
+    )
+
+
+async def make_up(hub: Hub, allocation_id: str) -> None:
+    """Register the checkpoints that an allocation has journaled and did not live to register."""
+    allocation = hub.live.allocations.get(allocation_id)
+    if allocation is None:
+        return
+    trial, run_id = allocation.trial, allocation.run_id
+
+    def missing(conn: Connection) -> list[metrics.RecordRow]:
+        journaled = metrics.records(conn, trial.id, kind="checkpoint", run_id=run_id)
+        return [row for row in journaled if checkpoints.get(conn, str(row.body["storage_id"])) is None]
+
+    try:
+        for row in await hub.store.read(missing):
+            await from_journal(hub, trial, row.body, row.time)
+    except (DetCoreError, LookupError, TypeError, ValueError) as e:
+        LOG.warning("allocation %s: a checkpoint in its journal is passed over: %s", allocation_id, e)
+
+
+async def patch(hub: Hub, found: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
+    """Note what remains of checkpoints."""
+
+    def write(conn: Connection) -> None:
+        for uuid, resources in found:
+            if checkpoints.get(conn, uuid) is None:
+                raise no_checkpoint(uuid)
+            if resources is not None:
+                checkpoints.set_resources(conn, uuid, resources)
+
+    await hub.store.write(write)
+
+
+def no_checkpoint(uuid: str) -> NotFound:
+    """There is no such checkpoint."""
+    return NotFound(f"there is no checkpoint {uuid}")
+
+
+async def set_metadata(hub: Hub, uuid: str, metadata: Mapping[str, Any]) -> None:
+    """Replace a checkpoint's metadata."""
+
+    def write(conn: Connection) -> None:
+        if checkpoints.get(conn, uuid) is None:
+            raise no_checkpoint(uuid)
+        checkpoints.set_metadata(conn, uuid, metadata)
+
+    await hub.store.write(write)
+
+
+async def use(hub: Hub, trial_id: int, uuid: str, kind: str) -> None:
+    """Note that a trial uses a checkpoint."""
+
+    def write(conn: Connection) -> None:
+        if trials.get(conn, trial_id) is None:
+            raise NotFound(f"there is no trial {trial_id}")
+        if checkpoints.get(conn, uuid) is None:
+            raise no_checkpoint(uuid)
+        checkpoints.add_use(conn, trial_id, uuid, kind)
+
+    await hub.store.write(write)

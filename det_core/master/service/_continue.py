@@ -1,0 +1,142 @@
+"""Experiments that have ended go on (§10): incomplete trials resume from their latest checkpoints."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from det_core.config import ConfigErrors, Experiment, parse_experiment, read_changes
+from det_core.master._errors import Invalid, WrongState
+from det_core.master.scheduler import State
+from det_core.master.service import _retention
+from det_core.master.service._access import experiment_row
+from det_core.master.store import experiments, operations, searcher_events, trials
+from det_core.search import Exited, Shutdown
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.service._hub import Hub
+    from det_core.master.store.experiments import ExperimentRow
+    from det_core.master.store.trials import TrialRow
+
+LENGTH = "max_length"
+
+
+async def go_on(hub: Hub, experiment_id: int, override: str | None) -> None:
+    """Continue an ended experiment.
+
+    Raises:
+        NotFound: there is none.
+        WrongState: it has not ended, is unmanaged, or has nothing left to do.
+        Invalid: the override cannot be laid over its configuration.
+    """
+    row = await experiment_row(hub, experiment_id)
+    if row.unmanaged or row.state not in (State.COMPLETED, State.CANCELED, State.ERROR):
+        what = "unmanaged" if row.unmanaged else row.state
+        raise WrongState(f"experiment {experiment_id} is {what}: only one that has ended can be continued")
+    spec = await asyncio.to_thread(_laid_over, row, override)
+    await hub.store.write(lambda conn: _reopen(conn, experiment_id, spec))
+    await hub.actor.refresh()
+
+
+def _laid_over(row: ExperimentRow, override: str | None) -> Experiment:
+    """The configuration with the override laid over it."""
+    before = Experiment(row.config, row.warnings)
+    if not override or not override.strip():
+        return before
+    try:
+        after = parse_experiment(_merged(row.config, read_changes(override)))
+    except ConfigErrors as e:
+        raise Invalid(str(e), tuple(map(str, e.errors))) from None
+    if _search_of(before) != _search_of(after):
+        raise Invalid(
+            f"experiment {row.id}: its searcher, hyperparameters and seed cannot be changed; "
+            "only a single trial can be trained longer (searcher.max_length)"
+        )
+    return after
+
+
+def _merged(base: Any, change: Any) -> Any:
+    if isinstance(base, Mapping) and isinstance(change, Mapping):
+        return {**base, **{key: _merged(base.get(key), value) for key, value in change.items()}}
+    return change
+
+
+def _search_of(spec: Experiment) -> tuple[Any, ...]:
+    searcher = dict(spec.searcher)
+    if searcher["name"] == "single":
+        searcher.pop(LENGTH, None)
+    return searcher, spec.hyperparameters, spec.seed
+
+
+def _reopen(conn: Connection, experiment_id: int, spec: Experiment) -> None:
+    row = experiments.get(conn, experiment_id)
+    if row is None or not State(row.state).terminal:
+        raise WrongState(f"experiment {experiment_id} goes on already")
+    if spec.searcher["name"] == "single":
+        searcher_events.erase(conn, experiment_id)  # it begins anew, with the same trial
+        for trial in trials.of_experiment(conn, experiment_id):
+            _revive(conn, trial, closed=False, reopened=False)
+    else:
+        _reopen_some(conn, experiment_id, spec)
+    experiments.change(
+        conn,
+        experiment_id,
+        state=State.ACTIVE.value,
+        config=spec.data,
+        error=None,
+        end_time=None,
+        archived=False,
+    )
+    _retention.due(conn, remove=experiment_id)
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """What a search has seen: the trials that have ended, and its own end."""
+
+    exited: frozenset[str]
+    over: bool
+
+
+def _heard(conn: Connection, experiment_id: int) -> _Heard:
+    rows = searcher_events.after(conn, experiment_id)
+    exited = frozenset(row.event["request_id"] for row in rows if row.event["kind"] == Exited.kind)
+    return _Heard(exited, any(a["kind"] == Shutdown.kind for row in rows for a in row.actions or ()))
+
+
+def _reopen_some(conn: Connection, experiment_id: int, spec: Experiment) -> None:
+    """Revive the trials that have something left to train."""
+    heard = _heard(conn, experiment_id)
+    given = operations.current_of_experiment(conn, experiment_id)
+    some = not heard.over
+    for trial in trials.of_experiment(conn, experiment_id, states=[State.CANCELED.value, State.ERROR.value]):
+        seen = heard.over or trial.request_id in heard.exited
+        last = given.get(trial.id)
+        if seen and (
+            last.completed if last is not None else spec.searcher["name"] == "custom" and not spec.searcher.get("class")
+        ):
+            continue
+        _revive(conn, trial, closed=trial.closed or seen, reopened=seen)
+        some = True
+    if not some:
+        raise WrongState(f"experiment {experiment_id}: its search is complete, and no trial has anything left to train")
+
+
+def _revive(conn: Connection, trial: TrialRow, *, closed: bool, reopened: bool) -> None:
+    if trial.validated >= 0 and not closed:
+        trials.change(conn, trial.id, validated=-1)
+    trials.change(
+        conn,
+        trial.id,
+        state=State.ACTIVE.value,
+        closed=closed,
+        reopened=reopened,
+        restarts=0,
+        early_exit=None,
+        error=None,
+        end_time=None,
+    )

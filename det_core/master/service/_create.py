@@ -1,0 +1,230 @@
+"""New experiments: checked, recorded, and their searches begun."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import posixpath
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from det_core import _clock
+from det_core._errors import DetCoreError
+from det_core.config import ConfigErrors, Experiment, entrypoint_script, parse_experiment
+from det_core.master._errors import Conflict, Invalid, NotFound
+from det_core.master.engines import check_archive, unpack_archive
+from det_core.master.scheduler import State
+from det_core.master.service._live import LiveExperiment
+from det_core.master.store import checkpoints, contexts, experiments, trials
+from det_core.search import Search, Started, create_search
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.service._actor import Transaction
+    from det_core.master.service._hub import Hub
+
+
+@dataclass(frozen=True)
+class Draft:
+    """An experiment that could be created.
+
+    Attributes:
+        spec: its configuration.
+        original: the text it was made from.
+        context: the digest of its context directory, which is kept already.
+        search: its search, before its first event; None for an unmanaged one.
+        warm_start: the checkpoint that its trials start from.
+    """
+
+    spec: Experiment
+    original: str
+    context: str | None
+    search: Search | None
+    warm_start: str | None
+
+
+def read_config(hub: Hub, config: str | Mapping[str, Any], overrides: Sequence[str], *, unmanaged: bool) -> Experiment:
+    """A configuration, complete.
+
+    Raises:
+        Invalid: its mistakes, all of them in ``errors``.
+    """
+    try:
+        spec = parse_experiment(
+            config,
+            overrides=overrides,
+            defaults={"checkpoint_storage": hub.settings.default_storage},
+            default_seed=int(_clock.now()) & 0x7FFFFFFF,
+            managed=not unmanaged,
+        )
+    except ConfigErrors as e:
+        raise Invalid(str(e), tuple(map(str, e.errors))) from None
+    if not unmanaged and spec.max_slots is not None and spec.max_slots < spec.slots_per_trial:
+        raise Invalid(
+            f"resources.max_slots is {spec.max_slots}: a trial of {spec.slots_per_trial} slot(s) could never start"
+        )
+    slots, wanted = len(hub.engine.slots), spec.slots_per_trial
+    if not unmanaged and wanted > slots:
+        raise Invalid(
+            f"resources.slots_per_trial is {wanted}: this master has {slots} slot(s); for more, "
+            f"det-core master down, and det-core master up --slots {wanted}"
+        )
+    return spec
+
+
+async def draft(
+    hub: Hub,
+    config: str | Mapping[str, Any],
+    context: bytes | None,
+    overrides: Sequence[str],
+    *,
+    unmanaged: bool,
+    keep: bool = True,
+) -> Draft:
+    """Look whether an experiment could be created; its context directory is kept already, unless not ``keep``."""
+    spec = await asyncio.to_thread(read_config, hub, config, overrides, unmanaged=unmanaged)
+    if unmanaged:
+        return Draft(spec, _text(config), None, None, None)
+    digest = None
+    files: frozenset[str] = frozenset()
+    if context:
+        files = await asyncio.to_thread(check_archive, io.BytesIO(context))
+        if keep:
+            digest = await hub.store.write(lambda conn: contexts.put(conn, context))
+    warm_start = await hub.store.read(lambda conn: _warm_start(conn, spec))
+    search = await make_search(hub, spec, digest, context)
+    spec = replace(spec, warnings=[*spec.warnings, *_of_script(spec, files)])
+    return Draft(spec, _text(config), digest, search, warm_start)
+
+
+def _of_script(spec: Experiment, files: frozenset[str]) -> list[str]:
+    """A warning if the entrypoint runs a file that is not there; a startup hook may still make one."""
+    script = entrypoint_script(spec.entrypoint or "")
+    if script is None or posixpath.normpath(script) in files:
+        return []
+    missing = f"entrypoint: it runs {script}, and there is no such file in the context directory"
+    if not files:
+        return [f"{missing}, which is empty; name the folder with it: det-core experiment create CONFIG DIR"]
+    return [f"{missing}; is it in another folder, or named by .detignore?"]
+
+
+def _text(config: str | Mapping[str, Any]) -> str:
+    if isinstance(config, str):
+        return config
+    import json
+
+    return json.dumps(config, indent=2)
+
+
+async def make_search(hub: Hub, spec: Experiment, digest: str | None, context: bytes | None = None) -> Search:
+    """The search of a configuration, before its first event.
+
+    Raises:
+        Invalid: there is none such, or the user's method cannot be used.
+    """
+    folder = await search_folder(hub, spec, digest, context)
+    try:
+        return await asyncio.to_thread(create_search, spec.searcher, spec.hyperparameters, spec.seed, folder=folder)
+    except (DetCoreError, ValueError) as e:
+        raise Invalid(f"searcher: {e}") from None
+
+
+async def search_folder(hub: Hub, spec: Experiment, digest: str | None, context: bytes | None = None) -> str | None:
+    """Where the module of a user's search method is: the context directory, unpacked."""
+    if not spec.searcher.get("class") or (digest is None and context is None):
+        return None
+    if digest is not None and context is None:
+        context = await hub.store.read(lambda conn: contexts.get(conn, digest))
+    if context is None:
+        return None
+    folder = hub.settings.home / "master" / "searchers" / (digest or "draft")
+    if digest is None or not folder.exists():
+        await asyncio.to_thread(unpack_archive, io.BytesIO(context), folder)
+    return str(folder)
+
+
+def _warm_start(conn: Connection, spec: Experiment) -> str | None:
+    """The checkpoint that trials without one of their own start from (§13.6)."""
+    if spec.source_trial_id is not None:
+        if trials.get(conn, spec.source_trial_id) is None:
+            raise NotFound(f"searcher.source_trial_id: there is no trial {spec.source_trial_id}")
+        latest = checkpoints.latest(conn, spec.source_trial_id)
+        if latest is None:
+            raise Invalid(f"searcher.source_trial_id: trial {spec.source_trial_id} has no checkpoint")
+        return latest.uuid
+    if spec.source_checkpoint_uuid is not None:
+        found = checkpoints.get(conn, spec.source_checkpoint_uuid)
+        if found is None:
+            raise NotFound(f"searcher.source_checkpoint_uuid: there is no checkpoint {spec.source_checkpoint_uuid}")
+        if found.state != checkpoints.COMPLETED:
+            raise Invalid(f"searcher.source_checkpoint_uuid: checkpoint {found.uuid} is {found.state}")
+        return found.uuid
+    return None
+
+
+async def create(hub: Hub, drafted: Draft, *, activate: bool, parent_id: int | None, external_id: str | None) -> int:
+    """Record a drafted experiment, and begin its search; returns its id.
+
+    Raises:
+        Conflict: an experiment of that external id stands.
+        NotFound: there is no such parent.
+    """
+
+    def check(conn: Connection) -> None:
+        if external_id is not None and experiments.by_external_id(conn, external_id) is not None:
+            raise Conflict(f"an experiment of the external id {external_id!r} stands already")
+        if parent_id is not None and experiments.get(conn, parent_id) is None:
+            raise NotFound(f"there is no experiment {parent_id} to derive one from")
+
+    await hub.store.read(check)
+    return await hub.actor.do(
+        lambda tx: _record(hub, tx, drafted, activate=activate, parent_id=parent_id, external_id=external_id)
+    )
+
+
+def _record(
+    hub: Hub, tx: Transaction, drafted: Draft, *, activate: bool, parent_id: int | None, external_id: str | None
+) -> int:
+    spec, unmanaged = drafted.spec, drafted.search is None
+    experiment_id = hub.live.new_experiment_id()
+    state = State.ACTIVE if activate else State.PAUSED
+    priority = hub.settings.default_priority if spec.priority is None else spec.priority
+
+    def write(conn: Connection) -> None:
+        made = experiments.create(
+            conn,
+            experiment_id=experiment_id,
+            state=state.value,
+            name=spec.name,
+            description=spec.description or "",
+            labels=spec.labels,
+            config=spec.data,
+            original_config=drafted.original,
+            warnings=spec.warnings,
+            context=drafted.context,
+            seed=spec.seed,
+            priority=priority,
+            unmanaged=unmanaged,
+            parent_id=parent_id,
+            external_id=external_id,
+        )
+        if made is None:
+            raise Conflict(f"an experiment of the external id {external_id!r} stands already")
+
+    tx.write(write)
+    if drafted.search is not None:
+        experiment = LiveExperiment(
+            id=experiment_id,
+            spec=spec,
+            state=state,
+            priority=priority,
+            search=drafted.search,
+            context=drafted.context,
+            warm_start=drafted.warm_start,
+        )
+        hub.live.experiments[experiment_id] = experiment
+        experiment.pending.append(Started())
+        hub.live.touch(experiment)
+    return experiment_id

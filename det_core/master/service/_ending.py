@@ -1,0 +1,64 @@
+"""How experiments end: by their search, by a person, by an error."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from det_core import _clock
+from det_core.master.scheduler import State, experiment_may
+from det_core.master.service import _retention, _trials
+from det_core.master.store import experiments
+
+if TYPE_CHECKING:
+    from det_core.master.service._actor import Transaction
+    from det_core.master.service._hub import Hub
+    from det_core.master.service._live import LiveExperiment
+
+
+def stop(hub: Hub, tx: Transaction, experiment: LiveExperiment, state: State, why: str) -> None:
+    """Have an experiment end: all its trials stop, and it is over when the last one is.
+
+    Args:
+        hub, tx: where.
+        experiment: the experiment.
+        state: what it is meanwhile, STOPPING_….
+        why: for people.
+    """
+    if experiment.state.stopping and state is not State.STOPPING_KILLED:
+        return
+    if experiment_may(experiment.state, state):  # a kill hastens an end by an error, and does not change it
+        experiment.state = state
+        tx.write(experiments.change, experiment.id, state=state.value, error=experiment.error)
+    for trial in sorted(experiment.trials.values(), key=lambda t: t.id):
+        _trials.stop(hub, tx, trial, state, why)
+    hub.live.touch(experiment)
+
+
+def fail(hub: Hub, tx: Transaction, experiment: LiveExperiment, error: str) -> None:
+    """Have an experiment end by an error."""
+    experiment.error = error
+    stop(hub, tx, experiment, State.STOPPING_ERROR, error)
+
+
+def finish(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
+    """Note that an experiment has ended, if it has: it leaves, and its checkpoints are looked through."""
+    if experiment.trials or experiment.id not in hub.live.experiments:
+        return
+    if experiment.alive and experiment.search is not None and experiment.search.over:  # it was continued
+        experiment.state = State.STOPPING_ERROR if experiment.error else State.STOPPING_COMPLETED
+    if not experiment.state.stopping:
+        return
+    experiment.state = experiment.state.end
+    progress = 1.0 if experiment.state is State.COMPLETED or experiment.search is None else experiment.search.progress()
+    tx.write(
+        experiments.change,
+        experiment.id,
+        state=experiment.state.value,
+        progress=progress,
+        error=experiment.error,
+        end_time=_clock.now(),
+    )
+    tx.write(_retention.due, add=experiment.id)
+    del hub.live.experiments[experiment.id]
+    tx.then(hub.news.tell, ("experiment", experiment.id))
+    tx.then(hub.runner.retain, experiment.id)

@@ -1,0 +1,104 @@
+"""What follows from the end of an allocation (§13.3, §13.4)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from det_core.master.scheduler import ExitFacts, Failure, ProcessExit, State, Step, TrialFacts, after_exit, classify
+from det_core.master.service import _trials
+from det_core.master.store import allocations, key_values, tokens, trials
+
+if TYPE_CHECKING:
+    from det_core.master.engines import ExitReport
+    from det_core.master.scheduler import ExitKind, Next
+    from det_core.master.service._actor import Transaction
+    from det_core.master.service._hub import Hub
+    from det_core.master.service._live import LiveAllocation, LiveTrial
+    from det_core.search import Reason
+
+ENDED = "ENDED"
+
+
+def log_mark(allocation_id: str) -> str:
+    """The key under which it is kept how far an allocation's log has come."""
+    return f"log mark of {allocation_id}"
+
+
+def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport) -> None:
+    """Take the end of an allocation into account. One that is known to have ended changes nothing."""
+    tx.then(hub.runner.forget, allocation_id)
+    allocation = hub.live.allocations.pop(allocation_id, None)
+    if allocation is None:
+        return
+    trial = allocation.trial
+    trial.allocation = None
+    kind = classify(_facts(hub, allocation, report))
+    _write(tx, allocation, report, kind)
+    tx.then(hub.signals.close, allocation_id)
+    tx.then(hub.gatherings.end, allocation_id)
+    after = after_exit(
+        TrialFacts(
+            state=trial.state,
+            restarts=trial.restarts,
+            max_restarts=trial.experiment.spec.max_restarts,
+            op_complete=not trial.pending,
+            closed=trial.closed,
+            stopped=trial.stopped,
+            signalled=allocation.preempt_time is not None,
+            early_exit=trial.early_exit,
+        ),
+        kind,
+    )
+    _follow(hub, tx, trial, after, _told(allocation_id, report) if kind.is_error else None)
+    hub.live.touch(trial.experiment)
+
+
+def _follow(hub: Hub, tx: Transaction, trial: LiveTrial, after: Next, error: str | None) -> None:
+    """Do with a trial what was decided."""
+    counted = after.restarts != trial.restarts
+    trial.restarts = after.restarts
+    if after.step is Step.END:
+        error = error if after.state is State.ERROR else None
+        _trials.end(hub, tx, trial, after.state, cast("Reason", after.reason), error)
+        return
+    if counted or error is not None:
+        tx.write(trials.change, trial.id, restarts=trial.restarts, error=error)
+    if after.step is Step.ALLOCATE:
+        _trials.want(hub, trial)
+
+
+def _facts(hub: Hub, allocation: LiveAllocation, report: ExitReport) -> ExitFacts:
+    return ExitFacts(
+        killed=allocation.kill_time is not None or report.killed,
+        acked=allocation.acked,
+        exits=_exits(hub, allocation, report),
+        failure=Failure.LOST if report.lost else None,
+    )
+
+
+def _exits(hub: Hub, allocation: LiveAllocation, report: ExitReport) -> tuple[ProcessExit, ...]:
+    """The exits to go by. One that this master tried to start in vain counts as a failure, so that it ends some day."""
+    if report.started or hub.runner.tried(allocation.id):
+        return (ProcessExit(report.status, report.signal),)
+    return ()
+
+
+def _write(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind: ExitKind) -> None:
+    tx.write(
+        allocations.change,
+        allocation.id,
+        state=ENDED,
+        exit_kind=kind.value,
+        exit_status=report.status,
+        exit_signal=report.signal,
+        exit_detail=_told(allocation.id, report),
+        end_time=report.time,
+    )
+    tx.write(tokens.revoke, allocation_id=allocation.id)
+    tx.write(key_values.remove, log_mark(allocation.id))
+
+
+def _told(allocation_id: str, report: ExitReport) -> str:
+    """What a person should know of an end: which allocation, how, and its last lines."""
+    said = "".join(f"\n    {line}" for line in report.last_lines[-10:])
+    return f"{allocation_id}: {report.detail}" + (f"; its last lines:{said}" if said else "")

@@ -1,0 +1,51 @@
+"""What the parts of the service share."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from det_core.master.service._gather import Gatherings
+from det_core.master.service._live import Live
+from det_core.master.service._news import News
+from det_core.master.service._signals import Signals
+
+if TYPE_CHECKING:
+    from det_core.master._settings import MasterSettings
+    from det_core.master.engines import Engine
+    from det_core.master.service._actor import Actor
+    from det_core.master.service._runner import Runner
+    from det_core.master.store import Store
+    from det_core.master.store.metrics import Validation
+
+
+@dataclass
+class Hub:
+    """The service's parts, as they see each other.
+
+    Attributes:
+        store: what is kept.
+        engine: what runs allocations.
+        settings: where the master is.
+        live: what goes on; only the actor changes it.
+        signals: who waits for the word to stop.
+        gatherings: who waits at a barrier.
+        news: who waits for an experiment's end, or for log lines.
+        writing: held while a context archive becomes a file.
+        actor: where decisions are made.
+        runner: what the engine is told.
+        best: the best validations of experiments that have ended, with when they ended; looking them up takes long.
+    """
+
+    store: Store
+    engine: Engine
+    settings: MasterSettings
+    live: Live = field(default_factory=Live)
+    signals: Signals = field(default_factory=Signals)
+    gatherings: Gatherings = field(default_factory=Gatherings)
+    news: News = field(default_factory=News)
+    best: dict[int, tuple[float, Validation | None]] = field(default_factory=dict)
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    actor: Actor = field(init=False)
+    runner: Runner = field(init=False)

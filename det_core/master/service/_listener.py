@@ -1,0 +1,59 @@
+"""What allocations say to the engine: their output, and the journals that dead processes left."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from det_core.master.service import _reports
+from det_core.master.service._exits import log_mark
+from det_core.master.store import key_values, logs
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.engines import LogLine
+    from det_core.master.service._hub import Hub
+
+
+class Ear:
+    """Takes it into the store.
+
+    Args:
+        hub: the service's parts.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def logs(self, allocation_id: str, lines: Sequence[LogLine], mark: str) -> None:
+        """Keep lines of output, and how far they have come."""
+        task_id = allocation_id.rpartition(".")[0]
+        kept = [
+            logs.LogLine(
+                task_id=task_id,
+                log=line.text + "\n",
+                timestamp=line.time,
+                allocation_id=allocation_id,
+                agent_id=self._hub.settings.agent_id,
+                rank=line.rank,
+                level=line.level or "INFO",
+                stdtype=line.stream,
+            )
+            for line in lines
+        ]
+
+        def write(conn: Connection) -> None:
+            logs.append(conn, kept)
+            key_values.put(conn, log_mark(allocation_id), mark)
+
+        await self._hub.store.write(write)
+        self._hub.news.tell(("log", task_id))
+
+    async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
+        """Take what a dead process left in its journal."""
+        allocation = self._hub.live.allocations.get(allocation_id)
+        if allocation is not None:
+            await _reports.journal(
+                self._hub, allocation.trial.id, allocation.run_id, rank, records, restart, last_will=True
+            )

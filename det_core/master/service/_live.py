@@ -1,0 +1,180 @@
+"""What goes on, in memory: experiments that have not ended, their trials, and the allocations that hold slots.
+
+All of it can be made anew from the store at any moment (see ``_recovery``). An experiment that has ended leaves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from det_core.master.scheduler import State
+
+if TYPE_CHECKING:
+    from det_core.config import Experiment
+    from det_core.master.scheduler import Wanting
+    from det_core.search import Event, Search
+
+
+@dataclass(eq=False)
+class LiveAllocation:
+    """An allocation that has not ended.
+
+    Attributes:
+        id: ``"{task_id}.{run_id}"``.
+        trial: the trial that runs in it.
+        run_id: which run of the trial it is.
+        slot_ids: the slots it holds.
+        ready: whether its processes run, so that it can be asked to stop; before, it can only be killed.
+        preempt_time: when it was asked to stop; None: it was not.
+        acked: whether it said that it is about to exit.
+        idle: whether it was told that there is nothing left to do.
+        kill_time: when it was killed; None: it was not.
+        steps_completed: the step of ``latest_checkpoint``.
+        latest_checkpoint: the checkpoint that it starts from.
+    """
+
+    id: str
+    trial: LiveTrial
+    run_id: int
+    slot_ids: tuple[int, ...]
+    ready: bool = False
+    preempt_time: float | None = None
+    acked: bool = False
+    idle: bool = False
+    kill_time: float | None = None
+    steps_completed: int = 0
+    latest_checkpoint: str | None = None
+
+    @property
+    def ending(self) -> bool:
+        """Whether it was told to end."""
+        return self.preempt_time is not None or self.kill_time is not None
+
+
+@dataclass(eq=False)
+class LiveTrial:
+    """A trial of an experiment that has not ended.
+
+    Attributes:
+        operations: how many operations it was given; the last one is the current one.
+        length: of the current operation; None: it has none.
+        completed: whether that is done.
+        done: operations that are done, by length, with what was reported.
+        closed: whether the search will give it no more operations.
+        stopped: whether the search wants it to end whatever it is doing.
+        reopened: whether it goes on by itself, after its search has seen its end (``continue``).
+        validated: the largest step of which the search has seen a validation; -1: none.
+        early_exit: the reason it gave for giving up.
+        warm_start: the checkpoint it starts from as long as it has none of its own.
+        wanting: its place among those that wait for slots; None: it does not wait.
+    """
+
+    id: int
+    experiment: LiveExperiment
+    request_id: str
+    task_id: str
+    seed: int
+    hparams: dict[str, Any]
+    state: State = State.ACTIVE
+    run_id: int = 0
+    restarts: int = 0
+    operations: int = 0
+    length: int | None = None
+    completed: bool = False
+    done: dict[int, Any] = field(default_factory=dict)
+    closed: bool = False
+    stopped: bool = False
+    reopened: bool = False
+    validated: int = -1
+    early_exit: str | None = None
+    warm_start: str | None = None
+    allocation: LiveAllocation | None = None
+    wanting: Wanting | None = None
+
+    @property
+    def pending(self) -> bool:
+        """Whether it has something to train: an operation that is not done, or none to go by, until it ends."""
+        if self.stopped:
+            return False
+        return self.experiment.free if self.length is None else not self.completed
+
+    @property
+    def spent(self) -> bool:
+        """Whether there is nothing left for it to do, ever."""
+        return self.stopped or (self.closed and not self.pending)
+
+
+@dataclass(eq=False)
+class LiveExperiment:
+    """An experiment that has not ended.
+
+    Attributes:
+        spec: its configuration.
+        trials: those that have not ended, by request id.
+        known: the request ids of all trials, also ended ones, with their ids.
+        search: its search; None for an unmanaged one.
+        events: how many events of the search were recorded.
+        snapshot_at: how many of them the last snapshot covers.
+        pending: events that the search has not been told yet.
+        broken: why its search cannot be made again from what is kept.
+        context: the digest of its context directory.
+        warm_start: the checkpoint its trials start from.
+        error: why it ends, where it is an error.
+    """
+
+    id: int
+    spec: Experiment
+    state: State
+    priority: int
+    search: Search | None
+    trials: dict[str, LiveTrial] = field(default_factory=dict)
+    known: dict[str, int] = field(default_factory=dict)
+    events: int = 0
+    snapshot_at: int = 0
+    pending: deque[Event] = field(default_factory=deque)
+    broken: str | None = None
+    context: str | None = None
+    warm_start: str | None = None
+    error: str | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether a trial without an operation trains until it ends; else, as of a search elsewhere, it waits."""
+        searcher = self.spec.searcher
+        return bool(searcher["name"] != "custom" or searcher.get("class"))
+
+    @property
+    def alive(self) -> bool:
+        """Whether its search goes on."""
+        return self.state in (State.ACTIVE, State.PAUSED)
+
+
+@dataclass
+class Live:
+    """Everything that goes on, and the ids to give out next."""
+
+    experiments: dict[int, LiveExperiment] = field(default_factory=dict)
+    trials: dict[int, LiveTrial] = field(default_factory=dict)
+    allocations: dict[str, LiveAllocation] = field(default_factory=dict)
+    wanting: dict[int, LiveTrial] = field(default_factory=dict)
+    touched: dict[int, LiveExperiment] = field(default_factory=dict)
+    next_experiment: int = 1
+    next_trial: int = 1
+
+    def touch(self, experiment: LiveExperiment) -> None:
+        """Something changed, from which more may follow."""
+        self.touched[experiment.id] = experiment
+
+    def new_experiment_id(self) -> int:
+        """An id that no experiment has had."""
+        number = self.next_experiment
+        self.next_experiment += 1
+        return number
+
+    def new_trial_id(self) -> int:
+        """An id that no trial has had."""
+        number = self.next_trial
+        self.next_trial += 1
+        return number

@@ -1,0 +1,150 @@
+"""The operations of trials (§5.5), and what they say of their progress and of giving up (§5.4)."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from det_core.master._errors import Conflict, Invalid, NotFound
+from det_core.master.scheduler import State
+from det_core.master.service import _trials
+from det_core.master.service._access import know_trial, live_trial
+from det_core.master.service._views import OperationView
+from det_core.master.store import operations, trials
+from det_core.search import Completed, Progress
+
+if TYPE_CHECKING:
+    from det_core.master.service._actor import Transaction
+    from det_core.master.service._hub import Hub
+    from det_core.master.service._live import LiveTrial
+
+_WORDS = {"NaN": math.nan, "Nan": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+REASONS = {"INVALID_HP": "INVALID_HP", "INIT_INVALID_HP": "INVALID_HP", "USER_REQUESTED_STOP": "USER_REQUESTED_STOP"}
+
+
+async def current(hub: Hub, trial_id: int, allocation_id: str | None) -> OperationView:
+    """What the trial is to train now."""
+    await know_trial(hub, trial_id)
+
+    def look(tx: Transaction) -> OperationView:
+        trial = live_trial(hub, trial_id, allocation_id)
+        if trial.length is None:
+            raise NotFound(f"trial {trial_id} has no operation: its search goes without")
+        if allocation_id is not None and trial.allocation is not None:
+            trial.allocation.idle = trial.completed
+        return OperationView(request_id=trial.request_id, length=trial.length, completed=trial.completed)
+
+    return await hub.actor.do(look)
+
+
+async def complete(hub: Hub, trial_id: int, length: int, metric: Any, allocation_id: str | None) -> None:
+    """A trial has trained its operation."""
+    await know_trial(hub, trial_id)
+    value = as_number(metric)
+    if value is None:
+        raise Invalid(f"trial {trial_id}: searcherMetric must be a number, not {metric!r:.80}")
+    await hub.actor.do(lambda tx: completed(hub, tx, live_trial(hub, trial_id, allocation_id), length, value))
+
+
+def completed(hub: Hub, tx: Transaction, trial: LiveTrial, length: int, metric: float) -> None:
+    """Note that a trial's operation is done, and let its search decide. A repeat changes nothing.
+
+    Raises:
+        Conflict: it is not the current operation; or it was completed with another metric.
+    """
+    if trial.length == length and not trial.completed:
+        trial.completed, trial.done[length] = True, metric
+        tx.write(operations.complete, trial.id, length, metric)
+        if not trial.reopened:
+            trial.experiment.pending.append(Completed(trial.request_id, length, metric))
+        hub.live.touch(trial.experiment)
+        if trial.spent:
+            _trials.retire(hub, tx, trial)
+        return
+    if length in trial.done:
+        if same(trial.done[length], metric):
+            return
+        raise Conflict(
+            f"trial {trial.id}: the operation of length {length} was completed with {trial.done[length]!r} already, "
+            f"so it cannot be with {metric!r}"
+        )
+    standing = "there is none" if trial.length is None else f"the current one is of length {trial.length}"
+    raise Conflict(f"trial {trial.id} has no operation of length {length} to complete: {standing}")
+
+
+def as_number(value: Any) -> float | None:
+    """A number as a float, also one that is spelled as §2.1 says; None for anything else."""
+    if isinstance(value, str):
+        return _WORDS.get(value)
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+
+
+def same(one: float, other: float) -> bool:
+    """Whether two numbers are equal, NaN to itself."""
+    return one == other or (one != one and other != other)
+
+
+async def progress(hub: Hub, trial_id: int, value: float, is_raw: bool, allocation_id: str | None) -> None:
+    """A trial says how far it is."""
+    await know_trial(hub, trial_id)
+    if not math.isfinite(value) or value < 0:
+        value = 0.0
+    await hub.actor.do(lambda tx: progressed(tx, live_trial(hub, trial_id, allocation_id), value, is_raw=is_raw))
+
+
+def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool) -> None:
+    """Note how far a trial is: the units that it has trained, or (raw) the fraction of all that it is to train."""
+    whole = whole_length(trial)
+    fraction = value if is_raw else value / whole if whole else 0.0
+    units = value * whole if is_raw and whole else value
+    tx.write(trials.change, trial.id, progress=min(max(fraction, 0.0), 1.0))
+    search = trial.experiment.search
+    if search is None or trial.reopened or (is_raw and not whole):
+        return
+    event = Progress(trial.request_id, units)
+    if event.kind in search.uses:
+        trial.experiment.pending.append(event)
+    else:
+        search.handle(event)  # it decides nothing, so that nothing is recorded
+
+
+def whole_length(trial: LiveTrial) -> int | None:
+    """How many units a trial may come to train in all."""
+    searcher = trial.experiment.spec.searcher
+    length = searcher.get("max_length")
+    if length is None:
+        length = searcher.get("max_time")
+    if isinstance(length, dict):
+        (length,) = length.values()
+    return trial.length if length is None else int(length)
+
+
+async def give_up(hub: Hub, trial_id: int, reason: str, allocation_id: str | None) -> None:
+    """A trial gives up (§13.5)."""
+    known = REASONS.get(reason.removeprefix("EXITED_REASON_"))
+    if known is None:
+        raise Invalid(f"trial {trial_id}: reason is {reason!r}, and must be one of {', '.join(REASONS)}")
+    await know_trial(hub, trial_id)
+    await hub.actor.do(lambda tx: gave_up(hub, tx, live_trial(hub, trial_id, allocation_id), known))
+
+
+def gave_up(hub: Hub, tx: Transaction, trial: LiveTrial, reason: str) -> None:
+    """Note that a trial gives up. If it still runs in a while it is killed."""
+    if trial.early_exit is not None:
+        return
+    trial.early_exit = reason
+    tx.write(trials.change, trial.id, early_exit=reason)
+    if trial.allocation is not None:
+        tx.then(watch_exit, hub, trial.id, trial.allocation.id)
+
+
+def watch_exit(hub: Hub, trial_id: int, allocation_id: str) -> None:
+    """Kill a trial that has given up and does not end."""
+
+    def end(tx: Transaction) -> None:
+        trial = hub.live.trials.get(trial_id)
+        if trial is not None and trial.allocation is not None and trial.allocation.id == allocation_id:
+            _trials.stop(hub, tx, trial, State.STOPPING_KILLED, "it gave up, and did not exit")
+
+    hub.runner.later(hub.settings.early_exit_grace, partial(hub.actor.post, end))

@@ -1,0 +1,71 @@
+"""What people change about experiments beside their course."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from det_core.config import Experiment
+from det_core.master._errors import Invalid
+from det_core.master.service._access import experiment_row
+from det_core.master.store import experiments
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.service._hub import Hub
+
+COUNTS = ("save_experiment_best", "save_trial_best", "save_trial_latest")
+
+
+async def patch(
+    hub: Hub,
+    experiment_id: int,
+    name: str | None,
+    description: str | None,
+    labels: Sequence[str] | None,
+    storage: Mapping[str, Any] | None,
+) -> None:
+    """Change what is given. New counts of checkpoints to keep are applied at once if the experiment has ended."""
+    await experiment_row(hub, experiment_id)
+    if name is not None and not name.strip():
+        raise Invalid(f"experiment {experiment_id}: a name cannot be empty")
+    counts = {} if storage is None else _counts(experiment_id, storage)
+
+    def write(conn: Connection) -> dict[str, Any] | None:
+        row = experiments.get(conn, experiment_id)
+        assert row is not None
+        data = dict(row.config)
+        if name is not None:
+            data["name"] = name
+        if description is not None:
+            data["description"] = description
+        if labels is not None:
+            data["labels"] = list(labels)
+        data["checkpoint_storage"] = {**data["checkpoint_storage"], **counts}
+        experiments.change(
+            conn,
+            experiment_id,
+            name=row.name if name is None else name,
+            description=row.description if description is None else description,
+            labels=row.labels if labels is None else list(labels),
+            config=data,
+        )
+        return data
+
+    data = await hub.store.write(write)
+    live = hub.live.experiments.get(experiment_id)
+    if live is not None and data is not None:
+        live.spec = Experiment(data, live.spec.warnings)
+    elif counts:
+        hub.runner.retain(experiment_id)
+
+
+def _counts(experiment_id: int, storage: Mapping[str, Any]) -> dict[str, int]:
+    wrong = [k for k, v in storage.items() if k not in COUNTS or isinstance(v, bool) or not isinstance(v, int) or v < 0]
+    if wrong:
+        raise Invalid(
+            f"experiment {experiment_id}: checkpoint_storage.{wrong[0]} cannot be changed to {storage[wrong[0]]!r}; "
+            f"only {', '.join(COUNTS)} can, to integers of 0 or more"
+        )
+    return {k: int(v) for k, v in storage.items()}

@@ -1,0 +1,199 @@
+"""The live state, made anew from the store: at the start, and when a transaction was refused."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from det_core import _clock
+from det_core.config import Experiment
+from det_core.master.scheduler import State
+from det_core.master.service import _create, _facts, _operations, _retention, _trials, _unmanaged
+from det_core.master.service._live import Live, LiveAllocation, LiveExperiment, LiveTrial
+from det_core.master.store import allocations, experiments, operations, searcher_events, trials
+from det_core.search import Search, Started, action_from_dict, event_from_dict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection
+
+    from det_core.master.service._hub import Hub
+    from det_core.master.store.allocations import AllocationRow
+    from det_core.master.store.experiments import ExperimentRow
+    from det_core.master.store.operations import OperationRow
+    from det_core.master.store.searcher_events import SearcherEventRow, SnapshotRow
+    from det_core.master.store.trials import TrialRow
+
+LOG = logging.getLogger("det_core")
+GOING_ON = [s.value for s in State if not s.terminal]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """All that the store has of an experiment that has not ended."""
+
+    row: ExperimentRow
+    trials: Sequence[TrialRow]
+    operations: dict[int, Sequence[OperationRow]]
+    snapshot: SnapshotRow | None
+    events: Sequence[SearcherEventRow]
+    count: int
+
+
+def _read(conn: Connection) -> tuple[list[Kept], list[AllocationRow], int, int]:
+    rows = [row for row in experiments.find(conn, states=GOING_ON) if not row.unmanaged]
+    kept = [_read_one(conn, row) for row in rows]
+    return kept, allocations.alive(conn), experiments.last_id(conn), trials.last_id(conn)
+
+
+def _read_one(conn: Connection, row: ExperimentRow) -> Kept:
+    found = trials.of_experiment(conn, row.id)
+    live = [t for t in found if not State(t.state).terminal]
+    snapshot = searcher_events.snapshot(conn, row.id)
+    return Kept(
+        row=row,
+        trials=found,
+        operations={t.id: operations.of_trial(conn, t.id) for t in live},
+        snapshot=snapshot,
+        events=searcher_events.after(conn, row.id, -1 if snapshot is None else snapshot.ordinal),
+        count=searcher_events.count(conn, row.id),
+    )
+
+
+async def reload(hub: Hub) -> None:
+    """Make the live state anew. What is not in the store has not happened."""
+    kept, running, last_experiment, last_trial = await hub.store.read(_read)
+    searches = [await _recall_safely(hub, one) for one in kept]
+    # From here on nothing waits, so that nobody sees half of it.
+    before, live = hub.live, Live(next_experiment=last_experiment + 1, next_trial=last_trial + 1)
+    hub.live = live
+    for one, search in zip(kept, searches, strict=True):
+        live.experiments[one.row.id] = _experiment(hub, one, search)
+    for row in running:
+        _allocation(hub, row, before.allocations.get(row.id))
+    for experiment in live.experiments.values():
+        if experiment.events == 0 and experiment.alive:
+            experiment.pending.append(Started())
+        for trial in experiment.trials.values():
+            _trials.want(hub, trial)
+        live.touch(experiment)
+
+
+async def _recall_safely(hub: Hub, kept: Kept) -> Search | str:
+    """A search as it was; or why it cannot be made again: the user's method may be gone, or raise."""
+    row = kept.row
+    try:
+        return await recall(hub, Experiment(row.config), row.context, kept.snapshot, kept.events)
+    except Exception as e:
+        LOG.error("experiment %d: its search cannot be made again: %s", row.id, e)
+        return f"its search cannot be made again from what is kept: {e}"
+
+
+def _experiment(hub: Hub, kept: Kept, search: Search | str) -> LiveExperiment:
+    row = kept.row
+    experiment = LiveExperiment(
+        id=row.id,
+        spec=Experiment(row.config, row.warnings),
+        state=State(row.state),
+        priority=row.priority,
+        search=None if isinstance(search, str) else search,
+        broken=search if isinstance(search, str) else None,
+        events=kept.count,
+        snapshot_at=0 if kept.snapshot is None else kept.snapshot.ordinal + 1,
+        context=row.context,
+        warm_start=next((t.warm_start for t in kept.trials), None),
+        error=row.error,
+    )
+    for trial in kept.trials:
+        experiment.known[trial.request_id] = trial.id
+        if not State(trial.state).terminal:
+            _trials.adopt(hub, _trial(experiment, trial, kept))
+    return experiment
+
+
+async def recall(
+    hub: Hub, spec: Experiment, context: str | None, snapshot: SnapshotRow | None, events: Sequence[SearcherEventRow]
+) -> Search:
+    """A search as it was: from its last kept state on, what was decided is applied, and nothing decided anew."""
+    if snapshot is None:
+        search = await _create.make_search(hub, spec, context)
+    else:
+        folder = await _create.search_folder(hub, spec, context)
+        search = Search.restore(spec.searcher, spec.hyperparameters, spec.seed, snapshot.snapshot, folder=folder)
+    for row in events:
+        search.apply(event_from_dict(row.event), [action_from_dict(action) for action in row.actions or ()])
+    return search
+
+
+def _trial(experiment: LiveExperiment, row: TrialRow, kept: Kept) -> LiveTrial:
+    given = kept.operations.get(row.id, ())
+    state = State(row.state)
+    return LiveTrial(
+        id=row.id,
+        experiment=experiment,
+        request_id=row.request_id,
+        task_id=row.task_id,
+        seed=row.seed,
+        hparams=row.hparams,
+        state=state,
+        run_id=row.run_id,
+        restarts=row.restarts,
+        operations=len(given),
+        length=given[-1].length if given else None,
+        completed=bool(given) and given[-1].completed,
+        done={o.length: _operations.as_number(o.metric) for o in given if o.completed},
+        closed=row.closed,
+        stopped=state is State.STOPPING_COMPLETED and experiment.alive,
+        reopened=row.reopened,
+        validated=row.validated,
+        early_exit=row.early_exit,
+        warm_start=row.warm_start,
+    )
+
+
+def _allocation(hub: Hub, row: AllocationRow, before: LiveAllocation | None) -> None:
+    trial = hub.live.trials.get(row.trial_id)
+    if trial is None:
+        return
+    allocation = LiveAllocation(
+        id=row.id,
+        trial=trial,
+        run_id=row.run_id,
+        slot_ids=tuple(row.slot_ids),
+        ready=True if before is None else before.ready,
+        preempt_time=row.preempt_time,
+        acked=row.acked,
+        idle=False if before is None else before.idle,
+        kill_time=row.kill_time,
+        steps_completed=row.steps_completed,
+        latest_checkpoint=row.latest_checkpoint,
+    )
+    trial.allocation = hub.live.allocations[row.id] = allocation
+    hub.signals.open(row.id, said=row.preempt_time is not None)
+
+
+async def resume(hub: Hub) -> None:
+    """Take up what an earlier master did not finish: validations that no search has seen, deletions, deadlines."""
+    await hub.actor.refresh()
+    for trial in list(hub.live.trials.values()):
+        if trial.early_exit is not None and trial.allocation is not None:
+            _operations.watch_exit(hub, trial.id, trial.allocation.id)
+        if _facts.goes_by_validations(trial):
+            await _facts.catch_up(hub, trial)
+    for allocation in list(hub.live.allocations.values()):
+        if allocation.kill_time is not None:
+            hub.runner.kill(allocation.id)
+        elif allocation.preempt_time is not None:
+            timeout = allocation.trial.experiment.spec.preemption_timeout
+            left = allocation.preempt_time + timeout - _clock.now()
+            hub.runner.terminate(allocation.id, min(max(left, 0.0), timeout))
+    due, deleting = await hub.store.read(
+        lambda conn: (_retention.due(conn), experiments.find(conn, states=["DELETING"]))
+    )
+    for number in due:
+        hub.runner.retain(number)
+    for row in deleting:
+        hub.runner.spawn(_retention.erase(hub, row.id), f"deletion of experiment {row.id}")
+    hub.runner.spawn(_unmanaged.sweep(hub), "unmanaged trials")

@@ -1,0 +1,144 @@
+"""What trials report: journals, metrics, status, log lines. What of it decides anything is in ``_facts``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from det_core import _clock
+from det_core._errors import StoreConflict
+from det_core.master._errors import Conflict, Fenced, Invalid
+from det_core.master.service._access import check_run, experiment_row, know_trial, live_trial, trial_row
+from det_core.master.service._facts import VALIDATION, steer
+from det_core.master.store import experiments, logs, metrics, trials
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.service._hub import Hub
+
+
+async def fence(hub: Hub, trial_id: int, trial_run_id: int) -> None:
+    """Make sure that a report comes from the attempt of a trial that runs.
+
+    Raises:
+        NotFound: there is no such trial.
+        Fenced: the attempt is over.
+        Invalid: there never was such an attempt.
+    """
+    trial = hub.live.trials.get(trial_id)
+    if trial is not None:
+        check_run(trial, trial_run_id)
+        return
+    row = await trial_row(hub, trial_id)
+    if not row.unmanaged:
+        raise Fenced(f"trial {trial_id} has ended")
+    if row.run_id != trial_run_id:
+        raise Fenced(f"trial {trial_id}: run {trial_run_id} is not the one that runs, which is {row.run_id}")
+
+
+async def journal(
+    hub: Hub,
+    trial_id: int,
+    trial_run_id: int,
+    rank: int,
+    records: Sequence[Mapping[str, Any]],
+    restart: int,
+    *,
+    last_will: bool = False,
+) -> int:
+    """Take records of a journal.
+
+    Args:
+        hub: where.
+        trial_id, trial_run_id, rank, restart: whose journal it is.
+        records: as they stand in it.
+        last_will: its process is dead, and these are what it left: they count also where it would have asked.
+    """
+    if not last_will:
+        await fence(hub, trial_id, trial_run_id)
+    try:
+        kept = await hub.store.write(
+            lambda conn: metrics.insert_journal(conn, trial_id, trial_run_id, rank, records, restart=restart)
+        )
+    except ValueError as e:
+        raise Invalid(f"trial {trial_id}, journal of rank {rank}: {e}") from None
+    if trial_id in hub.live.trials:
+        await steer(hub, trial_id, f"run {trial_run_id}", records, last_will=last_will)
+    return kept.next_seq
+
+
+async def report(
+    hub: Hub,
+    trial_id: int,
+    trial_run_id: int,
+    group: str,
+    steps_completed: int | None,
+    avg_metrics: Mapping[str, Any],
+    batch_metrics: Sequence[Mapping[str, Any]] | None,
+    report_time: float | None,
+) -> None:
+    """Take one report by the contract's route."""
+    await fence(hub, trial_id, trial_run_id)
+    try:
+        await hub.store.write(
+            lambda conn: metrics.report(
+                conn, trial_id, trial_run_id, group, steps_completed, avg_metrics, batch_metrics, time=report_time
+            )
+        )
+    except StoreConflict as e:
+        raise Conflict(str(e)) from None
+    except ValueError as e:
+        raise Invalid(f"trial {trial_id}: {e}") from None
+    if group == VALIDATION and trial_id in hub.live.trials:
+        record = {"kind": "metrics", "group": group, "metrics": avg_metrics, "steps_completed": steps_completed}
+        await steer(hub, trial_id, f"run {trial_run_id}", [record], last_will=False)
+
+
+async def set_status(hub: Hub, trial_id: int, status: str, allocation_id: str | None) -> None:
+    """Replace what is shown as a trial's doing."""
+    await may_report(hub, trial_id, allocation_id)
+    await hub.store.write(lambda conn: trials.change(conn, trial_id, status=status))
+
+
+async def may_report(hub: Hub, trial_id: int, allocation_id: str | None) -> None:
+    """Make sure that there is a trial, and that an allocation that speaks for it has not ended."""
+    await know_trial(hub, trial_id)
+    if allocation_id is not None:
+        live_trial(hub, trial_id, allocation_id)
+
+
+async def task_logs(hub: Hub, lines: Sequence[Mapping[str, Any]]) -> None:
+    """Take log lines in the shape of LogView."""
+    kept = [
+        logs.LogLine(
+            task_id=line["task_id"],
+            log=line["log"],
+            timestamp=line["timestamp"],
+            allocation_id=line.get("allocation_id"),
+            rank=line.get("rank"),
+            level=line.get("level") or "INFO",
+            stdtype=line.get("stdtype") or "stdout",
+            source=line.get("source") or "task",
+        )
+        for line in lines
+    ]
+    await hub.store.write(lambda conn: logs.append(conn, kept))
+    hub.news.tell(*{("log", line.task_id) for line in kept})
+
+
+async def alert(hub: Hub, experiment_id: int, trial_id: int | None, title: str, description: str, level: str) -> None:
+    """Bring something to people's attention: it is kept, and written to the trial's log."""
+    await experiment_row(hub, experiment_id)
+    task_id = None if trial_id is None else (await trial_row(hub, trial_id)).task_id
+
+    def write(conn: Connection) -> None:
+        experiments.add_alert(conn, experiment_id, trial_id, level=level, title=title, description=description)
+        if task_id is not None:
+            text = f"alert: {title}" + (f": {description}" if description else "") + "\n"
+            line = logs.LogLine(task_id=task_id, log=text, timestamp=_clock.now(), level=level, source="alert")
+            logs.append(conn, [line])
+
+    await hub.store.write(write)
+    if task_id is not None:
+        hub.news.tell(("log", task_id))

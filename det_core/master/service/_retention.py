@@ -1,0 +1,169 @@
+"""Checkpoints deleted: at an experiment's end (§11.3), when a person asks for it, and with their experiment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from det_core._errors import DetCoreError
+from det_core.config import Experiment
+from det_core.master._errors import Invalid, WrongState
+from det_core.master.scheduler import Kept, State, expired
+from det_core.master.service._access import experiment_row
+from det_core.master.service._checkpoints import no_checkpoint
+from det_core.master.store import checkpoints, contexts, experiments, key_values, metrics, storages, trials
+from det_core.storage import open_store
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.service._hub import Hub
+    from det_core.master.store.checkpoints import CheckpointRow
+
+LOG = logging.getLogger("det_core")
+
+THERE = (checkpoints.COMPLETED, checkpoints.PARTIALLY_DELETED)
+WHOLE = ("**/*",)
+DUE = "checkpoints to look through"
+"""The key under which it is kept which experiments have ended, and whose checkpoints were not looked through yet."""
+
+
+async def retain(hub: Hub, experiment_id: int) -> None:
+    """Delete the checkpoints of an ended experiment that its configuration does not keep."""
+    rows = await hub.store.read(lambda conn: to_go(conn, experiment_id))
+    await delete_rows(hub, rows, WHOLE)
+    await hub.store.write(lambda conn: due(conn, remove=experiment_id))
+
+
+def due(conn: Connection, *, add: int | None = None, remove: int | None = None) -> list[int]:
+    """The experiments whose checkpoints are still to be looked through, after one was added or removed."""
+    before: list[int] = key_values.get(conn, DUE, [])
+    after = sorted(({*before} | ({add} if add else set())) - ({remove} if remove else set()))
+    if after != before:
+        key_values.put(conn, DUE, after)
+    return after
+
+
+def to_go(conn: Connection, experiment_id: int) -> list[CheckpointRow]:
+    """The checkpoints that an experiment's retention does not keep, oldest first."""
+    row = experiments.get(conn, experiment_id)
+    if row is None or row.unmanaged:
+        return []
+    spec = Experiment(row.config)
+    found = checkpoints.of_experiment(conn, experiment_id, states=THERE)[::-1]
+    protected = _sources(conn, without=experiment_id)
+    by_trial = {t: _at_steps(conn, t, spec.metric) for t in {c.trial_id for c in found}}
+    gone = set(
+        expired(
+            [
+                Kept(
+                    uuid=c.uuid,
+                    trial_id=c.trial_id,
+                    steps_completed=c.steps_completed,
+                    ordinal=ordinal,
+                    metric=by_trial[c.trial_id].get(c.steps_completed),
+                    protected=c.uuid in protected,
+                )
+                for ordinal, c in enumerate(found)
+            ],
+            save_experiment_best=spec.save_experiment_best,
+            save_trial_best=spec.save_trial_best,
+            save_trial_latest=spec.save_trial_latest,
+            smaller_is_better=spec.smaller_is_better,
+        )
+    )
+    return [c for c in found if c.uuid in gone]
+
+
+def _at_steps(conn: Connection, trial_id: int, metric: str) -> dict[int, float]:
+    return {v.row.steps_completed or 0: v.value for v in metrics.validations(conn, trial_id, metric)}
+
+
+def _sources(conn: Connection, *, without: int) -> set[str]:
+    """The checkpoints that trials of other experiments start from."""
+    return trials.warm_starts(conn, without=without)
+
+
+async def delete(hub: Hub, uuids: Sequence[str], globs: Sequence[str]) -> None:
+    """Delete checkpoints, or the files in them that match; it goes on in the background."""
+    if not globs or not all(isinstance(g, str) and g for g in globs):
+        raise Invalid("checkpointGlobs must be patterns of files, such as **/*")
+
+    def look(conn: Connection) -> list[CheckpointRow]:
+        rows = []
+        for uuid in dict.fromkeys(uuids):
+            row = checkpoints.get(conn, uuid)
+            if row is None:
+                raise no_checkpoint(uuid)
+            rows.append(row)
+        return rows
+
+    rows = [row for row in await hub.store.read(look) if row.state in THERE]
+    hub.runner.spawn(delete_rows(hub, rows, globs), f"deletion of {len(rows)} checkpoint(s)")
+
+
+async def delete_rows(hub: Hub, rows: Sequence[CheckpointRow], globs: Sequence[str]) -> list[str]:
+    """Delete checkpoints from their storages, and note it of each; returns the uuids of those that would not go."""
+    return [row.uuid for row in rows if not await _delete_one(hub, row, globs)]
+
+
+async def _delete_one(hub: Hub, row: CheckpointRow, globs: Sequence[str]) -> bool:
+    config = await hub.store.read(lambda conn: storage_of(conn, row))
+    try:
+        left = await asyncio.to_thread(_delete, hub, config, row.uuid, globs)
+    except (DetCoreError, OSError, ValueError) as e:
+        LOG.warning("checkpoint %s could not be deleted: %s", row.uuid, e)
+        return False
+    await hub.store.write(lambda conn: checkpoints.set_resources(conn, row.uuid, left))
+    return True
+
+
+def _delete(hub: Hub, config: Mapping[str, Any] | None, uuid: str, globs: Sequence[str]) -> dict[str, int]:
+    store = open_store(config, hub.settings.home / "checkpoints")
+    try:
+        return store.delete(uuid, tuple(globs))
+    finally:
+        store.close()
+
+
+def storage_of(conn: Connection, row: CheckpointRow) -> dict[str, Any] | None:
+    """The configuration of the storage that a checkpoint is in, without what says how many stay."""
+    found = None if row.storage_id is None else storages.get(conn, row.storage_id)
+    if found is None:
+        experiment = experiments.get(conn, row.experiment_id)
+        found = None if experiment is None else experiment.config.get("checkpoint_storage")
+    return None if found is None else plain(found)
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A storage's configuration without what says how many checkpoints stay, and without what is not set."""
+    return {k: v for k, v in config.items() if v is not None and not k.startswith("save_")}
+
+
+async def delete_experiment(hub: Hub, experiment_id: int) -> None:
+    """Delete an ended experiment; its checkpoints and reports go in the background."""
+    row = await experiment_row(hub, experiment_id)
+    if not State(row.state).terminal and not (row.unmanaged and row.end_time is not None):
+        raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): cancel or kill it first")
+    await hub.store.write(lambda conn: experiments.change(conn, experiment_id, state=State.DELETING.value))
+    hub.runner.spawn(erase(hub, experiment_id), f"deletion of experiment {experiment_id}")
+
+
+async def erase(hub: Hub, experiment_id: int) -> None:
+    """Delete what belongs to an experiment in state DELETING."""
+    rows = await hub.store.read(lambda conn: checkpoints.of_experiment(conn, experiment_id, states=THERE))
+    failed = await delete_rows(hub, rows, WHOLE)
+
+    def write(conn: Connection) -> None:
+        if failed:
+            error = f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}"
+            experiments.change(conn, experiment_id, state=State.DELETE_FAILED.value, error=error)
+            return
+        experiments.erase(conn, experiment_id)
+        experiments.change(conn, experiment_id, state=State.DELETED.value)
+        contexts.drop_unused(conn)
+
+    await hub.store.write(write)
+    hub.news.tell(("experiment", experiment_id))

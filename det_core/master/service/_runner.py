@@ -1,0 +1,194 @@
+"""What the engine is told, in order for each allocation, and what it tells."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from det_core import _clock
+from det_core.config import entrypoint_command
+from det_core.master.engines import ExitReport, LaunchSpec
+from det_core.master.service import _checkpoints, _exits, _retention
+from det_core.master.store import contexts
+
+if TYPE_CHECKING:
+    from det_core.master.service._hub import Hub
+
+LOG = logging.getLogger("det_core")
+
+
+class Runner:
+    """Hands what was decided on to the engine, and what the engine tells to the actor.
+
+    Args:
+        hub: the service's parts.
+    """
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._tried: set[str] = set()
+        self._last: dict[str, asyncio.Task[None]] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._recovered = asyncio.Event()
+
+    def watch(self) -> None:
+        """The engine has recovered: listen to it, and tell it what was put off until then."""
+        self._recovered.set()
+        self.spawn(self._listen(), "engine")
+
+    async def stop(self) -> None:
+        """Give up what is under way. The engine itself goes on."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def tried(self, allocation_id: str) -> bool:
+        """Whether this master has told the engine to start the allocation; else an earlier one may have."""
+        return allocation_id in self._tried
+
+    def spawn(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
+        """Do some work aside; it is given up when the service stops."""
+        task = asyncio.create_task(work, name=f"det_core master: {name}")
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    # What is to be done after a commit; none of it waits.
+
+    def launch(self, allocation_id: str, token: str) -> None:
+        """Start an allocation that was recorded."""
+        allocation = self._hub.live.allocations.get(allocation_id)
+        if allocation is None:
+            return
+        self._tried.add(allocation_id)
+        spec, digest = self._spec(allocation_id, token), allocation.trial.experiment.context
+        self._in_turn(allocation_id, partial(self._launch, spec, digest))
+
+    def terminate(self, allocation_id: str, grace: float) -> None:
+        """Have an allocation killed in ``grace`` seconds, unless it ends before."""
+        self._in_turn(allocation_id, partial(self._hub.engine.terminate, allocation_id, grace))
+
+    def kill(self, allocation_id: str) -> None:
+        """Have an allocation killed now."""
+        self._in_turn(allocation_id, partial(self._hub.engine.kill, allocation_id))
+
+    def forget(self, allocation_id: str) -> None:
+        """Have the engine forget an allocation whose end is recorded."""
+        self._tried.discard(allocation_id)
+        self._in_turn(allocation_id, partial(self._hub.engine.forget, allocation_id))
+
+    def retain(self, experiment_id: int) -> None:
+        """Look through the checkpoints of an experiment that has ended."""
+        self.spawn(_retention.retain(self._hub, experiment_id), f"checkpoints of experiment {experiment_id}")
+
+    def later(self, seconds: float, act: Callable[[], None]) -> None:
+        """Do something in a while, if the service still runs then."""
+        self.spawn(_later(seconds, act), "timer")
+
+    # How it is done.
+
+    def _in_turn(self, allocation_id: str, work: Callable[[], Awaitable[None]]) -> None:
+        before = self._last.get(allocation_id)
+        task = self.spawn(self._after(before, work, allocation_id), allocation_id)
+        self._last[allocation_id] = task
+
+    async def _after(
+        self, before: asyncio.Task[None] | None, work: Callable[[], Awaitable[None]], allocation_id: str
+    ) -> None:
+        try:
+            await self._recovered.wait()
+            if before is not None:
+                await asyncio.wait([before])
+            await work()
+        finally:
+            if self._last.get(allocation_id) is asyncio.current_task():
+                del self._last[allocation_id]
+
+    async def _launch(self, spec: LaunchSpec, digest: str | None) -> None:
+        hub = self._hub
+        try:
+            context = None if digest is None else await context_file(hub, digest)
+            await hub.engine.launch(LaunchSpec(**{**vars(spec), "context": context}))
+        except Exception as e:
+            LOG.error("allocation %s could not be started: %s", spec.allocation_id, e, exc_info=e)
+            detail = f"it could not be started: {type(e).__name__}: {e}"
+            report = ExitReport(None, None, False, False, False, detail, time=_clock.now())
+            hub.actor.post(lambda tx: _exits.ended(hub, tx, spec.allocation_id, report))
+            return
+        allocation = hub.live.allocations.get(spec.allocation_id)
+        if allocation is not None:
+            allocation.ready = True
+
+    def _spec(self, allocation_id: str, token: str) -> LaunchSpec:
+        allocation = self._hub.live.allocations[allocation_id]
+        trial, settings = allocation.trial, self._hub.settings
+        spec = trial.experiment.spec
+        return LaunchSpec(
+            allocation_id=allocation_id,
+            task_id=trial.task_id,
+            experiment_id=trial.experiment.id,
+            trial_id=trial.id,
+            trial_run_id=allocation.run_id,
+            trial_seed=trial.seed,
+            hparams=trial.hparams,
+            config=spec.data,
+            slot_ids=allocation.slot_ids,
+            session_token=token,
+            master_url=settings.master_url,
+            command=entrypoint_command(spec.entrypoint or ""),
+            cluster_id=settings.cluster_id,
+            agent_id=settings.agent_id,
+            steps_completed=allocation.steps_completed,
+            latest_checkpoint=allocation.latest_checkpoint,
+            environment=spec.environment_variables_for("cpu"),
+            gpu_environment=spec.environment_variables_for("cuda"),
+            preemption_timeout=spec.preemption_timeout,
+        )
+
+    async def _listen(self) -> None:
+        hub = self._hub
+        async for event in hub.engine.events():
+            await _checkpoints.make_up(hub, event.allocation_id)
+            hub.actor.post(partial(_take, hub, event.allocation_id, event.exit))
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            LOG.error("%s failed", task.get_name(), exc_info=task.exception())
+
+
+def _take(hub: Hub, allocation_id: str, report: ExitReport, tx: Any) -> None:
+    _exits.ended(hub, tx, allocation_id, report)
+
+
+async def _later(seconds: float, act: Callable[[], None]) -> None:
+    await asyncio.sleep(seconds)
+    act()
+
+
+async def context_file(hub: Hub, digest: str) -> Path | None:
+    """A context archive as a file, written when it is first wanted."""
+    path = hub.settings.home / "master" / "contexts" / f"{digest}.tgz"
+    async with hub.writing:  # several allocations may want it at once
+        if not path.exists():
+            content = await hub.store.read(lambda conn: contexts.get(conn, digest))
+            if content is None:
+                return None
+            await asyncio.to_thread(_write_file, path, content)
+    return path
+
+
+def _write_file(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_suffix(".new")
+    with open(aside, "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())  # a name without content would be believed for ever
+    aside.replace(path)

@@ -1,0 +1,60 @@
+"""Searches as they are shown, and the files of their experiments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from det_core.config import Experiment
+from det_core.master._errors import WrongState
+from det_core.master.service._access import experiment_row
+from det_core.master.service._recovery import recall
+from det_core.master.service._views import SearchView
+from det_core.master.store import contexts, searcher_events, trials
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.service._hub import Hub
+    from det_core.master.store.searcher_events import SearcherEventRow, SnapshotRow
+
+
+async def state(hub: Hub, experiment_id: int) -> SearchView:
+    """Where a search stands; that of an ended experiment is made again from what was recorded."""
+    row = await experiment_row(hub, experiment_id)
+    if row.unmanaged:
+        raise WrongState(f"experiment {experiment_id} is unmanaged: it has no search")
+
+    def look(conn: Connection) -> tuple[SnapshotRow | None, list[SearcherEventRow], int, int, int]:
+        snapshot = searcher_events.snapshot(conn, experiment_id)
+        found = trials.of_experiment(conn, experiment_id)
+        return (
+            snapshot,
+            searcher_events.after(conn, experiment_id, -1 if snapshot is None else snapshot.ordinal),
+            searcher_events.count(conn, experiment_id),
+            len(found),
+            sum(trial.end_time is not None for trial in found),
+        )
+
+    snapshot, events, count, requested, closed = await hub.store.read(look)
+    live = hub.live.experiments.get(experiment_id)
+    search = None if live is None else live.search
+    if search is None:
+        search = await recall(hub, Experiment(row.config), row.context, snapshot, events)
+    return SearchView(
+        experiment_id=experiment_id,
+        searcher=row.config["searcher"],
+        progress=search.progress(),
+        rungs=search.rungs(),
+        events=count,
+        trials_requested=requested,
+        trials_closed=closed,
+    )
+
+
+async def context(hub: Hub, experiment_id: int) -> bytes:
+    """The context directory as it was packed; empty if there was none."""
+    row = await experiment_row(hub, experiment_id)
+    if row.context is None:
+        return b""
+    digest = row.context
+    return await hub.store.read(lambda conn: contexts.get(conn, digest)) or b""

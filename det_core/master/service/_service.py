@@ -1,0 +1,586 @@
+"""The service: every call of the API, each handed to the part that knows its idea."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from det_core.master._errors import Conflict, NotFound
+from det_core.master._settings import MasterSettings
+from det_core.master.scheduler import State
+from det_core.master.service import (
+    _checkpoints,
+    _continue,
+    _create,
+    _logs,
+    _operations,
+    _patch,
+    _peers,
+    _queries,
+    _remote,
+    _reports,
+    _retention,
+    _searches,
+    _show_checkpoints,
+    _show_experiments,
+    _signalled,
+    _steering,
+    _unmanaged,
+)
+from det_core.master.service._access import experiment_row, know_trial, trial_row
+from det_core.master.service._actor import Actor, Transaction
+from det_core.master.service._exits import log_mark
+from det_core.master.service._hub import Hub
+from det_core.master.service._listener import Ear
+from det_core.master.service._metadata import check_metadata
+from det_core.master.service._recovery import reload, resume
+from det_core.master.service._runner import Runner
+from det_core.master.service._schedule import schedule
+from det_core.master.service._search import settle
+from det_core.master.service._views import CreatedView, MasterView, TokenView
+from det_core.master.store import experiments, key_values, storages, tokens, trials
+from det_core.master.store.allocations import alive
+
+if TYPE_CHECKING:
+    from det_core.master.engines import Engine
+    from det_core.master.service._views import (
+        CheckpointView,
+        EventView,
+        ExperimentView,
+        LogPage,
+        MetricView,
+        OperationView,
+        RendezvousView,
+        SearchView,
+        StartView,
+        TrialView,
+    )
+    from det_core.master.store import Store
+
+
+class Service:
+    """Turns requests and events into decisions, records each in the store, then acts on it.
+
+    Every method may be called at any time on the loop that :meth:`start` ran on. What a method answers is in the
+    store already. Each raises a MasterError that says what is wrong; a repeat of a request that was carried out
+    changes nothing and gets the same answer.
+
+    Args:
+        store: an open store; the service does not close it.
+        engine: what runs allocations.
+        settings: where the master is, and what it is called.
+    """
+
+    def __init__(self, store: Store, engine: Engine, settings: MasterSettings) -> None:
+        self._hub = Hub(store, engine, settings)
+        self._hub.runner = Runner(self._hub)
+
+    def _settle(self, tx: Transaction) -> None:
+        settle(self._hub, tx)
+
+    def _conclude(self, tx: Transaction) -> None:
+        schedule(self._hub, tx)
+
+    # lifecycle
+
+    async def start(self) -> None:
+        """Read what is in the store, adopt the allocations that still run, and go on."""
+        hub = self._hub
+        hub.actor = Actor(hub.store, self._settle, self._conclude, partial(reload, hub))
+        await reload(hub)
+        marks = await hub.store.read(lambda conn: {a.id: key_values.get(conn, log_mark(a.id)) for a in alive(conn)})
+        hub.actor.start()
+        await hub.engine.recover(marks, Ear(hub))
+        hub.runner.watch()
+        await resume(hub)
+
+    async def stop(self) -> None:
+        """Decide nothing more. Allocations go on; the next :meth:`start` finds them."""
+        hub = self._hub
+        await hub.actor.stop()
+        hub.signals.release()
+        hub.news.stop()
+        await hub.runner.stop()
+
+    async def master(self) -> MasterView:
+        """What clients are told of the master."""
+        hub = self._hub
+        used = {slot for allocation in hub.live.allocations.values() for slot in allocation.slot_ids}
+        return MasterView(
+            cluster_id=hub.settings.cluster_id,
+            cluster_name=hub.settings.cluster_name,
+            version=hub.settings.version,
+            slots=list(hub.engine.slots),
+            slots_in_use=sorted(used),
+        )
+
+    async def identify(self, token: str) -> TokenView | None:
+        """Whom an allocation's token belongs to; None if it is none, or its allocation has ended."""
+        row = await self._hub.store.read(lambda conn: tokens.find(conn, token))
+        if row is None or row.allocation_id is None or row.trial_id is None or row.experiment_id is None:
+            return None
+        return TokenView(
+            allocation_id=row.allocation_id,
+            task_id=row.allocation_id.rpartition(".")[0],
+            trial_id=row.trial_id,
+            experiment_id=row.experiment_id,
+        )
+
+    # experiments
+
+    async def create_experiment(
+        self,
+        config: str | Mapping[str, Any],
+        context: bytes | None = None,
+        *,
+        activate: bool = True,
+        validate_only: bool = False,
+        unmanaged: bool = False,
+        parent_id: int | None = None,
+        external_id: str | None = None,
+        overrides: Sequence[str] = (),
+    ) -> CreatedView:
+        """Create an experiment.
+
+        Args:
+            config: the configuration, as text (YAML or JSON) or read already.
+            context: the packed context directory (tar, gzipped).
+            activate: whether it starts at once; else it is PAUSED.
+            validate_only: only look whether it could be created.
+            unmanaged: its trials are run by others (§9).
+            parent_id: the experiment that it was derived from.
+            external_id: a name of the caller's; another experiment of this name is a Conflict.
+            overrides: changes of the configuration, as ``a.b=v``.
+
+        Raises:
+            Invalid: mistakes in the configuration, all of them in ``errors``; or an unusable archive.
+            NotFound: a warm start from a trial or checkpoint that there is not.
+        """
+        drafted = await _create.draft(
+            self._hub, config, context, overrides, unmanaged=unmanaged, keep=not validate_only
+        )
+        if validate_only:
+            return CreatedView(experiment=_show_experiments.drafted(drafted.spec), warnings=list(drafted.spec.warnings))
+        number = await _create.create(
+            self._hub, drafted, activate=activate, parent_id=parent_id, external_id=external_id
+        )
+        return CreatedView(experiment=await self.experiment(number), warnings=list(drafted.spec.warnings))
+
+    async def put_experiment(
+        self, external_id: str, config: str | Mapping[str, Any], *, unmanaged: bool = True
+    ) -> CreatedView:
+        """The experiment of that external id, created if there is none."""
+        row = await self._hub.store.read(lambda conn: experiments.by_external_id(conn, external_id))
+        if row is None:
+            try:
+                return await self.create_experiment(config, unmanaged=unmanaged, external_id=external_id)
+            except Conflict:  # somebody else has just created it
+                row = await self._hub.store.read(lambda conn: experiments.by_external_id(conn, external_id))
+        if row is None or row.state == "DELETED":
+            raise Conflict(f"the experiment of the external id {external_id!r} was deleted; choose another one")
+        return CreatedView(experiment=await self.experiment(row.id), warnings=list(row.warnings))
+
+    async def experiments(
+        self,
+        *,
+        states: Sequence[str] = (),
+        labels: Sequence[str] = (),
+        name: str | None = None,
+        archived: bool | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+        offset: int = 0,
+    ) -> list[ExperimentView]:
+        """Experiments by their ids, without deleted ones; each filter that is given must match."""
+        return await self._hub.store.read(
+            lambda conn: _queries.find_experiments(
+                conn, self._hub, states, labels, name, archived, newest_first, limit, offset
+            )
+        )
+
+    async def experiment(self, experiment_id: int) -> ExperimentView:
+        """One experiment."""
+        return await _queries.experiment(self._hub, experiment_id)
+
+    async def trials(self, experiment_id: int, *, states: Sequence[str] = ()) -> list[TrialView]:
+        """The trials of an experiment, by their ids."""
+        return await _queries.find_trials(self._hub, experiment_id, states)
+
+    async def trial(self, trial_id: int) -> TrialView:
+        """One trial."""
+        return await _queries.trial(self._hub, trial_id)
+
+    async def activate(self, experiment_id: int) -> None:
+        """Let a paused experiment go on. An active one stays so; an ended one is a WrongState."""
+        await _steering.activate(self._hub, experiment_id)
+
+    async def pause(self, experiment_id: int) -> None:
+        """Have all trials save and stop, to go on at :meth:`activate`."""
+        await _steering.pause(self._hub, experiment_id)
+
+    async def cancel(self, experiment_id: int) -> None:
+        """Have all trials save and stop, for good. An ended experiment stays as it is."""
+        await _steering.end(self._hub, experiment_id, State.STOPPING_CANCELED, "its experiment was canceled")
+
+    async def kill(self, experiment_id: int) -> None:
+        """Kill all trials, for good. An ended experiment stays as it is."""
+        await _steering.end(self._hub, experiment_id, State.STOPPING_KILLED, "its experiment was killed")
+
+    async def kill_trial(self, trial_id: int) -> None:
+        """Kill one trial, for good; the search is told that it was canceled."""
+        await _steering.kill_trial(self._hub, trial_id)
+
+    async def archive(self, experiment_id: int) -> None:
+        """Put an ended experiment aside."""
+        await _steering.archive(self._hub, experiment_id, True)
+
+    async def unarchive(self, experiment_id: int) -> None:
+        """Undo :meth:`archive`."""
+        await _steering.archive(self._hub, experiment_id, False)
+
+    async def delete_experiment(self, experiment_id: int) -> None:
+        """Delete an ended experiment with all that belongs to it. It goes in the background: see its state."""
+        await _retention.delete_experiment(self._hub, experiment_id)
+
+    async def continue_experiment(self, experiment_id: int, override: str | None = None) -> ExperimentView:
+        """Go on with an ended experiment (§10): incomplete trials resume from their latest checkpoints.
+
+        Args:
+            experiment_id: the experiment, which must have ended.
+            override: configuration text laid over its own; the search itself cannot be changed, but for longer training
+                of a single trial.
+
+        Raises:
+            WrongState: it has not ended, or its search of several trials is complete.
+        """
+        await _continue.go_on(self._hub, experiment_id, override)
+        return await self.experiment(experiment_id)
+
+    async def patch_experiment(
+        self,
+        experiment_id: int,
+        *,
+        name: str | None = None,
+        description: str | None = None,
+        labels: Sequence[str] | None = None,
+        priority: int | None = None,
+        checkpoint_storage: Mapping[str, Any] | None = None,
+    ) -> ExperimentView:
+        """Change what is given. ``checkpoint_storage`` takes save_… counts alone, applied at once if it has ended."""
+        if priority is not None:
+            await self.set_priority(experiment_id, priority)
+        await _patch.patch(self._hub, experiment_id, name, description, labels, checkpoint_storage)
+        return await self.experiment(experiment_id)
+
+    async def set_priority(self, experiment_id: int, priority: int) -> None:
+        """Change the priority, 1 (first) to 99."""
+        await _steering.set_priority(self._hub, experiment_id, priority)
+
+    async def wait_experiment(self, experiment_id: int, timeout: float) -> ExperimentView:
+        """The experiment once it has ended, or as it is after ``timeout`` seconds."""
+        return await _queries.wait(self._hub, experiment_id, timeout)
+
+    async def best_trial(self, experiment_id: int) -> TrialView | None:
+        """The trial with the best searched metric."""
+        return await _queries.best_trial(self._hub, experiment_id)
+
+    async def best_checkpoint(self, experiment_id: int) -> CheckpointView | None:
+        """Of the checkpoints still there, that with the best searched metric at its step."""
+        await experiment_row(self._hub, experiment_id)
+        return await self._hub.store.read(lambda conn: _show_checkpoints.best(conn, experiment_id))
+
+    async def best_validation(self, experiment_id: int) -> float:
+        """The best value of the searched metric. Without validations: NotFound."""
+        return await _queries.best_validation(self._hub, experiment_id)
+
+    async def search_state(self, experiment_id: int) -> SearchView:
+        """Where the search stands."""
+        return await _searches.state(self._hub, experiment_id)
+
+    async def context_archive(self, experiment_id: int) -> bytes:
+        """The context directory as it was packed; empty if there was none."""
+        return await _searches.context(self._hub, experiment_id)
+
+    async def task_context(self, task_id: str) -> bytes:
+        """The context directory of a task's experiment, as it was packed."""
+        row = await self._hub.store.read(lambda conn: trials.by_task_id(conn, task_id))
+        if row is None:
+            raise NotFound(f"there is no task {task_id}")
+        return await _searches.context(self._hub, row.experiment_id)
+
+    async def searcher_events(self, experiment_id: int, timeout: float) -> list[EventView]:
+        """For a searcher that runs elsewhere (§12.8): events not answered yet; waits ``timeout`` seconds for one."""
+        return await _remote.events(self._hub, experiment_id, timeout)
+
+    async def searcher_operations(
+        self, experiment_id: int, triggered_by: int | None, operations: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """Take the decisions of a searcher that runs elsewhere (§12.8).
+
+        Args:
+            experiment_id: its experiment, whose searcher is ``custom``.
+            triggered_by: the id of the event that they answer; it and those before it are done with.
+            operations: as on the wire, in camelCase: ``createTrial``, ``trialOperation``, ….
+        """
+        await _remote.operations(self._hub, experiment_id, triggered_by, operations)
+
+    # what was recorded
+
+    async def metrics(
+        self,
+        trial_ids: Sequence[int],
+        group: str | None = None,
+        *,
+        after: int = 0,
+        limit: int | None = None,
+        archived: bool = False,
+    ) -> list[MetricView]:
+        """Rows of the group (None: of all groups), by id from ``after`` on; ``archived``: superseded ones too."""
+        return await self._hub.store.read(
+            lambda conn: _queries.find_metrics(conn, trial_ids, group, after, limit, archived)
+        )
+
+    async def checkpoints(self, experiment_id: int) -> list[CheckpointView]:
+        """All checkpoints of an experiment, newest first."""
+        await experiment_row(self._hub, experiment_id)
+        return await self._hub.store.read(lambda conn: _show_checkpoints.of_experiment(conn, experiment_id))
+
+    async def trial_checkpoints(self, trial_id: int) -> list[CheckpointView]:
+        """All checkpoints of a trial, newest first."""
+        return await self._hub.store.read(lambda conn: _show_checkpoints.of_trial(conn, trial_id))
+
+    async def checkpoint(self, uuid: str) -> CheckpointView:
+        """One checkpoint."""
+        return await self._hub.store.read(lambda conn: _show_checkpoints.one(conn, uuid))
+
+    async def set_checkpoint_metadata(self, uuid: str, metadata: Mapping[str, Any]) -> CheckpointView:
+        """Replace what the master answers as a checkpoint's metadata."""
+        await _checkpoints.set_metadata(self._hub, uuid, metadata)
+        return await self.checkpoint(uuid)
+
+    async def delete_checkpoints(self, uuids: Sequence[str], globs: Sequence[str] = ("**/*",)) -> None:
+        """Delete checkpoints, or the files in them that match, from their storages, in the background."""
+        await _retention.delete(self._hub, uuids, globs)
+
+    async def logs(self, trial_id: int, *, after: int = 0, limit: int = 1000, wait: float = 0.0) -> LogPage:
+        """Lines of a trial's log with ids above ``after``; waits ``wait`` seconds for one, unless it has ended."""
+        row = await trial_row(self._hub, trial_id)
+        return await _logs.page(self._hub, row.task_id, after, limit, wait)
+
+    async def logs_of_task(self, task_id: str, *, after: int = 0, limit: int = 1000, wait: float = 0.0) -> LogPage:
+        """As :meth:`logs`, by task id."""
+        return await _logs.page(self._hub, task_id, after, limit, wait)
+
+    # trials
+
+    async def run_prepare(self, trial_id: int, storage: Mapping[str, Any] | None) -> int | None:
+        """The id of a checkpoint storage (§5.1); equal ones have the same id. None without one."""
+        await know_trial(self._hub, trial_id)
+        if storage is None:
+            return None
+        config = _retention.plain(storage)
+        return await self._hub.store.write(lambda conn: storages.ensure(conn, config))
+
+    async def journal(
+        self, trial_id: int, trial_run_id: int, rank: int, records: Sequence[Mapping[str, Any]], restart: int = 0
+    ) -> int:
+        """Take records of a process's journal, each counted once.
+
+        Args:
+            trial_id: the trial.
+            trial_run_id: the attempt that wrote them.
+            rank: the rank that wrote them.
+            records: as they stand in the journal, in order.
+            restart: the restart that the journal's name says.
+
+        Returns:
+            The sequence number to send next.
+
+        Raises:
+            Fenced: the attempt is over.
+            Invalid: a record that is none, with its number.
+        """
+        return await _reports.journal(self._hub, trial_id, trial_run_id, rank, records, restart)
+
+    async def report_metrics(
+        self,
+        trial_id: int,
+        trial_run_id: int,
+        group: str,
+        steps_completed: int | None,
+        avg_metrics: Mapping[str, Any],
+        batch_metrics: Sequence[Mapping[str, Any]] | None = None,
+        report_time: float | None = None,
+    ) -> None:
+        """Take one report (§5.2).
+
+        Raises:
+            Fenced: the attempt is over.
+            Invalid: no usable group, step or metric.
+            Conflict: a key that has another value already.
+        """
+        await _reports.report(
+            self._hub, trial_id, trial_run_id, group, steps_completed, avg_metrics, batch_metrics, report_time
+        )
+
+    async def progress(
+        self, trial_id: int, value: float, *, is_raw: bool = False, allocation_id: str | None = None
+    ) -> None:
+        """Note progress: units trained by the trial, or with ``is_raw`` a fraction.
+
+        ``allocation_id`` here and below: whose token was shown; one that has ended is Fenced.
+        """
+        await _operations.progress(self._hub, trial_id, value, is_raw, allocation_id)
+
+    async def set_status(self, trial_id: int, status: str, *, allocation_id: str | None = None) -> None:
+        """Replace what is shown as the trial's doing."""
+        await _reports.set_status(self._hub, trial_id, status, allocation_id)
+
+    async def set_metadata(
+        self, trial_id: int, metadata: Mapping[str, Any], *, allocation_id: str | None = None
+    ) -> dict[str, Any]:
+        """Replace the run's metadata (§5.4) and return it. Beyond the limits: Invalid."""
+        checked = check_metadata(metadata)
+        await _reports.may_report(self._hub, trial_id, allocation_id)
+        await self._hub.store.write(lambda conn: trials.set_metadata(conn, trial_id, checked))
+        return checked
+
+    async def get_metadata(self, trial_id: int) -> dict[str, Any]:
+        """The run's metadata; {} if nothing was set."""
+        await know_trial(self._hub, trial_id)
+        return await self._hub.store.read(lambda conn: trials.metadata(conn, trial_id))
+
+    async def early_exit(self, trial_id: int, reason: str, *, allocation_id: str | None = None) -> None:
+        """Note that the trial gives up: EXITED_REASON_INVALID_HP, …_INIT_INVALID_HP or …_USER_REQUESTED_STOP."""
+        await _operations.give_up(self._hub, trial_id, reason, allocation_id)
+
+    async def operation(self, trial_id: int, *, allocation_id: str | None = None) -> OperationView:
+        """The trial's current operation. None at all yet, or an experiment without them: NotFound."""
+        return await _operations.current(self._hub, trial_id, allocation_id)
+
+    async def complete_operation(
+        self, trial_id: int, length: int, searcher_metric: Any, *, allocation_id: str | None = None
+    ) -> None:
+        """The operation of ``length`` is done. Another operation than the current one, or another metric: Conflict."""
+        await _operations.complete(self._hub, trial_id, length, searcher_metric, allocation_id)
+
+    async def register_checkpoint(
+        self,
+        uuid: str,
+        task_id: str,
+        *,
+        allocation_id: str | None = None,
+        storage_id: int | None = None,
+        metadata: Mapping[str, Any],
+        resources: Mapping[str, int],
+        state: str = "COMPLETED",
+        report_time: float | None = None,
+    ) -> None:
+        """Note a checkpoint that is complete in its storage (§5.7).
+
+        Raises:
+            Invalid: no steps_completed in the metadata, or another state than COMPLETED.
+            NotFound: the task is no trial.
+            Fenced: the allocation is over.
+            Conflict: another checkpoint has that uuid.
+        """
+        await _checkpoints.register(
+            self._hub,
+            uuid,
+            task_id,
+            allocation_id=allocation_id,
+            storage_id=storage_id,
+            metadata=metadata,
+            resources=resources,
+            state=state,
+            report_time=report_time,
+        )
+
+    async def patch_checkpoints(self, checkpoints: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:
+        """Note what remains of checkpoints, in pairs of uuid and resources; without any it is DELETED."""
+        await _checkpoints.patch(self._hub, checkpoints)
+
+    async def alert(self, experiment_id: int, trial_id: int | None, title: str, description: str, level: str) -> None:
+        """Bring something to people's attention: it is written to the trial's log."""
+        await _reports.alert(self._hub, experiment_id, trial_id, title, description, level)
+
+    async def trial_source_info(self, trial_id: int, checkpoint_uuid: str, kind: str) -> None:
+        """Note that a trial uses a checkpoint."""
+        await _checkpoints.use(self._hub, trial_id, checkpoint_uuid, kind)
+
+    async def task_logs(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Take log lines, in the shape of LogView without ``id``."""
+        await _reports.task_logs(self._hub, lines)
+
+    # allocations
+
+    async def preemption(self, allocation_id: str, timeout: float) -> bool:
+        """Whether the allocation is to stop; waits up to ``timeout`` seconds for it. Of one that has ended: False."""
+        return await _signalled.preemption(self._hub, allocation_id, timeout)
+
+    async def ack_preemption(self, allocation_id: str) -> None:
+        """The process has noticed, and is about to exit."""
+        await _signalled.acknowledge(self._hub, allocation_id)
+
+    async def pending_preemption(self, allocation_id: str) -> None:
+        """Whoever lent the machine wants it back: have the trial save and stop; it runs again elsewhere."""
+        await _signalled.pending(self._hub, allocation_id)
+
+    async def rendezvous(self, allocation_id: str, resources_id: str) -> RendezvousView:
+        """The addresses of all peers, once all have started."""
+        return await _peers.rendezvous(self._hub, allocation_id, resources_id)
+
+    async def all_gather(
+        self, allocation_id: str, request_uuid: str, num_peers: int, data: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """What each of ``num_peers`` has sent, once all have."""
+        return await _peers.gather(self._hub, allocation_id, "all_gather", request_uuid, num_peers, data)
+
+    async def notify_container_running(
+        self, allocation_id: str, request_uuid: str, num_peers: int, data: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Note that a container runs."""
+        await _peers.gather(self._hub, allocation_id, "notify_container_running", request_uuid, num_peers, data)
+        return []
+
+    async def accelerator_data(self, allocation_id: str, data: Mapping[str, Any]) -> None:
+        """Note what accelerators an allocation has."""
+        await _peers.note(self._hub, allocation_id, accelerators=dict(data))
+
+    async def proxy_address(self, allocation_id: str, address: str) -> None:
+        """Note where an allocation is reached."""
+        await _peers.note(self._hub, allocation_id, proxy_address=address)
+
+    async def daemon(self, allocation_id: str, resources_id: str) -> None:
+        """Note that this container may be killed once the others are done."""
+        await _peers.note(self._hub, allocation_id, daemons=[resources_id])
+
+    async def ready(self, allocation_id: str) -> None:
+        """The allocation is ready."""
+        await _peers.note(self._hub, allocation_id, ready=True)
+
+    async def waiting(self, allocation_id: str) -> None:
+        """The allocation waits."""
+        await _peers.note(self._hub, allocation_id, ready=False)
+
+    # unmanaged trials (§9)
+
+    async def create_trial(
+        self, experiment_id: int, hparams: Mapping[str, Any], *, external_id: str | None = None
+    ) -> TrialView:
+        """A new trial of an unmanaged experiment."""
+        return await self.trial(await _unmanaged.create(self._hub, experiment_id, hparams, external_id))
+
+    async def put_trial(self, experiment_id: int, external_id: str, hparams: Mapping[str, Any]) -> TrialView:
+        """The trial of that external id, created if there is none."""
+        return await self.trial(await _unmanaged.create(self._hub, experiment_id, hparams, external_id))
+
+    async def start_trial(self, trial_id: int, *, resume: bool) -> StartView:
+        """Begin another attempt of an unmanaged trial. A started one without ``resume``: WrongState."""
+        return await _unmanaged.start(self._hub, trial_id, resume=resume)
+
+    async def patch_trial(self, trial_id: int, *, state: str | None = None) -> TrialView:
+        """A sign of life of an unmanaged trial, and perhaps its new state."""
+        await _unmanaged.patch(self._hub, trial_id, state)
+        return await self.trial(trial_id)

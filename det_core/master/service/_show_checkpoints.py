@@ -1,0 +1,95 @@
+"""Checkpoints as they are shown."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from det_core.config import Experiment
+from det_core.master._errors import NotFound
+from det_core.master.service._access import no_experiment
+from det_core.master.service._checkpoints import no_checkpoint
+from det_core.master.service._views import CheckpointView
+from det_core.master.store import checkpoints, experiments, metrics, trials
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.store.checkpoints import CheckpointRow
+
+
+def of_experiment(conn: Connection, experiment_id: int) -> list[CheckpointView]:
+    """The checkpoints of an experiment, newest first."""
+    if experiments.get(conn, experiment_id) is None:
+        raise no_experiment(experiment_id)
+    return show(conn, checkpoints.of_experiment(conn, experiment_id))
+
+
+def of_trial(conn: Connection, trial_id: int) -> list[CheckpointView]:
+    """The checkpoints of a trial, newest first."""
+    if trials.get(conn, trial_id) is None:
+        raise NotFound(f"there is no trial {trial_id}")
+    return show(conn, checkpoints.of_trial(conn, trial_id))
+
+
+def one(conn: Connection, uuid: str) -> CheckpointView:
+    """One checkpoint."""
+    row = checkpoints.get(conn, uuid)
+    if row is None:
+        raise no_checkpoint(uuid)
+    return show(conn, [row])[0]
+
+
+def best(conn: Connection, experiment_id: int) -> CheckpointView | None:
+    """Of the checkpoints whose files are all there, the one with the best searched metric; of equals the earliest."""
+    row = experiments.get(conn, experiment_id)
+    if row is None:
+        raise no_experiment(experiment_id)
+    sign = 1 if Experiment(row.config).smaller_is_better else -1
+    found = show(conn, checkpoints.of_experiment(conn, experiment_id, states=[checkpoints.COMPLETED]))
+    known = [(sign * v["searcher_metric"], v["report_time"], v) for v in found if v["searcher_metric"] is not None]
+    real = [k for k in known if k[0] == k[0]]
+    return min(real, key=lambda k: k[:2])[2] if real else None
+
+
+def show(conn: Connection, rows: Sequence[CheckpointRow]) -> list[CheckpointView]:
+    """Checkpoints with what is known of their trials."""
+    owners = {number: trials.get(conn, number) for number in {row.trial_id for row in rows}}
+    specs = {number: experiments.get(conn, number) for number in {row.experiment_id for row in rows}}
+    views = []
+    for row in rows:
+        owner, spec = owners[row.trial_id], specs[row.experiment_id]
+        assert owner is not None and spec is not None
+        views.append(_show(conn, row, owner.hparams, spec.config))
+    return views
+
+
+def _show(conn: Connection, row: CheckpointRow, hparams: dict[str, Any], config: dict[str, Any]) -> CheckpointView:
+    validation = _at(conn, row, "validation")
+    return CheckpointView(
+        uuid=row.uuid,
+        task_id=row.task_id,
+        allocation_id=row.allocation_id,
+        storage_id=row.storage_id,
+        state=row.state,
+        metadata=row.metadata,
+        resources=row.resources,
+        size=row.size,
+        steps_completed=row.steps_completed,
+        report_time=row.report_time,
+        trial_id=row.trial_id,
+        experiment_id=row.experiment_id,
+        experiment_config=config,
+        hparams=hparams,
+        searcher_metric=metrics.number(validation, Experiment(config).metric),
+        training_metrics=_at(conn, row, "training"),
+        validation_metrics=validation,
+    )
+
+
+def _at(conn: Connection, row: CheckpointRow, group: str) -> dict[str, Any]:
+    """What a checkpoint's trial has reported for its step."""
+    step = row.steps_completed
+    before = metrics.Cursor(step, -1, -1, -1, -1)
+    found = metrics.series(conn, row.trial_id, group, after=before, limit=1)
+    return found[0].metrics if found and found[0].steps_completed == step else {}

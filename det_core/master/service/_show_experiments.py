@@ -1,0 +1,102 @@
+"""Experiments as they are shown."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from det_core.config import Experiment
+from det_core.master.scheduler import DEFAULT_PRIORITY
+from det_core.master.service._views import ExperimentView
+from det_core.master.store import experiments, metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from sqlalchemy import Connection
+
+    from det_core.master.service._hub import Hub
+    from det_core.master.service._live import LiveExperiment
+    from det_core.master.store.experiments import ExperimentRow
+    from det_core.master.store.metrics import Validation
+
+
+def show(conn: Connection, hub: Hub, rows: Sequence[ExperimentRow]) -> list[ExperimentView]:
+    """Experiments, with what is known of their trials."""
+    counts, live = experiments.trial_counts(conn, [row.id for row in rows]), hub.live.experiments
+    return [_one(row, counts.get(row.id, 0), _best(conn, hub, row), live.get(row.id)) for row in rows]
+
+
+def _best(conn: Connection, hub: Hub, row: ExperimentRow) -> Validation | None:
+    """The best validation; of an experiment that has ended it is looked up once."""
+    if row.unmanaged or row.end_time is None:
+        return best_of(conn, row)
+    known = hub.best.get(row.id)
+    if known is None or known[0] != row.end_time:
+        known = hub.best[row.id] = (row.end_time, best_of(conn, row))
+    return known[1]
+
+
+def best_of(conn: Connection, row: ExperimentRow) -> Validation | None:
+    """The best validation of an experiment; of equals that of the earliest trial."""
+    spec = Experiment(row.config)
+    found = metrics.best_validations(conn, row.id, spec.metric, smaller_is_better=spec.smaller_is_better)
+    return metrics.best([found[t] for t in sorted(found)], smaller_is_better=spec.smaller_is_better)
+
+
+def _one(row: ExperimentRow, num_trials: int, best: Validation | None, live: LiveExperiment | None) -> ExperimentView:
+    spec = Experiment(row.config)
+    progress = row.progress if live is None or live.search is None else live.search.progress()
+    return ExperimentView(
+        id=row.id,
+        name=row.name,
+        description=row.description,
+        labels=list(row.labels),
+        state="RUNNING" if row.unmanaged and row.state == "ACTIVE" and num_trials else row.state,
+        progress=progress,
+        config=row.config,
+        original_config=row.original_config,
+        searcher_type=str(spec.searcher["name"]),
+        searcher_metric=spec.metric,
+        smaller_is_better=spec.smaller_is_better,
+        num_trials=num_trials,
+        priority=row.priority,
+        archived=row.archived,
+        unmanaged=row.unmanaged,
+        parent_id=row.parent_id,
+        external_id=row.external_id,
+        start_time=row.start_time,
+        end_time=row.end_time,
+        best_trial_id=None if best is None else best.trial_id,
+        best_metric=None if best is None else best.value,
+        error=row.error,
+        warnings=list(row.warnings),
+    )
+
+
+def drafted(spec: Experiment) -> ExperimentView:
+    """An experiment that could be created, and was not."""
+    return ExperimentView(
+        id=0,
+        name=spec.name,
+        description=spec.description or "",
+        labels=spec.labels,
+        state="PAUSED",
+        progress=0.0,
+        config=spec.data,
+        original_config="",
+        searcher_type=str(spec.searcher["name"]),
+        searcher_metric=spec.metric,
+        smaller_is_better=spec.smaller_is_better,
+        num_trials=0,
+        priority=DEFAULT_PRIORITY if spec.priority is None else spec.priority,
+        archived=False,
+        unmanaged=False,
+        parent_id=None,
+        external_id=None,
+        start_time=0.0,
+        end_time=None,
+        best_trial_id=None,
+        best_metric=None,
+        error=None,
+        warnings=list(spec.warnings),
+    )

@@ -1,0 +1,60 @@
+"""What allocations ask about preemption, and what they say of it (§5.6)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from det_core.master._errors import NotFound
+from det_core.master.service import _allocations
+from det_core.master.service._access import live_allocation
+from det_core.master.store import allocations
+
+if TYPE_CHECKING:
+    from det_core.master.service._actor import Transaction
+    from det_core.master.service._hub import Hub
+
+UNKNOWN_PAUSE = 1.0
+"""Seconds that somebody waits for the answer that there is no such allocation, lest it asks again at once."""
+
+
+async def preemption(hub: Hub, allocation_id: str, timeout: float) -> bool:
+    """Whether an allocation is to stop."""
+    if allocation_id not in hub.live.allocations:
+        await know_allocation(hub, allocation_id)
+        return False
+    return await hub.signals.wait(allocation_id, timeout)
+
+
+async def know_allocation(hub: Hub, allocation_id: str) -> None:
+    """Make sure that there is, or was, such an allocation.
+
+    Raises:
+        NotFound: there never was.
+    """
+    if allocation_id in hub.live.allocations:
+        return
+    row = await hub.store.read(lambda conn: allocations.get(conn, allocation_id))
+    if row is None:
+        await asyncio.sleep(UNKNOWN_PAUSE)
+        raise NotFound(f"there is no allocation {allocation_id}")
+
+
+async def acknowledge(hub: Hub, allocation_id: str) -> None:
+    """An allocation is about to exit."""
+    await know_allocation(hub, allocation_id)
+
+    def command(tx: Transaction) -> None:
+        _allocations.acknowledge(hub, tx, live_allocation(hub, allocation_id))
+
+    await hub.actor.do(command)
+
+
+async def pending(hub: Hub, allocation_id: str) -> None:
+    """Whoever lent the machine wants it back."""
+    await know_allocation(hub, allocation_id)
+
+    def command(tx: Transaction) -> None:
+        _allocations.ask_to_stop(hub, tx, live_allocation(hub, allocation_id), "its machine is wanted back")
+
+    await hub.actor.do(command)

@@ -1,0 +1,121 @@
+"""What people do to experiments that go on: pause, activate, cancel, kill, a new priority; kill one trial."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from det_core.master._errors import Invalid, WrongState
+from det_core.master.scheduler import State
+from det_core.master.service import _allocations, _ending, _schedule, _trials
+from det_core.master.service._access import experiment_row, know_experiment, live_experiment, trial_row
+from det_core.master.store import experiments
+
+if TYPE_CHECKING:
+    from det_core.master.service._actor import Transaction
+    from det_core.master.service._hub import Hub
+    from det_core.master.service._live import LiveExperiment
+
+
+async def pause(hub: Hub, experiment_id: int) -> None:
+    """Have all trials save and stop, to go on later."""
+    await know_experiment(hub, experiment_id)
+    await hub.actor.do(lambda tx: _pause(hub, tx, live_experiment(hub, experiment_id)))
+
+
+def _pause(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
+    if _stays(experiment, State.PAUSED):
+        return
+    _set(tx, experiment, State.PAUSED)
+    for trial in list(experiment.trials.values()):
+        if trial.state is State.ACTIVE:
+            _trials.stop_wanting(hub, trial)
+            _trials.set_state(tx, trial, State.PAUSED)
+            if trial.allocation is not None:
+                _allocations.ask_to_stop(hub, tx, trial.allocation, "its experiment was paused")
+
+
+async def activate(hub: Hub, experiment_id: int) -> None:
+    """Let a paused experiment go on."""
+    await know_experiment(hub, experiment_id)
+    await hub.actor.do(lambda tx: _activate(hub, tx, live_experiment(hub, experiment_id)))
+
+
+def _activate(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
+    if _stays(experiment, State.ACTIVE):
+        return
+    _set(tx, experiment, State.ACTIVE)
+    for trial in list(experiment.trials.values()):
+        if trial.state is State.PAUSED:
+            _trials.set_state(tx, trial, State.ACTIVE)
+            _trials.want(hub, trial)
+
+
+def _stays(experiment: LiveExperiment, state: State) -> bool:
+    """Whether nothing is to be done.
+
+    Raises:
+        WrongState: it is about to end.
+    """
+    if not experiment.alive:
+        raise WrongState(f"experiment {experiment.id} is about to end ({experiment.state})")
+    return experiment.state is state
+
+
+def _set(tx: Transaction, experiment: LiveExperiment, state: State) -> None:
+    experiment.state = state
+    tx.write(experiments.change, experiment.id, state=state.value)
+
+
+async def end(hub: Hub, experiment_id: int, state: State, why: str) -> None:
+    """End an experiment: by ``STOPPING_CANCELED`` after its trials have saved, by ``STOPPING_KILLED`` now."""
+
+    def command(tx: Transaction) -> None:
+        experiment = hub.live.experiments.get(experiment_id)
+        if experiment is not None:
+            _ending.stop(hub, tx, experiment, state, why)
+
+    if experiment_id not in hub.live.experiments:
+        row = await experiment_row(hub, experiment_id)  # ended is ended
+        if row.unmanaged:
+            raise WrongState(f"experiment {experiment_id} is unmanaged: whoever runs its trials ends them")
+        return
+    await hub.actor.do(command)
+
+
+async def kill_trial(hub: Hub, trial_id: int) -> None:
+    """Kill one trial."""
+
+    def command(tx: Transaction) -> None:
+        trial = hub.live.trials.get(trial_id)
+        if trial is not None:
+            _trials.stop(hub, tx, trial, State.STOPPING_KILLED, "it was killed by a person")
+
+    if trial_id not in hub.live.trials:
+        row = await trial_row(hub, trial_id)
+        if row.unmanaged:
+            raise WrongState(f"trial {trial_id} is unmanaged: whoever runs it ends it")
+        return
+    await hub.actor.do(command)
+
+
+async def set_priority(hub: Hub, experiment_id: int, priority: int) -> None:
+    """Change a priority; the scheduler goes by it at once."""
+    if isinstance(priority, bool) or not 1 <= priority <= 99:
+        raise Invalid(f"experiment {experiment_id}: priority is {priority}, and must be from 1 (first) to 99")
+    await know_experiment(hub, experiment_id)
+
+    def command(tx: Transaction) -> None:
+        experiment = live_experiment(hub, experiment_id)
+        experiment.priority = priority
+        tx.write(experiments.change, experiment_id, priority=priority)
+        _schedule.reprioritise(hub, experiment_id)
+
+    await hub.actor.do(command)
+
+
+async def archive(hub: Hub, experiment_id: int, archived: bool) -> None:
+    """Put an ended experiment aside, or take it back."""
+    row = await experiment_row(hub, experiment_id)
+    if archived and (experiment_id in hub.live.experiments or (row.unmanaged and row.end_time is None)):
+        raise WrongState(f"experiment {experiment_id} has not ended ({row.state}): it cannot be archived yet")
+    await hub.store.write(lambda conn: experiments.change(conn, experiment_id, archived=archived))

@@ -1,0 +1,158 @@
+"""Trials: born, given operations, waiting for slots, told to stop, over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from det_core import _clock
+from det_core.master.scheduler import State, Wanting, trial_may
+from det_core.master.service import _allocations
+from det_core.master.service._live import LiveExperiment, LiveTrial
+from det_core.master.store import operations, trials
+from det_core.search import Exited
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from det_core.master.service._actor import Transaction
+    from det_core.master.service._hub import Hub
+    from det_core.search import Reason
+
+
+def create(
+    hub: Hub, tx: Transaction, experiment: LiveExperiment, request_id: str, hparams: Mapping[str, Any], seed: int
+) -> LiveTrial:
+    """A new trial; it waits for slots as soon as there is something to train."""
+    trial = LiveTrial(
+        id=hub.live.new_trial_id(),
+        experiment=experiment,
+        request_id=request_id,
+        task_id=f"{experiment.id}.{request_id}",
+        seed=seed,
+        hparams=dict(hparams),
+        state=State.PAUSED if experiment.state is State.PAUSED else State.ACTIVE,
+        warm_start=experiment.warm_start,
+    )
+    adopt(hub, trial)
+    tx.write(
+        trials.create,
+        experiment.id,
+        request_id,
+        trial_id=trial.id,
+        state=trial.state.value,
+        hparams=trial.hparams,
+        seed=seed,
+        warm_start=trial.warm_start,
+    )
+    want(hub, trial)
+    return trial
+
+
+def adopt(hub: Hub, trial: LiveTrial) -> None:
+    """Take a trial among those that have not ended."""
+    trial.experiment.trials[trial.request_id] = hub.live.trials[trial.id] = trial
+    trial.experiment.known[trial.request_id] = trial.id
+
+
+def order(trial: LiveTrial) -> int:
+    """Whose turn it is among equals: by experiment, then by trial."""
+    return (trial.experiment.id << 40) | trial.id
+
+
+def want(hub: Hub, trial: LiveTrial) -> None:
+    """Have a trial wait for slots, if there is something for it to do and nothing against it."""
+    if trial.state is not State.ACTIVE or trial.allocation is not None or not trial.pending:
+        return
+    spec = trial.experiment.spec
+    trial.wanting = Wanting(
+        allocation_id=f"{trial.task_id}.{trial.run_id + 1}",
+        experiment_id=trial.experiment.id,
+        trial_id=trial.id,
+        slots=spec.slots_per_trial,
+        order=order(trial),
+        priority=trial.experiment.priority,
+        max_slots=spec.max_slots,
+    )
+    hub.live.wanting[trial.id] = trial
+
+
+def stop_wanting(hub: Hub, trial: LiveTrial) -> None:
+    """Have a trial wait no more."""
+    trial.wanting = None
+    hub.live.wanting.pop(trial.id, None)
+
+
+def train_to(hub: Hub, tx: Transaction, trial: LiveTrial, length: int) -> None:
+    """Give a trial its next operation."""
+    trial.operations += 1
+    trial.length, trial.completed = length, False
+    tx.write(operations.add, trial.id, length)
+    want(hub, trial)
+
+
+def close(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
+    """No more operations will come."""
+    if not trial.closed:
+        trial.closed = True
+        tx.write(trials.change, trial.id, closed=True)
+    retire(hub, tx, trial)
+
+
+def retire(hub: Hub, tx: Transaction, trial: LiveTrial) -> None:
+    """End a trial that has nothing left to do; one that still runs is asked to stop."""
+    if not trial.spent or trial.state.stopping:
+        return
+    if trial.allocation is None:
+        end(hub, tx, trial, State.COMPLETED, "completed")
+    else:
+        _allocations.ask_to_stop(hub, tx, trial.allocation, "its search is done with it")
+
+
+def set_state(tx: Transaction, trial: LiveTrial, state: State) -> None:
+    """Change a trial's state alone."""
+    if trial.state is not state:
+        trial.state = state
+        tx.write(trials.change, trial.id, state=state.value)
+
+
+def stop(hub: Hub, tx: Transaction, trial: LiveTrial, state: State, why: str) -> None:
+    """End a trial: by ``STOPPING_KILLED`` and ``STOPPING_ERROR`` at once, else after it has saved.
+
+    Args:
+        hub, tx: where.
+        trial: the trial.
+        state: what it is meanwhile, STOPPING_….
+        why: for people.
+    """
+    if trial.state.stopping and state is not State.STOPPING_KILLED:
+        return
+    stop_wanting(hub, trial)
+    if trial.allocation is None:
+        ended = state.end
+        end(hub, tx, trial, ended, "canceled" if ended is State.CANCELED else _reason(ended))
+        return
+    if trial_may(trial.state, state):  # a kill hastens an end by an error, and does not change it
+        set_state(tx, trial, state)
+    if state in (State.STOPPING_KILLED, State.STOPPING_ERROR):
+        _allocations.kill(hub, tx, trial.allocation, why)
+    else:
+        _allocations.ask_to_stop(hub, tx, trial.allocation, why)
+
+
+def _reason(state: State) -> Reason:
+    return "errored" if state is State.ERROR else "completed"
+
+
+def end(hub: Hub, tx: Transaction, trial: LiveTrial, state: State, reason: Reason, error: str | None = None) -> None:
+    """A trial is over: it leaves, and its search is told."""
+    experiment = trial.experiment
+    stop_wanting(hub, trial)
+    trial.state = state
+    tx.write(trials.change, trial.id, state=state.value, error=error, restarts=trial.restarts, end_time=_clock.now())
+    del experiment.trials[trial.request_id], hub.live.trials[trial.id]
+    if trial.reopened:
+        experiment.error = error or experiment.error
+    else:
+        experiment.pending.append(Exited(trial.request_id, reason))
+    hub.live.touch(experiment)
+    tx.then(hub.news.tell, ("trial", trial.id), ("log", trial.task_id))

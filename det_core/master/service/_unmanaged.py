@@ -1,0 +1,144 @@
+"""Experiments whose trials are run by others (§9): recorded, never scheduled."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from det_core import _clock
+from det_core.master._errors import Invalid, WrongState
+from det_core.master.scheduler import State
+from det_core.master.service._access import experiment_row, trial_row
+from det_core.master.service._views import StartView
+from det_core.master.store import checkpoints, experiments, trials
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.service._actor import Transaction
+    from det_core.master.service._hub import Hub
+    from det_core.master.store.trials import TrialRow
+
+STATES = {
+    "PAUSED": State.PAUSED,
+    "ERROR": State.ERROR,
+    "CANCELED": State.CANCELED,
+    "COMPLETED": State.COMPLETED,
+    "ACTIVE": State.ACTIVE,
+    "QUEUED": State.ACTIVE,
+    "PULLING": State.ACTIVE,
+    "STARTING": State.ACTIVE,
+    "RUNNING": State.ACTIVE,
+}
+"""What may be said of a trial -> what it is then."""
+_RANKS = [State.PAUSED, State.CANCELED, State.ERROR, State.COMPLETED, State.ACTIVE]
+"""An experiment is in the last of these that any of its trials is in."""
+
+
+async def create(hub: Hub, experiment_id: int, hparams: Mapping[str, Any], external_id: str | None) -> int:
+    """A new trial, or the one of that external id; returns its id."""
+    row = await experiment_row(hub, experiment_id)
+    if not row.unmanaged:
+        raise WrongState(f"experiment {experiment_id} is managed: its search creates its trials")
+    name = str(uuid.uuid4()) if external_id is None else external_id
+    made: list[TrialRow] = []
+
+    def command(tx: Transaction) -> None:
+        tx.write(write, hub.live.new_trial_id())
+
+    def write(conn: Connection, trial_id: int) -> None:
+        made.append(
+            trials.create(
+                conn,
+                experiment_id,
+                name,
+                trial_id=trial_id,
+                state=State.ACTIVE.value,
+                hparams=hparams,
+                external_id=external_id,
+                unmanaged=True,
+            )
+        )
+        trials.change(conn, made[-1].id, last_activity=_clock.now())
+        _follow(conn, experiment_id)
+
+    await hub.actor.do(command)
+    return made[-1].id
+
+
+async def start(hub: Hub, trial_id: int, *, resume: bool) -> StartView:
+    """Begin another attempt."""
+    await _unmanaged(hub, trial_id)
+
+    def write(conn: Connection) -> StartView:
+        row = trials.get(conn, trial_id)
+        assert row is not None
+        if row.run_id > 0 and not resume:
+            raise WrongState(f"trial {trial_id} was started before; say resume to go on with it")
+        run_id = row.run_id + 1
+        trials.change(
+            conn, trial_id, run_id=run_id, state=State.ACTIVE.value, end_time=None, last_activity=_clock.now()
+        )
+        _follow(conn, row.experiment_id)
+        latest = checkpoints.latest(conn, trial_id) if run_id > 1 else None
+        return StartView(
+            trial_run_id=run_id,
+            steps_completed=0 if latest is None else latest.steps_completed,
+            latest_checkpoint=None if latest is None else latest.uuid,
+        )
+
+    return await hub.store.write(write)
+
+
+async def patch(hub: Hub, trial_id: int, state: str | None) -> None:
+    """A sign of life, and perhaps a new state."""
+    row = await _unmanaged(hub, trial_id)
+    if state is not None and state not in STATES:
+        raise Invalid(f"trial {trial_id}: state is {state!r}, and must be one of {', '.join(STATES)}")
+
+    def write(conn: Connection) -> None:
+        if state is None:
+            trials.change(conn, trial_id, last_activity=_clock.now())
+        else:
+            _set(conn, row, STATES[state])
+
+    await hub.store.write(write)
+    hub.news.tell(("trial", trial_id), ("log", row.task_id), ("experiment", row.experiment_id))
+
+
+async def _unmanaged(hub: Hub, trial_id: int) -> TrialRow:
+    row = await trial_row(hub, trial_id)
+    if not row.unmanaged:
+        raise WrongState(f"trial {trial_id} is managed: the master starts and ends it")
+    return row
+
+
+def _set(conn: Connection, row: TrialRow, state: State, error: str | None = None) -> None:
+    now = _clock.now()
+    ended = now if state.terminal else None
+    trials.change(conn, row.id, state=state.value, error=error, last_activity=now, end_time=ended)
+    _follow(conn, row.experiment_id)
+
+
+def _follow(conn: Connection, experiment_id: int) -> None:
+    """An experiment is as far as the most progressed of its trials."""
+    found = {State(t.state) for t in trials.of_experiment(conn, experiment_id)}
+    state = max(found, key=_RANKS.index, default=State.ACTIVE)
+    ended = _clock.now() if state.terminal else None
+    experiments.change(conn, experiment_id, state=state.value, end_time=ended)
+
+
+async def sweep(hub: Hub) -> None:
+    """Take trials for dead that have given no sign of life for long, again and again."""
+    while True:
+        await asyncio.sleep(hub.settings.sweep_interval)
+        await hub.store.write(lambda conn: bury(conn, _clock.now() - hub.settings.unmanaged_timeout))
+
+
+def bury(conn: Connection, before: float) -> None:
+    """Take unmanaged trials for dead whose last sign of life is older than ``before``."""
+    for row in trials.in_states(conn, [State.ACTIVE.value], unmanaged=True):
+        if row.last_activity is not None and row.last_activity < before:
+            _set(conn, row, State.ERROR, "it has given no sign of life for too long")

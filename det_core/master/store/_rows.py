@@ -1,0 +1,50 @@
+"""Rows as objects: small helpers that every subject uses."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Executable, Table
+from sqlalchemy.dialects import sqlite
+
+R = TypeVar("R")
+
+BIGGEST = 2**63 - 1
+
+
+def one(conn: Connection, statement: Executable, kind: type[R]) -> R | None:
+    """The only row of a statement as a ``kind``, whose fields are its columns in order; None if there is none."""
+    row = conn.execute(statement).one_or_none()
+    return None if row is None else kind(*row)
+
+
+def many(conn: Connection, statement: Executable, kind: type[R]) -> list[R]:
+    """The rows of a statement, each as a ``kind``."""
+    return [kind(*row) for row in conn.execute(statement)]
+
+
+def is_id(number: int) -> bool:
+    """Whether a number can be an id at all: databases refuse to look for larger ones."""
+    return 0 < number <= BIGGEST
+
+
+def insert_new(conn: Connection, table: Table, values: dict[str, Any]) -> bool:
+    """Insert a row unless one of its key stands already; True if it was inserted."""
+    statement = _insert(conn, table).values(values).on_conflict_do_nothing()
+    return bool(conn.execute(statement, execution_options={"preserve_rowcount": True}).rowcount == 1)
+
+
+def put(conn: Connection, table: Table, values: dict[str, Any]) -> None:
+    """Insert a row, or replace that of the same primary key."""
+    keys = [column.name for column in table.primary_key]
+    others = {name: value for name, value in values.items() if name not in keys}
+    conn.execute(_insert(conn, table).values(values).on_conflict_do_update(index_elements=keys, set_=others))
+
+
+def _insert(conn: Connection, table: Table) -> Any:
+    """An insertion that can give way to what stands, in the dialect of the database."""
+    if conn.dialect.name == "sqlite":
+        return sqlite.insert(table)
+    from sqlalchemy.dialects import postgresql
+
+    return postgresql.insert(table)

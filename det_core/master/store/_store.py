@@ -1,0 +1,130 @@
+"""The store: one thread that writes, a few that read."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from sqlalchemy import URL, Connection, Engine
+
+from det_core._errors import StoreError
+from det_core.master.store._commits import Ask, Commits
+from det_core.master.store._database import READERS, parse, reading_engine, writing_engine
+from det_core.master.store._lock import FileLock
+from det_core.master.store._migrate import upgrade
+from det_core.master.store._trouble import explain, is_trouble
+
+T = TypeVar("T")
+
+
+class Store:
+    """All that a master must not forget, in one database. Made by :meth:`open`.
+
+    A *work* is a function of a Connection, made of the functions of this room. It sees what the works before it have
+    written, is done whole or not at all, and must do nothing but use the connection: it may be done a second time
+    where its first transaction was lost.
+    """
+
+    def __init__(self, url: URL, writing: Engine, reading: Engine, lock: FileLock | None) -> None:
+        self._url, self._writing, self._reading, self._lock = url, writing, reading, lock
+        self._commits = Commits(writing, url)
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="det-core-read")
+        self._closed = False
+
+    @classmethod
+    def open(cls, url: str) -> Store:
+        """Open a database, which is made or brought up to date if need be. Blocks for some 0.1 s.
+
+        Args:
+            url: ``sqlite:////path/to/file`` or ``postgresql://user@host/name``.
+
+        Raises:
+            StoreLocked: another master uses it.
+            StoreError: it cannot be used; the message says why.
+            MissingExtra: a package for it is not installed.
+        """
+        parsed = parse(url)
+        lock = _claim(parsed)
+        writing, reading = writing_engine(parsed), reading_engine(parsed)
+        try:
+            upgrade(writing)
+            return cls(parsed, writing, reading, lock)
+        except BaseException as e:
+            writing.dispose()
+            reading.dispose()
+            if lock is not None:
+                lock.release()
+            if is_trouble(e):
+                raise explain(e, parsed) from e
+            raise
+
+    @property
+    def url(self) -> str:
+        """Where it is, without a password."""
+        return self._url.render_as_string(hide_password=True)
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Do a work that writes; returns its result when that is on the disk.
+
+        Works of several callers share a transaction; one that raises changes nothing and harms no other. Who is
+        cancelled while he waits does not learn whether his work was done.
+
+        Raises:
+            StoreError: the database cannot be written, and nothing of this work was kept; or the store is closed.
+            Exception: what the work raised.
+        """
+        future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._commits.ask(Ask(work, future))
+        return await future
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """Do a work that only reads: all of it sees one state of the database, with every write that was answered.
+
+        Raises:
+            StoreError: the database cannot be read, or the store is closed.
+            Exception: what the work raised.
+        """
+        if self._closed:
+            raise StoreError(f"the master's database {self._url.database} is closed")
+        return await asyncio.get_running_loop().run_in_executor(self._readers, self._read, work)
+
+    async def close(self) -> None:
+        """Do what was asked for, then close everything. Twice is fine."""
+        await asyncio.get_running_loop().run_in_executor(None, self.close_now)
+
+    def close_now(self) -> None:
+        """:meth:`close` where no loop runs; on a loop's own thread it would keep the answers from arriving."""
+        self._closed = True
+        self._commits.close()
+        self._readers.shutdown()
+        self._reading.dispose()
+        self._writing.dispose()
+        if self._lock is not None:
+            self._lock.release()
+
+    def _read(self, work: Callable[[Connection], T]) -> T:
+        try:
+            with self._reading.connect() as conn, conn.begin():
+                return work(conn)
+        except BaseException as e:
+            if is_trouble(e):
+                raise explain(e, self._url) from e
+            raise
+
+
+def _claim(url: URL) -> FileLock | None:
+    """For SQLite: make folder and file, which only their owner can read, and lock them."""
+    if url.get_backend_name() != "sqlite":
+        return None
+    path = Path(str(url.database)).absolute()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        return lock
+    except OSError as e:
+        raise StoreError(f"the master's database {path}: {e.strerror}; check the permissions of file and folder") from e

@@ -1,0 +1,170 @@
+"""Checkpoints (§5.7): what is known of them; their files are in a storage."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, select, update
+
+from det_core import _clock
+from det_core._errors import StoreConflict
+from det_core.master.store._reports import CHECKPOINTS, LINEAGE
+from det_core.master.store._rows import insert_new, is_id, many, one
+from det_core.master.store._types import dumps
+
+COMPLETED, PARTIALLY_DELETED, DELETED = "COMPLETED", "PARTIALLY_DELETED", "DELETED"
+ADDED = "metadata.json"
+"""A file that a deletion may leave behind newly, which is no change."""
+
+
+@dataclass(frozen=True)
+class CheckpointRow:
+    """A checkpoint. ``resources`` maps each path to its bytes, ``size`` is their sum; ``reported`` tells repeats."""
+
+    uuid: str
+    experiment_id: int
+    trial_id: int
+    task_id: str
+    allocation_id: str | None
+    storage_id: int | None
+    state: str
+    metadata: dict[str, Any]
+    resources: dict[str, int]
+    size: int
+    steps_completed: int
+    report_time: float
+    reported: str
+
+
+def register(
+    conn: Connection,
+    uuid: str,
+    *,
+    experiment_id: int,
+    trial_id: int,
+    task_id: str,
+    steps_completed: int,
+    metadata: Mapping[str, Any],
+    resources: Mapping[str, int],
+    allocation_id: str | None = None,
+    storage_id: int | None = None,
+    report_time: float | None = None,
+) -> bool:
+    """Note a checkpoint that is complete in its storage.
+
+    Returns:
+        Whether it is news: False for a repeat, whatever has become of the checkpoint since.
+
+    Raises:
+        StoreConflict: another one has that uuid.
+    """
+    said = dumps([trial_id, dict(sorted(metadata.items())), dict(sorted(resources.items()))])
+    row = CheckpointRow(
+        uuid=uuid,
+        experiment_id=experiment_id,
+        trial_id=trial_id,
+        task_id=task_id,
+        allocation_id=allocation_id,
+        storage_id=storage_id,
+        state=COMPLETED,
+        metadata=dict(metadata),
+        resources=dict(resources),
+        size=sum(resources.values()),
+        steps_completed=steps_completed,
+        report_time=_clock.now() if report_time is None else report_time,
+        reported=hashlib.sha256(said.encode()).hexdigest(),
+    )
+    if insert_new(conn, CHECKPOINTS, vars(row)):
+        return True
+    standing = get(conn, uuid)
+    if standing is None or standing.reported != row.reported:
+        raise StoreConflict(f"checkpoint {uuid} was reported before with other files, metadata or trial")
+    return False
+
+
+def get(conn: Connection, uuid: str) -> CheckpointRow | None:
+    """One checkpoint, deleted or not."""
+    return one(conn, select(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid), CheckpointRow)
+
+
+def of_trial(conn: Connection, trial_id: int, *, states: Sequence[str] = ()) -> list[CheckpointRow]:
+    """The checkpoints of a trial, newest first, in one of ``states`` if any are given."""
+    return _newest(conn, CHECKPOINTS.c.trial_id == trial_id, states) if is_id(trial_id) else []
+
+
+def of_experiment(conn: Connection, experiment_id: int, *, states: Sequence[str] = ()) -> list[CheckpointRow]:
+    """The checkpoints of an experiment, newest first, in one of ``states`` if any are given."""
+    return _newest(conn, CHECKPOINTS.c.experiment_id == experiment_id, states) if is_id(experiment_id) else []
+
+
+def latest(conn: Connection, trial_id: int) -> CheckpointRow | None:
+    """What the trial's next run starts from (§13.6): the complete one of the most steps, the newer one of equals."""
+    table = CHECKPOINTS
+    statement = select(table).where((table.c.trial_id == trial_id) & (table.c.state == COMPLETED))
+    order = (table.c.steps_completed.desc(), table.c.report_time.desc(), table.c.uuid)
+    return one(conn, statement.order_by(*order).limit(1), CheckpointRow)
+
+
+def set_resources(conn: Connection, uuid: str, remaining: Mapping[str, int]) -> CheckpointRow | None:
+    """Note what a deletion has left: nothing is DELETED, less than before PARTIALLY_DELETED. None: unknown."""
+    row = get(conn, uuid)
+    if row is None or row.state == DELETED:
+        return row
+    left = dict(remaining)
+    compared = left if ADDED in row.resources else {path: size for path, size in left.items() if path != ADDED}
+    if left and compared == row.resources:
+        return row
+    values = {
+        "resources": left,
+        "size": sum(left.values()),
+        "state": PARTIALLY_DELETED if left else DELETED,
+    }
+    conn.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(values))
+    return get(conn, uuid)
+
+
+def set_state(conn: Connection, uuid: str, state: str) -> None:
+    """Change a checkpoint's state alone."""
+    conn.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(state=state))
+
+
+def set_metadata(conn: Connection, uuid: str, metadata: Mapping[str, Any]) -> None:
+    """Replace what the master answers as a checkpoint's metadata."""
+    conn.execute(update(CHECKPOINTS).where(CHECKPOINTS.c.uuid == uuid).values(metadata=dict(metadata)))
+
+
+def add_use(
+    conn: Connection,
+    trial_id: int,
+    uuid: str,
+    kind: str,
+    *,
+    model_id: str | None = None,
+    model_version: int | None = None,
+) -> bool:
+    """Note that a trial uses a checkpoint (§5.8); True if that is news."""
+    values = {
+        "trial_id": trial_id,
+        "checkpoint_uuid": uuid,
+        "kind": kind,
+        "model_id": model_id,
+        "model_version": model_version,
+        "time": _clock.now(),
+    }
+    return insert_new(conn, LINEAGE, values)
+
+
+def users(conn: Connection, uuid: str) -> list[int]:
+    """The trials that use a checkpoint, by id."""
+    statement = select(LINEAGE.c.trial_id).where(LINEAGE.c.checkpoint_uuid == uuid).distinct()
+    return list(conn.execute(statement.order_by(LINEAGE.c.trial_id)).scalars())
+
+
+def _newest(conn: Connection, where: Any, states: Sequence[str]) -> list[CheckpointRow]:
+    statement = select(CHECKPOINTS).where(where)
+    if states:
+        statement = statement.where(CHECKPOINTS.c.state.in_(states))
+    return many(conn, statement.order_by(CHECKPOINTS.c.report_time.desc(), CHECKPOINTS.c.uuid), CheckpointRow)

@@ -1,0 +1,32 @@
+"""Context archives, each kept once however many experiments it belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+
+from sqlalchemy import Connection, delete, select
+
+from det_core import _clock
+from det_core.master.store._rows import insert_new
+from det_core.master.store._schema import CONTEXTS, EXPERIMENTS
+
+
+def put(conn: Connection, content: bytes) -> str:
+    """Keep an archive; returns its digest (sha256, hex)."""
+    digest = hashlib.sha256(content).hexdigest()
+    if conn.execute(select(CONTEXTS.c.size).where(CONTEXTS.c.digest == digest)).scalar() is None:
+        values = {"digest": digest, "content": content, "size": len(content), "create_time": _clock.now()}
+        insert_new(conn, CONTEXTS, values)
+    return digest
+
+
+def get(conn: Connection, digest: str) -> bytes | None:
+    """The archive of that digest; None if there is none."""
+    found = conn.execute(select(CONTEXTS.c.content).where(CONTEXTS.c.digest == digest)).scalar()
+    return None if found is None else bytes(found)
+
+
+def drop_unused(conn: Connection) -> int:
+    """Delete the archives that belong to no experiment, deleted ones left aside; returns how many."""
+    used = select(EXPERIMENTS.c.context).where(EXPERIMENTS.c.context.is_not(None), EXPERIMENTS.c.state != "DELETED")
+    return conn.execute(delete(CONTEXTS).where(CONTEXTS.c.digest.not_in(used.scalar_subquery()))).rowcount

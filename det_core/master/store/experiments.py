@@ -1,0 +1,234 @@
+"""Experiments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from det_core import _clock
+from det_core.master.store import _reports as reports
+from det_core.master.store._rows import insert_new, is_id, many, one
+from det_core.master.store._schema import (
+    ALLOCATIONS,
+    EXPERIMENTS,
+    OPERATIONS,
+    RUN_METADATA,
+    SEARCHER_EVENTS,
+    SEARCHER_SNAPSHOTS,
+    TOKENS,
+    TRIALS,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+
+@dataclass(frozen=True)
+class ExperimentRow:
+    """An experiment. Times are seconds since the epoch; ``context`` is the digest of its archive."""
+
+    id: int
+    state: str
+    name: str
+    description: str
+    labels: list[str]
+    config: dict[str, Any]
+    original_config: str
+    warnings: list[str]
+    context: str | None
+    seed: int
+    priority: int
+    progress: float
+    archived: bool
+    unmanaged: bool
+    parent_id: int | None
+    external_id: str | None
+    error: str | None
+    start_time: float
+    end_time: float | None
+
+
+class ExperimentChange(TypedDict, total=False):
+    """What of an experiment can change."""
+
+    state: str
+    name: str
+    description: str
+    labels: list[str]
+    config: dict[str, Any]
+    warnings: list[str]
+    priority: int
+    progress: float
+    archived: bool
+    error: str | None
+    end_time: float | None
+
+
+def create(
+    conn: Connection,
+    *,
+    state: str,
+    name: str,
+    config: dict[str, Any],
+    original_config: str = "",
+    description: str = "",
+    labels: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    context: str | None = None,
+    seed: int = 0,
+    priority: int = 42,
+    unmanaged: bool = False,
+    parent_id: int | None = None,
+    external_id: str | None = None,
+    experiment_id: int | None = None,
+) -> ExperimentRow | None:
+    """A new experiment; None if one of that external id stands. ``experiment_id``: None takes the next."""
+    if external_id is not None and by_external_id(conn, external_id) is not None:
+        return None
+    values = {
+        **({} if experiment_id is None else {"id": experiment_id}),
+        "state": state,
+        "name": name,
+        "description": description,
+        "labels": list(labels),
+        "config": config,
+        "original_config": original_config,
+        "warnings": list(warnings),
+        "context": context,
+        "seed": seed,
+        "priority": priority,
+        "progress": 0.0,
+        "archived": False,
+        "unmanaged": unmanaged,
+        "parent_id": parent_id,
+        "external_id": external_id,
+        "start_time": _clock.now(),
+    }
+    (number,) = conn.execute(EXPERIMENTS.insert().values(values)).inserted_primary_key or (0,)
+    found = get(conn, number)
+    assert found is not None
+    return found
+
+
+def get(conn: Connection, experiment_id: int) -> ExperimentRow | None:
+    """One experiment, deleted or not; None if there never was one of that id."""
+    if not is_id(experiment_id):
+        return None
+    return one(conn, select(EXPERIMENTS).where(EXPERIMENTS.c.id == experiment_id), ExperimentRow)
+
+
+def last_id(conn: Connection) -> int:
+    """The largest id that an experiment was given; 0 if there is none."""
+    return int(conn.execute(select(func.max(EXPERIMENTS.c.id))).scalar() or 0)
+
+
+def by_external_id(conn: Connection, external_id: str) -> ExperimentRow | None:
+    """The experiment that a caller has given that name."""
+    return one(conn, select(EXPERIMENTS).where(EXPERIMENTS.c.external_id == external_id), ExperimentRow)
+
+
+def find(
+    conn: Connection,
+    *,
+    states: Sequence[str] = (),
+    without: Sequence[str] = ("DELETED",),
+    name: str | None = None,
+    labels: Sequence[str] = (),
+    archived: bool | None = None,
+    newest_first: bool = False,
+    limit: int | None = None,
+    offset: int = 0,
+) -> list[ExperimentRow]:
+    """Experiments by id.
+
+    Args:
+        conn: where.
+        states: only those in one of these; none: all.
+        without: those in one of these are left out.
+        name: only those whose name contains this, in whatever case.
+        labels: only those that have all of these.
+        archived: only those that are, or are not.
+        newest_first: the largest id first.
+        limit: at most so many.
+        offset: how many to pass over before.
+    """
+    statement = select(EXPERIMENTS)
+    if states:
+        statement = statement.where(EXPERIMENTS.c.state.in_(states))
+    if without:
+        statement = statement.where(EXPERIMENTS.c.state.not_in(without))
+    if name:
+        statement = statement.where(func.lower(EXPERIMENTS.c.name).contains(name.lower(), autoescape=True))
+    if archived is not None:
+        statement = statement.where(EXPERIMENTS.c.archived == archived)
+    statement = statement.order_by(EXPERIMENTS.c.id.desc() if newest_first else EXPERIMENTS.c.id)
+    if not labels:
+        return many(conn, statement.limit(limit).offset(offset), ExperimentRow)
+    found = [row for row in many(conn, statement, ExperimentRow) if set(labels) <= set(row.labels)]
+    return found[offset:] if limit is None else found[offset : offset + limit]
+
+
+def change(conn: Connection, experiment_id: int, **values: Unpack[ExperimentChange]) -> None:
+    """Change what is given."""
+    conn.execute(update(EXPERIMENTS).where(EXPERIMENTS.c.id == experiment_id).values(**values))
+
+
+def trial_counts(conn: Connection, experiment_ids: Sequence[int] = ()) -> dict[int, int]:
+    """Experiment -> how many trials it has, for those that have any; of all, if none are given."""
+    statement = select(TRIALS.c.experiment_id, func.count()).group_by(TRIALS.c.experiment_id)
+    if experiment_ids:
+        statement = statement.where(TRIALS.c.experiment_id.in_(experiment_ids))
+    return {experiment: count for experiment, count in conn.execute(statement)}
+
+
+def erase(conn: Connection, experiment_id: int) -> None:
+    """Delete all that belongs to an experiment but its own row and those of its trials and checkpoints."""
+    trials = select(TRIALS.c.id).where(TRIALS.c.experiment_id == experiment_id).scalar_subquery()
+    tasks = select(TRIALS.c.task_id).where(TRIALS.c.experiment_id == experiment_id).scalar_subquery()
+    allocations = select(ALLOCATIONS.c.id).where(ALLOCATIONS.c.trial_id.in_(trials)).scalar_subquery()
+    conn.execute(delete(reports.LOG_OFFSETS).where(reports.LOG_OFFSETS.c.allocation_id.in_(allocations)))
+    conn.execute(delete(TOKENS).where(TOKENS.c.allocation_id.in_(allocations)))
+    conn.execute(delete(reports.LOGS).where(reports.LOGS.c.task_id.in_(tasks)))
+    for table in (reports.METRICS, reports.WRITERS, reports.RECORDS, reports.LINEAGE):
+        conn.execute(delete(table).where(table.c.trial_id.in_(trials)))
+    for table in (OPERATIONS, ALLOCATIONS, RUN_METADATA):
+        conn.execute(delete(table).where(table.c.trial_id.in_(trials)))
+    for table in (SEARCHER_EVENTS, SEARCHER_SNAPSHOTS, reports.ALERTS):
+        conn.execute(delete(table).where(table.c.experiment_id == experiment_id))
+
+
+def add_alert(
+    conn: Connection, experiment_id: int, trial_id: int | None, *, level: str, title: str, description: str
+) -> None:
+    """Keep an alert (§5.8)."""
+    values = {
+        "experiment_id": experiment_id,
+        "trial_id": trial_id,
+        "time": _clock.now(),
+        "level": level,
+        "title": title,
+        "description": description,
+    }
+    insert_new(conn, reports.ALERTS, values)
+
+
+@dataclass(frozen=True)
+class AlertRow:
+    """Something that a script has brought to people's attention."""
+
+    id: int
+    experiment_id: int
+    trial_id: int | None
+    time: float
+    level: str
+    title: str
+    description: str
+
+
+def alerts(conn: Connection, experiment_id: int) -> list[AlertRow]:
+    """The alerts of an experiment, oldest first."""
+    table = reports.ALERTS
+    return many(conn, select(table).where(table.c.experiment_id == experiment_id).order_by(table.c.id), AlertRow)

@@ -1,0 +1,102 @@
+"""Log lines of tasks, in the order in which they came."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, select
+
+from det_core.master.store._reports import LOG_OFFSETS, LOGS
+from det_core.master.store._rows import many, put
+
+
+@dataclass(frozen=True)
+class LogRow:
+    """One line of a task's log; ``id`` grows with each line of all tasks, and is never used again."""
+
+    id: int
+    task_id: str
+    allocation_id: str | None
+    agent_id: str | None
+    container_id: str | None
+    rank: int | None
+    timestamp: float
+    level: str
+    stdtype: str
+    source: str
+    log: str
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line to be kept.
+
+    Attributes:
+        task_id: whose line it is.
+        log: its text.
+        timestamp: when it was written, in seconds since the epoch.
+        level: INFO, ERROR, …
+        stdtype: stdout or stderr.
+        source: such as task or master.
+    """
+
+    task_id: str
+    log: str
+    timestamp: float
+    allocation_id: str | None = None
+    agent_id: str | None = None
+    container_id: str | None = None
+    rank: int | None = None
+    level: str = "INFO"
+    stdtype: str = "stdout"
+    source: str = "task"
+
+
+def append(
+    conn: Connection,
+    lines: Sequence[LogLine],
+    *,
+    allocation_id: str | None = None,
+    offsets: Mapping[str, int] | None = None,
+) -> None:
+    """Keep lines, and with them how far a log file was read, so that none is lost or doubled.
+
+    Args:
+        conn: where.
+        lines: the lines, in order.
+        allocation_id: whose files ``offsets`` are about.
+        offsets: stream -> bytes of its file that are kept now.
+    """
+    if lines:
+        conn.execute(LOGS.insert(), [vars(line) for line in lines])
+    for stream, offset in (offsets or {}).items():
+        put(conn, LOG_OFFSETS, {"allocation_id": allocation_id, "stream": stream, "offset": offset})
+
+
+def offsets(conn: Connection, allocation_id: str) -> dict[str, int]:
+    """Stream -> bytes of its file that are kept already."""
+    statement = select(LOG_OFFSETS.c.stream, LOG_OFFSETS.c.offset)
+    return {stream: at for stream, at in conn.execute(statement.where(LOG_OFFSETS.c.allocation_id == allocation_id))}
+
+
+def forget_offsets(conn: Connection, allocation_id: str) -> None:
+    """The allocation's files are kept to the end, and gone."""
+    conn.execute(delete(LOG_OFFSETS).where(LOG_OFFSETS.c.allocation_id == allocation_id))
+
+
+def after(conn: Connection, task_id: str, line_id: int = 0, *, limit: int = 1000) -> list[LogRow]:
+    """Lines of a task with ids above ``line_id``, in order, at most ``limit``."""
+    where = (LOGS.c.task_id == task_id) & (LOGS.c.id > min(line_id, 2**63 - 1))
+    return many(conn, select(LOGS).where(where).order_by(LOGS.c.id).limit(limit), LogRow)
+
+
+def last(conn: Connection, task_id: str, *, limit: int = 20) -> list[LogRow]:
+    """The last lines of a task, in order."""
+    statement = select(LOGS).where(LOGS.c.task_id == task_id).order_by(LOGS.c.id.desc()).limit(limit)
+    return many(conn, statement, LogRow)[::-1]
+
+
+def last_id(conn: Connection, task_id: str) -> int:
+    """The id of a task's last line; 0 if it has none."""
+    return int(conn.execute(select(func.max(LOGS.c.id)).where(LOGS.c.task_id == task_id)).scalar() or 0)

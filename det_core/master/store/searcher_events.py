@@ -1,0 +1,97 @@
+"""What the searches were told, what they decided, and their state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, select, update
+
+from det_core import _clock
+from det_core.master.store._rows import many, one, put
+from det_core.master.store._schema import SEARCHER_EVENTS, SEARCHER_SNAPSHOTS
+
+
+@dataclass(frozen=True)
+class SearcherEventRow:
+    """An event and the decisions taken; None while nobody has decided, as with a search that runs elsewhere."""
+
+    experiment_id: int
+    ordinal: int
+    event: dict[str, Any]
+    actions: list[dict[str, Any]] | None
+    time: float
+
+
+@dataclass(frozen=True)
+class SnapshotRow:
+    """The state of a search after the event ``ordinal``."""
+
+    experiment_id: int
+    ordinal: int
+    snapshot: dict[str, Any]
+    time: float
+
+
+def add(
+    conn: Connection, experiment_id: int, event: Mapping[str, Any], actions: Sequence[Mapping[str, Any]] | None
+) -> int:
+    """Record an event and the decisions taken; returns its ordinal, which counts from 0 in each experiment."""
+    ordinal = count(conn, experiment_id)
+    values = {
+        "experiment_id": experiment_id,
+        "ordinal": ordinal,
+        "event": dict(event),
+        "actions": None if actions is None else [dict(action) for action in actions],
+        "time": _clock.now(),
+    }
+    conn.execute(SEARCHER_EVENTS.insert().values(values))
+    return ordinal
+
+
+def decide(conn: Connection, experiment_id: int, ordinal: int, actions: Sequence[Mapping[str, Any]]) -> None:
+    """Record the decisions on an event that had none."""
+    where = (SEARCHER_EVENTS.c.experiment_id == experiment_id) & (SEARCHER_EVENTS.c.ordinal == ordinal)
+    conn.execute(update(SEARCHER_EVENTS).where(where).values(actions=[dict(action) for action in actions]))
+
+
+def count(conn: Connection, experiment_id: int) -> int:
+    """How many events were recorded."""
+    table = SEARCHER_EVENTS
+    last = conn.execute(select(func.max(table.c.ordinal)).where(table.c.experiment_id == experiment_id)).scalar()
+    return 0 if last is None else int(last) + 1
+
+
+def after(
+    conn: Connection, experiment_id: int, ordinal: int = -1, *, limit: int | None = None
+) -> list[SearcherEventRow]:
+    """The events after ``ordinal``, in order: all of them, or the first ``limit``."""
+    where = (SEARCHER_EVENTS.c.experiment_id == experiment_id) & (SEARCHER_EVENTS.c.ordinal > ordinal)
+    statement = select(SEARCHER_EVENTS).where(where).order_by(SEARCHER_EVENTS.c.ordinal).limit(limit)
+    return many(conn, statement, SearcherEventRow)
+
+
+def undecided(conn: Connection, experiment_id: int) -> list[SearcherEventRow]:
+    """The events that nobody has decided on, in order."""
+    where = (SEARCHER_EVENTS.c.experiment_id == experiment_id) & SEARCHER_EVENTS.c.actions.is_(None)
+    statement = select(SEARCHER_EVENTS).where(where).order_by(SEARCHER_EVENTS.c.ordinal)
+    return many(conn, statement, SearcherEventRow)
+
+
+def erase(conn: Connection, experiment_id: int) -> None:
+    """Forget what a search was told and decided, so that it begins anew."""
+    for table in (SEARCHER_EVENTS, SEARCHER_SNAPSHOTS):
+        conn.execute(delete(table).where(table.c.experiment_id == experiment_id))
+
+
+def put_snapshot(conn: Connection, experiment_id: int, ordinal: int, snapshot: Mapping[str, Any]) -> None:
+    """Replace the kept state of a search by that after the event ``ordinal``."""
+    values = {"experiment_id": experiment_id, "ordinal": ordinal, "snapshot": dict(snapshot), "time": _clock.now()}
+    put(conn, SEARCHER_SNAPSHOTS, values)
+
+
+def snapshot(conn: Connection, experiment_id: int) -> SnapshotRow | None:
+    """The kept state of a search; None if there is none."""
+    table = SEARCHER_SNAPSHOTS
+    return one(conn, select(table).where(table.c.experiment_id == experiment_id), SnapshotRow)

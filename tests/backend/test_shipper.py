@@ -1,0 +1,136 @@
+"""Reports get to a master once each and in order; what does not is told by the next question and at the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from det_core.backend.rest import Credential, Master, MasterSession, ReportCarrier, Shipper
+from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped
+from det_core.journal import Journal, Tail
+from support.foreign_master import ForeignMaster, Trial, foreign_master
+from support.proxy import LOST, SILENT, proxy_before
+
+
+@pytest.fixture
+def master() -> Iterator[ForeignMaster]:
+    with foreign_master("0.37.0") as found:
+        yield found
+
+
+@pytest.fixture
+def trial(master: ForeignMaster, tmp_path: Path) -> Trial:
+    made = master.add_trial()
+    master.start(made, tmp_path / "info")
+    return made
+
+
+@contextmanager
+def shipping(folder: Path, url: str, trial: Trial, interval: float = 0.02) -> Iterator[tuple[Journal, Shipper]]:
+    token = Credential("Grpc-Metadata-x-allocation-token", f"token-{trial.allocation_id}")
+    session = MasterSession(url, [token])
+    journal = Journal(folder, run_id="r", restart=0, rank=0)
+    carrier = ReportCarrier(session, trial.trial_id, trial.run_id, Master("0.37.0"))
+    tail = Tail(folder, 0, 0)
+    shipper = Shipper([tail], carrier, session, settle=journal.flush, folder=folder, interval=interval)
+    try:
+        yield journal, shipper
+    finally:
+        journal.close()
+        with suppress(ReportsNotShipped):
+            shipper.close(0.1)
+        session.close()
+
+
+def test_reports_arrive_without_being_asked_for(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:
+    with shipping(tmp_path, master.url, trial) as (journal, _):
+        journal.metrics("training", 1, {"a": 1})
+        deadline = time.monotonic() + 10
+        while not trial.rows and time.monotonic() < deadline:
+            time.sleep(0.01)
+    assert trial.rows[0]["avg"] == {"a": 1} and trial.rows[0]["time"].endswith("+00:00")
+
+
+@pytest.mark.parametrize("group", ["gpu", "training"])
+def test_a_reply_that_is_lost_doubles_nothing(master: ForeignMaster, trial: Trial, tmp_path: Path, group: str) -> None:
+    """Rows of the machine's groups are appended each time they come; batch metrics are refused the second time."""
+    with proxy_before(master.url) as proxy, shipping(tmp_path, proxy.url, trial) as (journal, shipper):
+        proxy.begin(lambda number, request: LOST if request.path.endswith("/metrics") and number % 2 else None)
+        for step in range(6):
+            steps, batches = (None, None) if group == "gpu" else (step, [{"b": step}])
+            journal.metrics(group, steps, {"value": step}, batches)
+        shipper.drain(20)
+    assert [r["avg"]["value"] for r in trial.rows] == list(range(6))
+    assert sum(a.path.endswith("/metrics") for a in master.seen) > 6 or group == "gpu"
+
+
+def test_a_question_waits_no_longer_than_it_may(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:
+    with proxy_before(master.url) as proxy, shipping(tmp_path, proxy.url, trial) as (journal, shipper):
+        proxy.begin(lambda number, request: SILENT)
+        journal.metrics("training", 1, {"a": 1})
+        began = time.monotonic()
+        with pytest.raises(MasterUnreachable, match=r"has not taken the reports in .* within 0 s.*reports are safe"):
+            shipper.drain(0.3)
+        with pytest.raises(ReportsNotShipped, match=r"1 report\(s\) did not get to"):
+            shipper.close(0.3)
+        assert time.monotonic() - began < 5
+
+
+def test_a_failure_of_the_thread_reaches_whoever_asks(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:
+    with shipping(tmp_path, master.url, trial) as (journal, shipper):
+        master.end(trial)
+        journal.metrics("training", 1, {"a": 1})
+        for _ in range(2):
+            with pytest.raises(MasterError, match=r"do not get to the master any more: .* 401 invalid credentials"):
+                shipper.drain(10)
+        journal.metrics("training", 2, {"a": 1})  # a report never fails
+        with pytest.raises(ReportsNotShipped, match=r"2 report\(s\) did not get to .*401"):
+            shipper.close(10)
+
+
+def test_rows_that_differ_are_refused_one_by_one(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:
+    master.answer, right = (lambda *a: right(*a)), master.answer  # type: ignore[method-assign, assignment]
+    with shipping(tmp_path, master.url, trial, interval=60) as (journal, shipper):
+        trial.rows.append(
+            {
+                "group": "training",
+                "steps": 2,
+                "run": trial.run_id,
+                "avg": {"a": 0},
+                "batches": None,
+                "hidden": False,
+                "time": "",
+            }
+        )
+        for step in (1, 2, 3):
+            journal.metrics("training", step, {"a": step})
+        with pytest.raises(MasterError, match=r"step 2: .*overwriting existing metric keys"):
+            shipper.drain(10)
+        shipper.drain(10)
+        with pytest.raises(ReportsNotShipped, match="did not take a report: group 'training', step 2"):
+            shipper.close(10)
+    assert [r["avg"]["a"] for r in trial.rows] == [0, 1, 3]
+
+
+def test_many_threads_report_and_ask(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:
+    with shipping(tmp_path, master.url, trial) as (journal, shipper):
+
+        def work(number: int) -> None:
+            for step in range(20):
+                journal.metrics(f"g{number}", step, {"a": step})
+                if step % 5 == 4:
+                    shipper.drain(20)
+                    assert len([r for r in trial.rows if r["group"] == f"g{number}"]) >= step
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+    for number in range(4):
+        assert [r["steps"] for r in trial.rows if r["group"] == f"g{number}"] == list(range(20))

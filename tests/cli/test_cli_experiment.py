@@ -1,0 +1,241 @@
+"""``det-core experiment`` and ``det-core trial`` against a master whose trials end as a test says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.cli import main
+from support.running_master import TOKEN, Running, wait_until
+
+GRID = """
+name: tried
+entrypoint: "true"
+hyperparameters: {lr: {type: categorical, vals: [0.1, 0.01]}}
+searcher: {name: grid, metric: loss, max_length: 2}
+max_restarts: 0
+"""
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A master for all tests of this file."""
+    found = Running(tmp_path_factory.mktemp("master"), limit=1 << 24)
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def master(running: Running, home: Path, monkeypatch: pytest.MonkeyPatch) -> Running:
+    """The master, named by the environment."""
+    monkeypatch.setenv("DET_MASTER", running.url)
+    monkeypatch.setenv("DET_USER_TOKEN", TOKEN)
+    return running
+
+
+class Command:
+    """Runs commands in this process."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.errors = ""
+
+    def __call__(self, *arguments: object, status: int = 0) -> str:
+        try:
+            got = main([str(argument) for argument in arguments])
+        except SystemExit as e:
+            got = int(e.code or 0)
+        done = self._capsys.readouterr()
+        self.errors = done.err
+        assert got == status, done.err
+        assert "Traceback" not in done.err
+        return done.out
+
+    def json(self, *arguments: object, status: int = 0) -> Any:
+        return json.loads(self(*arguments, "--json", status=status))
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    return Command(capsys)
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "grid.yaml"
+    path.write_text(GRID)
+    return path
+
+
+def train(master: Running, experiment_id: int, trials: int = 2) -> None:
+    """Have each trial report, log, complete its operation and exit, as its script would."""
+    for _ in range(trials):
+        spec = master.launched(experiment_id)[0]
+        loss = float(spec.hparams["lr"])
+        for step in (1, 2):
+            body = {
+                "trialRunId": spec.trial_run_id,
+                "stepsCompleted": step,
+                "metrics": {"avgMetrics": {"loss": loss / step}},
+            }
+            report = {"group": "validation", "metrics": body}
+            assert master.ask("POST", f"trials/{spec.trial_id}/metrics", report).status == 200
+        line = {"task_id": spec.task_id, "log": f"lr is {loss}\n", "timestamp": "2026-01-01T00:00:00Z"}
+        line |= {"rank_id": 1, "level": "LOG_LEVEL_WARNING", "stdtype": "stderr", "allocation_id": spec.allocation_id}
+        assert master.ask("POST", "task/logs", {"logs": [line]}).status == 200
+        done = {"op": {"length": 2}, "searcherMetric": loss / 2}
+        assert master.ask("POST", f"trials/{spec.trial_id}/searcher/completed_operation", done).status == 200
+        master.end(spec.allocation_id)
+        wait_until(lambda: spec.allocation_id not in master.engine.running)  # noqa: B023
+
+
+def test_an_experiment_from_its_creation_to_its_end(master: Running, command: Command, config: Path) -> None:
+    said = command("experiment", "create", config)
+    found = re.match(r"created experiment (\d+) \(tried\)\n", said)
+    assert found is not None and f"det-core experiment logs {found[1]} -f" in command.errors
+    number = int(found[1])
+    train(master, number)
+    said = command("e", "wait", number, "--timeout", "20")
+    assert f"experiment {number} (tried): COMPLETED, 2 trials in " in said
+    assert re.search(r"best trial: \d+, loss 0.005 at step 2: lr=0.01\n", said)
+    told = command.json("experiment", "describe", number)
+    assert (told["state"], told["best_metric"], told["best_trial"]["hparams"]) == ("COMPLETED", 0.005, {"lr": 0.01})
+    assert [trial["hparams"]["lr"] for trial in told["trials"]] == [0.01, 0.1]
+    best = told["best_trial"]["id"]
+    assert "tried" in command("e", "list") and command.json("e", "list", "--limit", "1")[0]["id"] == number
+    table = command("trial", "list", "latest").splitlines()
+    assert table[0].split()[:4] == ["TRIAL", "STATE", "BEST", "loss"] and table[1].split()[0] == str(best)
+    assert (
+        command("t", "metrics", best, "--csv") == "group,steps_completed,loss\nvalidation,1,0.01\nvalidation,2,0.005\n"
+    )
+    assert "hparams.lr:        0.01" in command("t", "describe", best)
+    assert command("t", "logs", best) == "[rank=1] WARNING: lr is 0.01\n"
+    logs = command("e", "logs", number).splitlines()
+    assert sorted(logs) == sorted(
+        f"[trial {t['id']}] [rank=1] WARNING: lr is {t['hparams']['lr']}" for t in told["trials"]
+    )
+    (line,) = [json.loads(text) for text in command("t", "logs", best, "--json").splitlines()]
+    assert (line["rank"], line["level"], line["stream"], line["text"]) == (1, "WARNING", "stderr", "lr is 0.01")
+    followed = command("e", "logs", number, "-f")
+    assert all(text in followed for text in (*logs, "best trial"))
+    assert f"experiment {number} COMPLETED" in command.errors
+    command("e", "delete", number, status=2)
+    assert command("e", "delete", number, "--yes") == f"deleted experiment {number} (tried)\n"
+
+
+def test_steering(master: Running, command: Command, config: Path) -> None:
+    number = command.json("e", "create", config, "--config", "searcher.max_concurrent_trials=1", "--paused")["id"]
+    assert command.json("e", "describe", number)["state"] == "PAUSED"
+    assert command("e", "wait", number, "--timeout", "0", status=5) == ""
+    assert "paused" in command.errors and "is still PAUSED" in command.errors
+    assert command("e", "activate", number) == f"experiment {number} (tried): ACTIVE\n"
+    (spec,) = master.launched(number)
+    command("e", "delete", number, "--yes", status=1)
+    assert "has not ended: cancel or kill it first" in command.errors
+    command("t", "kill", spec.trial_id)
+    assert master.launched(number)[0].trial_id != spec.trial_id
+    assert re.search(r"\(tried\): (STOPPING_KILLED|CANCELED)$", command("e", "kill", number).strip())
+    assert f"experiment {number} (tried): CANCELED" in command("e", "wait", number, status=4)
+    command("e", "pause", number, status=1)
+    assert command.errors == f"det-core: error: experiment {number} has ended (CANCELED)\n"
+
+
+def test_an_error_has_its_own_status_and_continues(master: Running, command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "single.yaml"
+    path.write_text(
+        'name: one\nentrypoint: "true"\nsearcher: {name: single, metric: loss, max_length: 2}\nmax_restarts: 0\n'
+    )
+    number = command.json("e", "create", path)["id"]
+    master.end(master.launched(number)[0].allocation_id, status=9)
+    assert f"experiment {number} (one): ERROR" in command("e", "wait", number, status=3)
+    assert command("e", "continue", number, "--config", "max_restarts=1") == f"experiment {number} (one): ACTIVE\n"
+    assert command.json("e", "describe", number)["config"]["max_restarts"] == 1
+    command("e", "continue", number, "--config", "max_restarts", status=1)
+    assert "override 'max_restarts'" in command.errors or "has ended" in command.errors
+    command("e", "kill", number)
+    command("e", "wait", number, status=4)
+
+
+def test_mistakes_of_a_configuration_are_a_line_each(master: Running, command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(
+        "name: 3\nentrypoint: []\nmax_restarts: -1\nresourcez: {}\n"
+        "hyperparameters: {lr: {type: dubble}}\nsearcher: {name: randon, metric: loss}\n"
+    )
+    assert command("e", "create", path, status=2) == ""
+    lines = command.errors.splitlines()
+    assert len(lines) == 6 and all(line.startswith("det-core: error: ") for line in lines)
+    assert any("did you mean double?" in line for line in lines)
+    path.write_text(GRID)
+    assert "can be run" in command("e", "create", path, "--check")
+    assert command.json("e", "create", path, "--check")["config"]["max_restarts"] == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "status", "message"),
+    [
+        ("e create nothing.yaml", 2, "there is no file nothing.yaml"),
+        ("e create . .", 2, ". is no file"),
+        ("e create {config} nowhere", 2, "there is no folder nowhere"),
+        ("e create {config} --slots many", 2, "'many' is not a number"),
+        ("e create {config} --slots 999", 2, "slots_per_trial is 999"),
+        ("e describe three", 2, "'three' is not the number of an experiment; `det-core experiment list` shows them"),
+        ("t logs 0", 2, "'0' is not the number of a trial"),
+        ("t logs 9999", 1, "there is no trial 9999"),
+        ("e pause 9999", 1, "there is no experiment 9999"),
+        ("e wait 1 --timeout soon", 2, "'soon' is no number of seconds"),
+        ("e list --master http://127.0.0.1:1", 1, "no master answers at http://127.0.0.1:1: connection refused"),
+        ("e list --master ftp://there", 1, "'ftp://there' is no address of a master"),
+        ("run", 2, "there is no command to run"),
+        ("run list", 2, "did you mean `det-core runs list`?"),
+        ("experimnt list", 2, "did you mean `det-core experiment list`?"),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    master: Running,
+    command: Command,
+    config: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    status: int,
+    message: str,
+) -> None:
+    monkeypatch.setattr("det_core.client._master.FIRST_PAUSE", 0.01)
+    assert command(*shlex.split(line.format(config=config)), status=status) == ""
+    assert message in command.errors
+    assert command.errors.count("error: ") == 1
+
+
+def test_a_wrong_token_is_said(master: Running, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DET_USER_TOKEN", "wrong")
+    command("e", "list", status=1)
+    assert "wants its user's token, and it is a wrong one: set DET_USER_TOKEN" in command.errors
+
+
+def test_a_master_that_is_there_is_described(master: Running, command: Command) -> None:
+    told = command.json("master", "status")
+    assert (told["running"], told["url"], told["slots"]) == (True, master.url, len(master.engine.slots))
+    assert f"of {len(master.engine.slots)} in use" in command("master", "status")
+
+
+def test_without_a_master_none_is_started_to_look(home: Path, command: Command) -> None:
+    assert command.json("master", "status", status=1) == {"running": False, "home": str(home)}
+    assert command("master", "down") == ""
+    assert command("completion", "experiments", "det-core e logs ") == "\n"
+    assert not (home / "master").exists()
+
+
+def test_ids_complete_from_a_master(master: Running, command: Command, config: Path) -> None:
+    number = command.json("e", "create", config, "--paused")["id"]
+    offered = command("completion", "experiments", "det-core e logs ").split()
+    assert offered[0] == str(number) and offered[-1] == "latest"
+    command("e", "activate", number)
+    trial = str(master.launched(number)[0].trial_id)
+    assert trial in command("completion", "trials", f"det-core t logs --master {master.url} ").split()
+    command("e", "kill", number)

@@ -1,0 +1,112 @@
+"""`det-core search preview`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.cli import main
+
+pytest.importorskip("pydantic")
+
+HALVING = {
+    "name": "async_halving",
+    "metric": "loss",
+    "num_rungs": 3,
+    "max_trials": 12,
+    "divisor": 3,
+    "max_length": 9000,
+}
+SPACE = {"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -1}}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Any:
+    def written(searcher: Any, hyperparameters: Any = SPACE) -> str:
+        path = tmp_path / "search.yaml"
+        whole = {"name": "x", "entrypoint": "true", "searcher": searcher, "hyperparameters": hyperparameters}
+        path.write_text(json.dumps(whole))
+        return str(path)
+
+    return written
+
+
+def previewed(capsys: pytest.CaptureFixture[str], *args: str) -> Any:
+    assert main(["search", "preview", *args, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_table_says_how_many_trials_reach_each_rung(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "preview", config(HALVING)]) == 0
+    said = capsys.readouterr()
+    rows = [line.split() for line in said.out.splitlines()]
+    assert rows[0] == ["bracket", "max_trials", "at", "a", "time", "rung", "length", "trials"]
+    assert rows[1] == ["0", "12", "12", "0", "1,000", "12"]
+    assert rows[2][:2] == ["1", "3,000"] and rows[3][:2] == ["2", "9,000"]
+    assert "of 108,000, what training all of them fully takes" in said.out
+    assert said.err == ""
+
+
+def test_the_budget_is_that_of_the_search(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = previewed(capsys, config({**HALVING, "max_concurrent_trials": 0}))
+    first, second, third = (rung["trials"] for rung in found["brackets"][0]["rungs"])
+    assert first == 12 and 4 <= second <= 12 and 1 <= third <= second
+    assert found["units"] == pytest.approx(1000 * first + 2000 * second + 6000 * third)
+    assert found["units_if_all_trained_fully"] == 12 * 9000
+
+
+def test_a_rung_that_nobody_reaches_is_told(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "preview", config({**HALVING, "num_rungs": 5, "max_trials": 4})]) == 0
+    assert "max_trials is 4 there, too few for 5 rungs" in capsys.readouterr().err
+
+
+def test_rungs_of_one_length_are_told(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = previewed(capsys, config(HALVING), "--config", "searcher.max_length=5")
+    assert any("rungs 0 and 1 have the same length, 1" in text for text in found["warnings"])
+
+
+@pytest.mark.parametrize(
+    "searcher, trials, units",
+    [
+        ({"name": "single", "metric": "loss", "max_length": 7}, 1, 7),
+        ({"name": "random", "metric": "loss", "max_length": {"batches": 7}, "max_trials": 5}, 5, 35),
+        ({"name": "random", "metric": "loss", "max_trials": 5}, 5, None),
+        ({"name": "grid", "metric": "loss", "max_length": 2}, 6, 12),
+        ({"name": "optuna", "metric": "loss", "max_length": 7, "max_trials": 5}, 5, 35),
+    ],
+)
+def test_methods_without_rungs(
+    searcher: Any, trials: int, units: int | None, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = {
+        "a": {"type": "int", "minval": 1, "maxval": 3, "count": 9},
+        "b": {"type": "categorical", "vals": ["x", "y"]},
+    }
+    found = previewed(capsys, config(searcher, space))
+    assert (found["trials"], found["units"], found["brackets"]) == (trials, units, [])
+
+
+def test_a_custom_method_beside_the_file_is_run(
+    config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.py").write_text(
+        "from det_core.search import Close, SearchMethod, Started, TrainTo\n"
+        "class Pairs(SearchMethod):\n"
+        "    def handle(self, event):\n"
+        "        if not isinstance(event, Started):\n"
+        "            return []\n"
+        "        new = [self.create(), self.create()]\n"
+        "        return [*new, *(a for n in new for a in (TrainTo(n.request_id, 4), Close(n.request_id)))]\n"
+    )
+    found = previewed(capsys, config({"name": "custom", "metric": "loss", "class": "pairs:Pairs"}))
+    assert (found["trials"], found["units"]) == (2, 8)
+
+
+def test_what_cannot_be_previewed_is_an_error(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "preview", config({"name": "custom", "metric": "loss"})]) == 1
+    assert "steered by a program outside" in capsys.readouterr().err
+    assert main(["search", "preview", config({"name": "random", "metric": "loss"})]) == 1
+    assert "searcher.max_trials" in capsys.readouterr().err

@@ -1,0 +1,141 @@
+"""What a follower shows: each line once, in order, and what becomes of the trials; on a terminal and elsewhere."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import pytest
+
+from det_core.cli.experiment import _follow
+from det_core.cli.experiment._lines import text_of
+from det_core.cli.experiment._live import Live
+from det_core.cli.experiment._tail import Tail
+from det_core.cli.experiment._told import duration, first_line, settings
+from det_core.client import Experiment, Master
+from det_core.client._address import Address
+from det_core.errors import MasterUnreachable
+from support.answers import Say, answering
+
+
+def test_a_line_has_its_rank_and_its_level_back() -> None:
+    assert text_of({"log": "hello\n", "level": "LOG_LEVEL_INFO"}) == "hello"
+    assert text_of({"log": "  oh\n", "level": "LOG_LEVEL_ERROR", "rank_id": 3}) == "[rank=3] ERROR:   oh"
+
+
+def test_words_for_people() -> None:
+    assert settings({"lr": 0.1, "net": {"width": 8, "depth": None}}) == "lr=0.1, net.depth=null, net.width=8"
+    assert settings({}) == "no hyperparameters"
+    assert [duration(s) for s in (-1, 0.25, 61, 7300)] == ["0.0 s", "0.2 s", "1 min 1 s", "2 h 1 min"]
+    error = "3.0006654b-9ddb.1: the script exited with status 7; its last lines:\n    to out"
+    assert first_line(error) == "the script exited with status 7"
+    assert first_line("no slots: 1 is too few") == "no slots: 1 is too few"
+
+
+class Told:
+    """An experiment with one trial, as a master tells it at each look."""
+
+    def __init__(self, *looks: tuple[str, str, list[str]]) -> None:
+        """``looks``: the experiment's state, the trial's, and the lines that are new."""
+        self._looks = list(looks)
+        self._count = 0
+
+    def get(self, path: str, **_query: Any) -> dict[str, Any]:
+        """The part of a master's door that a follower uses."""
+        if path == "experiments/1":
+            state = self._looks[0][0]
+            if state == "away":
+                self._looks.pop(0)
+                raise MasterUnreachable("no master answers")
+            return {"experiment": {"id": 1, "name": "e", "state": state, "config": {}, "searcherMetric": "loss"}}
+        trial = {"id": 5, "experimentId": 1, "state": self._looks[0][1], "trialRunId": 1, "hparams": {"lr": 1}}
+        return {"trials": [{**trial, "totalBatchesProcessed": 3, "restarts": 0}]}
+
+    def lines(self, _path: str, query: dict[str, Any], **_more: Any) -> Any:
+        """The lines of a log; the next look begins when they were read."""
+        import contextlib
+
+        assert query["after"] == self._count
+        lines = self._looks[0][2]
+        if len(self._looks) > 1:
+            self._looks.pop(0)
+        found = [{"id": str(self._count + n), "log": text, "stdtype": "stdout"} for n, text in enumerate(lines, 1)]
+        self._count += len(lines)
+        return contextlib.nullcontext(iter(found))
+
+
+def told(*looks: tuple[str, str, list[str]]) -> Experiment:
+    master: Any = Told(*looks)
+    return Experiment(master, {"id": 1, "state": "STATE_ACTIVE", "searcherMetric": "loss"})
+
+
+ARGS = argparse.Namespace(master=None, home=None)
+LOOKS = (
+    ("ACTIVE", "RUNNING", ["one\n"]),
+    ("away", "", []),
+    ("ACTIVE", "RUNNING", ["two\n", "three\n"]),
+    ("COMPLETED", "COMPLETED", ["four\n"]),
+)
+
+
+def test_every_line_is_given_once_also_if_the_master_is_away_for_a_moment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_follow.time, "sleep", lambda _seconds: None)
+    _follow.follow(ARGS, told(*LOOKS))
+    done = capsys.readouterr()
+    assert done.out == "".join(f"[trial 5] {word}\n" for word in ("one", "two", "three", "four"))
+    assert "no master answers; trying again" in done.err
+    assert [line for line in done.err.splitlines() if "trial 5" in line] == [
+        "det-core: trial 5 RUNNING: lr=1",
+        "det-core: trial 5 COMPLETED",
+    ]
+
+
+def test_a_master_that_stays_away_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_follow, "PATIENCE", -1.0)
+    with pytest.raises(MasterUnreachable):
+        _follow.follow(ARGS, told(("away", "", []), ("COMPLETED", "COMPLETED", [])))
+
+
+def test_ctrl_c_says_how_to_come_back(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(self: Tail) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tail, "pause", interrupt)
+    with pytest.raises(SystemExit) as e:
+        _follow.follow(argparse.Namespace(master="gpu1:80", home=None), told(*LOOKS))
+    assert e.value.code == 130
+    said = capsys.readouterr().err
+    assert "to watch it: det-core experiment logs 1 -f --master gpu1:80\n" in said
+    assert "to stop it: det-core experiment cancel 1 --master gpu1:80\n" in said
+
+
+def test_a_terminal_shows_progress_below_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = told(*LOOKS)
+    live = Live()
+    try:
+        tail = Tail(experiment.master, experiment)
+        for trial, line in tail.new():
+            live.line(trial, line)
+        live.state(experiment, tail.trials)
+    finally:
+        live.close()
+    live.close()
+    assert "[trial 5] one" in capsys.readouterr().out
+
+
+def test_pages_of_lines_are_read_to_their_end() -> None:
+    from det_core.client._trial import PAGE
+
+    lines = [f"{n}\n" for n in range(PAGE)]
+    tail = Tail((e := told(("COMPLETED", "COMPLETED", lines), ("COMPLETED", "COMPLETED", ["last\n"]))).master, e)
+    assert len(tail.new()) == PAGE and not tail.over
+    assert [line["log"] for _, line in tail.new()] == ["last\n"] and tail.over
+
+
+def test_a_stream_with_an_error_in_it_is_that_error() -> None:
+    with answering(Say(200, b'{"result": {"id": "1", "log": "a"}}\n')) as server, Master(Address(server.url)) as master:
+        from det_core.client._trial import log_page
+
+        assert [line["id"] for line in log_page(master, 3, 0)] == [1]

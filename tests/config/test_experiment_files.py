@@ -1,0 +1,192 @@
+"""Whole experiment files: what becomes of them, and that what becomes of them is a file again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.config import Experiment, parse_experiment
+
+FILES = Path(__file__).parent / "files"
+GOOD = ["everything.yaml", "smallest.yaml", "asha_by_validations.json"]
+
+
+def read(name: str, **more: Any) -> Experiment:
+    return parse_experiment((FILES / name).read_text(), **more)
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_the_data_are_complete_plain_and_a_file_again(name: str) -> None:
+    experiment = read(name)
+    assert json.loads(json.dumps(experiment.data)) == experiment.data
+    assert parse_experiment(experiment.data) == experiment
+    assert parse_experiment(json.dumps(experiment.data)) == experiment
+
+
+def test_every_field_has_what_the_file_says() -> None:
+    e = read("everything.yaml")
+    assert (e.name, e.description, e.labels) == ("mnist-grid", "Each point of a grid.", ["mnist", "grid"])
+    assert e.entrypoint == "python3 -m determined.launch.torch_distributed -- python3 train.py --data /data"
+    assert (e.max_restarts, e.slots_per_trial, e.max_slots, e.priority) == (2, 2, 8, 10)
+    assert e.preemption_timeout == 600
+    assert e.checkpoint_storage is not None
+    assert e.checkpoint_storage["host_path"] == "/tmp/checkpoints"
+    assert (e.save_experiment_best, e.save_trial_best, e.save_trial_latest) == (2, 1, 1)
+    assert (e.metric, e.smaller_is_better, e.time_metric) == ("validation_loss", True, None)
+    assert e.searcher["max_length"] == {"batches": 937}
+    assert e.seed == 1337
+    assert e.hyperparameters["optimizer"] == {
+        "name": {"type": "categorical", "vals": ["adam", "sgd"]},
+        "betas": {"type": "const", "val": [0.9, 0.999]},
+        "eps": {"type": "const", "val": 1e-8},
+    }
+    assert e.data["data"] == {"url": "s3://bucket/mnist", "1": "one"}
+    assert e.environment_variables == {"OMP_NUM_THREADS": "4"}
+    assert e.environment_variables_for("cuda") == {"NCCL_DEBUG": "INFO", "URL": "http://a/?b=c"}
+    assert e.environment_variables_for("rocm") == {}
+    assert e.data["min_checkpoint_period"] == {"epochs": 1}
+    assert e.data["profiling"] == {"enabled": True, "begin_on_batch": 0, "end_after_batch": None, "sync_timings": True}
+
+
+def test_what_has_no_effect_is_said_in_one_warning_and_the_launcher_in_another() -> None:
+    warnings = read("everything.yaml").warnings
+    assert len(warnings) == 2
+    nothing, launcher = warnings
+    assert nothing.partition(": ")[2].split(", ") == [
+        "resources.weight",
+        "resources.resource_pool",
+        "resources.shm_size",
+        "resources.is_single_node",
+        "checkpoint_storage.propagation",
+        "environment.image",
+        "environment.pod_spec",
+        "retention_policy.log_retention_days",
+        "bind_mounts",
+        "log_policies",
+        "slurm",
+    ]
+    assert "determined.launch.torch_distributed by det_core.launch.torch_distributed" in launcher
+
+
+def test_the_defaults_are_those_of_the_contract() -> None:
+    e = read("smallest.yaml", default_seed=7)
+    assert e.warnings == ()
+    assert e.name == e.data["name"] != ""
+    assert e.data == {
+        "name": e.name,
+        "entrypoint": "python3 train.py",
+        "searcher": {
+            "name": "single",
+            "metric": "loss",
+            "smaller_is_better": True,
+            "source_trial_id": None,
+            "source_checkpoint_uuid": None,
+            "max_length": None,
+        },
+        "hyperparameters": {},
+        "max_restarts": 5,
+        "resources": {
+            "slots_per_trial": 1,
+            "max_slots": None,
+            "priority": None,
+            "weight": 1,
+            "resource_pool": "",
+            "shm_size": None,
+            "is_single_node": None,
+            "native_parallel": False,
+            "devices": [],
+        },
+        "checkpoint_storage": {
+            "type": None,
+            "save_experiment_best": 0,
+            "save_trial_best": 1,
+            "save_trial_latest": 1,
+        },
+        "preemption_timeout": None,
+        "environment": {
+            "environment_variables": {"cpu": [], "cuda": [], "rocm": []},
+            "image": None,
+            "ports": None,
+            "proxy_ports": [],
+            "force_pull_image": False,
+            "registry_auth": None,
+            "add_capabilities": [],
+            "drop_capabilities": [],
+            "pod_spec": None,
+        },
+        "data": {},
+        "description": None,
+        "labels": [],
+        "workspace": None,
+        "project": None,
+        "debug": False,
+        "reproducibility": {"experiment_seed": 7},
+        "profiling": {"enabled": False, "begin_on_batch": 0, "end_after_batch": None, "sync_timings": True},
+        "min_validation_period": {"batches": 0},
+        "min_checkpoint_period": {"batches": 0},
+        "perform_initial_validation": False,
+        "scheduling_unit": 100,
+        "records_per_epoch": 0,
+        "checkpoint_policy": "best",
+        "optimizations": {
+            "aggregation_frequency": 1,
+            "average_aggregated_gradients": True,
+            "average_training_metrics": True,
+            "gradient_compression": False,
+            "mixed_precision": "O0",
+            "tensor_fusion_threshold": 64,
+            "tensor_fusion_cycle_time": 1,
+            "auto_tune_tensor_fusion": False,
+            "grad_updates_size_file": None,
+        },
+        "retention_policy": None,
+        "bind_mounts": [],
+        "log_policies": [],
+        "slurm": {},
+        "pbs": {},
+        "security": None,
+        "integrations": None,
+        "unmanaged": False,
+    }
+    assert (e.preemption_timeout, e.priority, e.max_slots, e.checkpoint_storage) == (3600, None, None, None)
+    assert (e.source_trial_id, e.source_checkpoint_uuid, e.description) == (None, None, None)
+
+
+def test_the_defaults_of_the_searches_are_those_of_the_contract() -> None:
+    asha = read("asha_by_validations.json")
+    assert asha.time_metric == "epochs"
+    assert asha.searcher == {
+        "name": "adaptive_asha",
+        "metric": "accuracy",
+        "smaller_is_better": False,
+        "source_trial_id": None,
+        "source_checkpoint_uuid": None,
+        "max_concurrent_trials": 16,
+        "max_length": None,
+        "time_metric": "epochs",
+        "max_time": 27,
+        "max_trials": 40,
+        "divisor": 3,
+        "stop_once": False,
+        "mode": "conservative",
+        "max_rungs": 5,
+        "bracket_rungs": [],
+    }
+
+
+def test_name_and_seed_are_made_up_the_same_each_time() -> None:
+    first, again, other = read("smallest.yaml"), read("smallest.yaml"), read("smallest.yaml", default_seed=3)
+    assert (first.name, first.seed) == (again.name, again.seed)
+    assert (other.name, other.seed) != (first.name, first.seed)
+    assert read("smallest.yaml", overrides=["max_restarts=1"]).name != first.name
+    assert read("everything.yaml", default_seed=3).seed == 1337
+
+
+def test_one_that_was_stored_needs_no_reading() -> None:
+    experiment = read("everything.yaml")
+    stored = Experiment(json.loads(json.dumps(experiment.data)))
+    assert stored.environment_variables_for("cuda") == experiment.environment_variables_for("cuda")
+    assert stored.searcher == experiment.searcher

@@ -1,0 +1,181 @@
+"""A context under our own master: it gets the journal as it is, and each question by its own route."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from det_core import InvalidHP, core
+from det_core.backend.rest import sync_run
+from det_core.errors import MasterError
+from det_core.master.engines import LaunchSpec
+from support.managed import TRAIN
+from support.ours import config, opened, variables
+from support.proxy import BUSY, LOST, RESET, TRUNCATED, Request, proxy_before
+from support.ranks import running
+from support.running_master import TOKEN, Running
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[Running]:
+    (tmp_path / "home").mkdir(exist_ok=True)
+    running = Running(tmp_path / "home", 100 << 20)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+def launched(master: Running, folder: Path, length: int = 6) -> LaunchSpec:
+    spec = master.a_trial(config(folder, length))
+    return replace(spec, master_url=master.url)
+
+
+def train(ctx: core.Context) -> list[str]:
+    step, made = 0, []
+    for op in ctx.searcher.operations():
+        while step < op.length:
+            step += 1
+            ctx.train.report_training_metrics(step, {"loss": 1 / step, "odd": float("inf")}, [{"b": 1.0}])
+            op.report_progress(step)
+            if step % 3 == 0:
+                ctx.train.report_validation_metrics(step, {"loss": 1 / step})
+                with ctx.checkpoint.store_path({"steps_completed": step}) as (path, storage_id):
+                    (path / "f").write_text("f")
+                made.append(storage_id)
+        op.report_completed(1 / step)
+    return made
+
+
+def rows(master: Running, trial_id: int, group: str) -> list[dict[str, object]]:
+    answer = master.ask("GET", f"trials/metrics/trial_metrics?trialIds={trial_id}&group={group}")
+    return [row for part in answer.lines for row in part["metrics"]]
+
+
+def check(master: Running, spec: LaunchSpec, made: list[str]) -> None:
+    training = rows(master, spec.trial_id, "training")
+    assert [r["totalBatches"] for r in training] == [1, 2, 3, 4, 5, 6]
+    assert [r["totalBatches"] for r in rows(master, spec.trial_id, "validation")] == [3, 6]
+    found = master.ask("GET", f"trials/{spec.trial_id}/checkpoints").json["checkpoints"]
+    assert sorted(c["uuid"] for c in found) == sorted(made)
+    trial = master.ask("GET", f"trials/{spec.trial_id}").json["trial"]
+    assert trial["totalBatchesProcessed"] == 6
+
+
+def test_a_trial_from_begin_to_end(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = launched(master, tmp_path)
+    with opened(spec, tmp_path, monkeypatch) as ctx:
+        assert ctx.train.get_experiment_best_validation() is None
+        made = train(ctx)
+        assert ctx.train.get_experiment_best_validation() == pytest.approx(1 / 6)
+        assert ctx.train.set_metadata({"a": 1}) == ctx.train.get_metadata() == {"a": 1}
+        assert ctx.checkpoint.get_metadata(made[0])["steps_completed"] == 3
+        ctx.train.set_status("done")
+        ctx.alert("look", level="info")
+    check(master, spec, made)
+    master.end(spec.allocation_id)
+    assert master.until(spec.experiment_id, "STATE_COMPLETED")["state"] == "STATE_COMPLETED"
+
+
+def test_faults_of_the_network_lose_and_double_nothing(
+    master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = launched(master, tmp_path)
+    faults = (LOST, RESET, BUSY, TRUNCATED)
+
+    def plan(number: int, request: Request) -> str | None:
+        return faults[number // 2 % len(faults)] if number % 2 == 0 else None
+
+    with proxy_before(master.url) as proxy:
+        proxy.begin(plan)
+        with opened(replace(spec, master_url=proxy.url), tmp_path, monkeypatch) as ctx:
+            made = train(ctx)
+    check(master, spec, made)
+
+
+@pytest.mark.long
+def test_four_ranks_over_a_faulty_network(master: Running, tmp_path: Path) -> None:
+    spec = launched(master, tmp_path, 10)
+    faults = (LOST, RESET, BUSY, TRUNCATED)
+    with proxy_before(master.url) as proxy:
+        proxy.begin(lambda number, request: faults[number // 3 % len(faults)] if number % 3 == 0 else None)
+        env = variables(replace(spec, master_url=proxy.url), tmp_path)
+        with running(TRAIN, 4, tmp_path, env=env) as ranks:
+            assert ranks.wait(90) == [0] * 4, ranks.output(0)
+    steps = list(range(1, 11))
+    for group in ("training", "rank0", "rank1", "rank2", "rank3"):
+        assert [r["totalBatches"] for r in rows(master, spec.trial_id, group)] == steps, group
+    found = master.ask("GET", f"trials/{spec.trial_id}/checkpoints").json["checkpoints"]
+    assert sorted(c["metadata"]["steps_completed"] for c in found) == [5, 10]
+    master.end(spec.allocation_id)
+    master.until(spec.experiment_id, "STATE_COMPLETED")
+
+
+def test_paused_and_resumed(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = launched(master, tmp_path)
+    with opened(spec, tmp_path, monkeypatch) as ctx:
+        assert not ctx.preempt.should_preempt()
+        ctx.train.report_training_metrics(2, {"loss": 0.5})
+        with ctx.checkpoint.store_path({"steps_completed": 2}) as (path, storage_id):
+            (path / "f").write_text("f")
+        assert master.ask("POST", f"experiments/{spec.experiment_id}/pause").status == 200
+        began = time.monotonic()
+        while not ctx.preempt.should_preempt():
+            assert time.monotonic() - began < 10
+            time.sleep(0.005)
+    master.end(spec.allocation_id, 1)  # acknowledged: no failure
+    master.until(spec.experiment_id, "STATE_PAUSED")
+    assert master.ask("POST", f"experiments/{spec.experiment_id}/activate").status == 200
+    again = replace(master.launched(spec.experiment_id)[0], master_url=master.url)
+    assert (again.trial_run_id, again.latest_checkpoint) == (2, storage_id)
+    with opened(again, tmp_path, monkeypatch) as ctx:
+        assert ctx.latest_checkpoint == storage_id
+        with ctx.checkpoint.restore_path(storage_id):
+            made = train(ctx)
+    check(master, spec, [storage_id, *made])
+
+
+def test_a_zombie_is_refused(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = launched(master, tmp_path)
+    with opened(spec, tmp_path, monkeypatch) as ctx:
+        ctx.train.get_metadata()
+        master.end(spec.allocation_id, 0)
+        master.until(spec.experiment_id, "STATE_COMPLETED")
+        ctx.train.report_training_metrics(1, {"loss": 1})
+        with pytest.raises(MasterError):
+            ctx.train.set_metadata({"zombie": True})
+    assert rows(master, spec.trial_id, "training") == []
+
+
+def test_invalid_hp(master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = launched(master, tmp_path)
+    with pytest.raises(SystemExit):
+        with opened(spec, tmp_path, monkeypatch) as ctx:
+            ctx.train.report_training_metrics(1, {"loss": 1})
+            raise InvalidHP("no")
+    master.end(spec.allocation_id, 0)
+    master.until(spec.experiment_id, "STATE_COMPLETED")
+    assert len(rows(master, spec.trial_id, "training")) == 1
+
+
+def test_a_bare_run_is_synced_once(
+    master: Running, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with core.init(tensorboard_mode=core.TensorboardMode.MANUAL, max_length=6) as ctx:
+        made = train(ctx)
+        ctx.train.set_metadata({"a": 1})
+    folder = home / "runs" / ctx.run_id
+    done = sync_run(folder, master.url, TOKEN)
+    assert done.refused == () and done.records > 10
+    again = sync_run(folder, master.url, TOKEN)
+    assert (again.trial_id, again.records) == (done.trial_id, 0)
+    trial = master.ask("GET", f"trials/{done.trial_id}").json["trial"]
+    assert trial["state"] == "STATE_COMPLETED" and trial["totalBatchesProcessed"] == 6
+    assert [r["totalBatches"] for r in rows(master, done.trial_id, "training")] == [1, 2, 3, 4, 5, 6]
+    found = master.ask("GET", f"trials/{done.trial_id}/checkpoints").json["checkpoints"]
+    assert sorted(c["uuid"] for c in found) == sorted(made)
+    assert master.ask("GET", f"runs/{done.trial_id}/metadata").json["metadata"] == {"a": 1}

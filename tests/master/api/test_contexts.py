@@ -1,0 +1,109 @@
+"""Context directories, and what of them is refused."""
+
+from __future__ import annotations
+
+import base64
+import io
+import tarfile
+import zlib
+from typing import Any
+
+import pytest
+
+from support.running_master import CONFIG, Running
+
+
+def entry(path: str, content: bytes = b"", kind: int = 48, **more: Any) -> dict[str, Any]:
+    """A file as the contract's clients send it (§10)."""
+    text = base64.b64encode(content).decode()
+    return {
+        "path": path,
+        "type": kind,
+        "content": text,
+        "mtime": "1700000000",
+        "mode": 0o644,
+        "uid": 0,
+        "gid": 0,
+    } | more
+
+
+def archive(**members: tarfile.TarInfo | bytes) -> str:
+    """A tar archive, gzipped, in base64."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, member in members.items():
+            info = member if isinstance(member, tarfile.TarInfo) else tarfile.TarInfo(name)
+            info.size = len(member) if isinstance(member, bytes) else 0
+            tar.addfile(info, io.BytesIO(member if isinstance(member, bytes) else b""))
+    return base64.b64encode(packed.getvalue()).decode()
+
+
+def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
+    """A link in an archive."""
+    info = tarfile.TarInfo(name)
+    info.type, info.linkname = kind, target
+    return info
+
+
+def test_the_files_come_back_to_the_task(master: Running) -> None:
+    files = [entry("sub", kind=53), entry("sub/train.py", b"print(1)\n"), entry("empty")]
+    spec = master.a_trial(modelDefinition=files)
+    told = master.ask("GET", f"tasks/{spec.task_id}/context_directory", token=spec.session_token).json["b64Tgz"]
+    assert told == master.ask("GET", f"experiments/{spec.experiment_id}/model_def").json["b64Tgz"]
+    with tarfile.open(fileobj=io.BytesIO(base64.b64decode(told))) as tar:
+        train = tar.extractfile("sub/train.py")
+        assert train is not None
+        assert train.read() == b"print(1)\n"
+        assert sorted(tar.getnames()) == ["empty", "sub", "sub/train.py"]
+    assert spec.context is not None
+
+
+def test_without_files_there_is_none(master: Running) -> None:
+    spec = master.a_trial(modelDefinition=[])
+    assert master.ask("GET", f"tasks/{spec.task_id}/context_directory").json == {"b64Tgz": ""}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [entry("../out")],
+        [entry("/etc/out")],
+        [entry("a/../../out")],
+        [entry("device", kind=ord(tarfile.CHRTYPE))],
+        [entry("x") | {"content": "no base64!"}],
+        [entry("x") | {"mtime": "tomorrow"}],
+    ],
+)
+def test_files_that_would_lead_elsewhere_are_refused(master: Running, files: list[dict[str, Any]]) -> None:
+    refused = master.ask("POST", "experiments", {"config": CONFIG, "modelDefinition": files})
+    assert refused.status == 400, refused.text
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        archive(**{"../out": b"x"}),
+        archive(**{"/etc/out": b"x"}),
+        archive(a=link("a", "/etc/passwd")),
+        archive(a=link("a", "../../x")),
+        archive(a=link("a", "/etc/passwd", tarfile.LNKTYPE)),
+        archive(a=link("a", "", tarfile.FIFOTYPE)),
+        base64.b64encode(b"no archive").decode(),
+        "no base64!",
+    ],
+)
+def test_archives_that_would_lead_elsewhere_are_refused(master: Running, packed: str) -> None:
+    before = len(master.ask("GET", "experiments").json["experiments"])
+    refused = master.ask("POST", "experiments", {"config": CONFIG, "b64Tgz": packed})
+    assert refused.status == 400, refused.text
+    assert len(master.ask("GET", "experiments").json["experiments"]) == before
+
+
+def test_an_archive_that_grows_to_more_than_ten_gigabytes_is_refused(master: Running) -> None:
+    """A header says that the file in it has 11 GB; that is enough to know."""
+    info = tarfile.TarInfo("zeros")
+    info.size = 11 << 30
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    packed = packer.compress(info.tobuf()) + packer.compress(bytes(1 << 20)) + packer.flush()
+    refused = master.ask("POST", "experiments", {"config": CONFIG, "b64Tgz": base64.b64encode(packed).decode()})
+    assert (refused.status, refused.error["code"]) == (413, 8), refused.text

@@ -1,0 +1,216 @@
+"""What every request passes: tokens, limits, and the forms that a request may have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+
+from det_core.master.api import _auth
+from det_core.master.api._app import _PARTS
+from det_core.master.api._auth import OPEN
+from support.running_master import CONFIG, Running
+
+GUARDS = {getattr(_auth, name) for name in vars(_auth) if name.startswith("for_")}
+
+
+def routes() -> list[APIRoute]:
+    """All routes of the API."""
+    return [route for part in _PARTS for route in part.router.routes if isinstance(route, APIRoute)]
+
+
+def test_every_route_says_who_may_use_it() -> None:
+    found = routes()
+    assert len(found) > 70
+    for route in found:
+        guards = [d.call for d in route.dependant.dependencies if d.call in GUARDS]
+        assert len(guards) == 1, route.path
+        is_open = all((method, route.path) in OPEN for method in route.methods)
+        assert (guards[0] is _auth.for_anybody) == is_open, route.path
+
+
+def test_without_a_token_there_is_nothing_but_what_is_open(master: Running) -> None:
+    paths = master.ask("GET", "/openapi.json", token=None).json["paths"]
+    for path, operations in paths.items():
+        for method in operations:
+            if (method.upper(), path) in OPEN:
+                continue
+            url = path.replace("{", "").replace("}", "").replace("experiment_id", "1").replace("trial_id", "1")
+            for token in (None, "wrong"):
+                assert master.ask(method.upper(), url, {}, token).status == 401, (method, path)
+
+
+def test_a_trial_reaches_nothing_of_another_trial(master: Running) -> None:
+    own, other = master.a_trial(), master.a_trial()
+    token = own.session_token
+    trial, experiment, allocation, task = other.trial_id, other.experiment_id, other.allocation_id, other.task_id
+    kept = {"uuid": "c-of-other", "taskId": task, "metadata": {"steps_completed": 1}, "resources": {}}
+    assert master.ask("POST", "checkpoints", kept, other.session_token).status == 200
+    metrics = {"group": "g", "metrics": {"trialRunId": 1, "stepsCompleted": 1, "metrics": {"avgMetrics": {"a": 1}}}}
+    tries: list[tuple[str, str, Any]] = [
+        ("POST", "runs/start", {"runId": trial}),
+        ("POST", "journal", {"trialId": trial, "trialRunId": 1, "rank": 0, "records": []}),
+        ("POST", f"trials/{trial}/metrics", metrics),
+        ("POST", f"trials/{trial}/training_metrics", metrics["metrics"]),
+        ("POST", f"trials/{trial}/progress", 1),
+        ("POST", f"trials/{trial}/runner/metadata", {"state": "x"}),
+        ("POST", f"runs/{trial}/metadata", {"metadata": {}}),
+        ("GET", f"runs/{trial}/metadata", None),
+        ("GET", f"trials/{trial}", None),
+        ("GET", f"trials/{trial}/logs", None),
+        ("GET", f"trials/{trial}/checkpoints", None),
+        ("POST", f"trials/{trial}/early_exit", {"reason": "EXITED_REASON_INVALID_HP"}),
+        ("GET", f"trials/{trial}/searcher/operation", None),
+        ("POST", f"trials/{trial}/searcher/completed_operation", {"op": {"length": 10}, "searcherMetric": 1}),
+        ("POST", f"trials/{trial}/kill", None),
+        ("PATCH", f"trials/{trial}", {}),
+        ("GET", f"trials/metrics/trial_metrics?trialIds={own.trial_id}&trialIds={trial}", None),
+        ("GET", f"experiments/{experiment}", None),
+        ("GET", f"experiments/{experiment}/trials", None),
+        ("GET", f"experiments/{experiment}/checkpoints", None),
+        ("GET", f"experiments/{experiment}/searcher/best_searcher_validation_metric", None),
+        ("POST", f"experiments/{experiment}/pause", None),
+        ("GET", "experiments", None),
+        ("POST", "experiments", {"config": "{}"}),
+        ("POST", "checkpoints", {**kept, "uuid": "another"}),
+        ("GET", "checkpoints/c-of-other", None),
+        ("PATCH", "checkpoints", {"checkpoints": [{"uuid": "c-of-other"}]}),
+        ("DELETE", "checkpoints", {"checkpointUuids": ["c-of-other"]}),
+        ("GET", f"allocations/{allocation}/signals/preemption?timeout_seconds=0", None),
+        ("POST", f"allocations/{allocation}/signals/ack_preemption", None),
+        ("POST", f"allocations/{allocation}/all_gather", {"requestUuid": "u", "numPeers": 1}),
+        ("GET", f"tasks/{task}/context_directory", None),
+        ("GET", f"tasks/{task}/logs", None),
+        ("POST", "task/logs", {"logs": [{"task_id": task, "log": "x"}]}),
+        ("POST", "/task-logs", [{"task_id": task, "log": "x"}]),
+        ("POST", "webhooks/custom", {"experimentId": experiment, "trialId": trial}),
+        ("POST", "trial-source-info", {"trialSourceInfo": {"checkpointUuid": "c", "trialId": trial}}),
+    ]
+    for method, path, body in tries:
+        answer = master.ask(method, path, body, token)
+        assert answer.status == 403, (method, path, answer.text)
+    for path in (f"trials/{own.trial_id}", f"experiments/{own.experiment_id}", f"tasks/{own.task_id}/logs", "me"):
+        assert master.ask("GET", path, None, token).status == 200, path
+    assert master.ask("POST", f"experiments/{own.experiment_id}/kill", None, token).status == 403
+    for text in (f"%20{trial}", f"+{trial}", f"{trial}.0", f"0{trial}", f"{trial}%20", "x", "-1"):
+        assert master.ask("GET", f"trials/{text}", None, token).status == 403, text
+
+
+def test_a_trial_may_read_the_checkpoint_that_it_starts_from(master: Running) -> None:
+    first = master.a_trial()
+    kept = {"uuid": "warm", "taskId": first.task_id, "metadata": {"steps_completed": 1}, "resources": {}}
+    assert master.ask("POST", "checkpoints", kept, first.session_token).status == 200
+    config = CONFIG.replace("max_length: 10", f"max_length: 10, source_trial_id: {first.trial_id}")
+    second = master.a_trial(config)
+    assert second.latest_checkpoint == "warm"
+    found = master.ask("GET", "checkpoints/warm", None, second.session_token)
+    assert found.json["checkpoint"]["metadata"] == {"steps_completed": 1}
+
+
+@pytest.mark.parametrize("kind", ["application/json", "text/plain", "application/x-www-form-urlencoded", "; ;", ""])
+def test_a_body_is_json_whatever_its_content_type(master: Running, kind: str) -> None:
+    spec = master.a_trial()
+    headers = {"Content-Type": kind} if kind else {}
+    answer = master.ask("POST", f"trials/{spec.trial_id}/runner/metadata", {"state": kind}, headers=headers)
+    assert answer.json == {}
+    assert master.ask("GET", f"trials/{spec.trial_id}").json["trial"]["runnerState"] == kind
+
+
+def test_names_are_camel_or_snake_null_is_absent_and_more_is_ignored(master: Running) -> None:
+    spec = master.a_trial()
+    body = {"run_id": str(spec.trial_id), "checkpoint_storage": None, "what": {"ever": 1}}
+    assert master.ask("POST", "runs/start", body).json == {}
+    op = {"op": {"length": 10, "request_id": None}, "searcher_metric": "0.5x"}
+    assert master.ask("POST", f"trials/{spec.trial_id}/searcher/completed_operation", op).status == 400
+    metrics = {
+        "group": "g",
+        "metrics": {"trial_run_id": "1", "steps_completed": "4", "metrics": {"avg_metrics": {"some_key": 1}}},
+    }
+    assert master.ask("POST", f"trials/{spec.trial_id}/metrics", metrics).json == {}
+    for names in ("trialIds={0}", "trial_ids={0}"):
+        read = master.ask("GET", f"trials/metrics/trial_metrics?{names.format(spec.trial_id)}&group=g").lines
+        assert read[0]["metrics"][0]["metrics"]["avgMetrics"] == {"some_key": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("trials/1/metrics", b"{"),
+        ("trials/1/metrics", b"[]"),
+        ("trials/1/metrics", b'{"group": 5}'),
+        ("trials/1/metrics", b'{"group": "g", "metrics": {"trialRunId": 1, "metrics": {"avgMetrics": [1]}}}'),
+        ("trials/1/metrics", b'{"group": "g", "metrics": {"trialRunId": true, "metrics": {"avgMetrics": {}}}}'),
+        ("trials/1/metrics", b'{"group": "g", "metrics": {"trialId": 2, "trialRunId": 1}}'),
+        ("journal", b'{"trialId": 1, "trialRunId": 1, "rank": 0, "records": [5]}'),
+        ("journal", b'{"trialId": 1, "trialRunId": 1, "rank": 99999999999999999999, "records": []}'),
+        ("journal", b""),
+        ("runs/start", b'{"runId": "x"}'),
+        ("runs/start", b'{"runId": 1e300}'),
+        ("runs/start", b'{"runId": NaN}'),
+        ("trials/1/progress", b'"\\ud800"'),
+        ("trials/1/runner/metadata", b'{"state": "\\ud800"}'),
+        ("trials/x/progress", b"1"),
+        ("trials/99999999999/progress", b"1"),
+        ("checkpoints", b'{"uuid": "u", "taskId": "t", "resources": {"a": -1}}'),
+        ("checkpoints", b'{"uuid": "u", "taskId": "t", "reportTime": "yesterday"}'),
+        ("task/logs", b'{"logs": [{"task_id": "t", "rank_id": 1e30}]}'),
+        ("experiments", b'{"config": 5}'),
+    ],
+)
+def test_a_request_that_cannot_be_understood_is_400(master: Running, path: str, body: bytes) -> None:
+    answer = master.ask("POST", path, body)
+    assert (answer.status, answer.error["code"], answer.error["reason"]) == (400, 3, "InvalidArgument"), answer.text
+
+
+def test_what_is_not_there_is_501_and_nothing_redirects(master: Running) -> None:
+    for method, path in (("GET", "nothing"), ("POST", "trials/1/nothing"), ("GET", "experiments/"), ("GET", "x//y")):
+        answer = master.ask(method, path)
+        assert (answer.status, answer.error["code"]) == (501, 12), path
+    assert master.ask("PUT", "journal", {}).status == 405
+    plain = master.ask("GET", "/nothing")
+    assert (plain.status, set(plain.json)) == (404, {"message"})
+    assert set(master.ask("POST", "/task-logs", {"a": 1}).json) == {"message"}
+    assert master.ask("GET", "trials/424242").error["code"] == 5
+
+
+def test_a_body_that_says_it_is_too_long_is_not_read(master: Running) -> None:
+    refused = master.ask("POST", "task/logs", b"x" * ((1 << 20) + 1))
+    assert (refused.status, refused.error["code"]) == (413, 8)
+
+
+def test_ten_gigabytes_are_refused_while_they_come(master: Running) -> None:
+    sent = 0
+
+    def archive() -> Iterator[bytes]:
+        nonlocal sent
+        yield b'{"config": "{}", "b64Tgz": "'
+        while sent < 10 << 30:
+            sent += 1 << 16
+            yield b"A" * (1 << 16)
+
+    try:
+        status = master.ask("POST", "experiments", archive()).status
+    except OSError as e:  # the master has closed the connection while we still sent
+        status = 413
+        assert "reset" in str(e).lower() or "broken pipe" in str(e).lower()
+    assert status == 413
+    assert sent < 64 << 20
+    assert master.ask("GET", "me").status == 200
+
+
+def test_the_documentation_is_there_for_everybody(master: Running) -> None:
+    document = master.ask("GET", "/openapi.json", token=None).json
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    progress = document["paths"]["/api/v1/trials/{trial_id}/progress"]["post"]
+    assert progress["security"] == [{"token": []}]
+    assert json.dumps(progress["requestBody"]).count("$ref") == 1
+    assert "422" not in json.dumps(document["paths"])
+    page = master.ask("GET", "/docs", token=None)
+    assert page.status == 200
+    assert "openapi.json" in page.text
+    assert "/api/v1/journal" in page.text
+    assert "&quot;trialRunId&quot;: &quot;integer&quot;" in page.text
+    assert "//" not in page.text.replace("</", ""), "nothing comes from elsewhere"

@@ -1,0 +1,142 @@
+"""Requests that wait: for the word to stop, for peers, for an end."""
+
+from __future__ import annotations
+
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+
+from support.running_master import Answer, Running, wait_until
+
+
+@contextmanager
+def asking(master: Running, path: str, body: Any = None, token: str | None = None) -> Iterator[Any]:
+    """A request in the background; gives a function that waits for its answer and says when it came."""
+    method = "GET" if body is None else "POST"
+
+    def ask() -> tuple[Answer, float]:
+        answer = master.ask(method, path, body, token or master.token)
+        return answer, time.monotonic()
+
+    with ThreadPoolExecutor(1) as pool:
+        yield pool.submit(ask).result
+
+
+def waiting(master: Running) -> int:
+    """How many requests wait."""
+    return len(master.app.state.waits._tasks)
+
+
+def test_a_pause_wakes_the_poll_at_once(master: Running) -> None:
+    delays = []
+    for _ in range(7):
+        spec = master.a_trial()
+        path = f"allocations/{spec.allocation_id}/signals/preemption?timeout_seconds=60"
+        with asking(master, path, token=spec.session_token) as result:
+            wait_until(lambda: waiting(master) == 1)
+            began = time.monotonic()
+            assert master.ask("POST", f"experiments/{spec.experiment_id}/pause").status == 200
+            answer, came = result(timeout=30)
+        assert answer.json == {"preempt": True}
+        delays.append(came - began)
+        again = master.ask("GET", path.replace("=60", "=0"), token=spec.session_token)
+        assert again.json == {"preempt": True}, "what is so now, also without waiting"
+    assert statistics.median(delays) < 5, delays  # the benchmark tells how fast; here: that nobody waits for a timeout
+
+
+def test_a_poll_ends_after_its_time_and_one_for_nothing_is_not_answered_at_once(master: Running) -> None:
+    spec = master.a_trial()
+    path = "allocations/{}/signals/preemption?timeout_seconds=0.2"
+    began = time.monotonic()
+    assert master.ask("GET", path.format(spec.allocation_id)).json == {"preempt": False}
+    assert 0.2 <= time.monotonic() - began < 10
+    master.end(spec.allocation_id)
+    master.until(spec.experiment_id, "STATE_COMPLETED")
+    began = time.monotonic()
+    assert master.ask("GET", path.format(spec.allocation_id)).json == {"preempt": False}
+    assert time.monotonic() - began >= 0.2, "whatever asks for it in a loop does not spin"
+
+
+def test_a_poll_whose_client_leaves_is_forgotten(master: Running) -> None:
+    spec = master.a_trial()
+    before = waiting(master)
+    host, port = master.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as connection:
+        path = f"/api/v1/allocations/{spec.allocation_id}/signals/preemption?timeout_seconds=60"
+        head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {spec.session_token}\r\n\r\n"
+        connection.sendall(head.encode())
+        wait_until(lambda: waiting(master) == before + 1)
+    wait_until(lambda: waiting(master) == before)
+
+
+def test_peers_get_what_all_of_them_sent(master: Running) -> None:
+    spec = master.a_trial()
+    path = f"allocations/{spec.allocation_id}/all_gather"
+    bodies = [{"requestUuid": f"u{i}", "numPeers": 3, "data": {"rank": i}} for i in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda body: master.ask("POST", path, body, spec.session_token), bodies))
+    for answer in answers:
+        assert sorted(peer["rank"] for peer in answer.json["data"]) == [0, 1, 2]
+
+
+def test_who_waits_for_an_experiment_hears_of_its_end(master: Running) -> None:
+    spec = master.a_trial()
+    path = f"experiments/{spec.experiment_id}/wait?timeout_seconds="
+    assert master.ask("GET", path + "0").json["experiment"]["state"] == "STATE_ACTIVE"
+    with asking(master, path + "60") as result:
+        master.end(spec.allocation_id)
+        answer, _ = result(timeout=30)
+    assert answer.json["experiment"]["state"] == "STATE_COMPLETED"
+
+
+def test_a_failure_of_the_masters_own_says_so_and_hides_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    master = Running(tmp_path, limit=1 << 20)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(master.service, "experiments", _fail)
+            broken = master.ask("GET", "experiments")
+        assert (broken.status, broken.error["code"]) == (500, 13)
+        assert "ZeroDivisionError" in broken.error["error"]
+        wait_until(lambda: "in _fail" in caplog.text)  # the log has the whole of it
+        master.run(master.store.close())
+        refused = master.ask("GET", "experiments")
+        assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (503, 14, "1")
+    finally:
+        master.close()
+
+
+async def _fail(**_filters: Any) -> None:
+    raise ZeroDivisionError
+
+
+def test_a_server_that_stops_lets_its_polls_go(tmp_path: Path) -> None:
+    master = Running(tmp_path, limit=1 << 20)
+    try:
+        spec = master.a_trial()
+        path = f"allocations/{spec.allocation_id}/signals/preemption?timeout_seconds=60"
+        with asking(master, path, token=spec.session_token) as poll:
+            wait_until(lambda: waiting(master) == 1)
+            url, shown = f"{master.url}/api/v1/trials/{spec.trial_id}/logs?follow=true", f"Bearer {master.token}"
+            with requests.get(url, headers={"Authorization": shown}, stream=True, timeout=30) as log:
+                assert log.status_code == 200
+                wait_until(lambda: waiting(master) == 2)
+                closing = threading.Thread(target=master.close)
+                closing.start()
+                assert log.content == b""
+            answer, _ = poll(timeout=30)
+        assert (answer.status, answer.json) == (200, {"preempt": False}), "the trial goes on"
+        closing.join(30)
+        assert spec.allocation_id in master.engine.running
+    finally:
+        master.close()

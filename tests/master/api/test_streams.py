@@ -1,0 +1,90 @@
+"""Logs and metrics, line by line."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import requests
+
+from support.running_master import Running, wait_until
+
+
+def lines(spec: object, *texts: str, **more: object) -> dict[str, object]:
+    """Log lines, as ``ship_logs`` sends them (§7.1)."""
+    line = {"task_id": spec.task_id, "allocation_id": spec.allocation_id, "agent_id": "a", "container_id": "c"}
+    line |= {"rank_id": 1, "timestamp": "2024-01-01T00:00:00.5Z", "level": "LOG_LEVEL_WARNING", "stdtype": "stderr"}
+    return {"logs": [line | {"source": "task", "log": text} | more for text in texts]}
+
+
+def test_lines_come_back_in_order_with_all_that_was_said(master: Running) -> None:
+    spec = master.a_trial()
+    assert master.ask("POST", "task/logs", lines(spec, "one\n", "two\n"), spec.session_token).json == {}
+    for path in (f"trials/{spec.trial_id}/logs", f"tasks/{spec.task_id}/logs"):
+        first, second = master.ask("GET", path, token=spec.session_token).lines
+        assert (first["log"], second["log"], first["message"]) == ("one\n", "two\n", "one\n")
+        assert (first["rankId"], first["level"], first["stdtype"]) == (1, "LOG_LEVEL_WARNING", "stderr")
+        assert first["timestamp"].startswith("2024-01-01T00:00:00.5")
+        assert int(first["id"]) < int(second["id"])
+        assert [line["log"] for line in master.ask("GET", f"{path}?after={first['id']}").lines] == ["two\n"]
+        assert [line["log"] for line in master.ask("GET", f"{path}?limit=1").lines] == ["one\n"]
+
+
+def test_a_long_log_comes_whole(master: Running) -> None:
+    spec = master.a_trial()
+    texts = [f"{i}\n" for i in range(2500)]
+    for part in range(0, 2500, 500):
+        body = lines(spec, *texts[part : part + 500])
+        assert master.ask("POST", "task/logs", body, spec.session_token).status == 200
+    assert [line["log"] for line in master.ask("GET", f"trials/{spec.trial_id}/logs").lines] == texts
+    followed = [line["log"] for line in master.ask("GET", f"trials/{spec.trial_id}/logs?limit=1500").lines]
+    assert followed == texts[:1500]
+
+
+def test_a_log_that_is_followed_ends_with_its_trial(master: Running) -> None:
+    spec = master.a_trial()
+    master.ask("POST", "task/logs", lines(spec, "before\n"), spec.session_token)
+    seen: list[str] = []
+    came = threading.Event()
+
+    def follow() -> None:
+        url = f"{master.url}/api/v1/trials/{spec.trial_id}/logs?follow=true"
+        headers = {"Authorization": f"Bearer {master.token}"}
+        with requests.get(url, headers=headers, stream=True, timeout=30) as response:
+            for line in response.iter_lines(chunk_size=None):
+                seen.append(json.loads(line)["result"]["log"])
+                came.set()
+
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(follow)
+        assert came.wait(20)
+        assert master.ask("POST", "task/logs", lines(spec, "after\n"), spec.session_token).status == 200
+        wait_until(lambda: seen[1:] == ["after\n"])
+        assert not following.done()
+        master.end(spec.allocation_id)
+        following.result(timeout=30)
+    assert seen[:2] == ["before\n", "after\n"]
+
+
+def test_metrics_come_in_pages_without_the_superseded(master: Running) -> None:
+    spec = master.a_trial()
+    records = [
+        {"kind": "metrics", "seq": i, "time": 1.7e9, "group": "training", "steps_completed": i, "metrics": {"x": i}}
+        for i in range(2500)
+    ]
+    body = {"trialId": spec.trial_id, "trialRunId": 1, "rank": 0, "records": records}
+    assert master.ask("POST", "journal", body, spec.session_token).status == 200
+    read = master.ask("GET", f"trials/metrics/training_metrics?trialIds={spec.trial_id}")
+    assert read.headers["content-type"] == "application/x-ndjson"
+    assert [row["totalBatches"] for line in read.lines for row in line["metrics"]] == list(range(2500))
+    assert max(len(line["metrics"]) for line in read.lines) == 1000
+    some = master.ask("GET", f"trials/metrics/trial_metrics?trialIds={spec.trial_id}&limit=3").lines
+    assert [row["group"] for line in some for row in line["metrics"]] == ["training"] * 3
+    assert master.ask("GET", f"trials/metrics/validation_metrics?trialIds={spec.trial_id}").lines == []
+    assert master.ask("GET", "trials/metrics/trial_metrics").status == 400
+
+
+def test_a_log_of_nothing_is_404(master: Running) -> None:
+    assert master.ask("GET", "trials/99999/logs?follow=true").status == 404
+    assert master.ask("GET", "tasks/99999.x/logs").status == 404

@@ -1,0 +1,16 @@
+"""A real master for all tests of a session that talk to one over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from support.real_master import RealMaster, real_master
+
+
+@pytest.fixture(scope="session")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMaster]:
+    """A master of two slots, whose trials are processes."""
+    with real_master(tmp_path_factory.mktemp("real") / "home", "--slots", "2") as master:
+        yield master

@@ -1,0 +1,101 @@
+"""kill -9 at random moments: every allocation ends once, leaves no process, and no line is missing or there twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from det_core.master.engines._folder import AllocationFolder
+from det_core.master.engines._hunt import _left
+from support import engine_driver
+
+COUNT = 200
+SCRIPT = (
+    "(setsid sleep 1000 & echo $! >> {pids}); echo $$ >> {pids};"
+    f"i=0; while [ $i -lt {COUNT} ]; do i=$((i+1)); echo line $i; [ $((i % 10)) = 0 ] && sleep 0.03; done; exit 3"
+)
+VICTIMS = ("worker", "guardian", "both", "script", "driver", "driver", "driver and worker", "all")
+ALLOCATIONS = 5
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
+    kill_at_random(tmp_path, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 140))
+def test_many_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
+    kill_at_random(tmp_path, seed)
+
+
+def kill_at_random(folder: Path, seed: int) -> None:
+    """Five allocations, and a death for each."""
+    dice = random.Random(seed)
+    names = [f"1.a{i}.1" for i in range(ALLOCATIONS)]
+    (folder / "plan").write_text(json.dumps({name: SCRIPT.format(pids=folder / "pids") for name in names}))
+    moments = sorted((dice.uniform(0.2, 2.0), dice.choice(VICTIMS), name) for name in names)
+    print(moments)
+    driver = start(folder)
+    began = time.monotonic()
+    for at, victim, name in moments:
+        time.sleep(max(began + at - time.monotonic(), 0))
+        if "driver" in victim or victim == "all":
+            driver.kill()
+            driver.wait()
+        kill(AllocationFolder(folder / "home" / "master" / "allocations" / name), victim)
+        if driver.poll() is not None:
+            driver = start(folder)
+    assert driver.wait(timeout=60) == 0
+    check(folder, names)
+
+
+def start(folder: Path) -> subprocess.Popen[bytes]:
+    arguments = [str(folder / name) for name in ("home", "plan", "record")]
+    return subprocess.Popen([sys.executable, engine_driver.__file__, *arguments])
+
+
+def kill(folder: AllocationFolder, victim: str) -> None:
+    """Kill processes of an allocation, if they are there by now."""
+    wanted = {
+        "worker": ["worker"],
+        "guardian": ["guardian"],
+        "both": ["guardian", "worker"],
+        "script": ["script"],
+        "driver": [],
+        "driver and worker": ["worker"],
+        "all": ["guardian", "worker", "script"],
+    }[victim]
+    known = folder.processes()
+    if folder.is_live or victim == "script":
+        for name in wanted:
+            if name in known:
+                with suppress(ProcessLookupError):
+                    os.kill(known[name][0], signal.SIGKILL)
+
+
+def check(folder: Path, names: list[str]) -> None:
+    record = engine_driver.entries(folder / "record")
+    for name in names:
+        exits = [entry for entry in record if entry["kind"] == "ended" and entry["id"] == name]
+        lives = [entry["life"] for entry in exits]
+        assert lives and len(set(lives)) == len(lives), f"{name} ended {len(lives)} times"
+        assert all(entry["exit"] == exits[0]["exit"] for entry in exits if not entry["exit"]["lost"])
+        lines = [line for entry in record if entry["kind"] == "logs" and entry["id"] == name for line in entry["lines"]]
+        assert lines == [f"line {i}" for i in range(1, len(lines) + 1)]
+        if exits[0]["exit"]["status"] == 3:
+            assert len(lines) == COUNT
+        else:
+            assert exits[0]["exit"]["lost"] or exits[0]["exit"]["signal"] == signal.SIGKILL, exits
+        assert not _left(AllocationFolder(folder / "home" / "master" / "allocations" / name))
+    alive = [pid for pid in (folder / "pids").read_text().split() if Path(f"/proc/{pid}").exists()]
+    assert not [pid for pid in alive if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -1,0 +1,229 @@
+"""A supervisor that is stopped, killed, or watches a script that will not die; what a script sees of the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from det_core.master.engines import _watch
+from det_core.master.engines._folder import AllocationFolder
+from det_core.testing._engines import FOREVER, Bench, alive, key, numbers, spec, until
+from support.engines import Local, run, texts
+
+
+def folder_of(tmp_path: Path, name: str) -> AllocationFolder:
+    return AllocationFolder(tmp_path / "home" / "master" / "allocations" / key(name))
+
+
+def may_unshare() -> bool:
+    return any(
+        subprocess.run(["unshare", flags, "true"], capture_output=True).returncode == 0 for flags in ("-m", "-Urm")
+    )
+
+
+async def running(bench: Bench, tmp_path: Path, script: str = f"echo ready; {FOREVER}") -> dict[str, int]:
+    """Launch; the processes that stand around the script."""
+    await bench.engine.launch(spec("a", script))
+    await bench.line_of("a", "ready")
+    return {name: found[0] for name, found in folder_of(tmp_path, "a").processes().items() if name != "boot"}
+
+
+LEAVES = (
+    "(setsid sleep 1000 & echo $! >> {pids}); (env -i sleep 1000 & echo $! >> {pids});"
+    "sh -c 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000' & echo $! >> {pids}; echo $$ >> {pids};"
+    "echo ready; while :; do sleep 0.1; done"
+)
+
+
+@pytest.mark.parametrize("victims", [["worker"], ["guardian", "worker"], ["worker", "guardian"]])
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, victims: list[str], watched: bool) -> None:
+    pids = tmp_path / "pids"
+
+    async def kill(bench: Bench) -> None:
+        found = await running(bench, tmp_path, LEAVES.format(pids=pids))
+        await until(lambda: len(numbers(pids)) == 4)
+        if not watched:
+            await bench.engine.close()
+        for victim in victims:
+            os.kill(found[victim], signal.SIGKILL)
+
+    async def check(bench: Bench) -> None:
+        exit = await bench.end_of("a")
+        assert exit.lost and exit.started and not exit.killed
+        assert "supervisor was killed" in exit.detail
+        assert not [pid for pid in numbers(pids) if alive(pid)]
+
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            await kill(bench)
+            if watched:
+                await check(bench)
+        if not watched:
+            async with Local().bench(tmp_path, known={key("a"): None}) as second:
+                await check(second)
+                assert texts(second, key("a")) == ["ready"]
+
+    run(work())
+
+
+def test_the_worker_goes_on_without_its_guardian(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            script = f"echo ready; while [ ! -e {tmp_path}/go ]; do sleep 0.02; done; echo end; exit 3"
+            found = await running(bench, tmp_path, script)
+            os.kill(found["guardian"], signal.SIGKILL)
+            await asyncio.sleep(0.3)
+            (tmp_path / "go").touch()
+            exit = await bench.end_of("a")
+            assert (exit.status, exit.lost) == (3, False)
+            assert texts(bench, key("a")) == ["ready", "end"]
+
+    run(work())
+
+
+@pytest.mark.parametrize("stopped", ["worker", "both"])
+def test_a_kill_reaches_past_a_supervisor_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: str
+) -> None:
+    monkeypatch.setattr(_watch, "OVERDUE", 0.5)
+
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            found = await running(bench, tmp_path)
+            for name in ("guardian", "worker") if stopped == "both" else ("worker",):
+                os.kill(found[name], signal.SIGSTOP)
+            await bench.engine.kill(key("a"))
+            exit = await bench.end_of("a")
+            assert exit.killed and not exit.lost
+            assert not [pid for pid in found.values() if alive(pid)]
+
+    run(work())
+
+
+def test_signals_to_the_supervisor_do_not_end_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            found = await running(bench, tmp_path, f"echo ready; trap 'echo got it; exit 9' TERM; {FOREVER}")
+            for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                os.kill(found["guardian"], signum)
+                os.kill(found["worker"], signum)
+            await asyncio.sleep(0.2)
+            await bench.engine.kill(key("a"))  # the script gets SIGTERM first, and its trap works
+            exit = await bench.end_of("a")
+            assert (exit.status, exit.killed) == (9, True)
+            assert "got it" in texts(bench, key("a"))
+
+    run(work())
+
+
+def test_processes_that_multiply_are_ended(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    more = f"[ $(wc -l < {pids}) -lt 50 ] && sh $0 & sleep 0.02"
+    (tmp_path / "grow.sh").write_text(f"echo $$ >> {pids}; trap '' TERM; for i in 1 2 3; do {more}; done; sleep 1000")
+
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            await bench.engine.launch(spec("a", f"exec sh {tmp_path}/grow.sh"))
+            await until(lambda: len(numbers(pids)) > 20)
+            await bench.engine.kill(key("a"))
+            assert (await bench.end_of("a")).killed
+            await asyncio.sleep(0.1)
+            assert not [pid for pid in numbers(pids) if alive(pid)]
+
+    run(work())
+
+
+def test_output_of_a_script_that_execs_and_of_its_children_is_kept(tmp_path: Path) -> None:
+    script = "echo first; (sleep 0.2; echo late) & exec sh -c 'echo second; wait; sleep 0.4; echo last'"
+
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            await bench.engine.launch(spec("a", script))
+            assert (await bench.end_of("a")).status == 0
+            assert texts(bench, key("a")) == ["first", "second", "late", "last"]
+
+    run(work())
+
+
+@pytest.mark.skipif(not may_unshare(), reason="no mount namespace may be made here")
+def test_each_trial_finds_its_own_files_at_the_fixed_path(tmp_path: Path) -> None:
+    show = "import json, os; print(json.load(open('/run/determined/info/cluster.json'))['allocation_id'], os.getuid());"
+    show += "print(sorted(set(os.listdir('/run')) - {'determined'}) == " + repr(sorted(os.listdir("/run"))) + ");"
+    show += "print(os.path.realpath('/run/determined/workdir') == os.getcwd())"
+
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            for name in ("a", "b"):
+                await bench.engine.launch(replace(spec(name), command=["python", "-c", show]))
+            for name in ("a", "b"):
+                exit = await bench.end_of(name)
+                assert exit.status == 0, exit.last_lines
+                assert texts(bench, key(name)) == [f"{key(name)} {os.getuid()}", "True", "True"]
+        assert not Path("/run/determined").exists()
+        async with Local(appear=False).bench(tmp_path / "off") as bench:
+            await bench.engine.launch(spec("a", "ls /run/determined/info"))
+            assert (await bench.end_of("a")).status != 0
+
+    run(work())
+
+
+def test_two_allocations_have_ports_of_their_own(tmp_path: Path) -> None:
+    script = "echo $DTRAIN_SSH_PORT $INTER_TRAIN_PROCESS_COMM_PORT_1 $INTER_TRAIN_PROCESS_COMM_PORT_2 $C10D_PORT"
+    script += "; sleep 0.5"
+
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            await bench.engine.launch(spec("a", script))
+            async with Local().bench(tmp_path, known={key("a"): None}) as second:
+                await second.engine.launch(spec("b", script))
+                await second.end_of("a"), await second.end_of("b")
+                a, b = (texts(second, key(name))[0].split() for name in ("a", "b"))
+                assert len({*a, *b}) == 8
+
+    run(work())
+
+
+def test_a_launch_that_a_death_cut_short_is_lost(tmp_path: Path) -> None:
+    folder_of(tmp_path, "a").create(spec("a"), 0)
+
+    async def work() -> None:
+        async with Local().bench(tmp_path, known={key("a"): None}) as bench:
+            exit = await bench.end_of("a")
+            assert exit.lost and not exit.started
+
+    run(work())
+
+
+def test_what_cannot_be_written_is_told_as_an_end(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with Local().bench(tmp_path) as bench:
+            (tmp_path / "home" / "master").mkdir(parents=True)
+            (tmp_path / "home" / "master" / "allocations").write_text("in the way")
+            await bench.engine.launch(spec("a"))
+            exit = await bench.end_of("a")
+            assert not exit.started and not exit.lost
+            assert str(tmp_path) in exit.detail
+            await bench.engine.forget(key("a"))
+            await bench.engine.launch(spec("a"))
+            (tmp_path / "home" / "master" / "allocations").unlink()
+
+    run(work())
+
+
+def test_the_supervisor_costs_little_to_start(tmp_path: Path) -> None:
+    """No bound on time here; that is what ``benchmarks/`` are for. What it may import is bounded."""
+    code = "import sys; sys.path.append(sys.argv[1]); import _supervisor._main; print(*sys.modules)"
+    from det_core.master.engines import _supervisor
+
+    here = str(Path(_supervisor.__file__).parent.parent)
+    answer = subprocess.run([sys.executable, "-I", "-S", "-c", code, here], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in answer.stdout.split()}
+    assert loaded.isdisjoint({"det_core", "asyncio", "socket", "subprocess", "threading", "logging", "pathlib", "site"})

@@ -1,0 +1,13 @@
+"""The local engine passes the suite for engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from det_core.master.engines import Engine, LocalEngine, Slots
+from det_core.testing import EngineSuite
+
+
+class TestLocalEngine(EngineSuite):
+    def make_engine(self, home: Path, slots: int) -> Engine:
+        return LocalEngine(home, Slots(slots))

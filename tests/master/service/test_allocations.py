@@ -1,0 +1,202 @@
+"""Allocations: asked to stop, met at barriers, adopted by the next master."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
+from det_core.master.service import _signalled
+from det_core.master.service._runner import context_file
+from det_core.master.store import contexts
+from support.mastered import Bench, bench, train
+from support.scripted_trials import Trial
+
+SINGLE = {"name": "single", "max_length": 2}
+
+
+async def deaf(trial: Trial) -> int:
+    """Do nothing."""
+    await asyncio.sleep(60)
+    return 0
+
+
+async def obedient(trial: Trial) -> int:
+    """Wait to be stopped; train when started again."""
+    if trial.spec.trial_run_id > 1:
+        return await train(trial)
+    assert await trial.should_preempt(60)
+    await trial.acknowledge()
+    return 0
+
+
+async def one(b: Bench) -> str:
+    """The id of an allocation that runs."""
+    await b.create(SINGLE)
+    await b.until(lambda: b.engine.running)
+    return b.engine.running[0]
+
+
+def test_the_word_to_stop_wakes_every_poll_at_once_and_stays_said(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, deaf) as b:
+            allocation = await one(b)
+            assert await b.service.preemption(allocation, 0) is False
+            assert await b.service.preemption(allocation, 0.01) is False
+            polls = [asyncio.create_task(b.service.preemption(allocation, 60)) for _ in range(1000)]
+            await asyncio.sleep(0)
+            before = time.process_time()
+            await asyncio.sleep(0.5)
+            assert time.process_time() - before < 0.25, "polls that wait cost nothing"
+            await b.service.pause(1)
+            assert await asyncio.wait_for(asyncio.gather(*polls), 5) == [True] * 1000
+            assert await b.service.preemption(allocation, 0) is True
+
+    asyncio.run(main())
+
+
+def test_polls_of_an_allocation_that_ends_are_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_signalled, "UNKNOWN_PAUSE", 0.05)
+
+    async def main() -> None:
+        async with bench(tmp_path, deaf) as b:
+            allocation = await one(b)
+            poll = asyncio.create_task(b.service.preemption(allocation, 60))
+            meeting = asyncio.create_task(b.service.all_gather(allocation, "a", 2, {}))
+            await asyncio.sleep(0.05)
+            await b.service.kill(1)
+            assert await poll is True
+            with pytest.raises(Conflict, match="has ended"):
+                await meeting
+            await b.ended(1)
+            assert await b.service.preemption(allocation, 60) is False
+            with pytest.raises(Fenced):
+                await b.service.rendezvous(allocation, "r")
+            before = time.monotonic()
+            with pytest.raises(NotFound):
+                await b.service.preemption("1.nobody.1", 60)
+            assert time.monotonic() - before >= 0.05, "whoever asks for nothing is slowed down"
+
+    asyncio.run(main())
+
+
+def test_peers_meet(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, deaf, slots=2) as b:
+            allocation, s = await one(b), b.service
+            assert await s.rendezvous(allocation, "r") == {"addresses": ["127.0.0.1"], "rank": 0, "slots": [1]}
+            first = asyncio.create_task(s.all_gather(allocation, "a", 3, {"rank": 0}))
+            await asyncio.sleep(0)
+            second = asyncio.create_task(s.all_gather(allocation, "b", 3, {"rank": 1}))
+            await asyncio.sleep(0.05)
+            again = asyncio.create_task(s.all_gather(allocation, "a", 3, {"rank": 0}))
+            with pytest.raises(Conflict, match="another connection"):
+                await first
+            with pytest.raises(Invalid, match="3 peers"):
+                await s.all_gather(allocation, "c", 2, {})
+            third = await s.all_gather(allocation, "c", 3, {"rank": 2})
+            assert sorted(d["rank"] for d in third) == [0, 1, 2]
+            assert await again == await second == third
+            assert await s.all_gather(allocation, "a", 3, {"rank": 0}) == third
+            assert await s.notify_container_running(allocation, "a", 1, {}) == []
+            await s.accelerator_data(allocation, {"acceleratorType": "cpu"})
+            await s.proxy_address(allocation, "10.0.0.1")
+            await s.daemon(allocation, "r2")
+            await s.ready(allocation)
+            await s.waiting(allocation)
+
+    asyncio.run(main())
+
+
+def test_a_machine_that_is_wanted_back_costs_no_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, obedient) as b:
+            allocation = await one(b)
+            await b.service.pending_preemption(allocation)
+            assert await b.ended(1) == "COMPLETED"
+            (trial,) = await b.service.trials(1)
+            assert (trial["trial_run_id"], trial["restarts"]) == (2, 0)
+
+    asyncio.run(main())
+
+
+async def dies(b: Bench) -> None:
+    b.dying.dead.set()
+    await b.revive()
+
+
+def test_the_next_master_adopts_what_runs(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, deaf) as b:
+            allocation = await one(b)
+            view: Any = await b.service.trial(1)
+            assert (view["state"], view["allocation_id"]) == ("RUNNING", allocation)
+            token = b.engine.launched[0].session_token
+            await dies(b)
+            assert b.engine.running == [allocation] and len(b.engine.launched) == 1
+            assert (await b.service.identify(token) or {})["allocation_id"] == allocation
+            assert (await b.service.trial(1))["state"] == "RUNNING"
+            assert (await b.service.master())["slots_in_use"] == [0]
+            await b.service.kill(1)
+            assert await b.ended(1) == "CANCELED"
+
+    asyncio.run(main())
+
+
+def test_a_pause_outlives_the_master_with_what_is_left_of_its_grace(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, deaf) as b:
+            number = await b.create(SINGLE, preemption_timeout=50)
+            await b.until(lambda: b.engine.running)
+            allocation = b.engine.running[0]
+            await b.service.pause(number)
+            await asyncio.sleep(0.05)
+            await dies(b)
+            assert await b.service.preemption(allocation, 60) is True
+            await b.until(lambda: b.engine.graces[allocation] < 50)
+            assert 40 < b.engine.graces[allocation] < 50
+            assert (await b.service.experiment(number))["state"] == "PAUSED"
+
+    asyncio.run(main())
+
+
+def test_who_gave_up_is_killed_by_the_next_master(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, deaf, early_exit_grace=0.3) as b:
+            await one(b)
+            await b.service.early_exit(1, "INVALID_HP")
+            await dies(b)
+            assert await b.ended(1) in ("CANCELED", "COMPLETED", "ERROR")
+            assert (await b.service.trial(1))["state"] == "CANCELED"
+
+    asyncio.run(main())
+
+
+def test_what_ended_while_no_master_was_there_is_taken_into_account(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, obedient) as b:
+            allocation = await one(b)
+            b.dying.dead.set()
+            await b.die()
+            b.engine.kill_process(allocation)
+            await b.start()
+            assert await b.ended(1) == "COMPLETED"
+            assert (await b.service.trial(1))["restarts"] == 1
+
+    asyncio.run(main())
+
+
+def test_trials_that_start_at_once_all_get_their_context(tmp_path: Path) -> None:
+    async def check() -> None:
+        async with bench(tmp_path, deaf) as b:
+            content = bytes(1_000_000)
+            digest = await b.store.write(lambda conn: contexts.put(conn, content))
+            paths = await asyncio.gather(*(context_file(b.service._hub, digest) for _ in range(20)))
+            assert {path and path.read_bytes() for path in paths} == {content}
+            assert [p.name for p in (tmp_path / "master" / "contexts").iterdir()] == [f"{digest}.tgz"]
+
+    asyncio.run(check())

@@ -1,0 +1,266 @@
+"""What people do to experiments: continue, warm start, retention, patch, archive, delete."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core import storage
+from det_core.master._errors import Conflict, Invalid, NotFound, WrongState
+from support.mastered import Bench, bench, config_of, train
+from support.scripted_trials import Script, Trial
+
+SINGLE = {"name": "single", "max_length": 2}
+
+
+def with_bench(folder: Path, script: Script, check: Callable[[Bench], Awaitable[None]], slots: int = 1) -> None:
+    async def main() -> None:
+        async with bench(folder, script, slots) as b:
+            await check(b)
+
+    asyncio.run(main())
+
+
+async def fails_first(trial: Trial) -> int:
+    """Fail in the first run; train in the others."""
+    return 1 if trial.spec.trial_run_id == 1 else await train(trial)
+
+
+def test_a_single_trial_is_trained_longer(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        number = await b.create(SINGLE, checkpoint_storage={"save_trial_latest": 1})
+        assert await b.ended(number) == "COMPLETED"
+        with pytest.raises(Invalid, match="searcher, hyperparameters and seed"):
+            await b.service.continue_experiment(number, "reproducibility: {experiment_seed: 8}")
+        await b.service.continue_experiment(number, "searcher: {max_length: 5}\nmax_restarts: 9")
+        assert await b.ended(number) == "COMPLETED"
+        (trial,) = await b.service.trials(number)
+        assert (trial["operation_length"], trial["total_batches"]) == (5, 5)
+        assert [s.steps_completed for s in b.engine.launched] == [0, 2]
+        assert (await b.service.experiment(number))["config"]["max_restarts"] == 9
+
+    with_bench(tmp_path, train, check)
+
+
+def test_a_failed_single_trial_goes_on(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        number = await b.create(SINGLE, max_restarts=0)
+        assert await b.ended(number) == "ERROR"
+        await b.service.continue_experiment(number)
+        assert await b.ended(number) == "COMPLETED"
+        (trial,) = await b.service.trials(number)
+        assert (trial["state"], trial["restarts"], trial["error"]) == ("COMPLETED", 0, None)
+
+    with_bench(tmp_path, fails_first, check)
+
+
+def test_a_canceled_search_goes_on_where_it_was(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        number = await b.create({"name": "random", "max_length": 3, "max_trials": 4, "max_concurrent_trials": 2})
+        await b.until(lambda: len(b.engine.launched) > 1)
+        await b.service.cancel(number)
+        assert await b.ended(number) == "CANCELED"
+        view = await b.service.continue_experiment(number)
+        assert view["state"] == "ACTIVE"
+        assert await b.ended(number) == "COMPLETED"
+        assert [t["state"] for t in await b.service.trials(number)] == ["COMPLETED"] * 4
+        await b.check_replay(number)
+        with pytest.raises(WrongState, match="complete"):
+            await b.service.continue_experiment(number)
+
+    with_bench(tmp_path, train, check)
+
+
+def test_failed_trials_of_a_complete_search_go_on(tmp_path: Path) -> None:
+    async def script(trial: Trial) -> int:
+        return await (fails_first if trial.spec.trial_id == 1 else train)(trial)
+
+    async def check(b: Bench) -> None:
+        number = await b.create({"name": "random", "max_length": 2, "max_trials": 2}, max_restarts=0)
+        assert await b.ended(number) == "COMPLETED"
+        assert [t["state"] for t in await b.service.trials(number)] == ["ERROR", "COMPLETED"]
+        with pytest.raises(WrongState, match="has ended"):
+            await b.service.pause(number)
+        await b.service.continue_experiment(number)
+        assert await b.ended(number) == "COMPLETED"
+        assert [t["state"] for t in await b.service.trials(number)] == ["COMPLETED", "COMPLETED"]
+        await b.check_replay(number)
+
+    with_bench(tmp_path, script, check)
+
+
+def test_a_warm_start_begins_at_the_source_with_step_0(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        with pytest.raises(NotFound, match="source_trial_id"):
+            await b.create({**SINGLE, "source_trial_id": 1})
+        keep = {"save_trial_latest": 1}
+        first = await b.create(SINGLE, checkpoint_storage=keep)
+        assert await b.ended(first) == "COMPLETED"
+        (saved,) = await b.service.checkpoints(first)
+        for source in ({"source_trial_id": 1}, {"source_checkpoint_uuid": saved["uuid"]}):
+            number = await b.create({**SINGLE, **source})
+            assert await b.ended(number) == "COMPLETED"
+            spec = b.engine.launched[-1]
+            assert (spec.latest_checkpoint, spec.steps_completed) == (saved["uuid"], 0)
+        await b.service.patch_experiment(first, checkpoint_storage={"save_trial_latest": 0})
+        await b.service.stop()
+        assert (await b.service.checkpoint(saved["uuid"]))["state"] == "COMPLETED", "others start from it"
+
+    with_bench(tmp_path, train, check)
+
+
+def keeping(folder: Path) -> Script:
+    """Train, with files in a real store."""
+
+    async def script(trial: Trial) -> int:
+        for step in (1, 2, 3):
+            await trial.report("validation", step, loss=abs(2 - step) + 0.1 * trial.spec.trial_id)
+            uuid = await trial.checkpoint(step)
+            (folder / uuid).mkdir(parents=True)
+            (folder / uuid / "state").write_bytes(b"x")
+        await trial.complete(2, 1.0)
+        await trial.acknowledge()
+        return 0
+
+    return script
+
+
+def stored(folder: Path) -> int:
+    """How many checkpoints are in a store."""
+    return sum(not path.name.startswith(".") for path in folder.iterdir())
+
+
+def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+
+    async def check(b: Bench) -> None:
+        number = await b.create(
+            {"name": "random", "max_length": 2, "max_trials": 2},
+            checkpoint_storage={
+                "type": "directory",
+                "container_path": str(folder),
+                "save_experiment_best": 1,
+                "save_trial_best": 0,
+                "save_trial_latest": 1,
+            },
+        )
+        assert await b.ended(number) == "COMPLETED"
+
+        async def states() -> dict[tuple[int, int], str]:
+            return {(c["trial_id"], c["steps_completed"]): c["state"] for c in await b.service.checkpoints(number)}
+
+        async def gone() -> int:
+            return list((await states()).values()).count("DELETED")
+
+        while await gone() < 3:
+            await asyncio.sleep(0.01)
+        kept = {key for key, state in (await states()).items() if state == "COMPLETED"}
+        assert kept == {(1, 2), (1, 3), (2, 3)}
+        assert stored(folder) == 3
+        best = await b.service.best_checkpoint(number)
+        assert best is not None and (best["trial_id"], best["steps_completed"]) == (1, 2)
+
+        await b.service.delete_checkpoints([best["uuid"]])
+        while await gone() < 4:
+            await asyncio.sleep(0.01)
+        await b.service.delete_experiment(number)
+        while stored(folder) or await b.service.experiments():
+            await asyncio.sleep(0.01)
+        with pytest.raises(NotFound):
+            await b.service.experiment(number)
+
+    with_bench(tmp_path, keeping(folder), check)
+
+
+def test_retention_that_was_interrupted_is_taken_up(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+
+    async def check(b: Bench) -> None:
+        place = {"type": "directory", "container_path": str(folder)}
+        number = await b.create(SINGLE, checkpoint_storage={**place, **config_of({})["checkpoint_storage"]})
+        b.service._hub.runner.retain = lambda experiment_id: None  # type: ignore[method-assign]
+        assert await b.ended(number) == "COMPLETED"
+        assert stored(folder) == 3
+        b.dying.dead.set()
+        await b.revive()
+        while stored(folder):
+            await asyncio.sleep(0.01)
+
+    with_bench(tmp_path, keeping(folder), check)
+
+
+def test_a_checkpoint_that_cannot_be_deleted_fails_the_deletion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "store"
+
+    def refuse(self: Any, *_: Any) -> dict[str, int]:
+        raise OSError("the disk is read-only")
+
+    async def check(b: Bench) -> None:
+        place = {"type": "directory", "container_path": str(folder), "save_trial_latest": 9}
+        number = await b.create(SINGLE, checkpoint_storage=place)
+        assert await b.ended(number) == "COMPLETED"
+        with monkeypatch.context() as patched:
+            patched.setattr(storage.DirectoryStore, "delete", refuse)
+            await b.service.delete_experiment(number)
+            while (view := await b.service.experiment(number))["state"] == "DELETING":
+                await asyncio.sleep(0.01)
+        assert view["state"] == "DELETE_FAILED" and "3 checkpoint(s)" in str(view["error"])
+        await b.service.delete_experiment(number)
+        while await b.service.experiments():
+            await asyncio.sleep(0.01)
+
+    with_bench(tmp_path, keeping(folder), check)
+
+
+def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        s = b.service
+        created = await s.create_experiment(config_of(SINGLE, labels=["a"]), activate=False, external_id="mine")
+        number = created["experiment"]["id"]
+        assert created["experiment"]["state"] == "PAUSED" and not b.engine.launched
+        with pytest.raises(Conflict, match="mine"):
+            await s.create_experiment(config_of(SINGLE), external_id="mine")
+        for early in (s.delete_experiment, s.archive, s.continue_experiment):
+            with pytest.raises(WrongState):
+                await early(number)
+        view = await s.patch_experiment(number, name="new", description="d", labels=["b"], priority=7)
+        assert (view["name"], view["description"], view["labels"], view["priority"]) == ("new", "d", ["b"], 7)
+        with pytest.raises(Invalid, match="priority"):
+            await s.set_priority(number, 0)
+        with pytest.raises(Invalid, match="bucket"):
+            await s.patch_experiment(number, checkpoint_storage={"bucket": "b"})
+        await s.pause(number)
+        await s.activate(number)
+        assert await b.ended(number) == "COMPLETED"
+        await s.archive(number)
+        assert [e["id"] for e in await s.experiments(archived=True, labels=["b"], name="ne")] == [number]
+        await s.unarchive(number)
+        assert await s.experiments(archived=True) == []
+        assert await s.context_archive(number) == b""
+        state = await s.search_state(number)
+        assert (state["progress"], state["trials_requested"], state["trials_closed"]) == (1.0, 1, 1)
+
+    with_bench(tmp_path, train, check)
+
+
+def test_all_mistakes_of_a_configuration_at_once(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        wrong = config_of({"name": "single", "max_length": -1, "metrik": "x"}, max_restarts=-1, slots=3)
+        with pytest.raises(Invalid) as refused:
+            await b.service.create_experiment(wrong)
+        assert len(refused.value.errors) >= 4
+        with pytest.raises(Invalid, match="1 slot"):
+            await b.create(SINGLE, resources={"slots_per_trial": 2})
+        with pytest.raises(Invalid, match="archive"):
+            await b.service.create_experiment(config_of(SINGLE), b"no archive")
+        created = await b.service.create_experiment(config_of(SINGLE), validate_only=True)
+        assert created["experiment"]["id"] == 0
+        assert await b.service.experiments() == []
+
+    with_bench(tmp_path, train, check)

@@ -1,0 +1,67 @@
+"""The master dies at each of its commits, before it or after it, and another one goes on from the store."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.mastered import Bench, bench, train
+
+ASHA = {"name": "async_halving", "max_length": 4, "num_rungs": 2, "divisor": 2, "max_trials": 3}
+
+
+async def search(b: Bench) -> int:
+    """A short search, paused and activated on its way."""
+    number = await b.do(lambda s: b.create(ASHA))
+    await b.until(lambda: b.engine.launched or b.dying.dead.is_set())
+    await b.do(lambda s: s.pause(number))
+    await b.do(lambda s: s.activate(number))
+    assert await b.ended(number) == "COMPLETED"
+    await b.check_replay(number)
+    return number
+
+
+async def undisturbed(folder: Path, slots: int) -> tuple[dict[str, Any], int]:
+    """What a run without deaths records, and how many writes it takes."""
+    folder.mkdir()
+    async with bench(folder, train, slots) as b:
+        number = await search(b)
+        return await b.record(number), b.dying.writes
+
+
+async def disturbed(folder: Path, slots: int, at: int, *, after: bool) -> tuple[int, dict[str, Any]]:
+    """How often it died, and what a run records whose master dies at its N-th write, if it comes to that."""
+    folder.mkdir()
+    b = Bench(folder, train, slots)
+    try:
+        await b.start(at=at, after=after)
+        await b.revive()
+        number = await search(b)
+        return b.deaths, await b.record(number)
+    finally:
+        await b.close()
+
+
+async def die_at(folder: Path, slots: int, points: range) -> None:
+    calm, writes = await undisturbed(folder / "calm", slots)
+    for at in [p for p in points if p <= writes]:
+        for after in (False, True):
+            deaths, found = await disturbed(folder / f"{at}-{after}", slots, at, after=after)
+            assert deaths == 1 or at > writes // 2, f"it did not die at write {at}"
+            if slots == 1:
+                assert found == calm, f"dead at write {at}, after={after}"
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_death_at_some_commits(tmp_path: Path, slots: int) -> None:
+    asyncio.run(die_at(tmp_path, slots, range(slots, 1000, 11)))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_death_at_every_commit(tmp_path: Path, slots: int) -> None:
+    asyncio.run(die_at(tmp_path, slots, range(1, 1000)))

@@ -1,0 +1,315 @@
+"""What trials say: counted once, refused from zombies, and made up for from the journals of dead processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
+from support.mastered import Bench, bench, train
+from support.scripted_trials import Trial
+
+SINGLE = {"name": "single", "max_length": 4}
+
+
+async def idle(trial: Trial) -> int:
+    """Wait to be stopped."""
+    await trial.should_preempt(60)
+    await trial.acknowledge()
+    return 0
+
+
+async def deaf(trial: Trial) -> int:
+    """Do nothing."""
+    await asyncio.sleep(60)
+    return 0
+
+
+def with_bench(
+    folder: Path,
+    script: Callable[[Trial], Awaitable[int | None]],
+    check: Callable[[Bench], Awaitable[None]],
+    slots: int = 1,
+) -> None:
+    async def main() -> None:
+        async with bench(folder, script, slots) as b:
+            await check(b)
+
+    asyncio.run(main())
+
+
+async def running(b: Bench) -> Trial:
+    """A trial that runs, to speak for."""
+    await b.create(SINGLE)
+    await b.until(lambda: b.engine.running)
+    return Trial(b.engine.launched[0], b.engine)
+
+
+def test_what_is_said_twice_counts_once(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        trial = await running(b)
+        spec, s = trial.spec, b.service
+        for _ in range(2):
+            await s.report_metrics(spec.trial_id, 1, "training", 1, {"loss": 1.5})
+            await trial.report("training", 2, loss=1.0)
+            await trial.checkpoint(2)
+            await trial.acknowledge()
+            await s.set_metadata(spec.trial_id, {"a": 1})
+            await s.early_exit(spec.trial_id, "EXITED_REASON_INVALID_HP")
+        first, *_ = await s.metrics([spec.trial_id], "training")
+        assert (first["total_batches"], first["metrics"]) == (1, {"loss": 1.5})
+        assert len(await s.checkpoints(spec.experiment_id)) == 1
+        assert await s.get_metadata(spec.trial_id) == {"a": 1}
+
+    with_bench(tmp_path, idle, check)
+
+
+def test_a_completed_operation_counts_once_and_another_is_refused(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        trial = await running(b)
+        number, s = trial.spec.trial_id, b.service
+        with pytest.raises(Conflict, match="length 3"):
+            await s.complete_operation(number, 3, 0.5)
+        with pytest.raises(Invalid, match="number"):
+            await s.complete_operation(number, 4, "good")
+        await s.complete_operation(number, 4, 0.5)
+        await s.complete_operation(number, 4, 0.5)
+        with pytest.raises(Conflict, match=r"0\.5 already"):
+            await s.complete_operation(number, 4, 0.25)
+        assert (await s.operation(number))["completed"]
+        kept = await b.record(trial.spec.experiment_id)
+        assert [e["kind"] for e, _ in kept["events"]].count("completed") == 1
+        assert await s.preemption(trial.spec.allocation_id, 0)  # nothing is left to do: it is asked to end
+
+    with_bench(tmp_path, deaf, check)
+
+
+def test_a_zombie_is_refused(tmp_path: Path) -> None:
+    async def script(trial: Trial) -> int:
+        return 1 if trial.spec.trial_run_id == 1 else await idle(trial)
+
+    async def check(b: Bench) -> None:
+        number = await b.create(SINGLE)
+        await b.until(lambda: len(b.engine.launched) == 2 and b.engine.running)
+        old, s = b.engine.launched[0], b.service
+        assert await s.identify(old.session_token) is None
+        assert (await s.identify(b.engine.launched[1].session_token) or {})["trial_id"] == old.trial_id
+        late: list[Awaitable[object]] = [
+            s.report_metrics(old.trial_id, 1, "training", 1, {"loss": 1.0}),
+            s.journal(old.trial_id, 1, 0, []),
+            s.complete_operation(old.trial_id, 4, 1.0, allocation_id=old.allocation_id),
+            s.operation(old.trial_id, allocation_id=old.allocation_id),
+            s.progress(old.trial_id, 1.0, allocation_id=old.allocation_id),
+            s.early_exit(old.trial_id, "INVALID_HP", allocation_id=old.allocation_id),
+            s.set_status(old.trial_id, "x", allocation_id=old.allocation_id),
+            s.set_metadata(old.trial_id, {}, allocation_id=old.allocation_id),
+            s.ack_preemption(old.allocation_id),
+            s.register_checkpoint(
+                "u", old.task_id, allocation_id=old.allocation_id, metadata={"steps_completed": 1}, resources={}
+            ),
+        ]
+        for call in late:
+            with pytest.raises(Fenced):
+                await call
+        assert await s.preemption(old.allocation_id, 60) is False
+        await s.kill(number)
+        await b.ended(number)
+        with pytest.raises(Fenced):
+            await s.report_metrics(old.trial_id, 2, "training", 1, {"loss": 1.0})
+        with pytest.raises(NotFound):
+            await s.report_metrics(99, 1, "training", 1, {"loss": 1.0})
+
+    with_bench(tmp_path, script, check)
+
+
+def test_the_journal_of_a_dead_process_makes_up_for_what_never_arrived(tmp_path: Path) -> None:
+    async def script(trial: Trial) -> int:
+        trial.record("metrics", group="validation", steps_completed=4, metrics={"loss": 0.25})
+        body = {"storage_id": "saved", "metadata": {"steps_completed": 4}, "resources": {"f": 1}}
+        trial.record("checkpoint", body=body)
+        trial.record("metadata", body={"metadata": {"note": "mine"}})
+        trial.record("operation", body={"length": 4, "searcher_metric": 0.25})
+        trial.record("out_of_operations", body={})
+        return 137  # killed before any of it was sent
+
+    async def check(b: Bench) -> None:
+        number = await b.create(SINGLE)
+        assert await b.ended(number) == "COMPLETED"
+        (trial,) = await b.service.trials(number)
+        assert trial["operation_completed"] and trial["restarts"] == 0
+        assert trial["best_validation"] is not None and trial["best_validation"]["metric"] == 0.25
+        assert [c["uuid"] for c in await b.service.checkpoints(number)] == ["saved"]
+        assert await b.service.get_metadata(trial["id"]) == {"note": "mine"}
+        await b.check_replay(number)
+
+    with_bench(tmp_path, script, check)
+
+
+def test_a_checkpoint_that_was_journaled_and_shipped_is_registered_at_the_latest_when_its_process_dies(
+    tmp_path: Path,
+) -> None:
+    async def check(b: Bench) -> None:
+        trial = await running(b)
+        body = {"storage_id": "saved", "metadata": {"steps_completed": 3}, "resources": {"f": 7}}
+        trial.record("checkpoint", body=body)
+        await trial.ship()
+        b.engine.kill_process(trial.spec.allocation_id)
+        await b.until(lambda: len(b.engine.launched) == 2)
+        assert b.engine.launched[1].latest_checkpoint == "saved"
+        kept = await b.service.checkpoint("saved")
+        assert (kept["state"], kept["resources"], kept["allocation_id"]) == (
+            "COMPLETED",
+            {"f": 7},
+            trial.spec.allocation_id,
+        )
+
+    with_bench(tmp_path, deaf, check)
+
+
+def test_metrics_merge_and_later_runs_roll_back(tmp_path: Path) -> None:
+    async def script(trial: Trial) -> int:
+        await trial.should_preempt(60)
+        await trial.acknowledge()
+        return 0
+
+    async def check(b: Bench) -> None:
+        trial = await running(b)
+        number, s = trial.spec.trial_id, b.service
+        await s.report_metrics(number, 1, "training", 1, {"loss": 1.0})
+        await s.report_metrics(number, 1, "training", 1, {"speed": 2.0})
+        await s.report_metrics(number, 1, "training", 2, {"loss": 0.5})
+        with pytest.raises(Conflict, match="loss"):
+            await s.report_metrics(number, 1, "training", 2, {"loss": 0.75})
+        with pytest.raises(Invalid):
+            await s.report_metrics(number, 1, "a.b", 2, {"loss": 0.75})
+        with pytest.raises(Invalid, match="no run 2 yet"):
+            await s.report_metrics(number, 2, "training", 2, {"loss": 0.75})
+        await s.pause(1)
+        await b.until(lambda: not b.engine.running)
+        await s.activate(1)
+        await b.until(lambda: b.engine.running)
+        await s.report_metrics(number, 2, "training", 2, {"loss": 0.25})
+        rows = await s.metrics([number], "training")
+        assert [(r["total_batches"], r["metrics"]) for r in rows] == [
+            (1, {"loss": 1.0, "speed": 2.0}),
+            (2, {"loss": 0.25}),
+        ]
+        assert len(await s.metrics([number], "training", archived=True)) == 3
+
+    with_bench(tmp_path, script, check)
+
+
+def test_progress_status_and_the_limits_of_metadata(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        trial = await running(b)
+        number, s = trial.spec.trial_id, b.service
+        await s.progress(number, 2.0)
+        assert (await s.trial(number))["progress"] == 0.5
+        assert (await s.experiment(1))["progress"] == 0.5
+        await s.progress(number, 0.75, is_raw=True)
+        assert (await s.experiment(1))["progress"] == 0.75
+        await s.set_status(number, "warming up")
+        assert (await s.trial(number))["status"] == "warming up"
+        for wrong in (
+            {"a.b": 1},
+            {"k" * 51: 1},
+            {"k": "v" * 5001},
+            {"k": [0] * 101},
+            {"k": {str(i): i for i in range(1001)}},
+        ):
+            with pytest.raises(Invalid):
+                await s.set_metadata(number, wrong)
+        deep: dict[str, object] = {}
+        for _ in range(10):
+            deep = {"d": deep}
+        with pytest.raises(Invalid, match="deep"):
+            await s.set_metadata(number, deep)
+        assert await s.get_metadata(number) == {}
+
+    with_bench(tmp_path, idle, check)
+
+
+def test_a_search_by_validations_is_told_each_step_once(tmp_path: Path) -> None:
+    searcher = {
+        "name": "async_halving",
+        "max_time": 4,
+        "time_metric": "epoch",
+        "num_rungs": 2,
+        "divisor": 2,
+        "max_trials": 3,
+        "max_concurrent_trials": 1,
+    }
+
+    async def script(trial: Trial) -> int:
+        for epoch in range(1, 100):
+            if await trial.should_preempt(0.01):
+                return 0
+            for _ in range(2):
+                await trial.report("validation", epoch, loss=float(trial.spec.trial_id), epoch=epoch)
+        return 0
+
+    async def check(b: Bench) -> None:
+        number = await b.create(searcher)
+        assert await b.ended(number) == "COMPLETED"
+        kept = await b.record(number)
+        told = [(e["request_id"], e["step"]) for e, _ in kept["events"] if e["kind"] == "validated"]
+        assert len(told) == len(set(told)) and told
+        stops = [a["request_id"] for _, actions in kept["events"] for a in actions if a["kind"] == "stop"]
+        assert len(stops) == len(set(stops)) == 3, "each trial is stopped, and once"
+        assert {t["state"] for t in kept["trials"]} == {"COMPLETED"}
+        await b.check_replay(number)
+
+    with_bench(tmp_path, script, check)
+
+
+def test_a_validation_without_the_metric_ends_a_search_by_validations(tmp_path: Path) -> None:
+    searcher = {"name": "async_halving", "max_time": 4, "time_metric": "epoch", "num_rungs": 2, "max_trials": 3}
+
+    async def script(trial: Trial) -> int:
+        await trial.report("validation", 1, loss=1.0)
+        await asyncio.sleep(60)
+        return 0
+
+    async def check(b: Bench) -> None:
+        number = await b.create(searcher)
+        assert await b.ended(number) == "ERROR"
+        assert "'epoch'" in str((await b.service.experiment(number))["error"])
+
+    with_bench(tmp_path, script, check)
+
+
+def test_logs_are_paged_and_waited_for(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        trial = await running(b)
+        number, s = trial.spec.trial_id, b.service
+        line = {"task_id": trial.spec.task_id, "log": "hello\n", "timestamp": 1.0}
+        waiting = asyncio.create_task(s.logs(number, wait=30))
+        await asyncio.sleep(0.05)
+        await s.task_logs([line, {**line, "log": "again\n", "rank": 1, "level": "ERROR"}])
+        page = await waiting
+        assert [x["log"] for x in page["lines"]] == ["hello\n", "again\n"] and not page["ended"]
+        assert (await s.logs(number, after=page["lines"][0]["id"]))["lines"] == page["lines"][1:]
+        await s.alert(1, number, "look", "here", "WARNING")
+        assert (await s.logs_of_task(trial.spec.task_id))["lines"][-1]["log"] == "alert: look: here\n"
+        await s.kill(1)
+        await b.ended(1)
+        last = await s.logs(number, after=10**6, wait=30)
+        assert last == {"lines": [], "ended": True}
+
+    with_bench(tmp_path, idle, check)
+
+
+def test_training_until_the_end_feeds_the_best(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        number = await b.create({"name": "random", "max_length": 2, "max_trials": 3})
+        with pytest.raises(NotFound):
+            await b.service.best_validation(99)
+        assert await b.ended(number) == "COMPLETED"
+        best = await b.service.best_trial(number)
+        assert best is not None and best["best_validation"] is not None
+        assert await b.service.best_validation(number) == best["best_validation"]["metric"]
+
+    with_bench(tmp_path, train, check)

@@ -1,0 +1,150 @@
+"""Every search runs to its end, and what was recorded replays to what was decided."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.master.service import _search
+from support.mastered import bench, config_of, train
+
+SEARCHES: dict[str, dict[str, Any]] = {
+    "single": {"name": "single", "max_length": 4},
+    "random": {"name": "random", "max_length": 3, "max_trials": 5},
+    "asha": {"name": "async_halving", "max_length": 9, "num_rungs": 3, "divisor": 3, "max_trials": 9},
+    "stopping asha": {
+        "name": "async_halving",
+        "max_length": 9,
+        "num_rungs": 3,
+        "divisor": 3,
+        "max_trials": 9,
+        "stop_once": True,
+    },
+    "adaptive": {"name": "adaptive_asha", "max_length": 16, "max_trials": 8},
+}
+METHOD = """
+from det_core.search import Close, SearchMethod, TrainTo
+
+
+class Twice(SearchMethod):
+    def handle(self, event):
+        if event.kind == "started":
+            made = self.create({"lr": 0.5})
+            return [made, TrainTo(made.request_id, 2)]
+        if event.kind == "completed":
+            if self.searcher["how"] == "badly":
+                raise RuntimeError("no idea")
+            if event.length == 2:
+                return [TrainTo(event.request_id, 4)]
+            return [Close(event.request_id)]
+        return []
+"""
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("search", SEARCHES)
+def test_a_search_ends_by_itself(tmp_path: Path, search: str, slots: int) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train, slots) as b:
+            number = await b.create(SEARCHES[search])
+            assert await b.ended(number) == "COMPLETED"
+            await b.check_replay(number)
+            found = await b.service.trials(number)
+            assert {t["state"] for t in found} == {"COMPLETED"}
+            assert len(found) == SEARCHES[search].get("max_trials", 1)
+            assert b.engine.most == min(slots, len(found))
+            best = await b.service.best_trial(number)
+            assert best is not None and best["best_validation"] is not None
+            lowest = min(t["best_validation"]["metric"] for t in found if t["best_validation"])
+            assert best["best_validation"]["metric"] == lowest
+            view = await b.service.experiment(number)
+            assert view["progress"] == 1.0
+            assert not b.service._hub.live.experiments and not b.service._hub.live.trials
+
+    asyncio.run(main())
+
+
+def test_a_grid_runs_every_combination_once(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train, 2) as b:
+            axes = {"lr": {"type": "categorical", "vals": [0.1, 0.2, 0.3]}, "b": {"type": "const", "val": 1}}
+            number = await b.create({"name": "grid", "max_length": 1}, hyperparameters=axes)
+            assert await b.ended(number) == "COMPLETED"
+            found = [t["hparams"] for t in await b.service.trials(number)]
+            assert found == [{"b": 1, "lr": lr} for lr in (0.3, 0.2, 0.1)]
+
+    asyncio.run(main())
+
+
+def packed(folder: Path) -> bytes:
+    """A context directory with the user's search method in it."""
+    (folder / "mine").mkdir(parents=True)
+    (folder / "mine" / "twice.py").write_text(METHOD)
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        tar.add(folder / "mine" / "twice.py", "twice.py")
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("how", ["well", "badly"])
+def test_a_method_of_the_users_own(tmp_path: Path, how: str) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            searcher = {"name": "custom", "class": "twice:Twice", "how": how}
+            created = await b.service.create_experiment(config_of(searcher), packed(tmp_path))
+            number = created["experiment"]["id"]
+            await b.until(lambda: b.engine.launched)
+            b.dying.dead.set()
+            await b.revive()
+            if how == "badly":
+                assert await b.ended(number) == "ERROR"
+                assert "no idea" in str((await b.service.experiment(number))["error"])
+                return
+            assert await b.ended(number) == "COMPLETED"
+            (trial,) = await b.service.trials(number)
+            assert (trial["operation_length"], trial["hparams"]) == (4, {"lr": 0.5})
+            assert await b.service.context_archive(number)
+
+    asyncio.run(main())
+
+
+def test_a_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            searcher = {"name": "custom", "class": "twice:Twice", "how": "well"}
+            created = await b.service.create_experiment(config_of(searcher), packed(tmp_path), activate=False)
+            other = await b.create(SEARCHES["single"])
+            (folder,) = (tmp_path / "master" / "searchers").iterdir()
+            (folder / "twice.py").write_text("import nothing_of_that_name")
+            b.dying.dead.set()
+            await b.revive()
+            number = created["experiment"]["id"]
+            assert await b.ended(number) == "ERROR"
+            assert "nothing_of_that_name" in str((await b.service.experiment(number))["error"])
+            assert await b.ended(other) == "COMPLETED"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_search_is_recovered_from_its_kept_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
+    monkeypatch.setattr(_search, "SNAPSHOT_EVERY", every)
+
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            number = await b.create(SEARCHES["asha"])
+            for count in (2, 5, 8):
+                await b.until(lambda count=count: len(b.engine.launched) >= count)
+                b.dying.dead.set()
+                await b.revive()
+            assert await b.ended(number) == "COMPLETED"
+            await b.check_replay(number)
+            state = await b.service.search_state(number)
+            assert [len(r["entries"]) for r in state["rungs"][0]["rungs"]] == [9, 3, 1]
+
+    asyncio.run(main())

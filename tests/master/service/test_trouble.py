@@ -1,0 +1,117 @@
+"""The store fails: what was not kept has not happened, and what was asked meanwhile is tried alone or again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from det_core._errors import StoreError
+from det_core.master._errors import MasterError, Stopping
+from det_core.master.service import _actor
+from support.mastered import bench, train
+from support.scripted_trials import Trial
+
+SINGLE = {"name": "single", "max_length": 2}
+
+
+class Refusing:
+    """Refuses the next writes of a store."""
+
+    def __init__(self, store: Any, times: int) -> None:
+        self._write, self.left = store.write, times
+        store.write = self
+
+    async def __call__(self, work: Callable[[Connection], Any]) -> Any:
+        if self.left > 0:
+            self.left -= 1
+            raise StoreError("the disk is full")
+        return await self._write(work)
+
+
+def test_what_was_not_kept_has_not_happened(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            number = (await b.service.create_experiment(b_config(), activate=False))["experiment"]["id"]
+            Refusing(b.dying, 1)
+            with pytest.raises(MasterError, match="disk is full"):
+                await b.service.activate(number)
+            assert (await b.service.experiment(number))["state"] == "PAUSED"
+            await asyncio.sleep(0.05)
+            assert not b.engine.launched, "nothing was done that was not kept"
+            await b.service.activate(number)
+            assert await b.ended(number) == "COMPLETED"
+            await b.check_replay(number)
+
+    asyncio.run(main())
+
+
+def b_config() -> dict[str, Any]:
+    from support.mastered import config_of
+
+    return config_of(SINGLE)
+
+
+def test_one_bad_request_harms_no_other_of_its_transaction(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            actor = b.service._hub.actor
+
+            def breaks(conn: Connection) -> None:
+                raise ArithmeticError("a broken write")
+
+            bad = asyncio.create_task(actor.do(lambda tx: tx.write(breaks)))
+            good = [asyncio.create_task(b.service.create_experiment(b_config())) for _ in range(3)]
+            with pytest.raises(MasterError, match="a broken write"):
+                await bad
+            numbers = [(await g)["experiment"]["id"] for g in good]
+            assert len(set(numbers)) == 3
+            for number in numbers:
+                assert await b.ended(number) == "COMPLETED"
+                await b.check_replay(number)
+
+    asyncio.run(main())
+
+
+def test_an_end_that_could_not_be_recorded_is_recorded_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_actor, "RETRY", 0.05)
+
+    async def script(trial: Trial) -> int:
+        await asyncio.sleep(0.1)
+        return 0
+
+    async def main() -> None:
+        async with bench(tmp_path, script) as b:
+            number = await b.create(SINGLE)
+            await b.until(lambda: b.engine.running)
+            refusing = Refusing(b.dying, 3)
+            assert await b.ended(number) == "COMPLETED"
+            assert refusing.left == 0
+
+    asyncio.run(main())
+
+
+def test_a_master_that_stops_sends_everybody_away(tmp_path: Path) -> None:
+    async def script(trial: Trial) -> int:
+        await asyncio.sleep(60)
+        return 0
+
+    async def main() -> None:
+        async with bench(tmp_path, script) as b:
+            number = await b.create(SINGLE)
+            await b.until(lambda: b.engine.running)
+            poll = asyncio.create_task(b.service.preemption(b.engine.running[0], 60))
+            waiter = asyncio.create_task(b.service.wait_experiment(number, 60))
+            await asyncio.sleep(0.05)
+            await b.service.stop()
+            assert await poll is False
+            assert (await waiter)["state"] == "ACTIVE"
+            with pytest.raises(Stopping):
+                await b.service.pause(number)
+            assert b.engine.running, "trials go on"
+
+    asyncio.run(main())

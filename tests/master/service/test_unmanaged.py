@@ -1,0 +1,85 @@
+"""Experiments whose trials are run by others (wire contract, §9)."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.master._errors import Fenced, Invalid, WrongState
+from support.mastered import bench, train
+
+CONFIG: dict[str, Any] = {"name": "mine", "searcher": {"name": "single", "metric": "loss", "max_length": 100000000}}
+
+
+def test_the_course_of_an_unmanaged_experiment(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            s = b.service
+            made = await asyncio.gather(*(s.put_experiment("E", CONFIG) for _ in range(3)))
+            assert len({c["experiment"]["id"] for c in made}) == 1
+            number = made[0]["experiment"]["id"]
+            trials = await asyncio.gather(*(s.put_trial(number, "T", {"lr": 1}) for _ in range(3)))
+            assert {t["id"] for t in trials} == {trials[0]["id"]} and trials[0]["task_id"] == f"{number}.T"
+            trial = trials[0]["id"]
+            assert await s.start_trial(trial, resume=False) == {
+                "trial_run_id": 1,
+                "steps_completed": 0,
+                "latest_checkpoint": None,
+            }
+            with pytest.raises(WrongState, match="resume"):
+                await s.start_trial(trial, resume=False)
+            assert (await s.patch_trial(trial, state="RUNNING"))["state"] == "RUNNING"
+            assert (await s.experiment(number))["state"] == "RUNNING"
+            await s.report_metrics(trial, 1, "validation", 3, {"loss": 0.5})
+            assert await s.journal(trial, 1, 0, []) == 0
+            await s.register_checkpoint("c", f"{number}.T", metadata={"steps_completed": 3}, resources={})
+            again = await s.start_trial(trial, resume=True)
+            assert again == {"trial_run_id": 2, "steps_completed": 3, "latest_checkpoint": "c"}
+            with pytest.raises(Fenced):
+                await s.report_metrics(trial, 1, "validation", 4, {"loss": 0.5})
+            with pytest.raises(Invalid, match="state"):
+                await s.patch_trial(trial, state="DREAMING")
+            assert (await s.patch_trial(trial, state="COMPLETED"))["state"] == "COMPLETED"
+            ended = await s.wait_experiment(number, 10)
+            assert ended["state"] == "COMPLETED" and ended["best_metric"] == 0.5
+            for refused in (s.pause(number), s.kill(number), s.kill_trial(trial), s.continue_experiment(number)):
+                with pytest.raises(WrongState):
+                    await refused
+            assert not b.engine.launched
+
+    asyncio.run(main())
+
+
+def test_a_managed_experiment_takes_none_of_it(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train) as b:
+            number = await b.create({"name": "single", "max_length": 1})
+            await b.ended(number)
+            for refused in (
+                b.service.create_trial(number, {}),
+                b.service.start_trial(1, resume=True),
+                b.service.patch_trial(1, state="RUNNING"),
+            ):
+                with pytest.raises(WrongState):
+                    await refused
+
+    asyncio.run(main())
+
+
+def test_who_gives_no_sign_of_life_is_taken_for_dead(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with bench(tmp_path, train, unmanaged_timeout=0.2, sweep_interval=0.05) as b:
+            number = (await b.service.create_experiment(CONFIG, unmanaged=True))["experiment"]["id"]
+            quiet, alive = [(await b.service.create_trial(number, {}))["id"] for _ in range(2)]
+            for _ in range(40):
+                await b.service.patch_trial(alive)
+                await asyncio.sleep(0.02)
+                if (await b.service.trial(quiet))["state"] == "ERROR":
+                    break
+            assert (await b.service.trial(quiet))["state"] == "ERROR"
+            assert (await b.service.trial(alive))["end_time"] is None
+
+    asyncio.run(main())

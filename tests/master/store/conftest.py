@@ -1,0 +1,100 @@
+"""Databases to test with: SQLite in the test's folder and, where it is installed, PostgreSQL."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Connection, Engine
+
+from det_core.master.store import METADATA, Store, experiments, trials
+from det_core.master.store._database import parse, writing_engine
+from det_core.master.store._migrate import upgrade
+from support.postgres import Postgres, postgres_server
+
+__all__ = ["postgres_server"]
+KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with the newest schema and nothing in it, to be copied."""
+    path = tmp_path_factory.mktemp("store") / "template.db"
+    engine = writing_engine(parse(f"sqlite:///{path}"))
+    upgrade(engine)
+    engine.dispose()
+    return path
+
+
+@pytest.fixture(scope="session")
+def postgres_schema(postgres_server: Postgres) -> str:
+    """A schema in PostgreSQL that is the newest, for many tests in turn."""
+    url = postgres_server.new_schema()
+    engine = writing_engine(parse(url))
+    upgrade(engine)
+    engine.dispose()
+    return url
+
+
+@pytest.fixture(params=KINDS)
+def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database with nothing in it, each kind in turn."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres_server").new_schema())
+    return f"sqlite:///{tmp_path}/master/master.db"
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database with the newest schema and nothing else in it, each kind in turn."""
+    if request.param == "postgres":
+        return _emptied(request.getfixturevalue("postgres_schema"))
+    (tmp_path / "master").mkdir()
+    shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "master" / "master.db")
+    return f"sqlite:///{tmp_path}/master/master.db"
+
+
+@pytest.fixture
+def conn(url: str) -> Iterator[Connection]:
+    """A connection that writes, in one transaction for the whole test."""
+    engine = writing_engine(parse(url))
+    with engine.begin() as connection:
+        yield connection
+    engine.dispose()
+
+
+@pytest.fixture(scope="module")
+def scratch(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """A database for many examples, each of which rolls back what it did."""
+    path = tmp_path_factory.mktemp("store") / "scratch.db"
+    shutil.copy(sqlite_template, path)
+    engine = writing_engine(parse(f"sqlite:///{path}"))
+    engine.connect().close()
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture
+def trial(conn: Connection) -> int:
+    """A trial of an experiment, both with the id 1."""
+    experiment = experiments.create(conn, state="ACTIVE", name="quickstart", config={"name": "quickstart"})
+    assert experiment is not None
+    return trials.create(conn, experiment.id, "r1", state="ACTIVE", hparams={"lr": 0.1}).id
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    """An open store."""
+    opened = Store.open(url)
+    yield opened
+    opened.close_now()
+
+
+def _emptied(url: str) -> str:
+    engine = writing_engine(parse(url))
+    with engine.begin() as conn:
+        conn.exec_driver_sql(f"TRUNCATE {', '.join(METADATA.tables)} RESTART IDENTITY")
+    engine.dispose()
+    return url

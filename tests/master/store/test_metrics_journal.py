@@ -1,0 +1,251 @@
+"""Records of journals: each counts once, and the series are those that the journal's own reader gives."""
+
+from __future__ import annotations
+
+import math
+import random
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sqlalchemy import Connection, Engine
+
+from det_core.journal import read_run
+from det_core.master.store import metrics
+
+TRIAL = 1
+
+
+def row(seq: int, step: int | None, group: str = "training", **values: Any) -> dict[str, Any]:
+    return {
+        "kind": "metrics",
+        "seq": seq,
+        "time": 100.0 + seq,
+        "group": group,
+        "steps_completed": step,
+        "metrics": values or {"loss": float(seq)},
+    }
+
+
+def other(seq: int, kind: str, **body: Any) -> dict[str, Any]:
+    return {"kind": kind, "seq": seq, "time": 100.0 + seq, "body": body}
+
+
+def steps(conn: Connection, group: str = "training", **options: Any) -> list[int | None]:
+    return [r.steps_completed for r in metrics.series(conn, TRIAL, group, **options)]
+
+
+def test_records_are_kept_once_however_often_and_late_they_arrive(conn: Connection) -> None:
+    records = [row(0, 1), other(1, "status", status="warm"), row(2, 2), other(3, "progress", fraction=0.5), row(4, 3)]
+    first = metrics.insert_journal(conn, TRIAL, 1, 0, records[2:])
+    assert (first.next_seq, first.metrics, [r["kind"] for r in first.fresh]) == (5, 2, ["progress"])
+    second = metrics.insert_journal(conn, TRIAL, 1, 0, records)
+    assert (second.next_seq, second.metrics, [r["kind"] for r in second.fresh]) == (5, 1, ["status"])
+    assert metrics.insert_journal(conn, TRIAL, 1, 0, records + records) == metrics.Journaled(5, [], 0)
+    assert steps(conn) == [1, 2, 3]
+    assert [(r.kind, r.body) for r in metrics.records(conn, TRIAL)] == [
+        ("status", {"status": "warm"}),
+        ("progress", {"fraction": 0.5}),
+    ]
+    assert [r.seq for r in metrics.records(conn, TRIAL, kind="progress", run_id=1)] == [3]
+    assert metrics.records(conn, TRIAL, run_id=2) == []
+    assert metrics.summaries(conn, [TRIAL])[TRIAL]["training"]["loss"]["count"] == 3
+
+
+def test_a_record_twice_in_one_batch_counts_once(conn: Connection) -> None:
+    assert metrics.insert_journal(conn, TRIAL, 1, 0, [row(0, 1), row(0, 1), row(1, 2), row(0, 1)]).metrics == 2
+    assert steps(conn) == [1, 2]
+
+
+def test_what_each_process_writes_is_its_own(conn: Connection) -> None:
+    for run, restart, rank in [(1, 0, 0), (1, 0, 1), (1, 1, 0), (2, 0, 0)]:
+        said = metrics.insert_journal(conn, TRIAL, run, rank, [other(0, "status", who=rank)], restart=restart)
+        assert (said.next_seq, len(said.fresh)) == (1, 1)
+    assert metrics.insert_journal(conn, 2, 1, 0, [other(0, "status")]).next_seq == 1
+    assert [(r.run_id, r.restart, r.rank) for r in metrics.records(conn, TRIAL)] == [
+        (1, 0, 0),
+        (1, 0, 1),
+        (1, 1, 0),
+        (2, 0, 0),
+    ]
+
+
+def test_numbers_that_are_not_finite_come_back_as_numbers(conn: Connection) -> None:
+    record = row(0, 1, loss="NaN", name="NaN", deep={"a": [1, "Infinity"]})
+    record["nonfinite"] = [["metrics", "loss"], ["metrics", "deep", "a", 1], ["batch_metrics", 0, "x"]]
+    record["batch_metrics"] = [{"x": "-Infinity", "y": "text"}]
+    sent = orjson.dumps(record)
+    metrics.insert_journal(conn, TRIAL, 1, 0, [orjson.loads(sent)])
+    (found,) = metrics.series(conn, TRIAL, "training", batches=True)
+    assert math.isnan(found.metrics.pop("loss"))
+    assert found.metrics == {"name": "NaN", "deep": {"a": [1, math.inf]}}
+    assert found.batch_metrics == [{"x": -math.inf, "y": "text"}]
+    (plain,) = metrics.series(conn, TRIAL, "training")
+    assert plain.batch_metrics is None
+    metrics.insert_journal(conn, TRIAL, 2, 0, [row(0, 5, loss=1.0), row(1, 6, loss=math.nan, none=None)])
+    assert repr(metrics.series(conn, TRIAL, "training")[-1].metrics) == "{'loss': nan, 'none': None}"
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        (7, "must be an object"),
+        ({}, "kind must be a string"),
+        ({**row(0, 1), "seq": -1}, "seq must be a whole number"),
+        ({**row(0, 1), "seq": 2**63}, "seq must be a whole number"),
+        ({**row(0, 1), "seq": True}, "seq must be a whole number"),
+        ({**row(0, 1), "time": "now"}, "time must be seconds"),
+        ({**row(0, 1), "group": "a.b"}, "group must be"),
+        ({**row(0, 1), "group": "\ud800"}, "group must be"),
+        ({**row(0, 1), "group": ["a"]}, "group must be"),
+        ({**row(0, 1), "steps_completed": 1.5}, "steps_completed must be"),
+        ({**row(0, 1), "steps_completed": -1}, "steps_completed must be"),
+        ({k: v for k, v in row(0, 1).items() if k != "steps_completed"}, "steps_completed is missing"),
+        ({**row(0, 1), "metrics": [1]}, "metrics must be an object"),
+        ({**row(0, 1), "batch_metrics": {}}, "batch_metrics must be a list"),
+        ({**row(0, 1), "nonfinite": [["metrics", "no"]]}, "leads nowhere"),
+        ({"kind": "status", "seq": 0, "time": 1.0, "body": []}, "body must be an object"),
+    ],
+)
+def test_what_is_no_record_is_refused_with_its_number(conn: Connection, record: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=rf"^record 1: .*{said}"):
+        metrics.insert_journal(conn, TRIAL, 1, 0, [row(5, 5), record])
+
+
+def test_a_files_first_line_is_passed_over(conn: Connection) -> None:
+    header = {"kind": "journal", "version": 1, "run": "r", "restart": 0, "rank": 0}
+    assert metrics.insert_journal(conn, TRIAL, 1, 0, [header, row(0, 1)]).metrics == 1
+
+
+def test_odd_values_come_back_as_they_were(conn: Connection) -> None:
+    odd = {"big": 2**64 - 1, "text": "é\0\u2028", "none": None, "flag": True, "list": [], "deep": {"a": {"b": 1}}}
+    metrics.insert_journal(conn, TRIAL, 1, 0, [row(0, None, **odd), row(1, 0, half="\ud800", huge=10**40)])
+    with_step, without = metrics.series(conn, TRIAL, "training")
+    assert without.metrics == odd
+    assert with_step.metrics == {"half": "\ud800", "huge": 10**40}
+
+
+def test_a_restored_step_hides_what_lies_beyond_it_at_once(conn: Connection) -> None:
+    metrics.insert_journal(conn, TRIAL, 1, 0, [row(i, i) for i in range(1, 9)] + [row(9, 4, "validation")])
+    metrics.insert_journal(conn, TRIAL, 2, 0, [other(0, "restore", storage_id="c", steps_completed=3)])
+    assert steps(conn) == [1, 2, 3]
+    assert steps(conn, "validation") == []
+    assert metrics.total_steps(conn, [TRIAL, 2]) == {TRIAL: 3, 2: 0}
+    found = metrics.series(conn, TRIAL, "training", superseded=True)
+    assert [(r.steps_completed, r.superseded) for r in found][2:5] == [(3, False), (4, True), (5, True)]
+    assert metrics.summaries(conn, [TRIAL])[TRIAL]["training"]["loss"]["count"] == 3
+
+
+def test_a_series_is_read_in_pages(conn: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_core.master.store._series.CHUNK", 7)
+    rows = [row(i, i // 3) for i in range(60)] + [row(i, None) for i in range(60, 80)]
+    metrics.insert_journal(conn, TRIAL, 1, 0, [{**r, "metrics": {f"k{r['seq']}": 1}} for r in rows])
+    metrics.insert_journal(conn, TRIAL, 2, 0, [row(0, 15)])
+    for superseded in (False, True):
+        whole = metrics.series(conn, TRIAL, "training", superseded=superseded, limit=None)
+        assert len(whole) == (15 + 1 + 20 if not superseded else 21 + 20)
+        paged: list[metrics.MetricRow] = []
+        while page := metrics.series(
+            conn, TRIAL, "training", superseded=superseded, limit=4, after=paged[-1].cursor if paged else None
+        ):
+            assert len(page) <= 5
+            paged += page
+        assert paged == whole
+    assert metrics.groups(conn, TRIAL) == ["training"]
+    assert metrics.series(conn, 2**70, "training") == []
+
+
+Line = tuple[str, int | None, dict[str, float], bool]
+VALUES = st.dictionaries(st.sampled_from("ab"), st.sampled_from([1.0, 2.0, math.nan]), min_size=1)
+GROUPS = st.sampled_from(["training", "validation", "own"])
+LINES = st.lists(st.tuples(GROUPS, st.integers(0, 6) | st.none(), VALUES, st.booleans()), max_size=8)
+RUNS = st.lists(st.tuples(st.none() | st.integers(0, 6), LINES, LINES), max_size=4)
+
+
+def as_records(lines: Sequence[Line], restored: int | None) -> list[dict[str, Any]]:
+    """As a journal writes them: a process gives a key of a step one value, and batch metrics once."""
+    records = [] if restored is None else [other(0, "restore", storage_id="c", steps_completed=restored)]
+    known: set[Any] = set()
+    for seq, (group, step, reported, batches) in enumerate(lines, start=1):
+        values = {key: value for key, value in reported.items() if step is None or (group, step, key) not in known}
+        batches = batches and (step is None or (group, step) not in known)
+        if not values and not batches:
+            continue
+        known |= {(group, step, key) for key in values} | ({(group, step)} if batches else set())
+        record = {**row(seq, step, group), "metrics": values}
+        record["nonfinite"] = [["metrics", key] for key, value in values.items() if value != value]
+        record["metrics"] = {key: "NaN" if value != value else value for key, value in values.items()}
+        if not record["nonfinite"]:
+            del record["nonfinite"]
+        if batches:
+            record["batch_metrics"] = [{"x": seq}]
+        records.append(record)
+    return records
+
+
+CASES = {"runs": RUNS, "by_restart": st.booleans(), "seed": st.integers(0, 2**16)}
+
+
+@settings(max_examples=25)
+@given(**CASES)
+def test_the_series_are_those_of_the_journals_own_reader(
+    scratch: Engine, runs: Any, by_restart: bool, seed: int
+) -> None:
+    check(scratch, runs, by_restart, seed)
+
+
+@pytest.mark.long
+@settings(max_examples=1000)
+@given(**CASES)
+def test_the_series_are_those_of_the_journals_own_reader_at_length(
+    scratch: Engine, runs: Any, by_restart: bool, seed: int
+) -> None:
+    check(scratch, runs, by_restart, seed)
+
+
+def check(scratch: Engine, runs: Any, by_restart: bool, seed: int) -> None:
+    """Whatever the records are, and in whatever order, cut and number they come."""
+    batches = []
+    with tempfile.TemporaryDirectory() as folder, scratch.connect() as conn:
+        for run, (restored, *ranks) in enumerate(runs):
+            for rank, lines in enumerate(ranks):
+                records = as_records(lines, restored if rank == 0 else None)
+                text = b"".join(orjson.dumps(record) + b"\n" for record in records)
+                (Path(folder) / f"journal-{run}-{rank}.jsonl").write_bytes(text)
+                cut = random.Random(seed + rank).randint(0, len(records))
+                batches += [(run, rank, records[:cut]), (run, rank, records[cut:]), (run, rank, records[cut // 2 :])]
+        (Path(folder) / "run.json").write_text("{}")
+        random.Random(seed).shuffle(batches)
+        for run, rank, records in batches:
+            who = (1, rank, records, run) if by_restart else (run + 1, rank, records, 0)
+            metrics.insert_journal(conn, TRIAL, *who[:3], restart=who[3])
+        compare(conn, Path(folder))
+        conn.rollback()
+
+
+def compare(conn: Connection, folder: Path) -> None:
+    read = read_run(folder)
+    for group in ("training", "validation", "own"):
+        for superseded in (False, True):
+            theirs = read.rows(group, superseded=superseded, batches=True)
+            ours = metrics.series(conn, TRIAL, group, superseded=superseded, batches=True, limit=None)
+            assert sorted(map(repr, map(shown, ours))) == sorted(map(repr, map(shown, theirs)))
+        visible = [r.metrics for r in metrics.series(conn, TRIAL, group, limit=None)]
+        summary = metrics.summaries(conn, [TRIAL])[TRIAL].get(group, {})
+        for key in {key for values in visible for key in values} | set(summary):
+            found = [values[key] for values in visible if key in values]
+            finite = [value for value in found if value == value]
+            said = summary[key]
+            assert (said["count"], said["sum"]) == (len(found), sum(finite))
+            assert (said["min"], said["max"]) == (min(finite, default=None), max(finite, default=None))
+            assert repr(said["last"]) == repr(found[-1])
+    assert metrics.groups(conn, TRIAL) == read.groups()
+
+
+def shown(row: Any) -> Any:
+    return row.steps_completed, sorted(row.metrics.items()), row.time, row.superseded, row.batch_metrics

@@ -1,0 +1,277 @@
+"""The store itself: works done whole or not at all, answered when they are durable, and clear errors."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from det_core.errors import StoreError, StoreLocked
+from det_core.master.store import Connection, Store, key_values
+
+HOLDER = """
+import sys, time
+from det_core.master.store import Store
+store = Store.open(sys.argv[1])
+print("open", flush=True)
+time.sleep(60)
+"""
+
+
+def put(key: str, value: Any = 1) -> Any:
+    return lambda conn: key_values.put(conn, key, value)
+
+
+def keys(store: Store, *names: str) -> list[Any]:
+    return asyncio.run(store.read(lambda conn: [key_values.get(conn, name) for name in names]))
+
+
+def test_what_is_written_is_read(store: Store) -> None:
+    async def go() -> tuple[Any, Any]:
+        await store.write(put("a", {"b": [1, float("inf"), "é\0"]}))
+        return await store.read(lambda conn: key_values.get(conn, "a")), await store.write(lambda conn: "answer")
+
+    assert asyncio.run(go()) == ({"b": [1, float("inf"), "é\0"]}, "answer")
+
+
+def test_a_work_that_fails_harms_no_other(store: Store) -> None:
+    def fail(conn: Connection) -> None:
+        key_values.put(conn, "half", 1)
+        raise LookupError("mine")
+
+    def breaks(conn: Connection) -> None:
+        key_values.put(conn, "half", 1)
+        conn.exec_driver_sql("INSERT INTO nowhere VALUES (1)")
+
+    def stops(conn: Connection) -> None:
+        raise StopIteration
+
+    async def go() -> list[Any]:
+        works = [put("a"), fail, put("b"), breaks, stops, put("c")] * 20
+        return await asyncio.gather(*(store.write(work) for work in works), return_exceptions=True)
+
+    results = asyncio.run(go())
+    kinds = [type(result).__name__ for result in results[:6]]
+    assert kinds == ["NoneType", "LookupError", "NoneType", kinds[3], "RuntimeError", "NoneType"]
+    assert kinds[3] in ("OperationalError", "StoreError", "ProgrammingError")
+    assert keys(store, "a", "b", "c", "half") == [1, 1, 1, None]
+
+
+def test_a_work_sees_what_those_before_it_wrote(store: Store) -> None:
+    def count(conn: Connection) -> int:
+        key_values.put(conn, "n", key_values.get(conn, "n", 0) + 1)
+        return int(key_values.get(conn, "n"))
+
+    async def go() -> list[int]:
+        return await asyncio.gather(*(store.write(count) for _ in range(300)))
+
+    assert asyncio.run(go()) == list(range(1, 301))
+
+
+def test_a_read_sees_one_state_of_the_database(store: Store) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def go() -> tuple[Any, Any]:
+        loop = asyncio.get_running_loop()
+
+        def reads(conn: Connection) -> tuple[Any, Any]:
+            first = key_values.get(conn, "a")
+            loop.call_soon_threadsafe(started.set)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(30)
+            return first, key_values.get(conn, "a")
+
+        await store.write(put("a", 1))
+        reading = asyncio.create_task(store.read(reads))
+        await started.wait()
+        await store.write(put("a", 2))
+        go_on.set()
+        return await reading
+
+    assert asyncio.run(go()) == (1, 1)
+    assert keys(store, "a") == [2]
+
+
+def test_readers_cannot_write(store: Store) -> None:
+    with pytest.raises(StoreError, match=r"readonly|read-only"):
+        asyncio.run(store.read(put("a")))
+
+
+def test_who_is_cancelled_leaves_the_others_alone(store: Store) -> None:
+    async def go() -> None:
+        asks = [asyncio.create_task(store.write(put(str(i)))) for i in range(50)]
+        await asyncio.sleep(0)
+        for ask in asks[::2]:
+            ask.cancel()
+        results = await asyncio.gather(*asks, return_exceptions=True)
+        assert results[1::2] == [None] * 25
+
+    asyncio.run(go())
+    assert keys(store, *map(str, range(50)))[1::2] == [1] * 25
+
+
+def test_close_does_what_was_asked_for(url: str) -> None:
+    async def go() -> None:
+        store = Store.open(url)
+        asks = [asyncio.create_task(store.write(put(str(i)))) for i in range(200)]
+        await asyncio.sleep(0)
+        await store.close()
+        await store.close()
+        assert await asyncio.gather(*asks) == [None] * 200
+        with pytest.raises(StoreError, match="is closed"):
+            await store.write(put("late"))
+        with pytest.raises(StoreError, match="is closed"):
+            await store.read(lambda conn: 1)
+
+    asyncio.run(go())
+    again = Store.open(url)
+    assert keys(again, *map(str, range(200)), "late") == [1] * 200 + [None]
+    again.close_now()
+
+
+def test_a_second_master_is_refused_until_the_first_has_died(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_core.master.store._lock.WAIT", 0.1)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, url], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == "open\n"
+        with pytest.raises(StoreLocked, match=f"pid {holder.pid} on" if "sqlite" in url else "another master"):
+            Store.open(url)
+    finally:
+        holder.send_signal(signal.SIGKILL)
+        holder.wait()
+        holder.stdout.close()
+    Store.open(url).close_now()
+
+
+def test_a_full_disk_is_one_clear_error_and_ends_when_there_is_room(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/master.db")
+    most = 300  # pages, in whatever connection
+
+    def limit(connection: Any, *_: Any) -> None:
+        connection.execute(f"PRAGMA max_page_count = {most}")
+
+    async def go() -> None:
+        nonlocal most
+        await store.write(put("before"))
+        event.listen(store._writing, "begin", lambda conn: limit(conn.connection.driver_connection))
+        big = put("big", "x" * 10_000_000)
+        works = [put("one"), big, put("two"), big, put("three")]
+        results = await asyncio.gather(*map(store.write, works), return_exceptions=True)
+        assert results[0::2] == [None] * 3
+        for result in results[1::2]:
+            assert isinstance(result, StoreError)
+            assert "master.db: the disk is full; free space there" in str(result)
+        most = 1_000_000
+        await store.write(big)
+
+    asyncio.run(go())
+    assert keys(store, "before", "one", "two", "three") == [1] * 4
+    store.close_now()
+
+
+def test_a_disk_that_refuses_to_write_is_one_clear_error(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/master.db")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    async def go() -> None:
+        await store.write(put("before"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, before[1]))
+        try:
+            with pytest.raises(StoreError, match=r"master\.db: the disk (refuses to read or write|is full)"):
+                await store.write(put("big", "x" * 10_000_000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        await store.write(put("after"))
+
+    asyncio.run(go())
+    assert keys(store, "before", "big", "after") == [1, None, 1]
+    store.close_now()
+
+
+def test_a_file_that_someone_else_locks_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_core.master.store._database.BUSY_MS", 50)
+    store = Store.open(f"sqlite:///{tmp_path}/master.db")
+    shell = sqlite3.connect(tmp_path / "master.db", isolation_level=None)
+    shell.execute("BEGIN IMMEDIATE")
+    with pytest.raises(StoreError, match="another program holds it locked"):
+        asyncio.run(store.write(put("a")))
+    shell.execute("ROLLBACK")
+    shell.close()
+    asyncio.run(store.write(put("b")))
+    assert keys(store, "a", "b") == [None, 1]
+    store.close_now()
+
+
+@pytest.mark.parametrize("content", [b"no database " * 1000, b"SQLite format 3\0" + b"\xff" * 9000])
+def test_a_damaged_file_is_one_clear_error(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "master.db").write_bytes(content)
+    with pytest.raises(StoreError, match=r"master\.db: the file is damaged .*put a backup in its place") as e:
+        Store.open(f"sqlite:///{tmp_path}/master.db")
+    assert "\n" not in str(e.value)
+    assert (tmp_path / "master.db").read_bytes() == content
+
+
+def test_a_file_damaged_while_it_is_open_is_one_clear_error(tmp_path: Path) -> None:
+    store = Store.open(f"sqlite:///{tmp_path}/master.db")
+    asyncio.run(store.write(put("a", "x" * 100_000)))
+    store.close_now()
+    size = (tmp_path / "master.db").stat().st_size
+    with (tmp_path / "master.db").open("r+b") as f:
+        f.seek(4096)
+        f.write(os.urandom(size - 4096))
+    with pytest.raises(StoreError, match=r"master\.db: .*damaged"):
+        Store.open(f"sqlite:///{tmp_path}/master.db")
+
+
+def test_nobody_else_can_read_the_file(tmp_path: Path) -> None:
+    Store.open(f"sqlite:///{tmp_path}/a/b/master.db").close_now()
+    assert (tmp_path / "a/b/master.db").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("no url", "is no database URL"),
+        ("mysql://host/name", "not in mysql"),
+        ("sqlite://", "names no file"),
+        ("sqlite:///:memory:", "names no file"),
+        ("sqlite:////proc/nothing/master.db", "check the permissions"),
+        (
+            "postgresql://someone:secret@127.0.0.1:1/nothing",
+            r"postgresql\+psycopg://someone:\*\*\*@127.0.0.1:1/nothing",
+        ),
+    ],
+)
+def test_a_place_that_is_none_is_one_clear_error(url: str, said: str) -> None:
+    with pytest.raises(StoreError, match=said) as e:
+        Store.open(url)
+    assert "secret" not in str(e.value)
+
+
+@pytest.mark.postgres
+def test_a_lost_connection_is_an_error_and_the_next_work_gets_a_new_one(postgres_server: Any) -> None:
+    store = Store.open(postgres_server.new_schema())
+
+    async def go() -> None:
+        await store.write(put("a"))
+        others = "datname = 'postgres' AND pid <> pg_backend_pid()"
+        end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"
+        await asyncio.to_thread(postgres_server.execute, end)
+        try:
+            await store.write(put("b"))  # may have found the new connection already
+        except StoreError as e:
+            assert "postgresql" in str(e)
+        await store.write(put("c"))
+        assert await store.read(lambda conn: [key_values.get(conn, key) for key in "ac"]) == [1, 1]
+
+    asyncio.run(go())
+    store.close_now()

@@ -1,0 +1,157 @@
+"""What becomes of real checkpoints: at an experiment's end, as a start for others, and when it is continued."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from det_core.errors import MasterError
+from support.jobs import SINGLE, Jobs, wait_until
+from support.real_master import RealMaster
+
+LOSSES = [[5.0, 3.0, 4.0, 6.0], [1.0, 9.0, 2.0, 8.0], [7.0, 7.0, 7.0, 7.0]]
+"""By trial and step."""
+SAVES = """
+with begin() as ctx:
+    step = load(ctx)
+    for op in ctx.searcher.operations():
+        while step < op.length:
+            step += 1
+            loss = hparams["losses"][hparams["number"]][step - 1]
+            ctx.train.report_validation_metrics(step, {"loss": loss})
+            save(ctx, step)
+        op.report_completed(loss)
+"""
+TRAIN = """
+with begin() as ctx:
+    sign("start", f"{ctx.latest_checkpoint} {load(ctx)}")
+    count(ctx)
+"""
+
+
+@pytest.fixture
+def jobs(real: RealMaster) -> Iterator[Jobs]:
+    made = Jobs(real)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("experiment_best", "trial_best", "trial_latest", "expected"),
+    [
+        (0, 1, 1, {0: {2, 4}, 1: {1, 4}, 2: {4}}),
+        (2, 0, 0, {1: {1, 3}}),
+    ],
+)
+def test_the_checkpoints_that_stay_are_those_that_were_asked_for(
+    jobs: Jobs, experiment_best: int, trial_best: int, trial_latest: int, expected: dict[int, set[int]]
+) -> None:
+    experiment = jobs.create(
+        SAVES,
+        {"name": "grid", "metric": "loss", "max_length": 4},
+        hyperparameters={"number": {"type": "categorical", "vals": [0, 1, 2]}, "losses": LOSSES},
+        checkpoint_storage={
+            "type": "directory",
+            "container_path": str(jobs.home / "saved"),
+            "save_experiment_best": experiment_best,
+            "save_trial_best": trial_best,
+            "save_trial_latest": trial_latest,
+        },
+    )
+    trials = {trial.id: trial.hparams["number"] for trial in jobs.ended(experiment, "COMPLETED")}
+    count = sum(len(steps) for steps in expected.values())
+
+    def there() -> list[dict[str, object]] | None:
+        found = [c for c in experiment.checkpoints() if c["state"] != "DELETED"]
+        return found if len(found) == count else None
+
+    kept: dict[int, set[int]] = {}
+    for checkpoint in wait_until(there, lambda: str(experiment.checkpoints())):
+        folder = jobs.home / "saved" / str(checkpoint["uuid"])
+        step = int((folder / "step").read_text())
+        assert checkpoint["state"] == "COMPLETED"
+        kept.setdefault(trials[int(str(checkpoint["training"]["trialId"]))], set()).add(step)  # type: ignore[index]
+    assert kept == expected
+    everything = experiment.checkpoints()
+    assert len(everything) == 12
+    left = {path.name for path in (jobs.home / "saved").iterdir()}
+    assert {c["uuid"] for c in everything} & left == {c["uuid"] for c in everything if c["state"] == "COMPLETED"}
+
+
+def test_a_warm_start_begins_from_a_checkpoint_of_another_trial(jobs: Jobs) -> None:
+    (source,) = jobs.ended(jobs.create(TRAIN), "COMPLETED")
+    assert jobs.sign("start") == "None 0"
+    uuid = source.latest_checkpoint
+    for start in ({"source_trial_id": source.id}, {"source_checkpoint_uuid": uuid}):
+        (trial,) = jobs.ended(jobs.create(TRAIN, {**SINGLE, "max_length": 5, **start}), "COMPLETED")
+        assert jobs.sign("start") == f"{uuid} 3"
+        assert [run.steps_completed for run in jobs.runs(trial)] == [0], "its own count of steps begins at 0"
+        assert jobs.steps(trial, "training") == [4, 5]
+        assert trial.latest_checkpoint not in (None, uuid)
+
+
+def test_what_another_experiment_starts_from_stays(jobs: Jobs, tmp_path: Path) -> None:
+    script = """
+with begin() as ctx:
+    save(ctx, 1)
+    sign("saved")
+    while not (signs / "go").exists():
+        time.sleep(0.01)
+"""
+    storage = {"type": "directory", "container_path": str(tmp_path / "saved")}
+    nothing = {"save_experiment_best": 0, "save_trial_best": 0, "save_trial_latest": 0}
+    source = jobs.create(script, checkpoint_storage={**storage, **nothing})
+    jobs.sign("saved")
+    (first,) = source.trials()
+    uuid = wait_until(lambda: first.refresh().latest_checkpoint, jobs.logs)
+    later = {"resources": {"slots_per_trial": 2}, "checkpoint_storage": storage}
+    heir = jobs.create(TRAIN, {**SINGLE, "source_checkpoint_uuid": uuid}, **later)
+    (jobs.signs / "go").touch()
+    jobs.ended(source, "COMPLETED")
+    (trial,) = jobs.ended(heir, "COMPLETED")
+    assert jobs.sign("start") == f"{uuid} 1"
+    assert (tmp_path / "saved" / str(uuid) / "step").read_text() == "1"
+    jobs.sign("go")
+    assert trial.restarts == 0
+
+
+def test_a_training_is_continued_for_longer(jobs: Jobs) -> None:
+    experiment = jobs.create("with begin() as ctx:\n    count(ctx)\n")
+    (trial,) = jobs.ended(experiment, "COMPLETED")
+    first = trial.latest_checkpoint
+    assert experiment.go_on(["searcher.max_length=6"]).state == "ACTIVE"
+    (again,) = jobs.ended(experiment, "COMPLETED")
+    assert (again.id, again.state, again.steps_completed) == (trial.id, "COMPLETED", 6)
+    assert [run.steps_completed for run in jobs.runs(trial)] == [0, 3]
+    assert jobs.steps(trial, "training") == [1, 2, 3, 4, 5, 6]
+    assert jobs.steps(trial, "validation") == [3, 6]
+    assert again.latest_checkpoint != first
+    with pytest.raises(MasterError, match="cannot be changed"):
+        experiment.go_on(["hyperparameters.lr=1"])
+
+
+def test_what_has_failed_is_continued_from_where_it_was(jobs: Jobs) -> None:
+    script = """
+with begin() as ctx:
+    if not (signs / "mended").exists():
+        ctx.train.report_training_metrics(1, {"loss": 1.0})
+        ctx.train.report_training_metrics(2, {"loss": 1.0})
+        save(ctx, 1)
+        raise SystemExit("there is a mistake in this script")
+    count(ctx)
+"""
+    experiment = jobs.create(script, {"name": "random", "metric": "loss", "max_length": 3, "max_trials": 2})
+    before = jobs.ended(experiment, "ERROR")
+    assert [(t.state, t.latest_checkpoint is not None) for t in before] == [("ERROR", True)] * 2
+    assert "there is a mistake in this script" in str(before[0].error)
+    (jobs.signs / "mended").touch()
+    experiment.go_on()
+    after = jobs.ended(experiment, "COMPLETED")
+    jobs.sign("mended")
+    assert [t.id for t in after] == [t.id for t in before]
+    for trial in after:
+        assert (trial.state, trial.error) == ("COMPLETED", None)
+        assert jobs.runs(trial) == [("failed", 1, 0), ("preempted", 0, 1)]
+        assert jobs.steps(trial, "training") == [1, 2, 3]

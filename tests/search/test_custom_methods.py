@@ -1,0 +1,105 @@
+"""Methods of the user's own: in a class, or outside the master."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.errors import SearchError
+from det_core.search import (
+    Close,
+    Completed,
+    Create,
+    Exited,
+    Posted,
+    Search,
+    SetProgress,
+    Shutdown,
+    Started,
+    TrainTo,
+    create_search,
+)
+
+HEAD = "from det_core.search import *\nfrom det_core.search import SearchMethod\n"
+BODY = "class Mine(SearchMethod):\n    def handle(self, event):\n"
+
+
+def custom(folder: Path, body: str, head: str = "") -> Search:
+    code = head + HEAD + BODY + "".join(f"        {line}\n" for line in body.splitlines())
+    (folder / "mine.py").write_text(code)
+    return create_search({"name": "custom", "class": "mine:Mine"}, {"x": 1}, 0, folder=str(folder))
+
+
+def test_two_experiments_have_each_their_own_modules(tmp_path: Path) -> None:
+    progress = []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "helper.py").write_text(f"VALUE = {number}\n")
+        search = custom(folder, "return [SetProgress(VALUE / 10)]", head="from helper import VALUE\n")
+        search.handle(Started())
+        progress.append(search.progress())
+    assert progress == [0.1, 0.2]
+
+
+@pytest.mark.parametrize(
+    "body, told",
+    [
+        ("return [TrainTo('nobody', 1)]", "decides on trial nobody, which it has not created"),
+        ("a = self.create()\nreturn [a, a]", "a second time"),
+        ("a = self.create()\nreturn [a, Close(a.request_id), TrainTo(a.request_id, 1)]", "after it closed it"),
+        ("a = self.create()\nreturn [a, TrainTo(a.request_id, 1), TrainTo(a.request_id, 2)]", "still trains to 1"),
+        ("return 1 / 0", r"the search method Mine failed at Started\(\): ZeroDivisionError"),
+    ],
+)
+def test_mistakes_of_a_method_are_told(tmp_path: Path, body: str, told: str) -> None:
+    with pytest.raises(SearchError, match=told):
+        custom(tmp_path, body).handle(Started())
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [("mine", "must be 'module:Class'"), ("missing:Mine", "ModuleNotFoundError"), ("mine:Other", "inherits from")],
+)
+def test_a_class_that_cannot_be_used_is_refused(tmp_path: Path, name: str, told: str) -> None:
+    (tmp_path / "mine.py").write_text("class Other: pass\n")
+    with pytest.raises(SearchError, match=told):
+        create_search({"name": "custom", "class": name}, {}, 0, folder=str(tmp_path))
+
+
+def test_what_was_decided_stands_if_the_method_decides_otherwise_now(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = "a = self.create()\nreturn [a, TrainTo(a.request_id, {length}), Close(a.request_id)]"
+    first = custom(tmp_path, body.format(length=5))
+    actions = first.handle(Started())
+    changed = custom(tmp_path, body.format(length=6))
+    with caplog.at_level(logging.WARNING):
+        changed.apply(Started(), actions)
+    assert "what was recorded stands" in caplog.text
+    assert changed.handle(Exited(actions[0].request_id, "completed"))[:1] != []  # type: ignore[union-attr]
+    again = custom(tmp_path, body.format(length=6))
+    again.apply(Started(), actions)
+    with pytest.raises(SearchError, match="it was to train to 5"):
+        again.handle(Completed(actions[0].request_id, 6, 1.0))  # type: ignore[union-attr]
+
+
+def test_decisions_from_outside() -> None:
+    search = create_search({"name": "custom"}, {"x": 1}, 0)
+    assert search.handle(Started()) == []
+    new: list[Any] = [Create("one", {"x": 2}, 42), TrainTo("one", 3), SetProgress(0.25)]
+    assert search.handle(Posted(tuple(new))) == new
+    assert search.progress() == 0.25
+    assert search.handle(Completed("one", 3, 0.5)) == []
+    assert search.handle(Posted((Close("one"),))) == [Close("one")]
+    assert search.handle(Exited("one", "completed")) == []
+    assert search.handle(Posted((TrainTo("one", 9),))) == [], "the trial is over"
+    with pytest.raises(SearchError, match="the search outside the master"):
+        search.handle(Posted((TrainTo("two", 9),)))
+    restored = Search.restore({"name": "custom"}, {"x": 1}, 0, search.snapshot())
+    assert restored.snapshot() == search.snapshot()
+    assert search.handle(Posted((Shutdown(),))) == [Shutdown()]
+    assert search.over and search.progress() == 1.0 and not restored.over

@@ -1,0 +1,312 @@
+"""A master's home with all its processes, and every way to bring them down.
+
+Only processes of this home are ever touched, each known by its id and its start time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from det_core import client
+from det_core._errors import MasterError
+from det_core.master.engines._supervisor._tree import start_time
+from support.leftovers import processes_of
+from support.running_master import wait_until
+
+PATIENCE = 60.0
+TRIAL = Path(__file__).with_name("chaos_trial.py")
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, told by its start from a later one of that id."""
+
+    pid: int
+    started: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return start_time(self.pid) == self.started
+
+    def send(self, number: int) -> bool:
+        """Send it a signal, and no other process; False: it has ended."""
+        try:
+            fd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if self.alive:
+                signal.pidfd_send_signal(fd, number)
+                return True
+        except ProcessLookupError:
+            pass
+        finally:
+            os.close(fd)
+        return False
+
+
+class Machine:
+    """A master and what runs for it; everything is ended at the end.
+
+    Args:
+        folder: for the home and the checkpoints.
+        slots: how many trials run at once.
+        chance: decides when and what.
+        script: what trials run, as ``train.py``.
+
+    Attributes:
+        home: the home folder.
+        saved: where checkpoints go.
+        master: the master's process, while it runs.
+        seen: every process that was ever seen.
+        moments: how many troubles of each kind there were while the experiment went on.
+    """
+
+    def __init__(self, folder: Path, slots: int, chance: random.Random, script: Path) -> None:
+        self.home, self.saved, self.context = folder / "home", folder / "saved", folder / "context"
+        self.slots, self.chance = slots, chance
+        self.context.mkdir(parents=True)
+        shutil.copy(script, self.context / "train.py")
+        self.master: subprocess.Popen[bytes] | None = None
+        self.seen: set[Process] = set()
+        self.moments: Counter[str] = Counter()
+        self._output = open(folder / "output.txt", "ab")  # noqa: SIM115
+        self._session: client.Master | None = None
+
+    # The master.
+
+    def spawn(self) -> None:
+        """Start a master, and do not wait until it listens."""
+        assert self.master is None
+        log = self.home / "master.log"
+        self.home.mkdir(exist_ok=True)
+        self.master = subprocess.Popen(
+            [sys.executable, "-m", "det_core.master", "--home", str(self.home), "--slots", str(self.slots)]
+            + ["--log-file", str(log)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=self._output,
+            env={**os.environ, "DET_CORE_HOME": str(self.home)},
+        )
+
+    def start(self) -> None:
+        """Start a master."""
+        self.spawn()
+        url = wait_until(self._listens, PATIENCE)
+        self._session = client.connect(url, token=(self.home / "master" / "token").read_text().strip())
+
+    def _listens(self) -> str | None:
+        """Where the master listens."""
+        assert self.master is not None and self.master.poll() is None, f"the master ended: {self.last_words()}"
+        try:
+            told = json.loads((self.home / "master" / "master.json").read_text())
+        except (OSError, ValueError):
+            return None
+        return str(told["url"]) if told["pid"] == self.master.pid else None
+
+    def kill_master(self) -> None:
+        """``kill -9`` of the master."""
+        assert self.master is not None
+        self.master.kill()
+        self._gone()
+
+    def stop_master(self) -> None:
+        """End the master as a person would."""
+        assert self.master is not None
+        self.master.send_signal(signal.SIGTERM)
+        status = self._gone()
+        assert status == 0, f"the master ended with {status}: {self.last_words()}"
+
+    def _gone(self) -> int:
+        """The master ends; returns its exit status."""
+        assert self.master is not None
+        status = self.master.wait(PATIENCE)
+        self.master = None
+        if self._session is not None:
+            self._session.close()
+        self._session = None
+        return status
+
+    def last_words(self) -> str:
+        """The end of the master's log."""
+        parts = [self.home / "master.log", Path(self._output.name)]
+        return "\n".join(part.read_text()[-6000:] for part in parts if part.exists())
+
+    # Its processes.
+
+    def processes(self) -> set[Process]:
+        """All that run here: the master, supervisors, scripts, and whatever these have started."""
+        pids = [int(told.split()[0]) for told in processes_of(self.home)]
+        found = {Process(pid, started) for pid in pids if (started := start_time(pid)) is not None}
+        self.seen |= found
+        return found
+
+    def those(self, *names: str) -> list[Process]:
+        """The processes of allocations that have one of these parts: ``script``, ``worker``, ``guardian``."""
+        found = []
+        for path in sorted((self.home / "master" / "allocations").glob("*/processes")):
+            with contextlib.suppress(OSError, ValueError):
+                known: dict[str, Any] = json.loads(path.read_text())
+                found += [Process(*known[name]) for name in names if name in known]
+        return [process for process in found if process.alive]
+
+    def crash(self) -> None:
+        """Everything dies at once, as at a loss of power."""
+        held: set[Process] = set()
+        while new := self.processes() - held:
+            for process in new:
+                process.send(signal.SIGSTOP)  # so that none starts another one meanwhile
+            held |= new
+        for process in held:
+            process.send(signal.SIGKILL)
+        if self.master is not None:
+            self._gone()
+        wait_until(lambda: not self.processes(), PATIENCE)
+
+    def close(self) -> None:
+        """End all that is left."""
+        self.crash()
+        self._output.close()
+
+    # The experiment.
+
+    def create(self, config: Mapping[str, Any]) -> int:
+        """Begin an experiment; returns its id."""
+        return client.create_experiment(dict(config), self.context, master=self._session).id
+
+    def experiment(self, number: int) -> client.Experiment:
+        """The experiment, by a master that runs."""
+        return client.experiment(number, self._session)
+
+    def goes_on(self, number: int) -> bool:
+        """Whether it has not ended."""
+        return not self.experiment(number).ended
+
+    def ended(self, number: int, seconds: float) -> str:
+        """Wait for its end, and until everything was put in order; returns its state."""
+        state = self.experiment(number).wait(seconds)
+        wait_until(lambda: not self._kept("checkpoints to look through"), PATIENCE)
+        wait_until(lambda: not os.listdir(self.home / "master" / "allocations"), PATIENCE)
+        return state
+
+    def begun(self) -> int:
+        """How many allocations there were so far."""
+        return int(self._one("select count(*) from allocations"))
+
+    def _kept(self, key: str) -> Any:
+        return json.loads(self._one("select value from key_values where key = ?", key) or "null")
+
+    def _one(self, query: str, *given: str) -> Any:
+        """The first column of the first row that the master's database has, if it has one."""
+        with contextlib.closing(sqlite3.connect(f"file:{self.home}/master/master.db?mode=ro", uri=True)) as conn:
+            row = conn.execute(query, given).fetchone()
+        return None if row is None else row[0]
+
+
+@contextlib.contextmanager
+def machine(folder: Path, slots: int, seed: int, script: Path = TRIAL) -> Iterator[Machine]:
+    """A machine with a master that runs."""
+    made = Machine(folder, slots, random.Random(seed), script)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+# The troubles. Each leaves a master that runs and an experiment that is active, or has ended.
+
+
+def pause(m: Machine, number: int) -> bool:
+    """The experiment is paused, and activated soon after or later; the master may die in between."""
+    try:
+        m.experiment(number).pause()
+        if m.chance.random() < 0.3:
+            m.chance.choice([master, reboot])(m, number)
+        time.sleep(m.chance.uniform(0, 0.8))
+        m.experiment(number).activate()
+    except MasterError as e:
+        assert "end" in str(e), e  # it has ended, or is about to
+        return False
+    return True
+
+
+def trial(m: Machine, number: int) -> bool:
+    """A running trial is killed; if none runs, one that comes, at a random moment of its life."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found = m.those("script")
+        if found and m.chance.choice(found).send(signal.SIGKILL):
+            return True
+        if not m.goes_on(number):
+            return False
+        assert time.monotonic() < deadline, f"no trial runs: {m.last_words()}"
+        wait_until(lambda: m.those("script") or not m.goes_on(number), PATIENCE)
+        time.sleep(m.chance.uniform(0, 0.4))
+
+
+def supervisor(m: Machine, number: int) -> bool:
+    """A supervisor is killed: one half of it, or all."""
+    parts = m.chance.choice([("worker",), ("guardian",), ("worker", "guardian")])
+    return any([process.send(signal.SIGKILL) for process in m.those(*parts)])
+
+
+def master(m: Machine, number: int) -> bool:
+    """The master is killed, and started again; it may be killed again while it starts."""
+    m.processes()
+    m.kill_master()
+    while m.chance.random() < 0.3:
+        m.spawn()
+        time.sleep(m.chance.uniform(0, 1.5))
+        m.kill_master()
+    time.sleep(m.chance.choice([0.0, m.chance.uniform(0, 0.6)]))
+    m.start()
+    return True
+
+
+def reboot(m: Machine, number: int) -> bool:
+    """Everything dies at once; a master is started."""
+    m.crash()
+    m.start()
+    return True
+
+
+TROUBLES: dict[str, Callable[[Machine, int], bool]] = {
+    "pause": pause,
+    "trial": trial,
+    "master": master,
+    "reboot": reboot,
+    "supervisor": supervisor,
+}
+
+
+def trouble(m: Machine, number: int, kinds: list[str], longest: float = 0.7) -> None:
+    """Make these troubles one after the other as long as the experiment goes on.
+
+    Each comes when a random number of allocations more has begun, so that they are spread over the experiment however
+    fast the machine is, and then after ``longest`` seconds at most.
+    """
+    for kind in kinds:
+        begun = m.begun() + m.chance.randint(0, 2)
+        wait_until(lambda begun=begun: m.begun() >= begun or not m.goes_on(number), 2 * PATIENCE)
+        time.sleep(m.chance.uniform(0, longest))
+        if not m.goes_on(number):
+            return
+        m.processes()
+        if TROUBLES[kind](m, number):
+            m.moments[kind] += 1

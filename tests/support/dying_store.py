@@ -1,0 +1,150 @@
+"""``python -m support.dying_store URL KILLS SEED``: kill -9 a process that writes, again and again, see what is left.
+
+A fork per kill: the parent has no threads, and imports everything once. Each child goes on where the one before it
+was killed, at a random moment from its start on: while it makes the schema, opens the store, or commits groups.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import NoReturn
+
+from sqlalchemy import Connection, func, select
+
+from det_core.master.store import LogLine, Store, key_values, logs, metrics
+from det_core.master.store._database import parse, writing_engine
+from det_core.master.store._migrate import upgrade
+from det_core.master.store._reports import METRICS
+
+WRITERS = 5
+ROWS = 20
+LONGEST = 0.25
+"""Seconds after which, at the latest, a child is killed."""
+
+
+def work(writer: int, number: int) -> Callable[[Connection], None]:
+    """What must be there whole or not at all."""
+
+    def write(conn: Connection) -> None:
+        key_values.put(conn, f"{writer}-before", number)
+        first = (number - 1) * ROWS
+        rows = [
+            {
+                "kind": "metrics",
+                "seq": seq,
+                "time": 1.0,
+                "group": "training",
+                "steps_completed": seq,
+                "metrics": {"a": seq},
+            }
+            for seq in range(first, first + ROWS)
+        ]
+        metrics.insert_journal(conn, writer, 1, 0, rows)
+        logs.append(
+            conn, [LogLine(f"t.{writer}", f"{number}\n", 1.0)], allocation_id=f"t.{writer}", offsets={"out": number}
+        )
+        key_values.put(conn, f"{writer}-after", number)
+
+    return write
+
+
+def fails(conn: Connection) -> None:
+    """A work that shares transactions with others, and leaves nothing."""
+    key_values.put(conn, "half", 1)
+    raise LookupError
+
+
+def child(url: str, answered: int, done: list[int]) -> NoReturn:
+    """Write for ever; each number that was answered goes to the pipe."""
+    store = Store.open(url)
+
+    async def writes(writer: int) -> None:
+        for number in range(done[writer] + 1, 1 << 30):
+            await store.write(work(writer, number))
+            os.write(answered, b"%d %d\n" % (writer, number))
+
+    async def go() -> None:
+        async def failing() -> None:
+            while True:
+                await asyncio.gather(store.write(fails), return_exceptions=True)
+
+        await asyncio.gather(failing(), *map(writes, range(WRITERS)))
+
+    asyncio.run(go())
+    raise AssertionError("it writes for ever")
+
+
+def killed(url: str, done: list[int], delay: float) -> list[int]:
+    """Let a child write for a while, and kill it; returns the last number of each writer that was answered."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        try:
+            child(url, writing, done)
+        except BaseException as e:
+            print(f"{type(e).__name__}: {e}", file=sys.stderr, flush=True)
+        os._exit(1)
+    os.close(writing)
+    time.sleep(delay)
+    os.kill(pid, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert status == -signal.SIGKILL, f"the child ended by itself: {status}"
+    answers = list(done)
+    with os.fdopen(reading) as pipe:
+        for line in pipe:
+            writer, number = map(int, line.split())
+            answers[writer] = number
+    return answers
+
+
+def kept(url: str) -> list[int]:
+    """The last number of each writer that is there; fails if anything is half there."""
+    engine = writing_engine(parse(url))
+    try:
+        upgrade(engine)
+        with engine.connect() as conn:
+            assert key_values.get(conn, "half") is None
+            return [_kept(conn, writer) for writer in range(WRITERS)]
+    finally:
+        engine.dispose()
+
+
+def _kept(conn: Connection, writer: int) -> int:
+    number = int(key_values.get(conn, f"{writer}-before", 0))
+    rows = conn.execute(select(func.count()).select_from(METRICS).where(METRICS.c.trial_id == writer)).scalar_one()
+    tally = metrics.summaries(conn, [writer])[writer].get("training", {}).get("a", {"count": 0})
+    found = {
+        "after": key_values.get(conn, f"{writer}-after", 0),
+        "rows": rows / ROWS,
+        "counted": tally["count"] / ROWS,
+        "lines": len(logs.after(conn, f"t.{writer}", limit=1 << 30)),
+        "offset": logs.offsets(conn, f"t.{writer}").get("out", 0),
+    }
+    assert set(found.values()) == {number}, f"writer {writer}: {number} works, but {found}"
+    return number
+
+
+def main(url: str, kills: int, seed: int) -> None:
+    """Kill so often; prints how many works were answered."""
+    moments = random.Random(seed)
+    done = [0] * WRITERS
+    for kill in range(kills):
+        delay = moments.uniform(0, LONGEST)
+        answers = killed(url, done, delay)
+        done = kept(url)
+        lost = [
+            f"writer {w}: {a} answered, {d} kept" for w, (a, d) in enumerate(zip(answers, done, strict=True)) if d < a
+        ]
+        assert not lost, f"kill {kill} after {delay:.3f} s: {lost}"
+    print(sum(done))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

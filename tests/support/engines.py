@@ -1,0 +1,34 @@
+"""A local engine for tests, with somebody who listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+from det_core.master.engines import Engine, LocalEngine, Slots
+from det_core.testing import EngineSuite
+
+
+class Local(EngineSuite):
+    """Gives its ``bench``; what it inherits is run elsewhere."""
+
+    __test__ = False
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+    def make_engine(self, home: Path, slots: int) -> Engine:
+        return LocalEngine(home, Slots(slots), **self.options)
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    """Run a test's work, for a minute and a half at most."""
+    asyncio.run(asyncio.wait_for(work, 90))
+
+
+def texts(bench: Any, allocation_id: str) -> list[str]:
+    """What an allocation wrote."""
+    lines: Mapping[str, Any] = bench.lines
+    return [line.text for line in lines.get(allocation_id, ())]

@@ -1,0 +1,41 @@
+"""The processes of a home folder: its master, the supervisors of its trials, and what they run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from support.servers import MARK
+
+
+def processes_of(folder: Path) -> list[str]:
+    """Those that name a folder, or one below it, in their command line or as their ``DET_CORE_HOME``.
+
+    This one and its ancestors aside, whose command lines may say where tests are to write.
+    """
+    found, mine = [], _and_ancestors(os.getpid())
+    inside = str(folder).encode()
+    homes = b"DET_CORE_HOME=" + inside
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            command = Path("/proc", pid, "cmdline").read_bytes()
+            variables = Path("/proc", pid, "environ").read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is somebody else's
+            continue
+        if int(pid) not in mine and (inside in command or _lives_in(homes, variables)):
+            found.append(f"{pid} ({command.replace(bytes(1), b' ').decode(errors='replace').strip()})")
+    return found
+
+
+def _lives_in(homes: bytes, variables: list[bytes]) -> bool:
+    """Whether its home folder is there; not so for a server for all tests, that the first to need it has started."""
+    below = homes + b"/"
+    return f"{MARK}=1".encode() not in variables and any(v == homes or v.startswith(below) for v in variables)
+
+
+def _and_ancestors(pid: int) -> set[int]:
+    found = set()
+    while pid:
+        found.add(pid)
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return found

@@ -1,0 +1,258 @@
+"""A master without HTTP: the real store and service, over scripted trials; and how to kill it between two commits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Connection
+
+from det_core.config import Experiment
+from det_core.master._settings import MasterSettings
+from det_core.master.service import Service
+from det_core.master.store import Store, experiments, metrics, operations, searcher_events, trials
+from det_core.search import action_from_dict, create_search, event_from_dict
+from support.scripted_trials import Script, ScriptedTrials, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable
+
+T = TypeVar("T")
+
+
+class DyingStore:
+    """A store whose master dies at its N-th write: before it, or after it without hearing of it.
+
+    Args:
+        store: the real one.
+        at: which write; 0: none.
+        after: whether the write itself is still done.
+    """
+
+    def __init__(self, store: Store, at: int = 0, *, after: bool = False) -> None:
+        self._store, self._at, self._after = store, at, after
+        self.writes = 0
+        self.dead = asyncio.Event()
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """As the store's, until death."""
+        await self._unless_dead()
+        self.writes += 1
+        if self.writes == self._at:
+            if self._after:
+                await self._store.write(work)
+            self.dead.set()
+        await self._unless_dead()
+        answer = await self._store.write(work)
+        await self._unless_dead()
+        return answer
+
+    async def read(self, work: Callable[[Connection], T]) -> T:
+        """As the store's, until death."""
+        await self._unless_dead()
+        answer = await self._store.read(work)
+        await self._unless_dead()
+        return answer
+
+    async def _unless_dead(self) -> None:
+        if self.dead.is_set():
+            await asyncio.get_running_loop().create_future()
+
+
+class Bench:
+    """One home folder, one store, one set of scripted trials, and one service after the other.
+
+    Attributes:
+        engine: the trials.
+        service: the service that is there.
+        deaths: how many there were.
+    """
+
+    def __init__(self, folder: Path, script: Script, slots: int, **settings: Any) -> None:
+        self.store = Store.open(f"sqlite:///{folder / 'master.db'}")
+        self.settings = MasterSettings(home=folder, **settings)
+        self.engine = ScriptedTrials(script, slots=list(range(slots)))
+        self.deaths = 0
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def start(self, *, at: int = 0, after: bool = False) -> None:
+        """Start a service that dies at its N-th write; 0: it does not."""
+        before = asyncio.all_tasks()
+        self.dying = DyingStore(self.store, at, after=after)
+        self.service = Service(self.dying, self.engine, self.settings)  # type: ignore[arg-type]
+        starting = asyncio.ensure_future(self.service.start())
+        dead = asyncio.ensure_future(self.dying.dead.wait())
+        await asyncio.wait([starting, dead], return_when=asyncio.FIRST_COMPLETED)
+        dead.cancel()
+        if starting.done():
+            starting.result()
+            self.engine.attend(self.service)
+        else:
+            starting.cancel()
+        del before
+
+    async def die(self) -> None:
+        """Kill the service: nothing that it has begun goes on."""
+        self.deaths += 1
+        self.engine.abandon()
+        self.dying.dead.set()
+        for task in [t for t in asyncio.all_tasks() if t.get_name().startswith("det_core master")]:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await self.store.write(lambda conn: None)  # what it had under way is done, or not, before the next one looks
+
+    async def close(self) -> None:
+        """Stop everything."""
+        await self.engine.stop()
+        await self.service.stop()
+        await self.store.close()
+
+    async def do(self, call: Callable[[Service], Awaitable[T]]) -> T:
+        """Ask the service as a person would: again when it has died meanwhile, and somebody started it."""
+        while True:
+            answer = asyncio.ensure_future(call(self.service))
+            dead = asyncio.ensure_future(self.dying.dead.wait())
+            try:
+                await asyncio.wait([answer, dead], return_when=asyncio.FIRST_COMPLETED)
+                if answer.done():
+                    return answer.result()
+                await self.revive()
+            finally:
+                answer.cancel()
+                dead.cancel()
+
+    async def revive(self) -> None:
+        """Start the service again if it is dead."""
+        if self.dying.dead.is_set():
+            await self.die()
+            await self.start()
+
+    async def ended(self, experiment_id: int, timeout: float = 30) -> str:
+        """Wait for an experiment's end, over the deaths of the service; returns its state."""
+
+        async def wait() -> str:
+            while True:
+                view = await self.do(lambda s: s.wait_experiment(experiment_id, timeout))
+                if view["end_time"] is not None:
+                    return view["state"]
+
+        return await asyncio.wait_for(wait(), timeout)
+
+    async def until(self, condition: Callable[[], Any], timeout: float = 10) -> None:
+        """Wait until something is so."""
+        deadline = asyncio.get_running_loop().time() + timeout
+        while not condition():
+            assert asyncio.get_running_loop().time() < deadline, "it did not come to pass"
+            await asyncio.sleep(0.001)
+
+    async def create(self, searcher: dict[str, Any], **config: Any) -> int:
+        """Create an experiment; returns its id."""
+        text = json.dumps(config_of(searcher, **config))
+        created = await self.service.create_experiment(text)
+        return created["experiment"]["id"]
+
+    async def record(self, experiment_id: int) -> dict[str, Any]:
+        """What was recorded of an experiment, in a form that two runs can be compared by."""
+        return await self.store.read(lambda conn: record(conn, experiment_id))
+
+    async def check_replay(self, experiment_id: int) -> None:
+        """Make sure that the recorded events give the recorded decisions, and that nothing is lost or doubled."""
+        await self.store.read(lambda conn: check_replay(conn, experiment_id))
+
+
+@asynccontextmanager
+async def bench(folder: Path, script: Script, slots: int = 1, **settings: Any) -> AsyncIterator[Bench]:
+    """A bench with a service that runs; everything is stopped at the end."""
+    made = Bench(folder, script, slots, **settings)
+    try:
+        await made.start()
+        yield made
+    finally:
+        await made.close()
+
+
+def config_of(searcher: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A configuration with that searcher."""
+    return {
+        "name": "scripted",
+        "entrypoint": "true",
+        "hyperparameters": {"lr": {"type": "double", "minval": 0.0, "maxval": 1.0}},
+        "reproducibility": {"experiment_seed": 7},
+        "searcher": {"metric": "loss", **searcher},
+        "checkpoint_storage": {"save_trial_best": 0, "save_trial_latest": 0, "save_experiment_best": 0},
+        **more,
+    }
+
+
+def loss(hparams: Any, step: int) -> float:
+    """What a trial of these hyperparameters measures at a step."""
+    return abs(hparams["lr"] - 0.3) + 1.0 / (1 + step)
+
+
+async def train(trial: Trial) -> int:
+    """Train as a good script does: report, look whether to stop, save, say what is done."""
+    step = trial.spec.steps_completed
+    while (length := await trial.operation()) is not None:
+        while step < length:
+            step += 1
+            await trial.report("training", step, loss=loss(trial.spec.hparams, step))
+            if await trial.should_preempt():
+                await trial.checkpoint(step)
+                await trial.acknowledge()
+                return 0
+        measured = loss(trial.spec.hparams, step)
+        await trial.report("validation", step, loss=measured)
+        await trial.checkpoint(step)
+        await trial.complete(length, measured)
+    await trial.acknowledge()
+    return 0
+
+
+def record(conn: Connection, experiment_id: int) -> dict[str, Any]:
+    """What of an experiment must be the same in a run that was disturbed: its course, without times and run numbers."""
+    row = experiments.get(conn, experiment_id)
+    assert row is not None
+    return {
+        "state": row.state,
+        "events": [(e.event, e.actions) for e in searcher_events.after(conn, experiment_id)],
+        "trials": [
+            {
+                "request": t.request_id,
+                "state": t.state,
+                "hparams": t.hparams,
+                "seed": t.seed,
+                "restarts": t.restarts,
+                "operations": [(o.length, o.completed, o.metric) for o in operations.of_trial(conn, t.id)],
+                "metrics": {
+                    group: [(m.steps_completed, m.metrics) for m in metrics.series(conn, t.id, group, limit=None)]
+                    for group in ("training", "validation")
+                },
+            }
+            for t in trials.of_experiment(conn, experiment_id)
+        ],
+    }
+
+
+def check_replay(conn: Connection, experiment_id: int) -> None:
+    """See :meth:`Bench.check_replay`."""
+    row = experiments.get(conn, experiment_id)
+    assert row is not None
+    spec = Experiment(row.config)
+    search = create_search(spec.searcher, spec.hyperparameters, spec.seed)
+    created, given = [], []
+    for kept in searcher_events.after(conn, experiment_id):
+        actions = [action_from_dict(a) for a in kept.actions or ()]
+        assert search.handle(event_from_dict(kept.event)) == actions, f"event {kept.ordinal} is decided otherwise"
+        created += [a["request_id"] for a in kept.actions or () if a["kind"] == "create"]
+        given += [(a["request_id"], a["length"]) for a in kept.actions or () if a["kind"] == "train_to"]
+    found = trials.of_experiment(conn, experiment_id)
+    assert [t.request_id for t in found] == created
+    kept_operations = [(t.request_id, o.length) for t in found for o in operations.of_trial(conn, t.id)]
+    assert sorted(kept_operations) == sorted(given)
+    for trial in found:
+        steps = [m.steps_completed for m in metrics.series(conn, trial.id, "training", limit=None)]
+        assert steps == list(range(1, len(steps) + 1)), f"trial {trial.id} has the steps {steps}"

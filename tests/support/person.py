@@ -1,0 +1,60 @@
+"""Somebody who types ``det-core`` commands in a folder; the master that starts by itself, and all that it runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from support.leftovers import processes_of
+from support.running_master import wait_until
+
+PATIENCE = 100.0
+
+
+class Person:
+    """Types commands.
+
+    Args:
+        folder: where.
+        patience: seconds that a command may take.
+    """
+
+    def __init__(self, folder: Path, patience: float = PATIENCE) -> None:
+        self.folder = folder
+        self.patience = patience
+        path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # where this environment's det-core is
+        self.environment = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
+
+    def types(self, *words: str, status: int = 0, **variables: str) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end, which must have this status."""
+        environment = {**self.environment, **variables}
+        done = subprocess.run(
+            words, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=self.patience
+        )  # fmt: skip
+        assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done
+
+    def reads(self, *words: str) -> Any:
+        """What a command says with ``--json``."""
+        return json.loads(self.types("det-core", *words, "--json").stdout)
+
+    def begins(self, *words: str) -> subprocess.Popen[str]:
+        """Start a command."""
+        return subprocess.Popen(
+            words, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+
+    def leaves(self) -> None:
+        """Kill what still runs, and stop the master; nothing of it stays."""
+        home = Path(self.environment["DET_CORE_HOME"])
+        if processes_of(home):
+            for experiment in self.reads("experiment", "list"):
+                if experiment["end_time"] is None:
+                    self.types("det-core", "experiment", "kill", str(experiment["id"]))
+                    self.types("det-core", "experiment", "wait", str(experiment["id"]), status=4)
+            self.types("det-core", "master", "down")
+        wait_until(lambda: not processes_of(home))

@@ -1,0 +1,196 @@
+"""A master as a process, with trials that are processes: asked over HTTP by nothing but requests."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import requests
+
+from support.leftovers import processes_of
+from support.servers import MARK
+
+T = TypeVar("T")
+PATIENCE = 60.0
+"""Seconds for any one step, on a machine that has much else to do."""
+ALLOCATION, BEARER = "Grpc-Metadata-x-allocation-token", "Authorization"
+"""The two headers that carry a token."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """What the processes of an allocation know of it."""
+
+    id: str
+    task_id: str
+    trial_id: int
+    experiment_id: int
+    run_id: int
+    token: str
+
+
+class RealMaster:
+    """A master's process.
+
+    Args:
+        home: its home folder.
+        options: of ``python -m det_core.master``.
+    """
+
+    def __init__(self, home: Path, *options: str) -> None:
+        self.home = home
+        self._options = options
+        self.start()
+
+    def start(self) -> None:
+        """Start it, and wait until it listens."""
+        command = [sys.executable, "-m", "det_core.master", "--home", str(self.home), *self._options]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("DET_")} | {MARK: "1"}
+        self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        path = self.home / "master" / "master.json"
+
+        def listening() -> dict[str, Any] | None:
+            assert self.process.poll() is None, "the master has ended"
+            told = json.loads(path.read_text()) if path.exists() else {}
+            return told if told.get("pid") == self.process.pid else None
+
+        self.url = until(listening)["url"]
+        self.token = (self.home / "master" / "token").read_text().strip()
+
+    def kill(self) -> None:
+        """As a crash does."""
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        """Kill what still runs, and stop it; nothing of it stays."""
+        for experiment in self.get("experiments")["experiments"]:
+            if "endTime" not in experiment and not experiment["unmanaged"]:
+                self.ask("POST", f"experiments/{experiment['id']}/kill")
+                until(lambda number=experiment["id"]: "endTime" in self.get(f"experiments/{number}")["experiment"])
+        self.process.terminate()
+        assert self.process.wait(PATIENCE) == 0
+        until(lambda: not processes_of(self.home))
+
+    # requests
+
+    def ask(
+        self, method: str, path: str, body: Any = None, *, token: str | None = "", header: str = BEARER
+    ) -> requests.Response:
+        """A request as the contract's clients make it. ``token``: "" that of the user, None none at all."""
+        shown = self.token if token == "" else token
+        headers = {} if shown is None else {header: f"Bearer {shown}"}
+        url = self.url + ("" if path.startswith("/") else "/api/v1/") + path
+        data = None if body is None else json.dumps(body)
+        return requests.request(method, url, data=data, headers=headers, timeout=PATIENCE, allow_redirects=False)
+
+    def get(self, path: str, **more: Any) -> Any:
+        """The answer, which must be a 200."""
+        return _good(self.ask("GET", path, **more))
+
+    def post(self, path: str, body: Any = None, **more: Any) -> Any:
+        """The answer, which must be a 200."""
+        return _good(self.ask("POST", path, body, **more))
+
+    # experiments
+
+    def create(self, config: Mapping[str, Any], files: Mapping[str, str] | None = None, **more: Any) -> int:
+        """Create an experiment as the contract says (§10); returns its id."""
+        entries = [
+            {"path": name, "type": 48, "content": base64.b64encode(text.encode()).decode(), "mtime": "0", "mode": 420}
+            for name, text in (files or {}).items()
+        ]
+        body = {"config": json.dumps(config), "modelDefinition": entries, "activate": True, **more}
+        return int(self.post("experiments", body)["experiment"]["id"])
+
+    def until(self, experiment_id: int, *states: str) -> dict[str, Any]:
+        """The experiment, once it is in one of these states."""
+
+        def look() -> dict[str, Any] | None:
+            found: dict[str, Any] = self.get(f"experiments/{experiment_id}")["experiment"]
+            if found["state"] in states:
+                return found
+            ended = found["state"] in ("STATE_COMPLETED", "STATE_CANCELED", "STATE_ERROR")
+            assert not ended, f"{found['state']}: {found.get('error')}\n{self.logs_of(experiment_id)}"
+            return None
+
+        return until(look)
+
+    def trials(self, experiment_id: int) -> list[dict[str, Any]]:
+        """Its trials."""
+        found: list[dict[str, Any]] = self.get(f"experiments/{experiment_id}/trials")["trials"]
+        return found
+
+    def rows(self, trial_id: int, group: str, **more: str) -> list[dict[str, Any]]:
+        """The rows of a group of metrics."""
+        query = "&".join(f"{k}={v}" for k, v in {"trialIds": str(trial_id), "group": group, **more}.items())
+        answer = self.ask("GET", f"trials/metrics/trial_metrics?{query}")
+        assert answer.status_code == 200, answer.text
+        return [row for line in answer.text.splitlines() for row in json.loads(line)["result"]["metrics"]]
+
+    def logs(self, trial_id: int) -> list[dict[str, Any]]:
+        """The lines of a trial's log."""
+        answer = self.ask("GET", f"trials/{trial_id}/logs")
+        assert answer.status_code == 200, answer.text
+        return [json.loads(line)["result"] for line in answer.text.splitlines()]
+
+    def logs_of(self, experiment_id: int) -> str:
+        """All logs of an experiment, to show where something went wrong."""
+        return "".join(line["log"] for trial in self.trials(experiment_id) for line in self.logs(trial["id"]))
+
+    def running(self, experiment_id: int, count: int = 1) -> list[Allocation]:
+        """The allocations of an experiment that run, once there are so many."""
+
+        def look() -> list[Allocation] | None:
+            found = [t["allocationId"] for t in self.trials(experiment_id) if t.get("allocationId")]
+            told = [a for a in map(self.allocation, found) if a is not None]
+            return told if len(told) >= count else None
+
+        return until(look)
+
+    def allocation(self, allocation_id: str) -> Allocation | None:
+        """What its processes are told of an allocation, once they are."""
+        folder = self.home / "master" / "allocations" / allocation_id / "info"
+        try:
+            cluster = json.loads((folder / "cluster.json").read_text())
+            trial = json.loads((folder / "trial.json").read_text())
+        except (FileNotFoundError, json.JSONDecodeError):
+            return None
+        ids = trial["trial_id"], trial["experiment_id"], trial["trial_run_id"]
+        return Allocation(allocation_id, cluster["task_id"], *ids, cluster["session_token"])
+
+
+@contextmanager
+def real_master(home: Path, *options: str) -> Iterator[RealMaster]:
+    """A master while the block runs."""
+    master = RealMaster(home, *options)
+    try:
+        yield master
+    finally:
+        try:
+            master.close()
+        finally:
+            master.kill()
+
+
+def until(look: Callable[[], T | None], seconds: float = PATIENCE) -> T:
+    """What ``look`` returns, once it is something."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.02)
+    return found
+
+
+def _good(answer: requests.Response) -> Any:
+    assert answer.status_code == 200, f"{answer.request.method} {answer.url}: {answer.status_code} {answer.text}"
+    return answer.json()

@@ -1,0 +1,163 @@
+"""A master in this process: real application, service, store and sockets; an engine that ends trials as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import requests
+import uvicorn
+
+from det_core.master._settings import MasterSettings
+from det_core.master.api import create_app
+from det_core.master.engines import LaunchSpec
+from det_core.master.service import Service
+from det_core.master.store import Store
+from support.scripted_engine import ScriptedEngine
+
+T = TypeVar("T")
+TOKEN = "the-user's-own-secret-token"
+CONFIG = """
+name: test
+entrypoint: "true"
+searcher: {name: single, metric: loss, max_length: 10}
+max_restarts: 0
+"""
+
+
+class Answer:
+    """An answer of the API."""
+
+    def __init__(self, response: requests.Response) -> None:
+        self.status = response.status_code
+        self.text = response.text
+        self.headers = response.headers
+
+    @property
+    def json(self) -> Any:
+        """The body."""
+        return json.loads(self.text)
+
+    @property
+    def lines(self) -> list[Any]:
+        """The body's lines."""
+        return [json.loads(line)["result"] for line in self.text.splitlines() if line]
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """What went wrong."""
+        found: dict[str, Any] = self.json["error"]
+        return found
+
+
+class Running:
+    """A master that listens.
+
+    Attributes:
+        url: where.
+        token: the user's.
+        engine: what ends allocations as the test says.
+        service: what the API calls.
+    """
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.token = TOKEN
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._live(folder, limit)), name="master")
+        self._thread.start()
+        assert self._ready.wait(30), "the master does not listen"
+
+    async def _live(self, folder: Path, limit: int) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        self.engine = ScriptedEngine(slots=list(range(256)))
+        self.store = store = Store.open(f"sqlite:///{folder / 'master.db'}")
+        self.service = Service(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))
+        await self.service.start()
+        await asyncio.gather(*(store.read(lambda _: time.sleep(0.05)) for _ in range(8)))  # all readers are there now
+        self.app = create_app(self.service, TOKEN, limit=limit)
+        config = uvicorn.Config(self.app, port=0, lifespan="off", ws="none", log_config=None, access_log=False)
+        server = uvicorn.Server(config)
+        serving = asyncio.ensure_future(server._serve())
+        while not server.started:
+            await asyncio.sleep(0.005)
+        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        self._ready.set()
+        await self._stop.wait()
+        self.app.state.waits.release()
+        server.should_exit = True
+        await serving
+        await self.service.stop()
+        await store.close()
+
+    def close(self) -> None:
+        """Stop it. Twice is fine."""
+        if not self._thread.is_alive():
+            return
+        self.loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do something on the master's loop."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def ask(self, method: str, path: str, body: Any = None, token: str | None = TOKEN, **more: Any) -> Answer:
+        """Send a request as the contract's clients do: JSON without a content type."""
+        headers = {"Grpc-Metadata-x-allocation-token": f"Bearer {token}"} if token else {}
+        headers |= more.pop("headers", {})
+        data = None if body is None else body if isinstance(body, (bytes, Iterator)) else json.dumps(body)
+        url = self.url + ("" if path.startswith("/") else "/api/v1/") + path
+        with requests.request(
+            method, url, data=data, headers=headers, timeout=30, allow_redirects=False, **more
+        ) as response:
+            return Answer(response)
+
+    def created(self, config: str = CONFIG, **more: Any) -> int:
+        """The id of a new experiment."""
+        answer = self.ask("POST", "experiments", {"config": config, **more})
+        assert answer.status == 200, answer.text
+        return int(answer.json["experiment"]["id"])
+
+    def launched(self, experiment_id: int, count: int = 1) -> list[LaunchSpec]:
+        """The allocations of an experiment that run, once there are so many."""
+        return wait_until(lambda: self._running(experiment_id, count))
+
+    def _running(self, experiment_id: int, count: int) -> list[LaunchSpec] | None:
+        found = [s for s in list(self.engine.running.values()) if s.experiment_id == experiment_id]
+        return found if len(found) >= count else None
+
+    def a_trial(self, config: str = CONFIG, **more: Any) -> LaunchSpec:
+        """The allocation of a new experiment's first trial."""
+        return self.launched(self.created(config, **more))[0]
+
+    def end(self, allocation_id: str, status: int = 0) -> None:
+        """The script exits."""
+
+        async def ended() -> None:
+            self.engine.end(allocation_id, status)
+
+        self.run(ended())
+
+    def until(self, experiment_id: int, state: str) -> dict[str, Any]:
+        """The experiment, once it is in that state."""
+
+        def look() -> dict[str, Any] | None:
+            found: dict[str, Any] = self.ask("GET", f"experiments/{experiment_id}").json["experiment"]
+            return found if found["state"] == state else None
+
+        return wait_until(look)
+
+
+def wait_until(look: Callable[[], T | None], seconds: float = 20.0) -> T:
+    """What ``look`` returns, once it is something."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.01)
+    return found

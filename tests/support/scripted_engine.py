@@ -1,0 +1,72 @@
+"""An engine that runs nothing: a test says how each allocation ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+
+from det_core.master.engines import Ended, ExitReport, LaunchSpec, Listener
+
+
+@dataclass
+class ScriptedEngine:
+    """Keeps what was launched; an allocation ends when it is killed, or when the test says so by :meth:`end`.
+
+    Attributes:
+        slots: the ids of its slots.
+        launched: what was launched, in order; never removed.
+        running: what has not ended, by allocation id.
+        graces: seconds that each allocation was given to end.
+        listener: who takes logs and journals, once the service has started.
+    """
+
+    slots: list[int] = field(default_factory=lambda: [0, 1])
+    launched: list[LaunchSpec] = field(default_factory=list)
+    running: dict[str, LaunchSpec] = field(default_factory=dict)
+    graces: dict[str, float] = field(default_factory=dict)
+    listener: Listener | None = None
+    _events: asyncio.Queue[Ended] = field(default_factory=asyncio.Queue)
+
+    async def recover(self, known: Mapping[str, str | None], listener: Listener) -> None:
+        """Begin; what the master knows, and this engine does not run, was lost."""
+        self.listener = listener
+        for allocation_id in known:
+            if allocation_id not in self.running:
+                self._ended(allocation_id, ExitReport(None, None, False, True, True, "the machine started anew"))
+
+    async def launch(self, spec: LaunchSpec) -> None:
+        """Note it."""
+        self.launched.append(spec)
+        self.running[spec.allocation_id] = spec
+
+    async def kill(self, allocation_id: str) -> None:
+        """End it, as killed."""
+        if allocation_id in self.running:
+            self.end(allocation_id, signal=9, killed=True)
+
+    async def terminate(self, allocation_id: str, grace: float) -> None:
+        """Note the grace."""
+        self.graces[allocation_id] = grace
+
+    async def events(self) -> AsyncIterator[Ended]:
+        """What has ended."""
+        while True:
+            yield await self._events.get()
+
+    async def forget(self, allocation_id: str) -> None:
+        """There is nothing to forget."""
+
+    async def close(self) -> None:
+        """There is nothing to close."""
+
+    def end(
+        self, allocation_id: str, status: int | None = 0, *, signal: int | None = None, killed: bool = False
+    ) -> None:
+        """The script has ended, with that status or by that signal. To be called on the loop."""
+        report = ExitReport(None if signal else status, signal, killed, True, False, "as the test says")
+        self._ended(allocation_id, report)
+
+    def _ended(self, allocation_id: str, report: ExitReport) -> None:
+        self.running.pop(allocation_id, None)
+        self._events.put_nowait(Ended(allocation_id, report))

@@ -1,0 +1,261 @@
+"""An engine whose trials are coroutines that behave as told, and that outlives any number of masters.
+
+A script is an async function of a :class:`Trial`; what it returns is its exit status, and what it raises an exit with
+status 1. It speaks to whichever service is there, and asks again when one has died, as the SDK does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from det_core.master._errors import Fenced, Stopping
+from det_core.master.engines import Ended, ExitReport, LaunchSpec, Listener
+from det_core.master.service import Service
+
+T = TypeVar("T")
+
+Script = Callable[["Trial"], Awaitable[int | None]]
+
+
+@dataclass(eq=False)
+class Trial:
+    """One allocation, as its script sees it."""
+
+    spec: LaunchSpec
+    engine: ScriptedTrials
+    seq: int = 0
+    records: list[dict[str, Any]] = field(default_factory=list)
+
+    async def ask(self, call: Callable[[Service], Awaitable[T]]) -> T:
+        """Ask the service that is there; once more when it dies meanwhile."""
+        while True:
+            service = await self.engine.service()
+            answer = asyncio.ensure_future(call(service))
+            gone = asyncio.ensure_future(self.engine.gone())
+            try:
+                await asyncio.wait([answer, gone], return_when=asyncio.FIRST_COMPLETED)
+                if answer.done() and not isinstance(answer.exception(), Stopping):
+                    return answer.result()
+                await gone
+            finally:
+                answer.cancel()
+                gone.cancel()
+
+    async def operation(self) -> int | None:
+        """The length to train to; None: there is nothing to do."""
+        found = await self.ask(lambda s: s.operation(self.spec.trial_id, allocation_id=self.spec.allocation_id))
+        return None if found["completed"] else found["length"]
+
+    async def report(self, group: str, step: int, **metrics: Any) -> None:
+        """Journal a row, and ship it."""
+        self.record("metrics", group=group, steps_completed=step, metrics=metrics)
+        await self.ship()
+
+    def record(self, kind: str, **content: Any) -> dict[str, Any]:
+        """Journal a record."""
+        made = {"kind": kind, "seq": self.seq, "time": 1.0 + self.seq, **content}
+        self.seq += 1
+        self.records.append(made)
+        return made
+
+    async def ship(self) -> None:
+        """Send the journal so far; the service takes what is new."""
+        await self.ask(lambda s: s.journal(self.spec.trial_id, self.spec.trial_run_id, 0, self.records))
+
+    async def complete(self, length: int, metric: float) -> None:
+        """Say that the operation is done."""
+        self.record("operation", body={"length": length, "searcher_metric": metric})
+        own = self.spec.allocation_id
+        await self.ask(lambda s: s.complete_operation(self.spec.trial_id, length, metric, allocation_id=own))
+
+    async def checkpoint(self, step: int) -> str:
+        """Register a checkpoint, which is named by its trial and step."""
+        uuid = f"{self.spec.task_id}-{self.spec.trial_run_id}-{step}"
+        await self.ask(
+            lambda s: s.register_checkpoint(
+                uuid,
+                self.spec.task_id,
+                allocation_id=self.spec.allocation_id,
+                metadata={"steps_completed": step},
+                resources={"state": 1},
+                report_time=float(step),
+            )
+        )
+        return uuid
+
+    async def should_preempt(self, timeout: float = 0.0) -> bool:
+        """Whether to stop."""
+        return await self.ask(lambda s: s.preemption(self.spec.allocation_id, timeout))
+
+    async def acknowledge(self) -> None:
+        """Say that the exit is near."""
+        await self.ask(lambda s: s.ack_preemption(self.spec.allocation_id))
+
+    async def early_exit(self, reason: str = "INVALID_HP") -> None:
+        """Give up."""
+        own = self.spec.allocation_id
+        await self.ask(lambda s: s.early_exit(self.spec.trial_id, reason, allocation_id=own))
+
+
+@dataclass
+class ScriptedTrials:
+    """Runs a script for every allocation.
+
+    Attributes:
+        script: what every allocation runs.
+        slots: the ids of its slots.
+        launched: what was launched, in order.
+        most: the most that ran at once.
+        graces: seconds that each allocation was given to end.
+    """
+
+    script: Script
+    slots: list[int] = field(default_factory=lambda: [0])
+    launched: list[LaunchSpec] = field(default_factory=list)
+    most: int = 0
+    graces: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._listener: Listener | None = None
+        self._queue: asyncio.Queue[Ended] = asyncio.Queue()
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._trials: dict[str, Trial] = {}
+        self._ended: dict[str, ExitReport] = {}
+        self._service: asyncio.Future[Service] = asyncio.get_running_loop().create_future()
+        self._gone = asyncio.Event()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # What the trials see of the master.
+
+    def attend(self, service: Service) -> None:
+        """A service is there."""
+        self._gone.clear()
+        self._service.set_result(service)
+
+    def abandon(self) -> None:
+        """The service has died: whoever waits for an answer asks the next one."""
+        self._service = asyncio.get_running_loop().create_future()
+        self._listener = None
+        self._gone.set()
+
+    async def service(self) -> Service:
+        """The service that is there, or will be."""
+        return await asyncio.shield(self._service)
+
+    async def gone(self) -> None:
+        """Wait until the service that is there has died."""
+        await self._gone.wait()
+        await asyncio.shield(self._service)
+
+    @property
+    def running(self) -> list[str]:
+        """The allocations that have not ended."""
+        return list(self._running)
+
+    def kill_process(self, allocation_id: str, *, signal: int = 9) -> None:
+        """Somebody kills the process of an allocation, as ``kill -9`` does."""
+        self._end(allocation_id, ExitReport(None, signal, False, True, False, f"killed by signal {signal}"))
+
+    async def stop(self) -> None:
+        """End all that runs."""
+        for task in list(self._running.values()):
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+        for timer in self._timers.values():
+            timer.cancel()
+
+    # The engine.
+
+    async def recover(self, known: Mapping[str, str | None], listener: Listener) -> None:
+        """Adopt what runs and is known; kill what is not known; say again what has ended."""
+        self._listener, self._queue = listener, asyncio.Queue()
+        for allocation_id in list(self._running):
+            if allocation_id not in known:
+                self._end(allocation_id, ExitReport(None, 9, True, True, False, "nobody knows it"))
+        for allocation_id in known:
+            if allocation_id in self._ended:
+                self._aside(self._hand_over(allocation_id, listener, self._queue))
+            elif allocation_id not in self._running:
+                report = ExitReport(None, None, False, False, False, "it was never started")
+                self._ended[allocation_id] = report
+                self._queue.put_nowait(Ended(allocation_id, report))
+
+    async def launch(self, spec: LaunchSpec) -> None:
+        """Run the script."""
+        assert spec.allocation_id not in {s.allocation_id for s in self.launched}, "launched twice"
+        self.launched.append(spec)
+        trial = self._trials[spec.allocation_id] = Trial(spec, self)
+        self._running[spec.allocation_id] = asyncio.create_task(self._run(trial))
+        held = [slot for a in self._running for slot in self._trials[a].spec.slot_ids]
+        assert len(held) == len(set(held)), f"a slot is held twice: {held}"
+        self.most = max(self.most, len(self._running))
+
+    async def kill(self, allocation_id: str) -> None:
+        """End it, as killed by the master."""
+        self._end(allocation_id, ExitReport(None, 9, True, True, False, "killed by the master"))
+
+    async def terminate(self, allocation_id: str, grace: float) -> None:
+        """Kill it in a while."""
+        self.graces[allocation_id] = grace
+        if allocation_id in self._running and grace < 100:
+            report = ExitReport(None, 9, True, True, False, "killed by the master after its grace")
+            self._timers[allocation_id] = asyncio.get_running_loop().call_later(grace, self._end, allocation_id, report)
+
+    async def events(self) -> AsyncIterator[Ended]:
+        """What has ended."""
+        queue = self._queue
+        while True:
+            yield await queue.get()
+
+    async def forget(self, allocation_id: str) -> None:
+        """Nothing is kept of it."""
+        self._ended.pop(allocation_id, None)
+        self._trials.pop(allocation_id, None)
+
+    async def close(self) -> None:
+        """Allocations go on."""
+
+    async def _run(self, trial: Trial) -> None:
+        try:
+            status = await self.script(trial) or 0
+            detail = f"exited with status {status}"
+        except Fenced as e:
+            status, detail = 3, f"fenced: {e}"
+        except asyncio.CancelledError:
+            raise
+        except Exception as e:
+            status, detail = 1, f"{type(e).__name__}: {e}"
+        self._end(trial.spec.allocation_id, ExitReport(status, None, False, True, False, detail, (detail,)))
+
+    def _end(self, allocation_id: str, report: ExitReport) -> None:
+        task = self._running.pop(allocation_id, None)
+        if task is None:
+            return
+        if task is not asyncio.current_task():
+            task.cancel()
+        timer = self._timers.pop(allocation_id, None)
+        if timer is not None:
+            timer.cancel()
+        self._ended[allocation_id] = report
+        if self._listener is not None:
+            self._aside(self._hand_over(allocation_id, self._listener, self._queue))
+
+    def _aside(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work, name="det_core master: engine of the test")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _hand_over(self, allocation_id: str, listener: Listener, queue: asyncio.Queue[Ended]) -> None:
+        """Give the journal that a dead process left, then tell its end."""
+        trial = self._trials.get(allocation_id)
+        report = self._ended[allocation_id]
+        try:
+            if trial is not None and trial.records:
+                await listener.journal(allocation_id, 0, trial.records, 0)
+        except Stopping:
+            return
+        queue.put_nowait(Ended(allocation_id, report))

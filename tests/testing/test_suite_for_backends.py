@@ -1,0 +1,150 @@
+"""The conformance suite for backends: run on ours, and shown to find one that is wrong."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.backend import LocalBackend
+from det_core.backend.rest import (
+    Credential,
+    JournalCarrier,
+    Master,
+    MasterSession,
+    ReportCarrier,
+    RestBackend,
+    Shipper,
+    Task,
+    about,
+)
+from det_core.journal import Journal, Tail
+from det_core.testing import BackendCase, BackendSuite
+from support.foreign_master import foreign_master
+from support.ours import config
+from support.running_master import Running
+from support.scripted_backend import ScriptedBackend
+
+
+class TestLocal(BackendSuite):
+    """A bare run's."""
+
+    @contextmanager
+    def opened(self, folder: Path, lengths: Sequence[int]) -> Iterator[BackendCase]:
+        journal = Journal(folder, run_id="run", restart=0, rank=0)
+        journal.record("run_start", {})
+        yield BackendCase(LocalBackend(folder, length=lengths[0], searcher_metric="loss"), journal)
+        journal.close()
+
+
+class Rest(BackendSuite):
+    """Under a foreign master of some release."""
+
+    version = ""
+
+    @contextmanager
+    def opened(self, folder: Path, lengths: Sequence[int]) -> Iterator[BackendCase]:
+        with foreign_master(self.version) as master:
+            trial = master.add_trial(lengths=tuple(lengths))
+            master.start(trial, folder / "info")
+            token = Credential("Grpc-Metadata-x-allocation-token", f"token-{trial.allocation_id}")
+            session = MasterSession(master.url, [token], patience=20)
+            journal = Journal(folder, run_id="run", restart=0, rank=0)
+            about = Master(self.version)
+            carrier = ReportCarrier(session, trial.trial_id, trial.run_id, about)
+            shipper = Shipper([Tail(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)
+            task = Task(trial.trial_id, 1, trial.run_id, trial.task_id, trial.allocation_id, trial.config["searcher"])
+            backend = RestBackend(session, about, task, shipper)
+            yield BackendCase(backend, journal, lambda: master.preempt(trial))
+            journal.close()
+            backend.close()
+
+
+class TestRestOfOperations(Rest):
+    version = "0.37.0"
+    lengths = (3, 6, 9)
+
+
+class TestRestOfLengths(Rest):
+    version = "0.38.1"
+
+
+class TestRestOfOurs(BackendSuite):
+    """Under our own master, with an engine that starts nothing."""
+
+    @contextmanager
+    def opened(self, folder: Path, lengths: Sequence[int]) -> Iterator[BackendCase]:
+        (folder / "home").mkdir()
+        running = Running(folder / "home", 1 << 20)
+        try:
+            spec = running.a_trial(config(folder, lengths[0]))
+            token = Credential("Grpc-Metadata-x-allocation-token", spec.session_token)
+            session = MasterSession(running.url, [token], patience=20)
+            journal = Journal(folder, run_id="run", restart=0, rank=0)
+            carrier = JournalCarrier(session, spec.trial_id, spec.trial_run_id)
+            shipper = Shipper([Tail(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)
+            ids = (spec.trial_id, spec.experiment_id, spec.trial_run_id, spec.task_id, spec.allocation_id)
+            backend = RestBackend(session, about(session), Task(*ids, spec.config["searcher"]), shipper)
+            pause = f"experiments/{spec.experiment_id}/pause"
+            yield BackendCase(backend, journal, lambda: running.ask("POST", pause))
+            journal.close()
+            backend.close()
+        finally:
+            running.close()
+
+
+class TestScripted(BackendSuite):
+    lengths = (2, 5)
+
+    @contextmanager
+    def opened(self, folder: Path, lengths: Sequence[int]) -> Iterator[BackendCase]:
+        journal = Journal(folder, run_id="run", restart=0, rank=0)
+        backend = ScriptedBackend(lengths)
+
+        def best(group: str, steps: int | None, metrics: Any, batches: Any = None) -> None:
+            if group == "validation":
+                backend.best = min(metrics["loss"], backend.best or metrics["loss"])
+
+        journal.metrics = best  # type: ignore[method-assign]
+        yield BackendCase(backend, journal, backend.preempt)
+        journal.close()
+
+
+class Broken(ScriptedBackend):
+    """Gives the same operation for ever, merges metadata, and keeps whoever waits waiting."""
+
+    def complete_operation(self, length: int, searcher_metric: Any) -> None:
+        pass
+
+    def set_metadata(self, metadata: Any) -> dict[str, Any]:
+        self.metadata = {**self.metadata, **metadata}
+        return self.metadata
+
+
+class SuiteOfBroken(BackendSuite):
+    @contextmanager
+    def opened(self, folder: Path, lengths: Sequence[int]) -> Iterator[BackendCase]:
+        journal = Journal(folder, run_id="run", restart=0, rank=0)
+        try:
+            yield BackendCase(Broken(lengths), journal)
+        finally:
+            journal.close()
+
+
+@pytest.mark.parametrize("name", [n for n, _ in inspect.getmembers(BackendSuite) if n.startswith("test_")])
+def test_a_broken_backend_is_found_out(name: str, tmp_path: Path) -> None:
+    wrong = {
+        "test_operations_come_until_each_was_completed",
+        "test_a_question_comes_after_the_reports_before_it",
+        "test_metadata_is_what_was_set_last",
+    }
+    try:
+        getattr(SuiteOfBroken(), name)(tmp_path)
+    except AssertionError:
+        assert name in wrong
+    else:
+        assert name not in wrong
