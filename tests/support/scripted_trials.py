@@ -160,6 +160,10 @@ class ScriptedTrials:
         """Somebody kills the process of an allocation, as ``kill -9`` does."""
         self._end(allocation_id, ExitReport(None, signal, False, True, False, f"killed by signal {signal}"))
 
+    def lose(self, allocation_id: str) -> None:
+        """The supervisor of an allocation is killed, or its machine starts anew."""
+        self._end(allocation_id, ExitReport(None, None, False, True, True, "its supervisor was killed"))
+
     async def stop(self) -> None:
         """End all that runs."""
         for task in list(self._running.values()):

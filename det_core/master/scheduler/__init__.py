@@ -2,6 +2,7 @@
 
 from det_core.master.scheduler._decide import DEFAULT_PRIORITY, Decision, Running, Start, Wanting, decide
 from det_core.master.scheduler._exit import ExitFacts, ExitKind, Failure, ProcessExit, classify
+from det_core.master.scheduler._losses import Losses
 from det_core.master.scheduler._retention import Kept, expired
 from det_core.master.scheduler._states import Phase, State, experiment_may, trial_may
 from det_core.master.scheduler._trial import Next, Step, TrialFacts, after_exit
@@ -13,6 +14,7 @@ __all__ = [
     "ExitKind",
     "Failure",
     "Kept",
+    "Losses",
     "Next",
     "Phase",
     "ProcessExit",

@@ -9,6 +9,8 @@ from det_core.master.scheduler._exit import ExitKind
 from det_core.master.scheduler._states import STOPS, State
 
 INVALID_HP = "INVALID_HP"
+MOST_LOST = 5
+"""Losses in a row, without a new checkpoint, that are the machine's fault alone; later ones count as failures."""
 
 
 class Step(str, Enum):
@@ -45,6 +47,8 @@ class TrialFacts:
     """Whether this allocation was told to stop (by pause, cancel, scheduler, or its search)."""
     early_exit: str | None = None
     """The reason that the script gave for an early exit: ``INVALID_HP`` or ``USER_REQUESTED_STOP``."""
+    lost: int = 0
+    """How many of its allocations, this one among them, were lost in a row without a new checkpoint."""
     never_retry: bool = False
     """Whether a log policy says that this failure is not to be tried again."""
 
@@ -65,10 +69,11 @@ class Next:
 def after_exit(facts: TrialFacts, kind: ExitKind) -> Next:
     """Decide what a trial does next; the first row of the table that fits.
 
-    In three things this differs from the table. A trial that acknowledges a preemption that nobody asked for, with an
+    In four things this differs from the table. A trial that acknowledges a preemption that nobody asked for, with an
     operation left, is allocated again as the table says, but it counts as a restart: it would go on for ever
     otherwise. A trial that ended for its hyperparameters is told to its search as ``invalid_hp``, however its process
-    ended. And one that was to end anyway is not in error because something from outside was quicker than itself.
+    ended. One that was to end anyway is not in error because something from outside was quicker than itself. And one
+    that is lost again and again without getting any further counts as failing: it may be what brings its machine down.
     """
     at_fault = kind.is_error and not kind.from_outside
     if facts.state in STOPS:
@@ -78,7 +83,7 @@ def after_exit(facts: TrialFacts, kind: ExitKind) -> Next:
     if kind is ExitKind.UNRECOVERABLE:
         return _end(facts, State.ERROR)
     if kind is ExitKind.TRANSIENT:
-        return _again(facts, facts.restarts)
+        return _again(facts, facts.restarts) if facts.lost <= MOST_LOST else _count_one(facts)
     if kind in (ExitKind.FAILED, ExitKind.TERMINATED):
         return _count_one(facts)
     if kind is ExitKind.STOPPED or facts.early_exit is not None:

@@ -46,6 +46,7 @@ def ended(hub: Hub, tx: Transaction, allocation_id: str, report: ExitReport) -> 
             stopped=trial.stopped,
             signalled=allocation.preempt_time is not None,
             early_exit=trial.early_exit,
+            lost=trial.losses.note(kind, allocation.latest_checkpoint),
         ),
         kind,
     )

@@ -135,6 +135,12 @@ def _acknowledged(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str
         _allocations.acknowledge(hub, tx, trial.allocation)
 
 
+def _out_of_operations(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]) -> None:
+    if trial.allocation is not None:
+        trial.allocation.idle = True  # it was told so, or it would not have said this
+    _acknowledged(hub, tx, trial, body)
+
+
 def _gave_up(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]) -> None:
     reason = _operations.REASONS.get(str(body["reason"]).removeprefix("EXITED_REASON_"))
     if reason is not None:
@@ -155,7 +161,7 @@ def _status(hub: Hub, tx: Transaction, trial: LiveTrial, body: Mapping[str, Any]
 _ACTS: dict[str, Callable[[Any, Any, Any, Mapping[str, Any]], None]] = {
     "operation": _operation,
     "preempt": _acknowledged,
-    "out_of_operations": _acknowledged,
+    "out_of_operations": _out_of_operations,
     "early_exit": _gave_up,
     "progress": _progressed,
     "status": _status,

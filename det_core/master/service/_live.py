@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from det_core.master.scheduler import State
+from det_core.master.scheduler import Losses, State
 
 if TYPE_CHECKING:
     from det_core.config import Experiment
@@ -67,6 +67,7 @@ class LiveTrial:
         reopened: whether it goes on by itself, after its search has seen its end (``continue``).
         validated: the largest step of which the search has seen a validation; -1: none.
         early_exit: the reason it gave for giving up.
+        losses: how often it was lost in a row.
         warm_start: the checkpoint it starts from as long as it has none of its own.
         wanting: its place among those that wait for slots; None: it does not wait.
     """
@@ -89,6 +90,7 @@ class LiveTrial:
     reopened: bool = False
     validated: int = -1
     early_exit: str | None = None
+    losses: Losses = field(default_factory=Losses)
     warm_start: str | None = None
     allocation: LiveAllocation | None = None
     wanting: Wanting | None = None

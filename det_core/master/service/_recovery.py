@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from det_core import _clock
 from det_core.config import Experiment
-from det_core.master.scheduler import State
+from det_core.master.scheduler import ExitKind, Losses, State
 from det_core.master.service import _create, _facts, _operations, _retention, _trials, _unmanaged
 from det_core.master.service._live import Live, LiveAllocation, LiveExperiment, LiveTrial
 from det_core.master.store import allocations, experiments, operations, searcher_events, trials
@@ -37,6 +37,7 @@ class Kept:
     row: ExperimentRow
     trials: Sequence[TrialRow]
     operations: dict[int, Sequence[OperationRow]]
+    losses: dict[int, Losses]
     snapshot: SnapshotRow | None
     events: Sequence[SearcherEventRow]
     count: int
@@ -56,10 +57,18 @@ def _read_one(conn: Connection, row: ExperimentRow) -> Kept:
         row=row,
         trials=found,
         operations={t.id: operations.of_trial(conn, t.id) for t in live},
+        losses={t.id: _losses(conn, t.id) for t in live},
         snapshot=snapshot,
         events=searcher_events.after(conn, row.id, -1 if snapshot is None else snapshot.ordinal),
         count=searcher_events.count(conn, row.id),
     )
+
+
+def _losses(conn: Connection, trial_id: int) -> Losses:
+    losses = Losses()
+    for kind, start in allocations.ends(conn, trial_id):
+        losses.note(ExitKind(kind), start)
+    return losses
 
 
 async def reload(hub: Hub) -> None:
@@ -149,6 +158,7 @@ def _trial(experiment: LiveExperiment, row: TrialRow, kept: Kept) -> LiveTrial:
         reopened=row.reopened,
         validated=row.validated,
         early_exit=row.early_exit,
+        losses=kept.losses.get(row.id, Losses()),
         warm_start=row.warm_start,
     )
 
@@ -165,13 +175,22 @@ def _allocation(hub: Hub, row: AllocationRow, before: LiveAllocation | None) -> 
         ready=True if before is None else before.ready,
         preempt_time=row.preempt_time,
         acked=row.acked,
-        idle=False if before is None else before.idle,
+        idle=_may_be_idle(trial) if before is None else before.idle,
         kill_time=row.kill_time,
         steps_completed=row.steps_completed,
         latest_checkpoint=row.latest_checkpoint,
     )
     trial.allocation = hub.live.allocations[row.id] = allocation
     hub.signals.open(row.id, said=row.preempt_time is not None)
+
+
+def _may_be_idle(trial: LiveTrial) -> bool:
+    """Whether an earlier master may have told a trial's allocation that there is nothing left to do.
+
+    It did not live to hear the acknowledgement, and what it has told is not kept. It cannot have said so of a trial
+    whose first operation is still its only one, and is not done.
+    """
+    return trial.operations > 1 or trial.completed
 
 
 async def resume(hub: Hub) -> None:

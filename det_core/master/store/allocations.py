@@ -132,6 +132,15 @@ def of_run(conn: Connection, trial_id: int, run_id: int) -> AllocationRow | None
     return one(conn, select(ALLOCATIONS).where(where), AllocationRow)
 
 
+def ends(conn: Connection, trial_id: int) -> list[tuple[str, str | None]]:
+    """How the allocations of a trial that have ended did so, oldest first, each with the checkpoint it started from."""
+    table = ALLOCATIONS.c
+    statement = select(table.exit_kind, table.latest_checkpoint).where(
+        (table.trial_id == trial_id) & table.exit_kind.is_not(None)
+    )
+    return [(kind, start) for kind, start in conn.execute(statement.order_by(table.run_id))]
+
+
 def alive(conn: Connection) -> list[AllocationRow]:
     """All allocations that have not ended, oldest first."""
     statement = select(ALLOCATIONS).where(ALLOCATIONS.c.end_time.is_(None))

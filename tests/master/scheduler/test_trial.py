@@ -75,6 +75,12 @@ def test_row_4_a_fault_of_the_machine_is_not_counted() -> None:
     assert after_exit(trial(State.PAUSED), K.TRANSIENT) == Next(Step.WAIT, State.PAUSED, 1)
 
 
+def test_row_4_faults_of_the_machine_are_counted_once_they_are_too_many_in_a_row() -> None:
+    assert after_exit(trial(restarts=5, lost=5), K.TRANSIENT) == again(5)
+    assert after_exit(trial(restarts=4, lost=6), K.TRANSIENT) == again(5)
+    assert after_exit(trial(restarts=5, lost=6), K.TRANSIENT) == over(State.ERROR, "errored", restarts=6)
+
+
 def test_row_5_a_failure_is_counted_until_there_are_too_many() -> None:
     assert after_exit(trial(restarts=0), K.FAILED) == after_exit(trial(restarts=0), K.TERMINATED) == again(1)
     assert after_exit(trial(restarts=4), K.FAILED) == again(5)
@@ -135,6 +141,7 @@ any_facts = st.builds(
     stopped=st.booleans(),
     signalled=st.booleans(),
     early_exit=st.sampled_from([None, "INVALID_HP", "USER_REQUESTED_STOP"]),
+    lost=st.integers(0, 7),
     never_retry=st.booleans(),
 )
 

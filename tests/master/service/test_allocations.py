@@ -17,6 +17,7 @@ from support.mastered import Bench, bench, train
 from support.scripted_trials import Trial
 
 SINGLE = {"name": "single", "max_length": 2}
+ASHA = {"name": "async_halving", "max_length": 4, "num_rungs": 2, "divisor": 2, "max_trials": 2}
 
 
 async def deaf(trial: Trial) -> int:
@@ -186,6 +187,40 @@ def test_what_ended_while_no_master_was_there_is_taken_into_account(tmp_path: Pa
             await b.start()
             assert await b.ended(1) == "COMPLETED"
             assert (await b.service.trial(1))["restarts"] == 1
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("alive", [True, False])
+def test_what_a_dead_master_has_told_a_trial_counts(tmp_path: Path, alive: bool) -> None:
+    """One that has nothing left to do is promoted before it has said that it exits, which another master hears."""
+    told, promoted = asyncio.Event(), asyncio.Event()
+
+    async def script(trial: Trial) -> int:
+        if trial.spec.trial_run_id > 1:
+            return await train(trial)
+        length = await trial.operation()
+        assert length is not None
+        if trial.spec.trial_id == 2:
+            await told.wait()
+        await trial.complete(length, float(trial.spec.trial_id))
+        assert await trial.operation() is None
+        (told if trial.spec.trial_id == 1 else promoted).set()
+        await promoted.wait()
+        trial.record("out_of_operations", body={})
+        if trial.spec.trial_id == 1 and not alive:
+            return 137  # killed before it was heard
+        await trial.acknowledge()
+        return 0
+
+    async def main() -> None:
+        async with bench(tmp_path, script, slots=2) as b:
+            number = await b.create(ASHA, max_restarts=0)
+            await told.wait()
+            await dies(b)
+            assert await b.ended(number) == "COMPLETED"
+            assert [(t["state"], t["restarts"]) for t in await b.service.trials(number)] == [("COMPLETED", 0)] * 2
+            assert [(s.trial_id, s.trial_run_id) for s in b.engine.launched] == [(1, 1), (2, 1), (1, 2)]
 
     asyncio.run(main())
 

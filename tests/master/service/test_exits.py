@@ -299,6 +299,46 @@ def test_promoted_while_it_exits_is_no_failure(tmp_path: Path, early: bool) -> N
     with_bench(tmp_path, script, check, slots=2)
 
 
+@pytest.mark.parametrize("masters", [1, 9])
+def test_one_that_is_lost_again_and_again_ends(tmp_path: Path, masters: int) -> None:
+    async def script(trial: Trial) -> int:
+        await asyncio.sleep(60)
+        return 0
+
+    async def check(b: Bench) -> None:
+        number = await b.create(SINGLE, max_restarts=1)
+        for run in range(1, 8):
+            await b.until(lambda run=run: len(b.engine.launched) == run and b.engine.running)  # type: ignore[misc]
+            assert (await only(b, number))["restarts"] == (run == 7)
+            b.engine.lose(b.engine.running[0])
+            if masters > 1:
+                b.dying.dead.set()
+                await b.revive()
+        assert await b.ended(number) == "ERROR"
+        assert (await only(b, number))["restarts"] == 2
+        assert len(b.engine.launched) == 7
+
+    with_bench(tmp_path, script, check)
+
+
+def test_one_that_gets_further_may_be_lost_as_often_as_it_is(tmp_path: Path) -> None:
+    async def script(trial: Trial) -> int:
+        run = trial.spec.trial_run_id
+        if run < 12:
+            if run % 3 == 0:
+                await trial.checkpoint(run)
+            trial.engine.lose(trial.spec.allocation_id)
+            await asyncio.sleep(60)
+        return await train(trial)
+
+    async def check(b: Bench) -> None:
+        number = await b.create({**SINGLE, "max_length": 20}, max_restarts=0)
+        assert await b.ended(number) == "COMPLETED"
+        assert [s.steps_completed for s in b.engine.launched] == [0, 0, 0, 3, 3, 3, 6, 6, 6, 9, 9, 9]
+
+    with_bench(tmp_path, script, check)
+
+
 def test_what_kills_a_trial_that_is_done_changes_nothing(tmp_path: Path) -> None:
     """Killed on its way out, when its search wants no more of it: complete. Killed when canceled: canceled."""
 
