@@ -51,7 +51,7 @@ PUBLIC = {
         AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer Listing Manifest
         Owner Progress RetentionPolicy Selector Source Staging Store StoredCheckpoint Verdict check_policy
         check_storage_id copy_in digests folders_of give_back host_identity judge link_in open_store plan
-        public_storage scan take_away
+        public_storage scan take_away write_memory
     """,
     "det_core.master.scheduler": """
         DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Next Phase ProcessExit Running Start State Step

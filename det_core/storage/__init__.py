@@ -4,6 +4,7 @@ from det_core.storage._copy import Progress, digests
 from det_core.storage._directory import DirectoryStore
 from det_core.storage._io import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest
+from det_core.storage._memory import write_memory
 from det_core.storage._names import check_storage_id, folders_of
 from det_core.storage._open import open_store
 from det_core.storage._owner import Owner, host_identity
@@ -61,4 +62,5 @@ __all__ = [
     "public_storage",
     "scan",
     "take_away",
+    "write_memory",
 ]

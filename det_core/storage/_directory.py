@@ -84,6 +84,26 @@ class DirectoryStore:
             raise
         return begun
 
+    @property
+    def shared(self) -> bool:
+        """Whether another process that opens the same directory has the same store."""
+        return type(self._disk) is Disk
+
+    def settle(self, storage_id: str, owner: Owner) -> Manifest | None:
+        """Find out what became of a checkpoint whose writer is gone.
+
+        Returns:
+            what it holds, if it is complete; None: it was not, and what there was of it is removed.
+
+        Raises:
+            StorageError: the disk refused.
+        """
+        manifest = self._manifest(check_storage_id(storage_id))
+        if manifest is not None:
+            self._disk.sync_folder(self._root)
+        self._disk.remove_tree(f"{self._root}/{ASIDE}/{storage_id}.{owner.tag}")
+        return manifest
+
     def join(self, ticket: str, part: int) -> DirectoryStaging:
         """Look for the staging folder that the chief made: it has a name that nothing else has."""
         parsed = Owner.parse(ticket)

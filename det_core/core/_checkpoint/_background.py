@@ -31,6 +31,8 @@ class Job:
         """Why it failed."""
         self.told = False
         """Whether somebody was told that."""
+        self.urgent: Callable[[], None] | None = None
+        """Called when somebody begins to wait for it."""
         self._work = work
         self._over = threading.Event()
         self._stop: BaseException | None = None
@@ -62,6 +64,8 @@ class Job:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is over; whether it is."""
+        if (urgent := self.urgent) is not None and not self.over:
+            urgent()
         return self._over.wait(timeout)
 
     def failure(self) -> BaseException | None:

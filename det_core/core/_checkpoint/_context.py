@@ -127,6 +127,48 @@ class CheckpointContext:
         self._check()
         return self._writer.upload(ckpt_dir, metadata, shard, selector, blocking, consume, if_busy)
 
+    def save(
+        self,
+        state: Any,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        name: str = "state.pt",
+        shard: bool = False,
+        blocking: bool = True,
+        if_busy: IfBusy = "wait",
+    ) -> str:
+        """Save a state of torch, such as ``{"model": model.state_dict(), …}``, as a checkpoint of one file.
+
+        ``torch.load`` reads the file, also with ``weights_only=True``. With ``blocking=False`` this is the way to save
+        that costs a training loop least: the call copies the tensors, from whichever devices, into memory that is kept
+        for that, pickles everything else, and returns; the state may be changed at once. A process beside this one
+        writes the file and commits it, in the time that nobody else has use for. It is started by the first such call
+        and ends with the context, and with this process however that ends.
+
+        That takes memory of the size of the state, on this machine, and once more when a checkpoint of all ranks is
+        begun while the one before is being saved. Where no such process can be started, a thread of this one does its
+        work, and the log says so.
+
+        Args:
+            state: what ``torch.save`` takes.
+            metadata: what to remember with it, at least ``{"steps_completed": N}``.
+            name: the file's path in the checkpoint.
+            shard: every rank calls, each with a name of its own. Otherwise only the chief may.
+            blocking: False: return as soon as the state is copied, as with :meth:`upload`.
+            if_busy: as in :meth:`upload`.
+
+        Returns:
+            the checkpoint's storage_id.
+
+        Raises:
+            ValueError, RuntimeError, CheckpointConflict, CheckpointBusy, StorageError, CheckpointError: as in
+                :meth:`upload`.
+            MissingExtra: torch is not installed.
+            Exception: what in the state cannot be pickled. Nothing was done.
+        """
+        self._check()
+        return self._writer.save(state, metadata, name, shard, blocking, if_busy)
+
     @contextmanager
     def store_path(
         self,

@@ -87,8 +87,12 @@ class CheckpointHandle:
 
         If it fails, on any rank, nothing is kept, and every rank is told.
         """
+        self.commit_after(lambda _: None, blocking)
+
+    def commit_after(self, write: Callable[[Job], None], blocking: bool) -> None:
+        """As :meth:`commit`, but that ``write`` is called before, in the thread that commits, to fill the folder."""
         self._means.background.check_process()
-        job = self._begin_end(Job(self.storage_id, self._together.shared, self._committer()))
+        job = self._begin_end(Job(self.storage_id, self._together.shared, self._committer(write)))
         if job is None:
             raise RuntimeError(f"checkpoint {self.storage_id} was committed or aborted before")
         self._do(job, now=blocking and not job.shared, blocking=blocking)
@@ -187,16 +191,16 @@ class CheckpointHandle:
 
     # In the background, or in the caller's thread.
 
-    def _committer(self) -> Callable[[Job], None]:
+    def _committer(self, write: Callable[[Job], None]) -> Callable[[Job], None]:
         """What commits, with the metadata as it is now."""
         try:
             metadata = plain_metadata(self._metadata or {})
         except ValueError as e:
             problem = e
-            return lambda job: self._commit(job, lambda: _raise(problem))
-        return lambda job: self._commit(job, lambda: metadata)
+            return lambda job: self._commit(job, write, lambda: _raise(problem))
+        return lambda job: self._commit(job, write, lambda: metadata)
 
-    def _commit(self, job: Job, metadata: Callable[[], dict[str, Any]]) -> None:
+    def _commit(self, job: Job, fill: Callable[[Job], None], metadata: Callable[[], dict[str, Any]]) -> None:
         report = self._means.progress
 
         def progress(done: int) -> None:
@@ -207,6 +211,7 @@ class CheckpointHandle:
         def offer() -> Offering:
             job.tick()
             given = metadata()
+            fill(job)
             return Offering(self._staging.written(), given)
 
         try:

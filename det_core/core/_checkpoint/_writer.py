@@ -10,16 +10,20 @@ from typing import Any, Literal, NamedTuple
 
 from det_core import _clock
 from det_core._errors import CheckpointBusy
+from det_core._optional import require
 from det_core.core._checkpoint._agree import Offering, agree, remove, write
-from det_core.core._checkpoint._background import Background
+from det_core.core._checkpoint._background import Background, Job
 from det_core.core._checkpoint._closing import Closing
 from det_core.core._checkpoint._handle import CheckpointHandle, Means
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
+from det_core.core._checkpoint._order import Order
 from det_core.core._checkpoint._record import CheckpointRecord, record_of
+from det_core.core._checkpoint._states import States
 from det_core.core._checkpoint._together import Together
 from det_core.core._checkpoint._upload import Folder
 from det_core.core._distributed import DistributedContext
 from det_core.storage import FileEntry, Header, Listing, Owner, Progress, Selector, Staging, Store
+from det_core.storage._names import INNER, METADATA, is_inner_path
 
 log = logging.getLogger("det_core.checkpoint")
 LANE = "checkpoint"
@@ -72,6 +76,7 @@ class CheckpointWriter:
         self._ordinals = itertools.count(1)
         self._handles: set[CheckpointHandle] = set()
         self._background = Background(distributed.lane(UPLOAD_LANE), distributed.rank)
+        self._states = States(store, progress)
 
     def upload(
         self,
@@ -114,6 +119,56 @@ class CheckpointWriter:
         together.chief(lambda: check_steps(merge_metadata(given or [])))
         return self._handle(together, self._stage(together, shard), metadata)
 
+    def save(
+        self,
+        state: Any,
+        metadata: Mapping[str, Any] | None,
+        name: str,
+        shard: bool,
+        blocking: bool,
+        if_busy: str,
+    ) -> str:
+        """Store a state of torch as one file; returns the storage_id."""
+        torch = require("torch", extra="torch", purpose="checkpoint.save()")
+        check_name(name)
+        if blocking or shard or not self._states.direct:
+            handle = self.begin("save" if blocking else "save(blocking=False)", metadata, shard, if_busy)
+            try:
+                if blocking:
+                    path = handle.path / name
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    torch.save(state, path)
+                    handle.commit()
+                else:
+                    shot = self._states.snapshot(state)
+                    path = handle.path / name
+                    handle.commit_after(lambda job: self._states.write(shot, str(path), job), False)
+            except BaseException as e:
+                handle.abort(e, blocking)
+                raise
+            return handle.storage_id
+        return self._save_aside(state, metadata, name, if_busy)
+
+    def _save_aside(self, state: Any, metadata: Mapping[str, Any] | None, name: str, if_busy: str) -> str:
+        """In the background, by one rank: nothing is done here but to copy."""
+        self._admit(self._writers("save(blocking=False)", False), if_busy)
+        plain = self._metadata(metadata, False)
+        shot = self._states.snapshot(state)
+        storage_id = new_storage_id()
+
+        def work(job: Job) -> None:
+            order = Order(
+                storage_id, name, shot.contents, self._run_id, self._restart, next(self._ordinals), check_steps(plain),
+                self._owner(), plain,
+            )  # fmt: skip
+            manifest = self._states.commit(order, shot, job)
+            assert manifest.header is not None
+            self._closing.saved(manifest.header)
+            self._registered(record_of(manifest, plain))
+
+        self._background.add(Job(storage_id, False, work))
+        return storage_id
+
     def raise_failures(self) -> None:
         """Raise what failed in the background and nobody was told."""
         for job in self._background.untold():
@@ -126,7 +181,10 @@ class CheckpointWriter:
         for handle in list(self._handles):
             handle.drop()
         self._handles.clear()
-        self._closing.wait(self._background)
+        try:
+            self._closing.wait(self._background)
+        finally:
+            self._states.close()
 
     def _hand_over(
         self,
@@ -205,9 +263,7 @@ class CheckpointWriter:
         made: list[Staging] = []
 
         def begin() -> str:
-            import uuid
-
-            made.append(self._store.begin(str(uuid.uuid4()), self._owner()))
+            made.append(self._store.begin(new_storage_id(), self._owner()))
             return made[0].ticket
 
         ticket = together.chief(begin)
@@ -256,6 +312,19 @@ class CheckpointWriter:
                 "under `if ctx.distributed.rank == 0:`, or on every rank with shard=True"
             )
         return Together(call, None, rank=rank, index=0, size=1)
+
+
+def new_storage_id() -> str:
+    """A name for a checkpoint."""
+    import uuid
+
+    return str(uuid.uuid4())
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless a file of a checkpoint can have this name."""
+    if not is_inner_path(name) or name.split("/", 1)[0] in (INNER, METADATA):
+        raise ValueError(f"name={name!r}: expected the name of a file in the checkpoint, such as 'state.pt'")
 
 
 def _name(blocking: bool, consume: bool) -> str:

@@ -1,0 +1,87 @@
+"""What a background save is to do, told to the process that does it; and how it is done, in whichever process."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from det_core import _clock
+from det_core.core._checkpoint._agree import remove
+from det_core.core._checkpoint._archive import Archive
+from det_core.core._checkpoint._image import Image
+from det_core.storage import Disk, FileEntry, Header, Manifest, Owner, Progress, Store, folders_of, write_memory
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What an image holds: storages and a pickle, laid out as :class:`Archive` says; or the file as it is."""
+
+    storages: list[int]
+    """Bytes of each."""
+    pickled: int
+    """Bytes."""
+    whole: int | None = None
+    """Bytes of the file, if the image holds all of it."""
+
+
+@dataclass(frozen=True)
+class Order:
+    """A checkpoint of one file to be saved from an image."""
+
+    storage_id: str
+    name: str
+    """The file's path in the checkpoint."""
+    contents: Contents
+    run_id: str
+    restart: int
+    ordinal: int
+    steps_completed: int
+    owner: Owner
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def decode(cls, body: dict[str, Any]) -> Order:
+        """From what JSON makes of one."""
+        return cls(**{**body, "contents": Contents(**body["contents"]), "owner": Owner(**body["owner"])})
+
+
+Steps = Generator[int, None, Result]
+"""Work that yields the number of bytes done since it did before; what it returns is the outcome."""
+
+
+def do_all(steps: Steps[Result], progress: Progress) -> Result:
+    """Do all steps, telling ``progress`` after each; what that raises stops the work."""
+    try:
+        while True:
+            progress(next(steps))
+    except StopIteration as e:
+        return e.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()
+
+
+def write_image(disk: Disk, path: str, image: Image, contents: Contents) -> Steps[FileEntry]:
+    """Write the file that an image holds to ``path``, durably; raises StorageError."""
+    if contents.whole is not None:
+        memory = memoryview(image.memory(contents.whole))
+        return (yield from write_memory(disk, path, [memory[: contents.whole]]))
+    archive = Archive(contents.storages, contents.pickled)
+    memory = memoryview(image.memory(archive.end))
+    rest = yield from archive.seal(memory)
+    return (yield from write_memory(disk, path, [memory[: archive.end], rest]))
+
+
+def commit_image(store: Store, order: Order, image: Image) -> Steps[Manifest]:
+    """Make a checkpoint from an image, with the file durable before it is listed; if that fails nothing is left."""
+    staging = store.begin(order.storage_id, order.owner)
+    try:
+        entry = yield from write_image(store.disk, f"{staging.path}/{order.name}", image, order.contents)
+        now = _clock.iso(_clock.now())
+        header = Header(order.run_id, order.restart, order.ordinal, now, order.steps_completed, order.storage_id)
+        return staging.commit({order.name: entry}, sorted(folders_of([order.name])), order.metadata, header)
+    except BaseException:
+        remove(staging)
+        raise
