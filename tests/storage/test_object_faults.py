@@ -17,7 +17,7 @@ from det_core._errors import CheckpointError, StorageError
 from det_core.core._checkpoint import CheckpointContext
 from det_core.storage import Owner, open_store
 from det_core.storage._objects import ObjectStore
-from support.buckets import closing, contents, in_bucket, object_store
+from support.buckets import closing, in_bucket, keys, object_store
 from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, tree
 from support.faulty_doors import PASSING, PERMANENT, FaultyDoor
 from support.servers import S3Server
@@ -122,8 +122,8 @@ def listed(store: ObjectStore) -> list[str]:
     for storage_id in found:
         checkpoint = store.open(storage_id)
         checkpoint.check(checkpoint.manifest.files)
-        keys = {key.removeprefix(f"{storage_id}/") for key in contents(store, f"{storage_id}/")}
-        assert keys - {".det_core/manifest.json"} == set(checkpoint.manifest.files)
+        stored = {key.removeprefix(f"{storage_id}/") for key in keys(store, f"{storage_id}/")}
+        assert stored - {".det_core/manifest.json"} == set(checkpoint.manifest.files)
         assert checkpoint.metadata()["steps_completed"] >= 0
     return found
 
@@ -133,8 +133,7 @@ def nothing_is_left_over(store: ObjectStore, scratch: Path) -> None:
     later = Owner.current(RUN, 1)
     store.begin("later", later).abort()
     assert store.collect(later) == []
-    found = contents(store)
-    assert {key.split("/", 1)[0] for key in found} == set(listed(store))
+    assert {key.split("/", 1)[0] for key in keys(store)} == set(listed(store))
     assert in_bucket(store, lambda bucket: bucket.stale_parts("")) == []
     assert not [path for path in scratch.rglob("*") if path.is_file()]
 
@@ -226,7 +225,7 @@ def test_what_is_half_deleted_is_not_listed_and_goes_with_the_next_delete(how: s
             assert outcome.error is not None
             names_what_failed(outcome)
             assert store.delete(outcome.old) == {}
-            assert contents(store) == {}
+            assert not keys(store)
 
 
 def test_a_collection_that_fails_can_be_repeated(tmp_path: Path) -> None:
@@ -245,7 +244,7 @@ def test_a_collection_that_fails_can_be_repeated(tmp_path: Path) -> None:
             except StorageError as e:
                 assert f"cannot {door.struck}" in str(e)
             store.collect()
-            assert contents(store) == {}, f"after call {at}: {door.struck}"
+            assert not keys(store), f"after call {at}: {door.struck}"
             if not door.struck:
                 return
     raise AssertionError("the collection never ends")
@@ -269,4 +268,4 @@ def test_a_death_at_any_call_leaves_whole_checkpoints(name: str, how: str, place
             assert name == "delete" or old in found
             assert len(found) <= 2
             nothing_is_left_over(store, work / "scratch")
-            assert name != "delete" or not contents(store) or listed(store) == [old]
+            assert name != "delete" or not keys(store) or listed(store) == [old]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from det_core.storage._objects._bucket import KeyMissing
 from det_core.storage._objects._s3 import S3Bucket
+from det_core.storage._objects._s3_session import new_session
 from support.bucket_behaviour import BucketBehaviour, call
 from support.proxy import MOVED, proxy_before
 from support.servers import S3Server
@@ -102,3 +104,12 @@ def test_what_a_server_says_is_explained(code: str, status: int, number: int, te
     assert "checkpoint store s3://name/prefix: cannot write one/model.pt: " in str(found) and text in str(found)
     assert bucket.retryable(error) is passes
     assert bucket.retry_after(error) == 7
+
+
+def test_what_botocore_ships_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = new_session(), new_session()
+    assert one.get_component("data_loader") is two.get_component("data_loader")
+    assert one.get_component("credential_provider") is not two.get_component("credential_provider")
+    monkeypatch.setenv("AWS_DATA_PATH", str(tmp_path))
+    assert str(tmp_path) in new_session().get_component("data_loader").search_paths
+    assert str(tmp_path) not in one.get_component("data_loader").search_paths

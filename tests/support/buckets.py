@@ -38,6 +38,11 @@ def contents(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
     return in_bucket(store, read)
 
 
+def keys(store: ObjectStore, prefix: str = "") -> set[str]:
+    """The name of every object."""
+    return {entry.key for entry in in_bucket(store, lambda bucket: bucket.list(prefix))}
+
+
 @contextmanager
 def closing() -> Iterator[Callable[[Any], Any]]:
     """Gives a function that takes a store, and closes all that it was given at the end."""

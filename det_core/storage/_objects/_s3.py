@@ -22,6 +22,7 @@ from det_core._errors import StorageError
 from det_core._optional import require
 from det_core.storage._objects import _s3_errors
 from det_core.storage._objects._bucket import Entry, KeyMissing
+from det_core.storage._objects._s3_session import new_session
 
 if TYPE_CHECKING:
     from det_core.storage._objects._s3_direct import Direct
@@ -86,6 +87,7 @@ class S3Bucket:
             endpoint_url=endpoint_url,
             client_kwargs={"region_name": region} if region else {},
             config_kwargs=_config(endpoint_url is not None),
+            session=new_session(),
             cache_regions=endpoint_url is None and region is None,
             asynchronous=True,
             skip_instance_cache=True,
