@@ -36,6 +36,10 @@ class CheckpointFacts:
             run = ground.run
             self._retention = Retention(policy, ground.store, run.run_id, folder=run.path, deleted=self._let_go)
 
+    def committing(self, storage_id: str) -> None:
+        """One is about to be complete: if this process dies before it has said more, somebody is to look for it."""
+        self._journal.record("checkpoint_commit", {"storage_id": storage_id})
+
     def registered(self, checkpoint: Mapping[str, Any]) -> None:
         """One is complete."""
         self._journal.record("checkpoint", checkpoint)

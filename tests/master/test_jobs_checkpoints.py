@@ -155,3 +155,59 @@ with begin() as ctx:
         assert (trial.state, trial.error) == ("COMPLETED", None)
         assert jobs.runs(trial) == [("failed", 1, 0), ("preempted", 0, 1)]
         assert jobs.steps(trial, "training") == [1, 2, 3]
+
+
+DIES = """
+import signal
+from det_core.core._facts import CheckpointFacts
+
+def die(facts, *_):
+    facts._journal.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+first = not (signs / "died").exists()
+if first and hparams["complete"]:
+    CheckpointFacts.registered = die
+elif first:
+    begun = CheckpointFacts.committing
+    CheckpointFacts.committing = lambda *told: (begun(*told), die(*told))
+with core.init(tensorboard_mode=core.TensorboardMode.MANUAL, checkpoint_storage=hparams["saved"]) as ctx:
+    sign("start", f"{ctx.latest_checkpoint} {load(ctx)}")
+    if first:
+        sign("died")
+        save(ctx, 2)
+    count(ctx)
+"""
+
+
+@pytest.mark.parametrize(("own", "complete"), [(False, True), (True, True), (False, False)])
+def test_a_checkpoint_counts_from_the_moment_on_that_it_is_complete(
+    jobs: Jobs, tmp_path: Path, own: bool, complete: bool
+) -> None:
+    """Its process is killed before it can say so; ``own``: in a storage that the script itself has named."""
+    configured, named = tmp_path / "configured", tmp_path / "named"
+    experiment = jobs.create(
+        DIES,
+        hyperparameters={"saved": str(named) if own else None, "complete": complete},
+        checkpoint_storage={"type": "directory", "container_path": str(configured), "save_trial_best": 0},
+        max_restarts=1,
+    )
+    (trial,) = jobs.ended(experiment, "COMPLETED")
+    jobs.sign("died")
+    saved = named if own else configured
+    start = jobs.sign("start")
+    found = {c["uuid"]: c for c in experiment.checkpoints()}
+    assert trial.restarts == 1
+    if complete:
+        uuid = start.split()[0]
+        assert start == f"{uuid} 2" and set(found) == {uuid, trial.latest_checkpoint}
+        assert jobs.steps(trial, "training") == [3]
+        assert found[uuid]["metadata"] == {"steps_completed": 2}
+    else:
+        assert start == "None 0" and set(found) == {trial.latest_checkpoint}
+        assert jobs.steps(trial, "training") == [1, 2, 3]
+
+    def left() -> bool:
+        return [p.name for p in saved.iterdir() if not p.name.startswith(".")] == [trial.latest_checkpoint]
+
+    wait_until(left, lambda: str(list(saved.iterdir())))  # the master knows it, and lets it go in the end

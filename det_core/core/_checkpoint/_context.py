@@ -35,6 +35,7 @@ class CheckpointContext:
         store: where checkpoints lie.
         run_id: the run that writes.
         restart: how often that run was restarted before.
+        committing: called on the chief with a storage_id just before that checkpoint becomes complete.
         registered: called on the chief when a checkpoint is complete, before the call that wrote it returns; of one
             that is saved in the background, in a thread of its own.
         deleted: called with a storage_id and the resources that are left.
@@ -55,6 +56,7 @@ class CheckpointContext:
         *,
         run_id: str,
         restart: int,
+        committing: Callable[[str], None] = lambda _: None,
         registered: Callable[[CheckpointRecord], None],
         deleted: Callable[[str, Mapping[str, int]], None],
         restored: Callable[[str, int | None, str | None], None],
@@ -71,8 +73,8 @@ class CheckpointContext:
         self._deleted = deleted
         self._described = described
         self._writer = CheckpointWriter(
-            distributed, store, run_id=run_id, restart=restart, owner=self._owner, registered=registered,
-            closing=Closing(store, run_id, deadline, say), progress=progress,
+            distributed, store, run_id=run_id, restart=restart, owner=self._owner, committing=committing,
+            registered=registered, closing=Closing(store, run_id, deadline, say), progress=progress,
         )  # fmt: skip
         self._reader = CheckpointReader(
             distributed, store, owner=self._owner, cache=cache, restored=restored,

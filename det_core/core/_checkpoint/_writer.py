@@ -48,6 +48,7 @@ class CheckpointWriter:
         run_id: the run that writes.
         restart: how often that run was restarted before.
         owner: who writes.
+        committing: called on the chief with a storage_id just before that checkpoint becomes complete.
         registered: called on the chief when a checkpoint is complete, in the thread that commits.
         closing: how long :meth:`close` waits.
         progress: called with the number of bytes that were copied since it was last called, in the thread that does.
@@ -61,6 +62,7 @@ class CheckpointWriter:
         run_id: str,
         restart: int,
         owner: Callable[[], Owner],
+        committing: Callable[[str], None],
         registered: Callable[[CheckpointRecord], None],
         closing: Closing,
         progress: Progress | None = None,
@@ -70,6 +72,7 @@ class CheckpointWriter:
         self._run_id = run_id
         self._restart = restart
         self._owner = owner
+        self._committing = committing
         self._registered = registered
         self._closing = closing
         self._progress = progress
@@ -161,6 +164,7 @@ class CheckpointWriter:
                 storage_id, name, shot.contents, self._run_id, self._restart, next(self._ordinals), check_steps(plain),
                 self._owner(), plain,
             )  # fmt: skip
+            self._committing(storage_id)
             manifest = self._states.commit(order, shot, job)
             assert manifest.header is not None
             self._closing.saved(manifest.header)
@@ -288,6 +292,7 @@ class CheckpointWriter:
             steps_completed=check_steps(metadata),
             storage_id=staging.storage_id,
         )
+        self._committing(staging.storage_id)
         manifest = staging.commit(files, directories, metadata, header)
         self._closing.saved(header)
         self._registered(record_of(manifest, metadata))

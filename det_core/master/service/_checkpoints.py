@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import DetCoreError, StoreConflict
+from det_core._errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
-from det_core.master.store import checkpoints, metrics, storages, trials
+from det_core.master.service import _storages
+from det_core.master.store import checkpoints, storages, trials
 from det_core.storage import check_storage_id
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveTrial
 
-LOG = logging.getLogger("det_core")
 STEPS = "steps_completed"
 
 
@@ -53,7 +52,7 @@ async def register(
             trial_id=trial.id,
             task_id=task_id,
             allocation_id=allocation_id,
-            storage_id=storage_id,
+            storage_id=_storages.of_run(conn, allocation_id) if storage_id is None else storage_id,
             steps_completed=metadata[STEPS],
             metadata=metadata,
             resources=resources,
@@ -95,24 +94,6 @@ async def from_journal(hub: Hub, trial: LiveTrial, body: Mapping[str, Any], time
         state="COMPLETED",
         report_time=time,
     )
-
-
-async def make_up(hub: Hub, allocation_id: str) -> None:
-    """Register the checkpoints that an allocation has journaled and did not live to register."""
-    allocation = hub.live.allocations.get(allocation_id)
-    if allocation is None:
-        return
-    trial, run_id = allocation.trial, allocation.run_id
-
-    def missing(conn: Connection) -> list[metrics.RecordRow]:
-        journaled = metrics.records(conn, trial.id, kind="checkpoint", run_id=run_id)
-        return [row for row in journaled if checkpoints.get(conn, str(row.body["storage_id"])) is None]
-
-    try:
-        for row in await hub.store.read(missing):
-            await from_journal(hub, trial, row.body, row.time)
-    except (DetCoreError, LookupError, TypeError, ValueError) as e:
-        LOG.warning("allocation %s: a checkpoint in its journal is passed over: %s", allocation_id, e)
 
 
 async def patch(hub: Hub, found: Sequence[tuple[str, Mapping[str, int] | None]]) -> None:

@@ -11,9 +11,10 @@ from det_core._errors import DetCoreError
 from det_core.config import Experiment
 from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import Kept, State, expired
+from det_core.master.service import _storages
 from det_core.master.service._access import experiment_row
 from det_core.master.service._checkpoints import no_checkpoint
-from det_core.master.store import checkpoints, contexts, experiments, key_values, metrics, storages, trials
+from det_core.master.store import checkpoints, contexts, experiments, key_values, metrics, trials
 from det_core.storage import open_store
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ async def delete_rows(hub: Hub, rows: Sequence[CheckpointRow], globs: Sequence[s
 
 
 async def _delete_one(hub: Hub, row: CheckpointRow, globs: Sequence[str]) -> bool:
-    config = await hub.store.read(lambda conn: storage_of(conn, row))
+    config = await hub.store.read(lambda conn: _storages.of_checkpoint(conn, row))
     try:
         left = await asyncio.to_thread(_delete, hub, config, row.uuid, globs)
     except (DetCoreError, OSError, ValueError) as e:
@@ -126,20 +127,6 @@ def _delete(hub: Hub, config: Mapping[str, Any] | None, uuid: str, globs: Sequen
         return store.delete(uuid, tuple(globs))
     finally:
         store.close()
-
-
-def storage_of(conn: Connection, row: CheckpointRow) -> dict[str, Any] | None:
-    """The configuration of the storage that a checkpoint is in, without what says how many stay."""
-    found = None if row.storage_id is None else storages.get(conn, row.storage_id)
-    if found is None:
-        experiment = experiments.get(conn, row.experiment_id)
-        found = None if experiment is None else experiment.config.get("checkpoint_storage")
-    return None if found is None else plain(found)
-
-
-def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A storage's configuration without what says how many checkpoints stay, and without what is not set."""
-    return {k: v for k, v in config.items() if v is not None and not k.startswith("save_")}
 
 
 async def delete_experiment(hub: Hub, experiment_id: int) -> None:

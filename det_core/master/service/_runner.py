@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from det_core import _clock
 from det_core.config import entrypoint_command
 from det_core.master.engines import ExitReport, LaunchSpec
-from det_core.master.service import _checkpoints, _exits, _retention
+from det_core.master.service import _exits, _retention, _unrecorded
 from det_core.master.store import contexts
 
 if TYPE_CHECKING:
@@ -154,8 +154,16 @@ class Runner:
     async def _listen(self) -> None:
         hub = self._hub
         async for event in hub.engine.events():
-            await _checkpoints.make_up(hub, event.allocation_id)
-            hub.actor.post(partial(_take, hub, event.allocation_id, event.exit))
+            end = partial(_take, hub, event.allocation_id, event.exit)
+            doubt = await _unrecorded.make_up(hub, event.allocation_id)
+            if doubt is None:
+                hub.actor.post(end)
+            else:  # its storage may take a while, which is nothing to the others
+                self.spawn(self._look_first(doubt, end), event.allocation_id)
+
+    async def _look_first(self, doubt: _unrecorded.Doubt, end: Callable[[Any], None]) -> None:
+        await _unrecorded.look(self._hub, doubt)
+        self._hub.actor.post(end)
 
     def _done(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)

@@ -26,6 +26,7 @@ from det_core.master.service import (
     _show_experiments,
     _signalled,
     _steering,
+    _storages,
     _unmanaged,
 )
 from det_core.master.service._access import experiment_row, know_trial, trial_row
@@ -39,7 +40,7 @@ from det_core.master.service._runner import Runner
 from det_core.master.service._schedule import schedule
 from det_core.master.service._search import settle
 from det_core.master.service._views import CreatedView, MasterView, TokenView
-from det_core.master.store import experiments, key_values, storages, tokens, trials
+from det_core.master.store import experiments, key_values, tokens, trials
 from det_core.master.store.allocations import alive
 
 if TYPE_CHECKING:
@@ -377,10 +378,7 @@ class Service:
     async def run_prepare(self, trial_id: int, storage: Mapping[str, Any] | None) -> int | None:
         """The id of a checkpoint storage (§5.1); equal ones have the same id. None without one."""
         await know_trial(self._hub, trial_id)
-        if storage is None:
-            return None
-        config = _retention.plain(storage)
-        return await self._hub.store.write(lambda conn: storages.ensure(conn, config))
+        return None if storage is None else await _storages.choose(self._hub, trial_id, storage)
 
     async def journal(
         self, trial_id: int, trial_run_id: int, rank: int, records: Sequence[Mapping[str, Any]], restart: int = 0
