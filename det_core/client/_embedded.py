@@ -14,6 +14,7 @@ from typing import Any
 import det_core
 from det_core._clock import monotonic
 from det_core._errors import MasterUnreachable
+from det_core._optional import demand
 from det_core.client._address import kept_token, master_folder, running
 from det_core.storage import Owner
 
@@ -23,6 +24,8 @@ STOP_TIMEOUT = 30.0
 """Seconds that a master has to end after it was told to."""
 LAST_LINES = 8
 _POLL = 0.01
+_REFUSAL = "det_core.master: error: "
+"""What stands before the reason in the log of a master that could not be started."""
 
 
 def ensure_master(home: Path, timeout: float = START_TIMEOUT, options: Sequence[str] = ()) -> tuple[str, str]:
@@ -102,6 +105,7 @@ def _started(home: Path, folder: Path, timeout: float, options: Sequence[str]) -
 
 
 def _start(home: Path, folder: Path, deadline: float, options: Sequence[str]) -> dict[str, Any]:
+    demand("fastapi", "uvicorn", "sqlalchemy", "alembic", "pydantic", "yaml", extra="master", purpose="a master")
     log = folder / "master.log"
     with open(log, "ab") as output:
         began = output.tell()
@@ -116,16 +120,23 @@ def _start(home: Path, folder: Path, deadline: float, options: Sequence[str]) ->
     while (found := living(folder)) is None:
         status = process.poll()
         if status is not None and (found := living(folder)) is None:
-            raise MasterUnreachable(f"the master of {home} ended at once (exit status {status}):\n{_tail(log, began)}")
+            raise MasterUnreachable(f"the master of {home} {_why_ended(log, began, status)}")
         if monotonic() > deadline:
             process.terminate()
-            raise MasterUnreachable(f"the master of {home} does not answer:\n{_tail(log, began)}")
+            raise MasterUnreachable(f"the master of {home} does not answer:\n{_told(_tail(log, began))}")
         time.sleep(_POLL)
     process.returncode = 0  # it goes on when this process ends
     return found
 
 
-def _tail(log: Path, began: int) -> str:
+def _why_ended(log: Path, began: int, status: int) -> str:
+    """How a master ended that did not begin to listen: in its own words, if it had some."""
+    lines = _tail(log, began)
+    _, refused, why = lines[-1].partition(_REFUSAL) if lines else ("", "", "")
+    return f"cannot start: {why}" if refused else f"ended at once (exit status {status}):\n{_told(lines)}"
+
+
+def _tail(log: Path, began: int) -> list[str]:
     """The last lines that this start has written, for an error."""
     try:
         with open(log, "rb") as file:
@@ -133,4 +144,8 @@ def _tail(log: Path, began: int) -> str:
             lines = file.read().decode(errors="replace").splitlines()
     except OSError as e:
         lines = [f"({log} cannot be read: {e.strerror})"]
-    return "\n".join(f"  {line}" for line in lines[-LAST_LINES:] or [f"  (nothing in {log})"])
+    return lines[-LAST_LINES:] or [f"(nothing in {log})"]
+
+
+def _told(lines: list[str]) -> str:
+    return "\n".join(f"  {line}" for line in lines)

@@ -64,6 +64,9 @@ def test_a_search_from_nothing_to_the_best_model(person: Person, home: Path) -> 
     person.types("det-core", "master", "status", status=1)
     person.types("det-core", "master", "up", "--slots", "2")
     assert json.loads(person.types("det-core", "master", "status", "--json").stdout)["slots"] == 2
+    person.types("det-core", "master", "down")
+    person.types("det-core", "master", "up")
+    assert "0 of 2 in use, as last time" in person.types("det-core", "master", "status").stdout
     assert [e["state"] for e in json.loads(person.types("det-core", "e", "list", "--json").stdout)] == ["COMPLETED"]
 
 

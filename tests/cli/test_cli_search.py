@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -108,5 +111,29 @@ def test_a_custom_method_beside_the_file_is_run(
 def test_what_cannot_be_previewed_is_an_error(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["search", "preview", config({"name": "custom", "metric": "loss"})]) == 1
     assert "steered by a program outside" in capsys.readouterr().err
-    assert main(["search", "preview", config({"name": "random", "metric": "loss"})]) == 1
-    assert "searcher.max_trials" in capsys.readouterr().err
+    assert main(["search", "preview", config({"name": "random", "metric": "loss"}), "--config", "max_restarts=x"]) == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("det-core: error: ") and second.startswith("det-core: error: ")
+    assert "searcher.max_trials" in first + second and "max_restarts" in first + second
+
+
+def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", "preview", str(tmp_path / "none.yaml")]) == 2
+    assert capsys.readouterr().err == f"det-core: error: there is no file {tmp_path}/none.yaml\n"
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [1")
+    assert main(["search", "preview", str(broken)]) == 2
+    assert capsys.readouterr().err.startswith(f"det-core: error: {broken} is not readable (line 1")
+
+
+@pytest.mark.parametrize("words", [["search", "preview"], ["experiment", "create"]])
+def test_a_missing_extra_is_one_line_with_its_command(words: list[str], config: Any, home: Path) -> None:
+    code = (
+        "import sys; sys.modules.update(dict.fromkeys(['fastapi', 'pydantic']))\n"
+        "from det_core.cli import main; raise SystemExit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words, config(HALVING)], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"det-core: error: .* needs \w+, which is not installed. Install it: pip install .*\[master\]'.*\n", done.stderr
+    )

@@ -20,7 +20,7 @@ from det_core.core._tensorboard import _writer
 from det_core.core._tensorboard._file import EventFile
 from det_core.core._tensorboard._writer import EventWriter
 
-pytest.importorskip("tensorboardX")
+pytest.importorskip("tensorboard")
 
 
 def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -271,24 +271,54 @@ def test_a_forked_process_leaves_the_file_alone(writer: EventWriter, tmp_path: P
     assert points(tmp_path) == {"g/x": [(1, 1.0)]}
 
 
-def test_without_tensorboardx_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_tensorboard_the_error_says_how_to_install_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    monkeypatch.setitem(sys.modules, "tensorboard.compat", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(MissingExtra, match=r"pip install 'det-core\[tensorboard\]'"):
+    with pytest.raises(MissingExtra, match=r"pip install .*\[tensorboard\]'"):
         EventWriter(tmp_path)
+
+
+HEAVY = """
+import sys
+from det_core import core
+with core.init(name="light", tensorboard_mode=core.TensorboardMode.AUTO) as ctx:
+    for step in range(1, 4):
+        ctx.train.report_training_metrics(step, {"loss": 1 / step})
+    folder = ctx.train.get_tensorboard_path()
+print(folder)
+print(sorted({"torch", "tensorflow", "tensorboardX", "boto3", "google.cloud.storage", "numpy"} & set(sys.modules)))
+"""
+
+
+def test_writing_imports_neither_torch_nor_what_else_takes_long() -> None:
+    done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, timeout=100, check=True)
+    folder, imported = done.stdout.splitlines()
+    assert imported == "[]"
+    assert points(Path(folder)) == {"training/loss": [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]}
 
 
 def test_neither_torch_nor_tensorflow_is_needed(tmp_path: Path) -> None:
     script = (
-        "import sys; sys.modules.update(torch=None, tensorflow=None, tensorboard=None)\n"
+        "import sys; sys.modules.update(torch=None, tensorflow=None, tensorboardX=None, numpy=None, boto3=None)\n"
         "from pathlib import Path\n"
         "from det_core.core._tensorboard._writer import EventWriter\n"
         "w = EventWriter(Path(sys.argv[1])); w.scalars('g', 1, {'x': 1.0}); w.close()\n"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=100, check=True)
     assert points(tmp_path) == {"g/x": [(1, 1.0)]}
+
+
+def test_a_folder_called_tensorboard_is_not_the_package(tmp_path: Path) -> None:
+    (tmp_path / "tensorboard").mkdir()
+    script = "import sys; sys.path[:] = [sys.argv[1], *(p for p in sys.path if 'site-packages' not in p)]\n"
+    script += f"sys.path.append({str(Path(core.__file__).parents[2])!r})\n"
+    script += "from det_core import core; from det_core.core._tensorboard import chosen_mode; print(chosen_mode(None))"
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True
+    )
+    assert done.stdout == "TensorboardMode.MANUAL\n"
 
 
 def test_a_context_writes_what_is_reported_and_a_resumed_run_has_every_step_once() -> None:

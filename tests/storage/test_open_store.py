@@ -177,10 +177,10 @@ def test_no_secret_is_in_a_refusal(value: Any) -> None:
 @pytest.mark.parametrize(
     ("value", "command"),
     [
-        ("az://container/prefix", r"pip install 'det-core\[azure\]'"),
+        ("az://container/prefix", r"pip install .*\[azure\]'"),
         ({"type": "azure", "container": "c", "account_url": "https://a.blob.core.windows.net"}, "azure"),
-        ("s3://bucket", r"pip install 'det-core\[s3\]'"),
-        ("gs://bucket", r"pip install 'det-core\[gcs\]'"),
+        ("s3://bucket", r"pip install .*\[s3\]'"),
+        ("gs://bucket", r"pip install .*\[gcs\]'"),
         ("sftp://host/path", "pip install paramiko"),
     ],
 )

@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from det_core.cli._say import count, error, note, print_json
+from det_core.cli._config_file import is_there, tell_mistakes
+from det_core.cli._say import count, note, print_json
 from det_core.cli._session import command_for, on_master
 from det_core.cli._status import NOT_UNDERSTOOD, of_state
 
@@ -44,13 +45,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Create an experiment. What is wrong with the command line is told before a master is started."""
-    for path, is_right, what in (
-        (args.CONFIG, Path.is_file, "file"),
-        (args.DIR, Path.is_dir, "folder"),
-    ):
-        if path is not None and not is_right(Path(path)):
-            error(f"{path} is no {what}" if Path(path).exists() else f"there is no {what} {path}")
-            return NOT_UNDERSTOOD
+    if not is_there(args.CONFIG) or (args.DIR is not None and not is_there(args.DIR, folder=True)):
+        return NOT_UNDERSTOOD
     return on_master(_create)(args)
 
 
@@ -72,8 +68,7 @@ def submit(args: argparse.Namespace, master: Master, config: object, overrides: 
             home=home,
         )
     except ExperimentInvalid as e:
-        for problem in e.problems:
-            error(problem)
+        tell_mistakes(e.problems, config)
         return None
     for warning in warnings:
         note(f"warning: {warning}")

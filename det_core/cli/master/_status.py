@@ -47,12 +47,17 @@ def run(args: argparse.Namespace) -> int:
         "master": address.url,
         **({"home": local["home"], "pid": str(local["pid"])} if local else {}),
         "version": f"det_core {told['version']}",
-        "slots": f"{told['slots_in_use']} of {told['slots']} in use",
+        "slots": _slots(told, local),
         "experiments": f"{told['active']} active, {told['paused']} paused",
     }
     for name, value in facts.items():
         print(f"{name + ':':<12} {value}")
     return 0
+
+
+def _slots(told: dict[str, Any], local: dict[str, Any]) -> str:
+    last = ", as last time (`master up --slots` changes it)" if local.get("slots_as_last_time") else ""
+    return f"{told['slots_in_use']} of {told['slots']} in use{last}"
 
 
 def _asked(address: Address) -> dict[str, Any]:
@@ -82,4 +87,4 @@ def _local(args: argparse.Namespace, address: Address) -> dict[str, Any]:
     said = running(folder)
     if said is None or canonical(str(said["url"])) != address.url:
         return {}
-    return {"home": str(folder.parent), "pid": said.get("pid")}
+    return {"home": str(folder.parent), "pid": said.get("pid"), "slots_as_last_time": said.get("slots_as_last_time")}

@@ -11,7 +11,9 @@ from det_core.cli._status import FAILED
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--slots", type=count, metavar="N", help="slots of this machine (default: its GPUs, else 1)")
+    parser.add_argument(
+        "--slots", type=count, metavar="N", help="slots of this machine (default: as last time, else its GPUs, else 1)"
+    )
     parser.add_argument("--host", help="the address to listen on (default: 127.0.0.1, this machine alone)")
     parser.add_argument("--port", type=count, metavar="N", help="the port (default: the last one, else a free one)")
     parser.add_argument("--db", metavar="URL", help="its database, as postgresql+psycopg://… (default: a SQLite file)")

@@ -6,7 +6,9 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from det_core.cli._say import note, print_json, print_table
+from det_core.cli._config_file import is_there, tell_mistakes
+from det_core.cli._say import error, note, print_json, print_table
+from det_core.cli._status import NOT_UNDERSTOOD
 
 _EXAMPLES = """\
 examples:
@@ -30,11 +32,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Preview a search."""
+    from det_core._errors import ConfigErrors
     from det_core.config import parse_experiment
     from det_core.search._preview import preview
 
+    if not is_there(args.CONFIG):
+        return NOT_UNDERSTOOD
     path = Path(args.CONFIG)
-    experiment = parse_experiment(path.read_text(encoding="utf-8"), overrides=args.config)
+    try:
+        experiment = parse_experiment(path.read_text(encoding="utf-8"), overrides=args.config)
+    except UnicodeDecodeError:
+        error(f"{path} is no text: name the experiment's configuration, a YAML or JSON file")
+        return NOT_UNDERSTOOD
+    except ConfigErrors as e:
+        tell_mistakes(e.errors, args.CONFIG)
+        return NOT_UNDERSTOOD
     found = preview(
         experiment.searcher, experiment.hyperparameters, experiment.seed, folder=str(path.absolute().parent)
     )

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from det_core._optional import install_command
 from det_core.core._profiler._mean import Reading
 
 logger = logging.getLogger("det_core.core")
@@ -87,7 +88,7 @@ def gpu_sensor(visible: str | None) -> Gpu | None:
         import pynvml
     except ImportError as e:
         if os.path.exists(_DRIVER):
-            logger.warning("GPUs are not profiled: pip install 'det-core[profiler]' (%s)", e)
+            logger.warning("GPUs are not profiled: %s (%s)", install_command("profiler"), e)
         return None
     try:
         sensor = Gpu(pynvml, visible)

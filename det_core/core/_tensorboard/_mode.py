@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from det_core._optional import install_command
+
 if TYPE_CHECKING:
     from det_core.core._tensorboard._sync import Copies, Put
     from det_core.core._tensorboard._writer import EventWriter
@@ -31,13 +33,19 @@ def chosen_mode(mode: TensorboardMode | None) -> TensorboardMode:
 
     Left out, it is AUTO where the extra is installed. AUTO without the extra is MANUAL, with a warning.
     """
-    if mode is TensorboardMode.MANUAL or importlib.util.find_spec("tensorboardX") is not None:
+    if mode is TensorboardMode.MANUAL or installed():
         return mode or TensorboardMode.AUTO
     if mode is TensorboardMode.AUTO:
         logger.warning(
-            "no event files are written: pip install 'det-core[tensorboard]', or ask for TensorboardMode.MANUAL"
+            "no event files are written: %s, or ask for TensorboardMode.MANUAL", install_command("tensorboard")
         )
     return TensorboardMode.MANUAL
+
+
+def installed() -> bool:
+    """Whether the extra is; a mere folder of that name beside the script is not."""
+    found = importlib.util.find_spec("tensorboard")
+    return found is not None and found.origin is not None
 
 
 class Tensorboard:
