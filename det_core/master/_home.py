@@ -1,4 +1,4 @@
-"""The files of a master in its home folder: its token, its name, its port, and where it listens."""
+"""The files of a master in its home folder: its token, its name, its port, its slots, and where it listens."""
 
 from __future__ import annotations
 
@@ -68,8 +68,23 @@ class HomeFiles:
                 error = e
         raise error
 
-    def announce(self, url: str, port: int, version: str, cluster_id: str) -> None:
-        """Tell where the master listens; :meth:`withdraw` takes it back."""
+    def last_slots(self) -> int | None:
+        """How many slots somebody has chosen last; None: nobody has."""
+        try:
+            return max(int((self.folder / "slots").read_text()), 0)
+        except (OSError, ValueError):
+            return None
+
+    def announce(
+        self, url: str, port: int, version: str, cluster_id: str, slots: int | None = None, *, again: bool = False
+    ) -> None:
+        """Tell where the master listens; :meth:`withdraw` takes it back.
+
+        Args:
+            url, port, version, cluster_id: of this master.
+            slots: how many it was told to have, to be kept for the next one; None: nobody has said.
+            again: this is what an earlier one was told.
+        """
         me = Owner.current("master", 0)
         told = {
             "url": url,
@@ -78,8 +93,11 @@ class HomeFiles:
             "host": me.host,
             "version": version,
             "cluster_id": cluster_id,
+            "slots_as_last_time": again,
         }
         _write(self.folder / "port", f"{port}\n")
+        if slots is not None and not again:
+            _write(self.folder / "slots", f"{slots}\n")
         _write(self.folder / "master.json", json.dumps(told) + "\n")
 
     def withdraw(self) -> None:

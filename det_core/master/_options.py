@@ -29,7 +29,8 @@ class Options:
         home: the folder that holds all that it keeps; its own files lie in ``home/master``.
         host: the address to listen on.
         port: the port to listen on; 0: that of the time before, else one that is free.
-        slots: how many trials of one slot run at a time; None: the GPUs of this machine, or one.
+        slots: how many trials of one slot run at a time; None: as many as the time before if somebody chose then, else
+            the GPUs of this machine, or one.
         database: the URL of the store; None: a SQLite file in ``folder``.
         token_file: the file with the user's token; None: ``folder/token``, made when there is none.
         log_file: where to write what happens, also what goes to stdout and stderr; None: to stderr.
@@ -72,7 +73,9 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--home", type=Path, help="where it keeps everything (default: DET_CORE_HOME)")
     parser.add_argument("--host", default=Options.host, help="the address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=0, help="the port (default: the last one, else a free one)")
-    parser.add_argument("--slots", type=int, help="trials of one slot at a time (default: the GPUs there are, or 1)")
+    parser.add_argument(
+        "--slots", type=int, help="trials of one slot at a time (default: as last time, else the GPUs there are, or 1)"
+    )
     parser.add_argument("--db", metavar="URL", help="the database (default: a SQLite file in HOME/master)")
     parser.add_argument("--token-file", type=Path, help="a file with the user's token (default: HOME/master/token)")
     parser.add_argument("--log-file", type=Path, help="write what happens into this file, not to stderr")

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import det_core
@@ -97,11 +98,13 @@ async def _serve(
     port = int(bound.getsockname()[1])
     url = f"http://{reachable(options.host)}:{port}"
     settings = MasterSettings(home=options.home, master_url=url, cluster_id=files.cluster_id())
-    async with _service(options, settings, engine) as service:
+    kept = files.last_slots() if options.slots is None else None
+    slots = options.slots if kept is None else kept
+    async with _service(replace(options, slots=slots), settings, engine) as service:
         app = create_app(service, files.token(options.token_file))
 
         def listening() -> bool:
-            files.announce(url, port, det_core.__version__, settings.cluster_id)
+            files.announce(url, port, det_core.__version__, settings.cluster_id, slots, again=kept is not None)
             LOG.info("det_core %s is the master of %s at %s", det_core.__version__, options.home, url)
             return not told
 

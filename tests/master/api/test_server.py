@@ -53,7 +53,7 @@ def test_it_listens_says_where_and_ends_when_told(tmp_path: Path) -> None:
         told = announced(tmp_path, running)
         assert (told["pid"], set(told)) == (
             running.pid,
-            {"url", "pid", "start_time", "host", "version", "cluster_id"},
+            {"url", "pid", "start_time", "host", "version", "cluster_id", "slots_as_last_time"},
         )
         said = requests.get(f"{told['url']}/api/v1/master", timeout=TIMEOUT).json()
         assert (said["clusterId"], said["slots"]) == (told["cluster_id"], 2)
@@ -69,6 +69,8 @@ def test_it_listens_says_where_and_ends_when_told(tmp_path: Path) -> None:
     with process(tmp_path) as again:  # where running trials look for it, and under the name that they know
         new = announced(tmp_path, again)
         assert (new["url"], new["cluster_id"]) == (told["url"], told["cluster_id"])
+        assert (told["slots_as_last_time"], new["slots_as_last_time"]) == (False, True)
+        assert requests.get(f"{new['url']}/api/v1/master", timeout=TIMEOUT).json()["slots"] == 2, "as last time"
         again.kill()
         again.wait(TIMEOUT)
     assert (tmp_path / "master" / "master.json").exists()
