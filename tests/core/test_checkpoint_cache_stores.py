@@ -202,7 +202,7 @@ def test_what_others_wrote(job: Start, tmp_path: Path, caplog: pytest.LogCapture
 
 def test_a_whole_run(storage: Any, tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From core.init() on: checkpoints, event files beside them, and a resume by way of the cache."""
-    pytest.importorskip("tensorboardX")
+    pytest.importorskip("tensorboard")
     monkeypatch.setenv("DET_CORE_CACHE", str(tmp_path / "cached"))
     with core.init(name="x", checkpoint_storage=storage, tensorboard_mode=core.TensorboardMode.AUTO) as ctx:
         ctx.train.report_training_metrics(1, {"loss": 0.5})

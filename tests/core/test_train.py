@@ -136,7 +136,7 @@ def test_best_validation_of_operations() -> None:
 
 
 def test_auto_writes_event_files_beside_the_checkpoints(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboardX")
+    pytest.importorskip("tensorboard")
     storage = tmp_path / "storage"
     with core.init(checkpoint_storage=str(storage), tensorboard_mode=core.TensorboardMode.AUTO) as ctx:
         ctx.train.report_training_metrics(1, {"loss": 0.5})

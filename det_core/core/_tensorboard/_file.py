@@ -1,4 +1,4 @@
-"""One TensorBoard event file, through tensorboardX's records and messages."""
+"""One TensorBoard event file, of the messages that TensorBoard itself reads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core._optional import require
+from det_core.core._tensorboard._records import Records
 from det_core.core._tensorboard._values import Scalar
 
 
@@ -23,16 +24,16 @@ class EventFile:
     """
 
     def __init__(self, folder: Path, *, first_step: int) -> None:
-        event = require("tensorboardX.proto.event_pb2", extra="tensorboard", purpose="writing event files")
-        summary = require("tensorboardX.proto.summary_pb2", extra="tensorboard", purpose="writing event files")
-        record = require("tensorboardX.record_writer", extra="tensorboard", purpose="writing event files")
+        # These two modules need nothing but protobuf; the rest of the package imports numpy, boto3 and more.
+        event = require("tensorboard.compat.proto.event_pb2", extra="tensorboard", purpose="writing event files")
+        summary = require("tensorboard.compat.proto.summary_pb2", extra="tensorboard", purpose="writing event files")
         self._event, self._value, self._summary = event.Event, summary.Summary.Value, summary.Summary
         folder.mkdir(parents=True, exist_ok=True)
         older = any("tfevents" in name for name in os.listdir(folder))
         now = time.time()
         name = f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
         self.path = folder / name
-        self._records = record.RecordWriter(str(self.path))
+        self._records = Records(self.path)
         self._write(self._event(wall_time=now, file_version="brain.Event:2"))
         if older:
             start = event.SessionLog(status=event.SessionLog.START)

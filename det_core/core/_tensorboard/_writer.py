@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core._errors import TensorboardError
 from det_core._optional import require
+from det_core.core._tensorboard._mode import installed
 from det_core.core._tensorboard._values import Scalar, scalars_of
 
 if TYPE_CHECKING:
@@ -57,14 +58,12 @@ class EventWriter:
         folder: where the event file goes; it exists.
 
     Raises:
-        MissingExtra: tensorboardX is not installed.
+        MissingExtra: tensorboard is not installed.
     """
 
     def __init__(self, folder: Path, *, max_queued: int = MAX_QUEUED) -> None:
-        import importlib.util
-
-        if importlib.util.find_spec("tensorboardX") is None:
-            require("tensorboardX", extra="tensorboard", purpose="writing TensorBoard event files")
+        if not installed():
+            require("tensorboard.compat", extra="tensorboard", purpose="writing TensorBoard event files")
         self._folder = folder
         self._max_queued = max_queued
         self._rows: deque[_Row | threading.Event] = deque()
