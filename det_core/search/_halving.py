@@ -28,15 +28,16 @@ class Bracket:
         def quota(count: int) -> int:
             return max(int(count / divisor), least)
 
-        self.rungs = [Rung(length, quota, newest_first=newest_first) for length in plan.lengths]
+        self.rungs = [Rung(i, length, quota, newest_first=newest_first) for i, length in enumerate(plan.lengths)]
 
     @property
     def room(self) -> bool:
         """Whether a trial may be added."""
         return self.created < self.max_trials
 
-    def to_dict(self) -> JSON:
-        """For a snapshot."""
+    def to_dict(self, *, parks: bool) -> JSON:
+        """For a snapshot; ``parks``: whether trials wait on a rung for promotion."""
+        top = len(self.rungs) - 1
         return {
             "max_trials": self.max_trials,
             "created": self.created,
@@ -44,8 +45,8 @@ class Bracket:
                 {
                     "outstanding": rung.outstanding,
                     "tie": rung.tie,
-                    "entries": [[request_id, *key] for request_id, key in rung.entries.items()],
-                    "parked": list(rung.parked),
+                    "entries": [[trial.request_id, *key] for trial, *key in rung.entries()],
+                    "parked": [trial.request_id for trial in rung.parked()] if parks and rung.number < top else [],
                 }
                 for rung in self.rungs
             ],
@@ -56,8 +57,7 @@ class Bracket:
         self.max_trials, self.created = state["max_trials"], state["created"]
         for rung, saved in zip(self.rungs, state["rungs"], strict=True):
             entries = [(trials[request_id], metric, tie) for request_id, metric, tie in saved["entries"]]
-            rung.load(entries, saved["parked"], saved["outstanding"])
-            rung.tie = saved["tie"]
+            rung.load(entries, saved["tie"], saved["outstanding"])
 
 
 class HalvingSearch(Search):
@@ -65,6 +65,8 @@ class HalvingSearch(Search):
 
     _newest_first = True
     _least = 1
+    _parks = False
+    """Whether trials wait on a rung for promotion."""
     _freed = False
     """Whether the last event leaves a slot without a trial."""
 
@@ -113,7 +115,6 @@ class HalvingSearch(Search):
         bracket = self._brackets[trial.bracket]
         if isinstance(event, Exited):
             self._freed = told is not None or event.reason == "invalid_hp"
-            bracket.rungs[trial.rung].parked.pop(trial.request_id, None)
             if event.reason == "invalid_hp":
                 self._withdraw(bracket, trial, told)
             elif told is not None:
@@ -127,7 +128,8 @@ class HalvingSearch(Search):
     def _withdraw(self, bracket: Bracket, trial: Trial, told: int | None) -> None:
         """Forget a trial whose hyperparameters cannot be trained."""
         for rung in bracket.rungs:
-            rung.remove(trial.request_id)
+            rung.remove(trial)
+        trial.entered = 0
         bracket.created -= 1
         if not self._replaceable():
             bracket.max_trials = bracket.created
@@ -144,13 +146,9 @@ class HalvingSearch(Search):
     def _told(self, trial: Trial) -> None:
         rungs = self._brackets[trial.bracket].rungs
         rung = rungs[trial.rung]
-        if trial.request_id in rung.entries and trial.rung + 1 < len(rungs):
-            rung.parked.pop(trial.request_id, None)
+        if trial in rung and trial.rung + 1 < len(rungs):
             trial.rung += 1
         rungs[trial.rung].outstanding += 1
-
-    def _closed(self, trial: Trial) -> None:
-        self._brackets[trial.bracket].rungs[trial.rung].parked.pop(trial.request_id, None)
 
     def _share_done(self) -> float:
         total = sum(bracket.max_trials for bracket in self._brackets)
@@ -164,7 +162,7 @@ class HalvingSearch(Search):
         return max(share, exited / total)
 
     def _method_state(self) -> Any:
-        return [bracket.to_dict() for bracket in self._brackets]
+        return [bracket.to_dict(parks=self._parks) for bracket in self._brackets]
 
     def _load_method(self, state: Any) -> None:
         for bracket, saved in zip(self._brackets, state, strict=True):
@@ -172,12 +170,11 @@ class HalvingSearch(Search):
 
     def _described(self, rung: Rung, number: int) -> JSON:
         entries = []
-        for request_id in rung.ranked():
-            trial, score = self._trials[request_id], rung.entries[request_id][0]
+        for trial, score in rung.ranked():
             state = "parked" if not trial.gone else "exited" if trial.exited and not trial.closed else "closed"
             entries.append(
                 {
-                    "request_id": request_id,
+                    "request_id": trial.request_id,
                     "metric": None if score == WORST else self._sign * score,
                     "state": "promoted" if trial.rung > number else state,
                 }

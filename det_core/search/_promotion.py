@@ -17,6 +17,7 @@ class PromotionSearch(HalvingSearch):
 
     _newest_first = False
     _least = 0
+    _parks = True
     _promoted: Trial | None = None
     """Whom the last event promotes."""
     _topped: Trial | None = None
@@ -28,15 +29,12 @@ class PromotionSearch(HalvingSearch):
         top, candidate = len(bracket.rungs) - 1, trial
         while candidate.rung < top:
             rung = bracket.rungs[candidate.rung]
-            if not candidate.gone:
-                rung.parked[candidate.request_id] = None
             found = rung.add(candidate, score)
             if found is None or bracket.rungs[found.rung] is not rung:
                 return
             if not found.gone and bracket.rungs[found.rung + 1].length > rung.length:
                 self._promoted = found
                 return
-            rung.parked.pop(found.request_id, None)
             score = WORST if found.gone else found.metric
             found.rung += 1
             candidate = found
@@ -66,7 +64,8 @@ class PromotionSearch(HalvingSearch):
         for rung in bracket.rungs:
             if rung.outstanding:
                 return
-            if rung.parked:
-                parked, rung.parked = rung.parked, {}  # an emptied dict would be slow to look through again
-                for request_id in sorted(parked, key=rung.entries.__getitem__):
-                    self._close(self._trials[request_id], out)
+            if not rung.settled:
+                rung.settled = True
+                if rung.number + 1 < len(bracket.rungs):
+                    for trial in rung.parked_ranked():
+                        self._close(trial, out)

@@ -7,7 +7,8 @@ top: an entry costs O(log n), however many there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from array import array
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush, heapreplace
 
 from det_core.search._trial import Trial
@@ -19,87 +20,119 @@ Key = tuple[float, int]
 class Rung:
     """One rung of a bracket."""
 
-    __slots__ = ("_best", "_others", "_quota", "_step", "_tie", "entries", "length", "outstanding", "parked")
+    __slots__ = (
+        "_arrived", "_best", "_count", "_metrics", "_others", "_quota", "_step", "length", "number", "outstanding",
+        "settled",
+    )  # fmt: skip
 
-    def __init__(self, length: int, quota: Callable[[int], int], *, newest_first: bool) -> None:
+    def __init__(self, number: int, length: int, quota: Callable[[int], int], *, newest_first: bool) -> None:
         """Make it empty.
 
         Args:
+            number: how many rungs are below it in its bracket.
             length: how long a trial on it has trained.
             quota: how many of so many entries are the best ones; it grows by 0 or 1 with each entry.
             newest_first: among equal metrics the newest is the best; else the oldest is.
         """
-        self.length = length
+        self.number, self.length = number, length
         self.outstanding = 0
         """How many trials are training towards it."""
-        self.entries: dict[str, Key] = {}
-        """Request id -> its place, in the order of arrival."""
-        self.parked: dict[str, None] = {}
-        """Those of the entries that may still be promoted."""
+        self.settled = False
+        """Set it to know later whether anybody has been entered since."""
         self._quota = quota
         self._step = -1 if newest_first else 1
-        self._tie = 0
-        self._best: list[tuple[float, int, Trial]] = []
-        self._others: list[tuple[float, int, Trial]] = []
+        # A trial's place is how many had arrived before it. The keys in the heaps hold no trial but tell its place:
+        # so the garbage collector, which looks through all that refers to other objects, leaves them alone.
+        self._arrived: list[Trial | None] = []
+        self._metrics = array("d")
+        self._count = 0
+        self._best: list[Key] = []  # both parts negated
+        self._others: list[Key] = []
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return self._count
+
+    def __contains__(self, trial: Trial) -> bool:
+        return trial.entered > self.number
 
     def add(self, trial: Trial, metric: float) -> Trial | None:
-        """Enter a trial.
+        """Enter a trial, which is on all rungs below.
 
         Returns:
             The trial itself if it is among the best; else the last of the best if their number has grown; else None.
         """
-        tie = self._tie = self._tie + self._step
-        best, others = self._best, self._others
-        self.entries[trial.request_id] = (metric, tie)
-        grows = self._quota(len(self.entries)) > len(best)
-        if best and (metric, tie) < (-best[0][0], -best[0][1]):
+        self._arrived.append(trial)
+        self._metrics.append(metric)
+        self._count += 1
+        self.settled = False
+        trial.entered = self.number + 1
+        best, others, tie = self._best, self._others, len(self._arrived) * self._step
+        grows = self._quota(self._count) > len(best)
+        if best and (-metric, -tie) > best[0]:
             if grows:
-                heappush(best, (-metric, -tie, trial))
+                heappush(best, (-metric, -tie))
             else:
-                worst = heapreplace(best, (-metric, -tie, trial))
-                heappush(others, (-worst[0], -worst[1], worst[2]))
+                metric, tie = heapreplace(best, (-metric, -tie))
+                heappush(others, (-metric, -tie))
             return trial
-        heappush(others, (metric, tie, trial))
+        heappush(others, (metric, tie))
         if not grows:
             return None
-        last = heappop(others)
-        heappush(best, (-last[0], -last[1], last[2]))
-        return last[2]
+        metric, tie = heappop(others)
+        heappush(best, (-metric, -tie))
+        return self._arrived[abs(tie) - 1]
 
-    def remove(self, request_id: str) -> None:
+    def remove(self, trial: Trial) -> None:
         """Take a trial out as if it had never been here. That costs O(n log n), and is rare."""
-        self.parked.pop(request_id, None)
-        if self.entries.pop(request_id, None) is None:
-            return
-        everyone = [(-metric, -tie, trial) for metric, tie, trial in self._best] + self._others
-        self._fill([entry for entry in everyone if entry[2].request_id != request_id])
+        if trial in self:
+            self._arrived[self._arrived.index(trial)] = None
+            self._fill()
 
-    def ranked(self) -> list[str]:
-        """The request ids, best first."""
-        return sorted(self.entries, key=self.entries.__getitem__)
+    def entries(self) -> list[tuple[Trial, float, int]]:
+        """The trials with metric and tie, in the order of arrival."""
+        return [(trial, self._metrics[place], (place + 1) * self._step) for place, trial in self._present()]
 
-    def load(self, entries: list[tuple[Trial, float, int]], parked: list[str], outstanding: int) -> None:
+    def ranked(self) -> list[tuple[Trial, float]]:
+        """The trials with their metrics, best first."""
+        return [(trial, metric) for trial, metric, _ in sorted(self.entries(), key=lambda entry: entry[1:])]
+
+    def parked(self) -> list[Trial]:
+        """Those of its trials that went no further and may still train, in the order of arrival."""
+        return [trial for _, trial in self._parked()]
+
+    def parked_ranked(self) -> list[Trial]:
+        """Those of :meth:`parked`, best first."""
+        found = list(self._parked())[:: self._step]
+        found.sort(key=lambda parked: self._metrics[parked[0]])
+        return [trial for _, trial in found]
+
+    def load(self, entries: list[tuple[Trial, float, int]], tie: int, outstanding: int) -> None:
         """Become what a snapshot says: trials with metric and tie in the order of arrival."""
-        self.entries = {trial.request_id: (metric, tie) for trial, metric, tie in entries}
-        self.parked = dict.fromkeys(parked)
-        self.outstanding = outstanding
-        self._fill([(metric, tie, trial) for trial, metric, tie in entries])
+        self._arrived = [None] * abs(tie)
+        self._metrics = array("d", bytes(8 * abs(tie)))
+        for trial, metric, own in entries:
+            self._arrived[abs(own) - 1], self._metrics[abs(own) - 1] = trial, metric
+            trial.entered = max(trial.entered, self.number + 1)
+        self.outstanding, self.settled = outstanding, False
+        self._fill()
 
     @property
     def tie(self) -> int:
         """The number that the last entry got; it stays when that one is taken out."""
-        return self._tie
+        return len(self._arrived) * self._step
 
-    @tie.setter
-    def tie(self, value: int) -> None:
-        self._tie = value
+    def _present(self) -> Iterator[tuple[int, Trial]]:
+        return ((place, trial) for place, trial in enumerate(self._arrived) if trial is not None)
 
-    def _fill(self, everyone: list[tuple[float, int, Trial]]) -> None:
-        everyone.sort(key=lambda entry: entry[:2])
-        count = min(self._quota(len(everyone)), len(everyone))
-        self._best = [(-metric, -tie, trial) for metric, tie, trial in everyone[:count]]
-        self._others = everyone[count:]
+    def _parked(self) -> Iterator[tuple[int, Trial]]:
+        number = self.number
+        return ((place, trial) for place, trial in self._present() if trial.rung == number and not trial.gone)
+
+    def _fill(self) -> None:
+        """Work out the best and the others anew."""
+        keys = sorted((metric, tie) for _, metric, tie in self.entries())
+        self._count = len(keys)
+        count = min(self._quota(len(keys)), len(keys))
+        self._best = [(-metric, -tie) for metric, tie in keys[:count]]
+        self._others = keys[count:]
         heapify(self._best)

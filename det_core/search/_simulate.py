@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Literal
 
@@ -30,7 +30,7 @@ class SimulatedTrial:
     request_id: str
     hparams: JSON
     seed: int
-    reports: list[tuple[int, float]] = field(default_factory=list)
+    reports: tuple[tuple[int, float], ...] = ()
     """The lengths at which it was validated, with its metric at each."""
     exited: Reason | None = None
     told: int | None = None
@@ -130,7 +130,7 @@ class _Simulator:
             self._exit(trial, said)
             return
         self._units += length - trial.length
-        trial.reports.append((length, said))
+        trial.reports += ((length, said),)
         if length == trial.told:
             trial.told = None
             self._tell(Completed(trial.request_id, length, said))

@@ -11,7 +11,7 @@ WORST = 1.7976931348623157e308
 class Trial:
     """A trial as its search sees it."""
 
-    __slots__ = ("bracket", "closed", "done", "exited", "length", "metric", "request_id", "rung", "units")
+    __slots__ = ("bracket", "closed", "done", "entered", "exited", "length", "metric", "request_id", "rung", "units")
 
     def __init__(self, request_id: str, bracket: int = 0) -> None:
         self.request_id = request_id
@@ -26,6 +26,8 @@ class Trial:
         """The reason of its exit."""
         self.bracket = bracket
         self.rung = 0
+        self.entered = 0
+        """On how many rungs it is, from the lowest; a snapshot's rungs tell it."""
         self.metric = WORST
         """What it last reported, smaller being better."""
 

@@ -85,7 +85,7 @@ class PlainPromotion(Plain):
         index = next((i for i, (other, _) in enumerate(rung.entries) if other > x), m)
         rung.entries.insert(index, [x, trial])
         if r == len(self.rungs) - 1:
-            if trial in self.exited:
+            if trial in self.closed:  # so is one that has exited, and one that was among the last to be parked
                 return [], False
             self.closed.add(trial)
             return [("close", trial)], False
