@@ -5,6 +5,11 @@ is a call of its scheduler (no trial object, no hyperparameters), for Optuna ``a
 a random sampler; ours draws hyperparameters as well. Trials report once a rung. What a peer's decision costs grows with
 the number of trials, so each is run at sizes that end within minutes.
 
+How our time grows is measured in pairs, one after the other in one process: so many searches of the smaller size that
+they take about as long as one of the larger size, since a short run finds a quiet moment of a shared machine more
+easily than a long one. The row tells the median of the pairs. The garbage collector is off, as it is in the rates; one
+more row tells the growth with it on.
+
 Run it with ``python -m benchmarks.search_decisions``.
 """
 
@@ -12,9 +17,11 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from benchmarks._peers import ROOT, peers_python
 from benchmarks._table import print_table
@@ -23,6 +30,7 @@ RATE = 50_000
 """The bound: decisions a second, at each of our sizes."""
 SIZES = {"det_core": (1_000, 10_000, 100_000), "ray": (1_000, 10_000), "optuna": (300, 1_000)}
 ROUNDS = {"det_core": 3, "ray": 1, "optuna": 1}
+PAIRS = 3
 TIMEOUT = 900.0
 REQUIREMENTS = ("ray[tune]", "optuna", "numpy")
 
@@ -31,8 +39,7 @@ import gc, json, random, sys, time
 trials, dice = int(sys.argv[1]), random.Random(7)
 LENGTHS = [16, 64, 256, 1024, 4096]
 """
-CODE = {
-    "det_core": """
+OURS = """
 from det_core.search import simulate
 quality = [dice.random() for _ in range(trials)]
 space = {
@@ -43,11 +50,35 @@ space = {
 }
 def metric_of(hparams, length, number):
     return quality[number] + 1 / length
-searcher = {"name": "adaptive_asha", "max_length": 4096, "max_trials": trials, "max_concurrent_trials": 16}
+def searcher(trials):
+    return {"name": "adaptive_asha", "max_length": 4096, "max_trials": trials, "max_concurrent_trials": 16}
+"""
+CODE = {
+    "det_core": OURS
+    + """
 gc.collect()
 gc.disable()
 start = time.process_time()
-decisions = simulate(searcher, space, 7, metric_of, slots=16).decisions
+decisions = simulate(searcher(trials), space, 7, metric_of, slots=16).decisions
+""",
+    "growth": OURS
+    + """
+large, small, pairs, collect = trials, int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "on"
+def seconds(trials):
+    gc.collect()
+    if not collect:
+        gc.disable()
+    start = time.process_time()
+    simulate(searcher(trials), space, 7, metric_of, slots=16)
+    took = time.process_time() - start
+    gc.enable()
+    return took
+seconds(small)
+times = large // small
+ratios = []
+for _ in range(pairs):
+    ratios.append(times * seconds(large) / sum(seconds(small) for _ in range(times)))
+decisions, start = ratios, time.process_time()
 """,
     "ray": """
 from types import SimpleNamespace
@@ -102,19 +133,21 @@ TAIL = "\nprint(json.dumps([decisions, time.process_time() - start]))\n"
 def main() -> int:
     """Measure, print the table, and return the number of bounds that are not met."""
     rows: list[tuple[object, ...]] = []
-    failed, took = 0, {}
+    failed = 0
     for who, sizes in SIZES.items():
         for trials in sizes:
             decisions, seconds = min((measured(who, trials) for _ in range(ROUNDS[who])), key=lambda pair: pair[1])
             rate, met = decisions / seconds, None
             if who == "det_core":
-                took[trials] = seconds
                 met = rate >= RATE
                 failed += not met
             rows.append((who, trials, int(decisions), seconds, rate, met))
-    small, large = sorted(took)[-2:]
-    growth, allowed = took[large] / took[small], large * math.log(large) / (small * math.log(small))
-    rows.append((f"det_core: time at {large:,} over time at {small:,}", None, None, None, growth, growth <= allowed))
+    small, large = sorted(SIZES["det_core"])[-2:]
+    allowed = large * math.log(large) / (small * math.log(small))
+    growth, collected = grown(small, large, "off"), grown(small, large, "on")
+    what = f"det_core: time at {large:,} over time at {small:,}"
+    rows.append((what, None, None, None, growth, growth <= allowed))
+    rows.append((f"{what}, with the garbage collector", None, None, None, collected, None))
     print_table(
         f"search decisions a second (bound: {RATE:,}, and time growing by n log n at most: {allowed:.3g} times)",
         ("", "trials", "decisions", "seconds", "a second", "met"),
@@ -125,9 +158,21 @@ def main() -> int:
 
 def measured(who: str, trials: int) -> tuple[float, float]:
     """Decisions and seconds of one search, in a process of its own."""
-    python = Path(sys.executable) if who == "det_core" else peers_python(*REQUIREMENTS)
+    decisions, seconds = run(who, str(trials))
+    return decisions, seconds
+
+
+def grown(small: int, large: int, collector: str) -> float:
+    """How many times as long the larger search takes, as the median of some pairs."""
+    ratios, _ = run("growth", str(large), str(small), str(PAIRS), collector)
+    return statistics.median(ratios)
+
+
+def run(who: str, *arguments: str) -> Any:
+    """What a program of ours prints, run in a process of its own."""
+    python = Path(sys.executable) if who in ("det_core", "growth") else peers_python(*REQUIREMENTS)
     done = subprocess.run(
-        [python, "-c", HEAD + CODE[who] + TAIL, str(trials)],
+        [python, "-c", HEAD + CODE[who] + TAIL, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -135,8 +180,7 @@ def measured(who: str, trials: int) -> tuple[float, float]:
     )
     if done.returncode:
         raise RuntimeError(f"{who} ended with status {done.returncode}: {done.stderr[-2000:]}")
-    decisions, seconds = json.loads(done.stdout.splitlines()[-1])
-    return decisions, seconds
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
