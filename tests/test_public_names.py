@@ -54,7 +54,7 @@ PUBLIC = {
         public_storage scan take_away write_memory
     """,
     "det_core.master.scheduler": """
-        DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Next Phase ProcessExit Running Start State Step
+        DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Losses Next Phase ProcessExit Running Start State Step
         TrialFacts Wanting after_exit classify decide experiment_may expired trial_may
     """,
     "det_core.ipc": "Lane Links Star connect",
