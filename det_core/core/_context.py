@@ -60,7 +60,7 @@ class Context:
         self._journal = ground.journal
         self._backend = ground.backend
         self._run = ground.run
-        self._store = ground.store
+        self._stores = [ground.store, *ground.elsewhere.values()]
         self._closed = False
 
     def __enter__(self) -> Context:
@@ -154,7 +154,7 @@ class Context:
             ("checkpoint", self.checkpoint.close),
             ("preempt", self.preempt.close),
             ("train", self.train.close),
-            ("checkpoint store", self._store.close),
+            *(("checkpoint store", store.close) for store in self._stores),
             ("run", lambda: self._journal.record("run_end", end)),
             ("distributed", lambda: self.distributed.close(farewell=end, failure=failure)),
             ("journal", self._journal.close),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -47,6 +47,7 @@ class Ground:
         store: where checkpoints lie.
         storage: what opens that store again, for the record.
         latest_checkpoint: the storage_id to start from.
+        elsewhere: by storage_id, the stores of checkpoints that lie in another one.
         beside: the folder below the store's root that event files are copied to; None: they stay in the run's folder.
         units: what the searcher's lengths count.
         agent_id: names the machine in the profiler's metrics.
@@ -64,6 +65,7 @@ class Ground:
     beside: str | None
     units: Unit | None
     agent_id: str
+    elsewhere: Mapping[str, Store] = field(default_factory=dict)
     first_lines: tuple[str, ...] = ()
     info: ClusterInfo | None = None
     asks_master: bool = False

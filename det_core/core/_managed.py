@@ -28,7 +28,7 @@ from det_core.backend.rest import (
 )
 from det_core.core._distributed import DistributedContext
 from det_core.core._ground import Ground
-from det_core.core._managed_storage import master_storage, opened
+from det_core.core._managed_storage import lent, master_storage, opened, storage_of_start
 from det_core.core._preempt import EndSafely
 from det_core.core._ranks import on_chief
 from det_core.core._searcher import Unit
@@ -75,6 +75,8 @@ class _Known:
 
     master: Master
     storage_id: int | None
+    start: dict[str, Any] | None
+    """The configuration of the storage in which the checkpoint to start from lies, where that is another one."""
     path: str
     restart: int
     """How often this allocation's script was started before."""
@@ -114,6 +116,7 @@ def open_managed_run(
         config = info.trial._config
         configured = config.get("checkpoint_storage")
         store = given or opened(configured, environment, foreign=not known.master.ours)
+        elsewhere = lent(info.latest_checkpoint, known.start, store, environment)
         path = _own_path(known.path, environment, bool(held))
         rank, trial_id = distributed.rank, info.trial.trial_id
         journal = Journal(path, run_id=info.allocation_id, restart=known.restart, rank=rank, trial_id=trial_id)
@@ -130,7 +133,7 @@ def open_managed_run(
         return Ground(
             run=run, journal=journal, backend=backend, store=store,
             storage=public_storage(configured if checkpoint_storage is None else checkpoint_storage, store),
-            latest_checkpoint=info.latest_checkpoint, beside=_beside(info), units=_units(task),
+            latest_checkpoint=info.latest_checkpoint, elsewhere=elsewhere, beside=_beside(info), units=_units(task),
             agent_id=info.agent_id, first_lines=(_first_line(info, None if environment.run_dir else path),),
             info=info, asks_master=True, undo=undo.pop_all().close,
         )  # fmt: skip
@@ -162,13 +165,14 @@ def _prepare(
     chosen = checkpoint_storage if given is not None else trial._config.get("checkpoint_storage")
     body = {"runId": trial.trial_id, "checkpointStorage": master_storage(chosen, given, foreign=not master.ours)}
     storage_id = session.call("POST", "/api/v1/runs/start", body).get("storageId")
+    start = storage_of_start(session, info.latest_checkpoint, body["checkpointStorage"]) if master.ours else None
     path = environment.run_dir or environment.home / "runs" / f"managed-{trial.trial_id}-{trial._trial_run_id}"
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path, info.allocation_id, f"trial {trial.trial_id}")
     restart = folder.begin_restart()
     held.append(folder)
     write_task(path, info.master_url, master.cluster_id, task)
-    return _Known(master, None if storage_id is None else int(storage_id), str(path), restart)
+    return _Known(master, None if storage_id is None else int(storage_id), start, str(path), restart)
 
 
 def _own_path(chiefs: str, environment: Environment, is_chief: bool) -> Path:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from det_core._env import Environment
-from det_core.backend.rest import storage_settings
+from det_core._errors import CheckpointError, MissingExtra, UnknownToMaster
+from det_core.backend.rest import MasterSession, storage_settings
 from det_core.storage import DirectoryStore, Store, open_store
 
 MOUNTED = Path("/determined_shared_fs")
@@ -54,3 +55,50 @@ def master_storage(chosen: Any, given: Store | None, *, foreign: bool) -> dict[s
     if isinstance(given, DirectoryStore):
         return storage_settings(given.root, foreign=foreign)
     return storage_settings(str(chosen), foreign=foreign) if chosen else None
+
+
+def storage_of_start(session: MasterSession, storage_id: str | None, own: Any) -> dict[str, Any] | None:
+    """Where the checkpoint to start from lies, if that is another storage than this run's own.
+
+    It was made by another experiment, or before this one's configuration was changed.
+
+    Args:
+        session: talks to a master of ours.
+        storage_id: the checkpoint; None: there is none.
+        own: this run's storage, as the master was told of it.
+    """
+    if storage_id is None:
+        return None
+    try:
+        found = session.call("GET", f"/api/v1/checkpoints/{storage_id}").get("checkpoint")
+    except UnknownToMaster:
+        return None
+    storage = found.get("storage") if isinstance(found, Mapping) else None
+    return None if not storage or _place(storage) == _place(own) else dict(storage)
+
+
+def lent(
+    storage_id: str | None, start: Mapping[str, Any] | None, own: Store, environment: Environment
+) -> dict[str, Store]:
+    """The store of the checkpoint to start from, by its storage_id; empty if it lies in this run's own.
+
+    Raises:
+        CheckpointError: that store cannot be opened here.
+    """
+    if storage_id is None or start is None:
+        return {}
+    try:
+        store = opened(start, environment, foreign=False)
+    except (ValueError, MissingExtra) as e:
+        raise CheckpointError(
+            f"checkpoint {storage_id}, to start from, lies in a storage that cannot be opened: {e}"
+        ) from e
+    if isinstance(store, DirectoryStore) and store.root == own.root:
+        return {}
+    return {storage_id: store}
+
+
+def _place(storage: Any) -> dict[str, Any]:
+    """A storage's configuration without what says how many checkpoints stay, and without what is not set."""
+    given = storage if isinstance(storage, Mapping) else {}
+    return {key: value for key, value in given.items() if value is not None and not key.startswith("save_")}

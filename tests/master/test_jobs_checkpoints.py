@@ -92,6 +92,45 @@ def test_a_warm_start_begins_from_a_checkpoint_of_another_trial(jobs: Jobs) -> N
         assert trial.latest_checkpoint not in (None, uuid)
 
 
+ELSEWHERE = """
+with core.init(tensorboard_mode=core.TensorboardMode.MANUAL, checkpoint_storage=hparams["named"]) as ctx:
+    step = load(ctx)
+    if ctx.latest_checkpoint is not None:
+        ctx.checkpoint.download(ctx.latest_checkpoint, "copy")
+        assert Path("copy", "step").read_text() == str(step)
+        assert ctx.checkpoint.get_metadata(ctx.latest_checkpoint) == {"steps_completed": step}
+    sign("start", f"{ctx.latest_checkpoint} {step}")
+    count(ctx)
+"""
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_checkpoint_is_found_in_the_storage_that_it_was_made_in(jobs: Jobs, tmp_path: Path, named: bool) -> None:
+    """A start from another experiment's, and a continuation with another storage; ``named``: by the script."""
+
+    def storage(name: str) -> dict[str, object]:
+        return {"type": "directory", "container_path": str(tmp_path / name), "save_trial_latest": 3}
+
+    hparams = {"named": str(tmp_path / "named") if named else None}
+    first = jobs.create(ELSEWHERE, hyperparameters=hparams, checkpoint_storage=storage("first"))
+    (source,) = jobs.ended(first, "COMPLETED")
+    assert jobs.sign("start") == "None 0"
+    start = {**SINGLE, "max_length": 5, "source_trial_id": source.id}
+    heir = jobs.create(ELSEWHERE, start, hyperparameters={"named": None}, checkpoint_storage=storage("heir"))
+    (trial,) = jobs.ended(heir, "COMPLETED")
+    assert jobs.sign("start") == f"{source.latest_checkpoint} 3"
+    heir.go_on(["searcher.max_length=7", f"checkpoint_storage.container_path={tmp_path / 'later'}"])
+    (again,) = jobs.ended(heir, "COMPLETED")
+    assert jobs.sign("start") == f"{trial.latest_checkpoint} 5"
+    assert jobs.steps(again, "training") == [4, 5, 6, 7]
+    places = {"named" if named else "first": source, "heir": trial, "later": again}
+    for (place, owner), step in zip(places.items(), ("3", "5", "7"), strict=True):
+        assert (tmp_path / place / str(owner.latest_checkpoint)).is_dir()
+        experiment = first if owner is source else heir
+        fetched = experiment.download_checkpoint(tmp_path / "fetched" / step, owner.latest_checkpoint)
+        assert (fetched / "step").read_text() == step
+
+
 def test_what_another_experiment_starts_from_stays(jobs: Jobs, tmp_path: Path) -> None:
     script = """
 with begin() as ctx:

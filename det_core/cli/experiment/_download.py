@@ -36,12 +36,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, master: Master) -> int:
     """Download one checkpoint of an experiment."""
-    from det_core.client._fetched import chosen, opened
+    from det_core.client._fetched import opened
 
     experiment = find(master, args.EXPERIMENT)
     storage_id = args.checkpoint if args.trial is None else _newest_of(experiment, args.trial)
-    with opened(experiment) as checkpoints:
-        checkpoint = chosen(experiment, checkpoints, storage_id)
+    with opened(experiment, storage_id) as checkpoint:
         with bar(f"downloading {checkpoint.storage_id}", checkpoint.size) as advance:
             checkpoint.download(args.DIR, progress=advance)
     folder = os.path.abspath(args.DIR)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from det_core._errors import ContextClosed
@@ -42,6 +43,7 @@ class CheckpointContext:
         restored: called with a storage_id, its steps_completed and the run that wrote it (None: it does not say), once
             per process and checkpoint, when a ``restore_path()`` begins.
         described: called with a storage_id; what a master has as its metadata, None: ask the store.
+        elsewhere: by storage_id, the stores of checkpoints that lie in another one.
         cache: where this machine keeps copies of checkpoints; needed where ``store`` is no directory.
         progress: called with the number of bytes that were copied or checked since it was last called.
         deadline: until when, on the monotonic clock, this process may go on once it is preempted; None: as long as it
@@ -61,6 +63,7 @@ class CheckpointContext:
         deleted: Callable[[str, Mapping[str, int]], None],
         restored: Callable[[str, int | None, str | None], None],
         described: Callable[[str], dict[str, Any] | None] = lambda _: None,
+        elsewhere: Mapping[str, Store] = MappingProxyType({}),
         cache: CheckpointCache | None = None,
         progress: Progress | None = None,
         deadline: Callable[[], float | None] = lambda: None,
@@ -72,12 +75,13 @@ class CheckpointContext:
         self._restart = restart
         self._deleted = deleted
         self._described = described
+        self._elsewhere = elsewhere
         self._writer = CheckpointWriter(
             distributed, store, run_id=run_id, restart=restart, owner=self._owner, committing=committing,
             registered=registered, closing=Closing(store, run_id, deadline, say), progress=progress,
         )  # fmt: skip
         self._reader = CheckpointReader(
-            distributed, store, owner=self._owner, cache=cache, restored=restored,
+            distributed, store, owner=self._owner, elsewhere=elsewhere, cache=cache, restored=restored,
             before=self._writer.raise_failures, progress=progress,
         )  # fmt: skip
         self._closed = False
@@ -302,7 +306,7 @@ class CheckpointContext:
         """
         self._check()
         self._writer.raise_failures()
-        remaining = self._store.delete(storage_id)
+        remaining = self._elsewhere.get(storage_id, self._store).delete(storage_id)
         self._reader.forget(storage_id)
         self._deleted(storage_id, remaining)
 

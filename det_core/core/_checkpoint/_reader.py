@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ class CheckpointReader:
         distributed: the ranks.
         store: where checkpoints lie.
         owner: who marks a checkpoint as in use.
+        elsewhere: by storage_id, the stores of checkpoints that lie in another one.
         cache: where the machine keeps copies; needed where the store is no directory.
         restored: called with a storage_id, its steps_completed and the run that wrote it (None: it does not say), once
             per process and checkpoint, when a ``restore_path()`` begins.
@@ -39,6 +40,7 @@ class CheckpointReader:
         store: Store,
         *,
         owner: Callable[[], Owner],
+        elsewhere: Mapping[str, Store],
         cache: CheckpointCache | None = None,
         restored: Callable[[str, int | None, str | None], None],
         before: Callable[[], None],
@@ -47,6 +49,7 @@ class CheckpointReader:
         self._distributed = distributed
         self._store = store
         self._owner = owner
+        self._elsewhere = elsewhere
         self._cache = cache
         self._restored = restored
         self._before = before
@@ -61,7 +64,7 @@ class CheckpointReader:
         """Copy a checkpoint into a folder."""
         together = self._readers("download", mode, local=True)
         folder = os.path.abspath(os.fspath(ckpt_dir))
-        checkpoint = open_together(together, self._store, storage_id, self._before)
+        checkpoint = open_together(together, self._store_of(storage_id), storage_id, self._before)
         with ExitStack() as stack:
             together.each(lambda: self._hold_on_first(stack, together, storage_id))
             source = checkpoint
@@ -74,7 +77,7 @@ class CheckpointReader:
     def restore_path(self, storage_id: str, mode: DownloadMode, selector: Selector | None) -> Iterator[Path]:
         """A folder with the checkpoint's files, compared with the manifest."""
         together = self._readers("restore_path", mode, local=False)
-        checkpoint = open_together(together, self._store, storage_id, self._before)
+        checkpoint = open_together(together, self._store_of(storage_id), storage_id, self._before)
         with ExitStack() as stack:
             if checkpoint.path is not None:
                 together.each(lambda: stack.enter_context(self._hold(storage_id)))
@@ -123,16 +126,19 @@ class CheckpointReader:
 
     def metadata(self, storage_id: str) -> dict[str, Any]:
         """The metadata of a checkpoint."""
-        return self._store.open(storage_id).metadata()
+        return self._store_of(storage_id).open(storage_id).metadata()
 
     def forget(self, storage_id: str) -> None:
         """What was compared of a checkpoint does not count any more: it was deleted."""
         for mode in DownloadMode:
             self._verified.pop((storage_id, mode), None)
 
+    def _store_of(self, storage_id: str) -> Store:
+        return self._elsewhere.get(storage_id, self._store)
+
     def _hold(self, storage_id: str) -> AbstractContextManager[None]:
         """Keep others from deleting a checkpoint that is being read."""
-        return self._store.hold(storage_id, self._owner())
+        return self._store_of(storage_id).hold(storage_id, self._owner())
 
     def _hold_on_first(self, stack: ExitStack, together: Together, storage_id: str) -> None:
         """One mark for all that read together."""

@@ -24,12 +24,16 @@ class Training(Reply):
 
 
 class Checkpoint(Reply):
-    """A checkpoint. ``resources``: its files and their sizes; a folder ends in ``/``."""
+    """A checkpoint.
+
+    ``resources``: its files and their sizes; a folder ends in ``/``. ``storage``: where it lies, as in a configuration.
+    """
 
     uuid: str
     task_id: str
     allocation_id: str | None = None
     storage_id: int | None = None
+    storage: dict[str, Any] | None = None
     state: str
     metadata: dict[str, Any]
     resources: dict[str, Int64Out]
@@ -55,6 +59,7 @@ class Checkpoint(Reply):
             task_id=view["task_id"],
             allocation_id=view["allocation_id"],
             storage_id=view["storage_id"],
+            storage=view["storage"],
             state=state_out(view["state"]),
             metadata=view["metadata"],
             resources=view["resources"],

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.config import Experiment
 from det_core.master._errors import NotFound
+from det_core.master.service import _storages
 from det_core.master.service._access import no_experiment
 from det_core.master.service._checkpoints import no_checkpoint
 from det_core.master.service._views import CheckpointView
@@ -71,6 +72,7 @@ def _show(conn: Connection, row: CheckpointRow, hparams: dict[str, Any], config:
         task_id=row.task_id,
         allocation_id=row.allocation_id,
         storage_id=row.storage_id,
+        storage=_storages.of_checkpoint(conn, row),
         state=row.state,
         metadata=row.metadata,
         resources=row.resources,

@@ -86,6 +86,7 @@ class CheckpointView(TypedDict):
     task_id: str
     allocation_id: str | None
     storage_id: int | None
+    storage: dict[str, Any] | None
     state: str
     metadata: dict[str, Any]
     resources: dict[str, int]
