@@ -57,7 +57,7 @@ class Trial:
     @property
     def restarts(self) -> int:
         """How often it was started again after a failure."""
-        return int(self._view.get("restarts") or 0)
+        return int(self._view.get("restarted", self._view.get("restarts")) or 0)
 
     @property
     def steps_completed(self) -> int:

@@ -50,13 +50,13 @@ def run(args: argparse.Namespace, master: Master) -> int:
 
 
 def _facts(experiment: Experiment) -> list[tuple[str, str]]:
-    from det_core.cli.experiment._told import settings
+    from det_core.cli.experiment._told import settings, state_of_all, still_saves
 
     info = experiment.info
     facts = [
         ("experiment", str(experiment.id)),
         ("name", experiment.name),
-        ("state", experiment.state),
+        ("state", ": ".join(filter(None, [state_of_all(experiment), still_saves(experiment)]))),
         ("progress", f"{experiment.progress:.0%}"),
         ("search", f"{info.get('searcher_type')} by {experiment.metric}, {_best_is(experiment)} is best"),
         ("priority", str(info.get("priority"))),

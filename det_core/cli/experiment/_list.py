@@ -55,6 +55,8 @@ def run(args: argparse.Namespace, master: Master) -> int:
 
 
 def _row(e: Experiment) -> tuple[str, ...]:
+    from det_core.cli.experiment._told import state_of_all
+
     best = "-" if e.best_metric is None else f"{e.metric} {number(e.best_metric)}"
     started = when(e.info.get("start_time") or 0.0)
-    return (str(e.id), e.name, e.state, f"{e.progress:.0%}", str(e.info.get("num_trials", "-")), best, started)
+    return (str(e.id), e.name, state_of_all(e), f"{e.progress:.0%}", str(e.info.get("num_trials", "-")), best, started)

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from det_core.cli._say import print_json
+from det_core.cli._say import note, print_json
 from det_core.cli._session import find, on_master
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def configure(name: str) -> Callable[[argparse.ArgumentParser], None]:
 
 
 def _run(args: argparse.Namespace, master: Master, name: str) -> int:
-    from det_core.cli.experiment._told import as_json
+    from det_core.cli.experiment._told import as_json, state_of_all, still_saves
 
     experiment = find(master, args.EXPERIMENT)
     {"pause": experiment.pause, "activate": experiment.activate, "cancel": experiment.cancel, "kill": experiment.kill}[
@@ -40,5 +40,7 @@ def _run(args: argparse.Namespace, master: Master, name: str) -> int:
     if args.json:
         print_json(as_json(experiment))
     else:
-        print(f"experiment {experiment.id} ({experiment.name}): {experiment.state}")
+        print(f"experiment {experiment.id} ({experiment.name}): {state_of_all(experiment)}")
+        if saving := still_saves(experiment):
+            note(saving)
     return 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from det_core.cli.experiment._told import state_of
+
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master, Trial
 
@@ -12,7 +14,7 @@ SHORTEST, LONGEST = 0.1, 1.0
 """Seconds between two looks: short at first, and while something happens."""
 SHARE = 10
 """A look that takes long is followed by a pause this many times as long, so that a large search is not held up."""
-QUIET = ("PAUSED", "ACTIVE")
+QUIET = ("PAUSED", "ACTIVE", "WAITING")
 """States in which a trial prints nothing."""
 
 
@@ -63,12 +65,13 @@ class Tail:
         """The new lines of a trial, and whether there may be more already."""
         from det_core.client._trial import PAGE, log_page
 
-        mark = (trial.state, trial.info.get("trial_run_id"))
+        state = state_of(trial)
+        mark = (state, trial.info.get("trial_run_id"))
         if self._settled.get(trial.id) == mark:
             return [], False
         found = log_page(self._master, trial.id, self._after.get(trial.id, 0))
         if found:
             self._after[trial.id] = found[-1]["id"]
-        elif trial.ended or trial.state in QUIET:
+        elif trial.ended or state in QUIET:
             self._settled[trial.id] = mark
         return found, len(found) >= PAGE

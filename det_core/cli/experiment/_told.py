@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ def as_json(experiment: Experiment, *, result: bool = False) -> dict[str, Any]:
         "best_metric": experiment.best_metric,
         "start_time": info.get("start_time"),
         "end_time": info.get("end_time"),
+        "stopping_trials": stopping(experiment),
+        "stop_by_time": info.get("stop_by_time"),
         "error": experiment.error,
     }
     if result:
@@ -82,8 +85,33 @@ def print_result(args: argparse.Namespace, experiment: Experiment) -> None:
 
 
 def state_of(trial: Trial) -> str:
-    """A trial's state; one that has done its work, and may get more from the search, is WAITING."""
+    """A trial's state; one that has done its work, and may get more from the search, is WAITING.
+
+    One that is to pause and still runs is PAUSING.
+    """
+    if trial.state == "PAUSED" and trial.info.get("allocation_id"):
+        return "PAUSING"
     return "WAITING" if trial.state == "ACTIVE" and trial.info.get("parked") else trial.state
+
+
+def state_of_all(experiment: Experiment) -> str:
+    """An experiment's state; one that is to pause, and whose trials still run, is PAUSING."""
+    return "PAUSING" if experiment.state == "PAUSED" and stopping(experiment) else experiment.state
+
+
+def stopping(experiment: Experiment) -> int:
+    """How many trials were told to stop, and still run."""
+    return int(experiment.info.get("stopping_trials") or 0)
+
+
+def still_saves(experiment: Experiment) -> str:
+    """Who of an experiment that is to pause or to end still runs, and how long that may last; "" if nobody."""
+    count, until = stopping(experiment), experiment.info.get("stop_by_time")
+    if not count or not until or experiment.state == "ACTIVE" or experiment.ended:
+        return ""
+    left = f"in {duration(until - time.time())}" if until > time.time() else "now"
+    who = "1 trial still saves; it is" if count == 1 else f"{count} trials still save; they are"
+    return f"{who} killed {left} at the latest (preemption_timeout)"
 
 
 def first_line(error: str) -> str:

@@ -23,9 +23,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, master: Master) -> int:
     """Wait for an experiment; the exit status says how it ended."""
-    from det_core.cli.experiment._told import as_json, print_result
+    from det_core.cli.experiment._told import as_json, print_result, still_saves
 
     experiment = find(master, args.EXPERIMENT)
+    if saving := still_saves(experiment):
+        note(f"experiment {experiment.id} is to {'pause' if experiment.state == 'PAUSED' else 'end'}: {saving}")
     if experiment.state == "PAUSED":
         note(f"experiment {experiment.id} is paused: it ends only after `activate`, `cancel` or `kill`")
     try:

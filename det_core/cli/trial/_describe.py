@@ -47,6 +47,7 @@ def _facts(trial: Trial) -> list[tuple[str, str]]:
         ("trial", str(trial.id)),
         ("experiment", str(trial.experiment_id)),
         ("state", state_of(trial) + (" (for the search)" if info.get("parked") else "")),
+        *([("killed by", when(info["stop_by_time"]))] if info.get("stop_by_time") else []),
         ("started", when(info.get("start_time") or 0.0)),
         ("ended", when(info.get("end_time") or 0.0)),
         ("restarts", str(trial.restarts)),

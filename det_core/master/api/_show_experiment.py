@@ -16,7 +16,10 @@ USER = "determined"
 
 
 class Experiment(Reply):
-    """An experiment. ``original_config`` is the text that was submitted, ``config`` the complete configuration."""
+    """An experiment. ``original_config`` is the text that was submitted, ``config`` the complete configuration.
+
+    ``stopping_trials``: how many of its trials were told to stop and still run, at most until ``stop_by_time``.
+    """
 
     id: int
     job_id: str
@@ -31,6 +34,8 @@ class Experiment(Reply):
     searcher_metric: str
     smaller_is_better: bool
     num_trials: int
+    stopping_trials: int
+    stop_by_time: TimeOut | None = None
     priority: int
     archived: bool
     unmanaged: bool
@@ -66,6 +71,8 @@ class Experiment(Reply):
             searcher_metric=view["searcher_metric"],
             smaller_is_better=view["smaller_is_better"],
             num_trials=view["num_trials"],
+            stopping_trials=view["stopping_trials"],
+            stop_by_time=view["stop_by_time"],
             priority=view["priority"],
             archived=view["archived"],
             unmanaged=view["unmanaged"],

@@ -42,7 +42,11 @@ class Validation(Reply):
 
 
 class Trial(Reply):
-    """A trial. ``runner_state`` is what it last said it does; ``operation_length`` how far it is to train."""
+    """A trial. ``runner_state`` is what it last said it does; ``operation_length`` how far it is to train.
+
+    ``restarts`` counts failures; ``restarted`` how often it was started again after one. ``stop_by_time``: it was told
+    to stop, still runs, and is killed then.
+    """
 
     id: int
     experiment_id: int
@@ -54,8 +58,10 @@ class Trial(Reply):
     hparams: dict[str, Any]
     trial_seed: int
     restarts: int
+    restarted: int
     trial_run_id: int
     allocation_id: str | None = None
+    stop_by_time: TimeOut | None = None
     parked: bool
     progress: float
     total_batches_processed: int
@@ -84,8 +90,10 @@ class Trial(Reply):
             hparams=view["hparams"],
             trial_seed=view["seed"],
             restarts=view["restarts"],
+            restarted=view["restarted"],
             trial_run_id=view["trial_run_id"],
             allocation_id=view["allocation_id"],
+            stop_by_time=view["stop_by_time"],
             parked=view["parked"],
             progress=view["progress"],
             total_batches_processed=view["total_batches"],

@@ -52,6 +52,13 @@ class LiveAllocation:
         """Whether it was told to end."""
         return self.preempt_time is not None or self.kill_time is not None
 
+    @property
+    def stop_by(self) -> float | None:
+        """When it is killed, or was; None: it was not told to end."""
+        if self.kill_time is not None or self.preempt_time is None:
+            return self.kill_time
+        return self.preempt_time + self.trial.experiment.spec.preemption_timeout
+
 
 @dataclass(eq=False)
 class LiveTrial:

@@ -10,6 +10,7 @@ from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.scheduler import State
 from det_core.master.service import _trials
 from det_core.master.service._access import know_trial, live_trial
+from det_core.master.service._lengths import longest
 from det_core.master.service._views import OperationView
 from det_core.master.store import operations, trials
 from det_core.search import Completed, Progress
@@ -111,13 +112,8 @@ def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool)
 
 def whole_length(trial: LiveTrial) -> int | None:
     """How many units a trial may come to train in all."""
-    searcher = trial.experiment.spec.searcher
-    length = searcher.get("max_length")
-    if length is None:
-        length = searcher.get("max_time")
-    if isinstance(length, dict):
-        (length,) = length.values()
-    return trial.length if length is None else int(length)
+    length = longest(trial.experiment.spec)
+    return trial.length if length is None else length
 
 
 async def give_up(hub: Hub, trial_id: int, reason: str, allocation_id: str | None) -> None:

@@ -45,6 +45,8 @@ def best_of(conn: Connection, row: ExperimentRow) -> Validation | None:
 
 def _one(row: ExperimentRow, num_trials: int, best: Validation | None, live: LiveExperiment | None) -> ExperimentView:
     spec = Experiment(row.config)
+    ends = [] if live is None else [t.allocation.stop_by for t in live.trials.values() if t.allocation is not None]
+    stopping = [end for end in ends if end is not None]
     progress = row.progress if live is None or live.search is None else live.search.progress()
     return ExperimentView(
         id=row.id,
@@ -59,6 +61,8 @@ def _one(row: ExperimentRow, num_trials: int, best: Validation | None, live: Liv
         searcher_metric=spec.metric,
         smaller_is_better=spec.smaller_is_better,
         num_trials=num_trials,
+        stopping_trials=len(stopping),
+        stop_by_time=max(stopping, default=None),
         priority=row.priority,
         archived=row.archived,
         unmanaged=row.unmanaged,
@@ -88,6 +92,8 @@ def drafted(spec: Experiment) -> ExperimentView:
         searcher_metric=spec.metric,
         smaller_is_better=spec.smaller_is_better,
         num_trials=0,
+        stopping_trials=0,
+        stop_by_time=None,
         priority=DEFAULT_PRIORITY if spec.priority is None else spec.priority,
         archived=False,
         unmanaged=False,

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from det_core.config import Experiment
-from det_core.master.scheduler import Phase
+from det_core.master.scheduler import Phase, State
+from det_core.master.service._lengths import longest, unit
 from det_core.master.service._views import TrialView, ValidationView
 from det_core.master.store import allocations, checkpoints, metrics, operations
 
@@ -104,10 +105,12 @@ def show(row: TrialRow, spec: Experiment, known: Known, live: LiveTrial | None) 
         hparams=row.hparams,
         seed=row.seed,
         restarts=row.restarts,
+        restarted=min(row.restarts, spec.max_restarts),
         trial_run_id=row.run_id,
         allocation_id=None if allocation is None else allocation.id,
+        stop_by_time=None if allocation is None else allocation.stop_by,
         parked=live is not None and allocation is None and not live.pending and not live.closed,
-        progress=row.progress,
+        progress=_progress(row, spec, known),
         total_batches=known.steps.get(row.id, 0),
         operation_length=None if operation is None else operation.length,
         operation_completed=operation is not None and operation.completed,
@@ -120,6 +123,18 @@ def show(row: TrialRow, spec: Experiment, known: Known, live: LiveTrial | None) 
         error=row.error,
         exit_status=known.exits.get(row.id),
     )
+
+
+def _progress(row: TrialRow, spec: Experiment, known: Known) -> float:
+    """How far a trial is: what it has said, or what the steps it has reported are of all that it may come to train."""
+    if row.state == State.COMPLETED:
+        return 1.0
+    operation = known.operations.get(row.id)
+    whole = longest(spec) or (None if operation is None else operation.length)
+    steps = known.steps.get(row.id, 0)
+    if not whole or steps > whole or unit(spec) not in (None, "batches"):
+        return row.progress  # its steps are of another kind
+    return max(row.progress, steps / whole)
 
 
 def _validation(row: MetricRow, metric: float | None) -> ValidationView:

@@ -9,7 +9,11 @@ from typing import Any, TypedDict
 
 
 class ExperimentView(TypedDict):
-    """An experiment. ``state`` is one of §13.2; ``progress`` from 0 to 1; ``config`` complete, as trials get it."""
+    """An experiment. ``state`` is one of §13.2; ``progress`` from 0 to 1; ``config`` complete, as trials get it.
+
+    ``stopping_trials``: how many of its trials were told to stop, and still run, the last of them at most until
+    ``stop_by_time``.
+    """
 
     id: int
     name: str
@@ -23,6 +27,8 @@ class ExperimentView(TypedDict):
     searcher_metric: str
     smaller_is_better: bool
     num_trials: int
+    stopping_trials: int
+    stop_by_time: float | None
     priority: int
     archived: bool
     unmanaged: bool
@@ -49,7 +55,9 @@ class ValidationView(TypedDict):
 class TrialView(TypedDict):
     """A trial. ``state``: §13.2; an ACTIVE one says QUEUED, PULLING, STARTING or RUNNING, a parked one ACTIVE.
 
-    ``exit_status``: how the last run ended, as a shell tells it; None in lists, and where it is not known.
+    ``restarts`` counts failures, also the one that was one too many; ``restarted`` how often it was started again after
+    one. ``stop_by_time``: it was told to stop, still runs, and is killed then. ``exit_status``: how the last run ended,
+    as a shell tells it; None in lists, and where it is not known.
     """
 
     id: int
@@ -62,8 +70,10 @@ class TrialView(TypedDict):
     hparams: dict[str, Any]
     seed: int
     restarts: int
+    restarted: int
     trial_run_id: int
     allocation_id: str | None
+    stop_by_time: float | None
     parked: bool
     progress: float
     total_batches: int

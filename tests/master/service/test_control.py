@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -264,3 +265,31 @@ def test_all_mistakes_of_a_configuration_at_once(tmp_path: Path) -> None:
         assert await b.service.experiments() == []
 
     with_bench(tmp_path, train, check)
+
+
+def test_a_trial_that_is_to_pause_and_still_runs_is_told_with_its_time(tmp_path: Path) -> None:
+    saved = asyncio.Event()
+
+    async def slow(trial: Trial) -> int:
+        await trial.should_preempt(60)
+        await saved.wait()
+        await trial.acknowledge()
+        return 0
+
+    async def check(b: Bench) -> None:
+        number = await b.create(SINGLE, preemption_timeout=600)
+        await b.until(lambda: b.engine.running)
+        assert (await b.service.experiment(number))["stopping_trials"] == 0
+        await b.service.pause(number)
+        view, (trial,) = await b.service.experiment(number), await b.service.trials(number)
+        assert (view["state"], trial["state"], view["stopping_trials"]) == ("PAUSED", "PAUSED", 1)
+        assert trial["allocation_id"] is not None and view["stop_by_time"] == trial["stop_by_time"]
+        assert 0 < (trial["stop_by_time"] or 0.0) - time.time() <= 600
+        saved.set()
+        await b.until(lambda: not b.engine.running)
+        while (trial := (await b.service.trials(number))[0])["allocation_id"] is not None:
+            await asyncio.sleep(0.001)
+        view = await b.service.experiment(number)
+        assert (view["stopping_trials"], view["stop_by_time"], trial["stop_by_time"]) == (0, None, None)
+
+    with_bench(tmp_path, slow, check)

@@ -56,6 +56,7 @@ def test_failures_are_counted_up_to_max_restarts(tmp_path: Path) -> None:
         assert await b.ended(number) == "ERROR"
         trial = await only(b, number)
         assert trial["state"] == "ERROR" and trial["restarts"] == 3 and "status 7" in trial["error"]
+        assert trial["restarted"] == 2, "the last failure was not followed by another start"
         assert [s.trial_run_id for s in b.engine.launched] == [1, 2, 3]
 
     with_bench(tmp_path, script, check)

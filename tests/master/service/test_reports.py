@@ -313,3 +313,24 @@ def test_training_until_the_end_feeds_the_best(tmp_path: Path) -> None:
         assert await b.service.best_validation(number) == best["best_validation"]["metric"]
 
     with_bench(tmp_path, train, check)
+
+
+def test_how_far_a_trial_is_that_does_not_say_so(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        trial = await running(b)
+        number, s = trial.spec.trial_id, b.service
+        await trial.report("training", 1, loss=1.0)
+        assert (await s.trial(number))["progress"] == 0.25
+        await s.progress(number, 3)
+        assert (await s.trial(number))["progress"] == 0.75, "what it says counts"
+        await trial.report("training", 4, loss=1.0)
+        await s.complete_operation(number, 4, 1.0)
+        assert await b.ended(trial.spec.experiment_id) == "COMPLETED"
+        assert (await s.trial(number))["progress"] == 1.0
+        epochs = await b.create({"name": "single", "max_length": {"epochs": 50}})
+        await b.until(lambda: len(b.engine.launched) == 2 and b.engine.running)
+        other = Trial(b.engine.launched[1], b.engine)
+        await other.report("training", 10, loss=1.0)
+        assert (await s.trials(epochs))[0]["progress"] == 0.0, "its steps are no epochs"
+
+    with_bench(tmp_path, idle, check)

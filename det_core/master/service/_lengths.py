@@ -1,0 +1,26 @@
+"""How long the trials of an experiment may train, and in what that is counted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from det_core.config import Experiment
+
+
+def longest(spec: Experiment) -> int | None:
+    """How many units a trial may come to train in all, as the configuration says it."""
+    length = spec.searcher.get("max_length")
+    if length is None:
+        length = spec.searcher.get("max_time")
+    if isinstance(length, dict):
+        (length,) = length.values()
+    return None if length is None else int(length)
+
+
+def unit(spec: Experiment) -> str | None:
+    """``batches``, ``records``, ``epochs``, or the metric that counts; None: the script counts in what it likes."""
+    length = spec.searcher.get("max_length")
+    if isinstance(length, dict):
+        return str(next(iter(length)))
+    return spec.time_metric or spec.searcher.get("unit")
