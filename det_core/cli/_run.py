@@ -21,8 +21,8 @@ examples:
   det-core run --name first-try --max-restarts 3 --detach -- python train.py
 
 The command runs in a copy of the current folder, but for what .detignore names (patterns as in .gitignore), .git and
-virtual environments; what it prints is printed here, and its exit status is that of this command. Ctrl-C stops
-watching, not the script. `python` is the Python that the master was started with."""
+virtual environments; what it prints is printed here, and its exit status is that of this command. Ctrl-C (or
+SIGTERM) stops watching, not the script. `python` is the Python that the master was started with."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master
+    from det_core.client._address import Address
 
 LATEST = "latest"
 ABOUT_MASTERS = """\
@@ -37,10 +38,19 @@ def on_master(command: Callable[[argparse.Namespace, Master], int]) -> Callable[
 
 def session(args: argparse.Namespace) -> Master:
     """A session with the master that ``--master`` and ``--home`` name; starts the embedded one if need be."""
-    from det_core.client._address import reach
     from det_core.client._master import Master
 
-    return Master(reach(args.master, home=args.home))
+    return Master(reached(args))
+
+
+def reached(args: argparse.Namespace) -> Address:
+    """The address of the master that ``--master`` and ``--home`` name; starts the embedded one if need be."""
+    from dataclasses import replace
+
+    from det_core.client._address import reach
+
+    address = reach(args.master, home=args.home)
+    return replace(address, source="--master") if args.master else address
 
 
 def experiment_id(text: str) -> int | str:

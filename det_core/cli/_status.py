@@ -18,7 +18,7 @@ exit status:
   3  the experiment ended in ERROR
   4  the experiment was canceled or killed
   5  `wait --timeout`: the experiment has not ended by then
-  130  interrupted by Ctrl-C; experiments go on"""
+  130  interrupted by Ctrl-C or SIGTERM; experiments go on"""
 
 _OF_STATE = {"COMPLETED": DONE, "CANCELED": CANCELED}
 

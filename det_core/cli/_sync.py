@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from det_core.cli._bar import bar
 from det_core.cli._say import error, note, print_json
-from det_core.cli._session import ABOUT_MASTERS, master_options
+from det_core.cli._session import ABOUT_MASTERS, master_options, reached
 
 if TYPE_CHECKING:
     from det_core.client._address import Address
@@ -36,13 +36,12 @@ def run(args: argparse.Namespace) -> int:
     """Bring runs to a master; one that fails does not keep the others."""
     from det_core import client
     from det_core._errors import DetCoreError, MasterUnreachable
-    from det_core.client._address import reach
 
     runs = [client.run(name, args.home) for name in args.RUN] if args.RUN else client.runs(args.home)[::-1]
     if not runs:
         note("no runs are kept here")
         return 0
-    address = reach(args.master, home=args.home)
+    address = reached(args)
     told, failed = [], 0
     for one in {r.run_id: r for r in runs}.values():
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,11 +20,13 @@ class Address:
         url: its address, in the contract's form (§2.1).
         token: what it demands of its user; None: nothing is sent.
         certificate: a file of certificates to trust, or ``noverify``; None: those of the machine.
+        source: who says that it is there, as ``DET_MASTER``; empty: the caller.
     """
 
     url: str
     token: str | None = None
     certificate: str | None = None
+    source: str = field(default="", compare=False)
 
 
 def canonical(url: str) -> str:
@@ -63,17 +65,22 @@ def locate(master: str | None = None, token: str | None = None, home: Path | str
     environment = Environment.read()
     folder = master_folder(home, environment)
     own = running(folder)
-    url = master or (environment.master if home is None else None)
+    url, source = master, ""
+    if url is None and home is None and environment.master is not None:
+        url, source = environment.master, "DET_MASTER"
     if url is None:
         if own is None:
             return None
-        url = str(own["url"])
-    url = canonical(url)
+        url, source = str(own["url"]), f"the master of {folder.parent}"
+    try:
+        url = canonical(url)
+    except ValueError as e:
+        raise ValueError(f"{source}: {e}" if source else str(e)) from None
     if token is None:
         token = environment.user_token
         if own is not None and canonical(str(own["url"])) == url:
             token = kept_token(folder) or token
-    return Address(url, token, environment.master_cert)
+    return Address(url, token, environment.master_cert, source)
 
 
 def reach(master: str | None = None, token: str | None = None, home: Path | str | None = None) -> Address:
@@ -90,8 +97,9 @@ def reach(master: str | None = None, token: str | None = None, home: Path | str 
         return found
     from det_core.client._embedded import ensure_master
 
-    url, own = ensure_master(environment.home if home is None else Path(home).expanduser().absolute())
-    return Address(canonical(url), token or own, environment.master_cert)
+    where = environment.home if home is None else Path(home).expanduser().absolute()
+    url, own = ensure_master(where)
+    return Address(canonical(url), token or own, environment.master_cert, f"the master of {where}")
 
 
 def master_folder(home: Path | str | None = None, environment: Environment | None = None) -> Path:

@@ -59,6 +59,12 @@ def living(folder: Path) -> dict[str, Any] | None:
     return told if owner is not None and owner.is_here() and not owner.is_dead() else None
 
 
+def has_died(folder: Path) -> bool:
+    """Whether the master of a home folder has ended on this machine without a word, as by a kill."""
+    owner = _owner(running(folder))
+    return owner is not None and owner.is_here() and owner.is_dead()
+
+
 def stop_master(home: Path, timeout: float = STOP_TIMEOUT) -> bool:
     """Stop a home folder's master; trials go on, and the next master finds them.
 

@@ -168,7 +168,8 @@ class Master:
 
     def _unreachable(self, e: BaseException | None, once: bool = False) -> MasterUnreachable:
         perhaps = "; whether the request has arrived is not known" if once else ""
-        return MasterUnreachable(f"no master answers at {self.url}: {_why(e)}{perhaps}")
+        source = f" ({self.address.source})" if self.address.source else ""
+        return MasterUnreachable(f"no master answers at {self.url}{source}: {_why(e)}{perhaps}")
 
 
 def _results(path: str, answer: Answer) -> Iterator[Any]:

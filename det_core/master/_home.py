@@ -76,7 +76,15 @@ class HomeFiles:
             return None
 
     def announce(
-        self, url: str, port: int, version: str, cluster_id: str, slots: int | None = None, *, again: bool = False
+        self,
+        url: str,
+        port: int,
+        version: str,
+        cluster_id: str,
+        slots: int | None = None,
+        *,
+        again: bool = False,
+        host: str = "127.0.0.1",
     ) -> None:
         """Tell where the master listens; :meth:`withdraw` takes it back.
 
@@ -84,10 +92,12 @@ class HomeFiles:
             url, port, version, cluster_id: of this master.
             slots: how many it was told to have, to be kept for the next one; None: nobody has said.
             again: this is what an earlier one was told.
+            host: the address that it listens on.
         """
         me = Owner.current("master", 0)
         told = {
             "url": url,
+            "listens": host,
             "pid": me.pid,
             "start_time": me.started,
             "host": me.host,

@@ -104,7 +104,8 @@ async def _serve(
         app = create_app(service, files.token(options.token_file))
 
         def listening() -> bool:
-            files.announce(url, port, det_core.__version__, settings.cluster_id, slots, again=kept is not None)
+            again, version = kept is not None, det_core.__version__
+            files.announce(url, port, version, settings.cluster_id, slots, again=again, host=options.host)
             LOG.info("det_core %s is the master of %s at %s", det_core.__version__, options.home, url)
             return not told
 

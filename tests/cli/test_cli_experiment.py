@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import re
 import shlex
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from det_core.cli import main
+from det_core.cli.master._elsewhere import addresses_elsewhere
 from support.running_master import TOKEN, Running, wait_until
 
 GRID = """
@@ -190,7 +193,7 @@ def test_mistakes_of_a_configuration_are_a_line_each(master: Running, command: C
         ("t logs 9999", 1, "there is no trial 9999"),
         ("e pause 9999", 1, "there is no experiment 9999"),
         ("e wait 1 --timeout soon", 2, "'soon' is no number of seconds"),
-        ("e list --master http://127.0.0.1:1", 1, "no master answers at http://127.0.0.1:1: connection refused"),
+        ("e list --master http://127.0.0.1:1", 1, "no master answers at http://127.0.0.1:1 (--master): "),
         ("e list --master ftp://there", 1, "'ftp://there' is no address of a master"),
         ("run", 2, "there is no command to run"),
         ("run list", 2, "did you mean `det-core runs list`?"),
@@ -224,8 +227,56 @@ def test_a_master_that_is_there_is_described(master: Running, command: Command) 
     assert f"of {len(master.engine.slots)} in use" in command("master", "status")
 
 
+def test_which_master_is_meant_is_the_same_for_all_commands(
+    home: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("det_core.client._master.FIRST_PAUSE", 0.001)
+    command("e", "list", "--master", "http://127.0.0.1:1", status=1)
+    assert "no master answers at http://127.0.0.1:1 (--master): connection refused" in command.errors
+    monkeypatch.setenv("DET_MASTER", "http://127.0.0.1:1")
+    command("e", "list", status=1)
+    assert "no master answers at http://127.0.0.1:1 (DET_MASTER): connection refused" in command.errors
+    command("master", "down", status=1)
+    assert f"To stop the one of {home}: det-core master down --home {home}" in command.errors
+    command("master", "down", "--home", home)
+    assert "no master runs" in command.errors
+    monkeypatch.setenv("DET_MASTER", "ftp://x")
+    command("e", "list", status=1)
+    assert "DET_MASTER: 'ftp://x' is no address" in command.errors
+
+
+def test_trials_that_go_on_without_their_master_are_told(home: Path, command: Command) -> None:
+    folder = home / "master" / "allocations" / "7.x.1"
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text('{"trial_id": 12, "experiment_id": 7}')
+    with open(folder / "lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        command("master", "down")
+        assert "trials go on without it (trial 12 of experiment 7)" in command.errors
+        command("master", "status", status=1)
+        assert f"to end them: det-core experiment kill 7 --home {home}" in command.errors
+        assert command.json("master", "status", status=1)["trials_without_master"] == [12]
+    command("master", "status", status=1)
+    assert "go on without" not in command.errors
+
+
+def test_the_addresses_for_other_machines(tmp_path: Path) -> None:
+    def of(**said: str) -> list[str]:
+        (tmp_path / "master.json").write_text(json.dumps({"url": "http://127.0.0.1:8080", **said}))
+        return addresses_elsewhere(tmp_path)
+
+    assert of() == of(listens="127.0.0.1") == of(listens="::1") == of(listens="localhost") == []
+    assert of(listens="192.0.2.7") == ["http://192.0.2.7:8080"]
+    found = of(listens="0.0.0.0")
+    assert found[-1] == f"http://{socket.gethostname()}:8080" and not any("127.0.0.1" in url for url in found)
+
+
 def test_without_a_master_none_is_started_to_look(home: Path, command: Command) -> None:
-    assert command.json("master", "status", status=1) == {"running": False, "home": str(home)}
+    assert command.json("master", "status", status=1) == {
+        "running": False,
+        "home": str(home),
+        "trials_without_master": [],
+    }
     assert command("master", "down") == ""
     assert command("completion", "experiments", "det-core e logs ") == "\n"
     assert not (home / "master").exists()

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from det_core.cli.experiment import _follow
+from det_core._clock import iso
+from det_core.cli.experiment import _follow, _queue
 from det_core.cli.experiment._lines import text_of
 from det_core.cli.experiment._live import Live
 from det_core.cli.experiment._tail import Tail
-from det_core.cli.experiment._told import duration, first_line, settings
-from det_core.client import Experiment, Master
+from det_core.cli.experiment._told import duration, first_line, settings, state_of, state_of_all, still_saves
+from det_core.client import Experiment, Master, Trial
 from det_core.client._address import Address
 from det_core.errors import MasterUnreachable
 from support.answers import Say, answering
+from support.running_master import CONFIG, Running
 
 
 def test_a_line_has_its_rank_and_its_level_back() -> None:
@@ -30,6 +36,23 @@ def test_words_for_people() -> None:
     error = "3.0006654b-9ddb.1: the script exited with status 7; its last lines:\n    to out"
     assert first_line(error) == "the script exited with status 7"
     assert first_line("no slots: 1 is too few") == "no slots: 1 is too few"
+
+
+def test_what_is_to_pause_and_still_runs_is_pausing() -> None:
+    def experiment(**more: Any) -> Experiment:
+        return Experiment(master, {"id": 1, "state": "STATE_PAUSED", "config": {}, **more})
+
+    def trial(**more: Any) -> Trial:
+        return Trial(master, {"id": 5, "experimentId": 1, "state": "STATE_PAUSED", **more})
+
+    master = Master(Address("http://x", None, None))
+    until = iso(time.time() + 3605)
+    one = experiment(stoppingTrials=1, stopByTime=until)
+    assert (one.state, state_of_all(one), state_of(trial(allocationId="1.a.1"))) == ("PAUSED", "PAUSING", "PAUSING")
+    assert still_saves(one) == "1 trial still saves; it is killed in 1 h 0 min at the latest (preemption_timeout)"
+    assert still_saves(experiment(stoppingTrials=2, stopByTime=until)).startswith("2 trials still save; they are")
+    done = experiment(stoppingTrials=0)
+    assert (state_of_all(done), still_saves(done), state_of(trial())) == ("PAUSED", "", "PAUSED")
 
 
 class Told:
@@ -85,17 +108,26 @@ def test_every_line_is_given_once_also_if_the_master_is_away_for_a_moment(
     _follow.follow(ARGS, told(*LOOKS))
     done = capsys.readouterr()
     assert done.out == "".join(f"[trial 5] {word}\n" for word in ("one", "two", "three", "four"))
-    assert "no master answers; trying again" in done.err
+    assert "no master answers; trials go on, and it is asked again for 120 s" in done.err
     assert [line for line in done.err.splitlines() if "trial 5" in line] == [
         "det-core: trial 5 RUNNING: lr=1",
         "det-core: trial 5 COMPLETED",
     ]
 
 
-def test_a_master_that_stays_away_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_master_that_stays_away_ends_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(_follow, "PATIENCE", -1.0)
-    with pytest.raises(MasterUnreachable):
-        _follow.follow(ARGS, told(("away", "", []), ("COMPLETED", "COMPLETED", [])))
+    monkeypatch.delenv("DET_MASTER", raising=False)
+    for master, how in (
+        (None, "to start the master again and watch: det-core experiment logs 1 -f"),
+        ("gpu1:80", "to watch again when the master is back: det-core experiment logs 1 -f --master gpu1:80"),
+    ):
+        args = argparse.Namespace(master=master, home=None)
+        with pytest.raises(SystemExit) as e:
+            _follow.follow(args, told(("away", "", []), ("COMPLETED", "COMPLETED", [])))
+        assert e.value.code == 1
+        last = capsys.readouterr().err.splitlines()[-2:]
+        assert last == ["det-core: error: no master answers", f"det-core: trials go on without the master; {how}"]
 
 
 def test_ctrl_c_says_how_to_come_back(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +141,50 @@ def test_ctrl_c_says_how_to_come_back(capsys: pytest.CaptureFixture[str], monkey
     said = capsys.readouterr().err
     assert "to watch it: det-core experiment logs 1 -f --master gpu1:80\n" in said
     assert "to stop it: det-core experiment cancel 1 --master gpu1:80\n" in said
+
+
+def test_sigterm_does_as_ctrl_c(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tail, "pause", lambda _tail: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(SystemExit) as e:
+        _follow.follow(ARGS, told(*LOOKS))
+    assert e.value.code == 130
+    assert "experiment 1 goes on; to watch it: det-core experiment logs 1 -f\n" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_why_nothing_runs_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_queue, "PATIENCE", 0.0)
+    monkeypatch.setattr(_queue, "AGAIN", 0.0)
+    running = Running(tmp_path, limit=1 << 20)
+    try:
+        with Master(Address(running.url, running.token)) as master:
+            wide = {"overrides": ["resources.slots_per_trial=200"], "config": CONFIG, "activate": True}
+            first, second = (
+                Experiment(
+                    master,
+                    master.post("experiments", {**wide, "overrides": [*wide["overrides"], f"name={n}"]})["experiment"],
+                )
+                for n in ("first", "second")
+            )
+            running.launched(first.id)
+            queue = _queue.Queue()
+            assert queue.news(first.refresh(), first.trials()) == ""
+            assert queue.news(second.refresh(), second.trials()) == (
+                "queued: a trial of experiment 2 needs 200 slot(s), and 200 of 256 are in use: "
+                "experiment 1 (first) has 1 trial(s) at work"
+            )
+            assert queue.news(second, second.trials()) == ""
+            second.pause()
+            assert queue.news(second, second.trials()).startswith(
+                "experiment 2 is paused: `det-core experiment activate 2`"
+            )
+            first.kill()
+            second.kill()
+            for launched in list(running.engine.running):
+                running.end(launched)
+    finally:
+        running.close()
 
 
 def test_a_terminal_shows_progress_below_the_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from det_core.cli._say import note
+from det_core._errors import MasterUnreachable
+from det_core.cli._say import error, note
 from det_core.cli._session import command_for
-from det_core.cli._status import INTERRUPTED
+from det_core.cli._status import FAILED, INTERRUPTED
 from det_core.cli.experiment._lines import print_line, print_raw
+from det_core.cli.experiment._queue import Queue
 from det_core.cli.experiment._tail import Tail
 
 if TYPE_CHECKING:
@@ -29,6 +35,9 @@ class Show(Protocol):
     def state(self, experiment: Experiment, trials: list[Trial]) -> None:
         """How things stand."""
 
+    def waits(self, why: str) -> None:
+        """Nothing runs, for this reason."""
+
     def close(self) -> None:
         """Nothing more comes."""
 
@@ -43,18 +52,25 @@ def follow(args: argparse.Namespace, experiment: Experiment, *, quiet: bool = Fa
         raw: it is one script: print what it prints, where it prints it, and no more.
 
     Raises:
-        SystemExit: the user has seen enough; how to come back is told.
-        MasterUnreachable: the master is away for too long.
+        SystemExit: the user has seen enough, or the master is away for too long; how to come back is told.
     """
     show: Show = Nothing() if quiet else Raw() if raw else _for_people()
-    tail = Tail(experiment.master, experiment)
+    tail, queue = Tail(experiment.master, experiment), Queue()
     try:
-        while not tail.over:
-            for trial, line in _patiently(tail):
-                show.line(trial, line)
-            show.state(experiment, tail.trials)
-            if not tail.over:
-                tail.pause()
+        with interrupted_by_sigterm():
+            while not tail.over:
+                for trial, line in _patiently(tail):
+                    show.line(trial, line)
+                show.state(experiment, tail.trials)
+                if not quiet and (why := queue.news(experiment, tail.trials)):
+                    show.waits(why)
+                if not tail.over:
+                    tail.pause()
+    except MasterUnreachable as e:
+        show.close()
+        error(str(e))
+        note(_come_back(args, experiment))
+        raise SystemExit(FAILED) from None
     except KeyboardInterrupt:
         show.close()
         if sys.stderr.isatty():
@@ -75,6 +91,9 @@ class Nothing:
     def state(self, experiment: Experiment, trials: list[Trial]) -> None:
         """How things stand."""
 
+    def waits(self, why: str) -> None:
+        """Nothing runs, for this reason."""
+
     def close(self) -> None:
         """Nothing more comes."""
 
@@ -85,6 +104,10 @@ class Raw(Nothing):
     def line(self, trial: Trial, line: dict[str, Any]) -> None:
         """A line that was printed."""
         print_raw(line)
+
+    def waits(self, why: str) -> None:
+        """Nothing runs, for this reason."""
+        note(why)
 
 
 class Plain(Nothing):
@@ -98,10 +121,14 @@ class Plain(Nothing):
         """A line that was printed."""
         print_line(trial, line)
 
+    def waits(self, why: str) -> None:
+        """Nothing runs, for this reason."""
+        note(why)
+
     def state(self, experiment: Experiment, trials: list[Trial]) -> None:
         """How things stand."""
         from det_core.cli._say import number
-        from det_core.cli.experiment._told import first_line, settings, state_of
+        from det_core.cli.experiment._told import first_line, settings, state_of, state_of_all, still_saves
 
         for trial in trials:
             before = self._states.get(trial.id)
@@ -112,12 +139,15 @@ class Plain(Nothing):
             more = f": {settings(trial.hparams)}" if before is None else ""
             if trial.ended and trial.best_metric is not None:
                 more += f" ({experiment.metric} {number(trial.best_metric)})"
-            if trial.restarts and (before is None or before[1] != trial.restarts):
+            if trial.state == "ERROR" and trial.error:
+                more += f" ({first_line(trial.error)})"
+            elif trial.restarts and (before is None or before[1] != trial.restarts):
                 more += f" (restart {trial.restarts}{': ' + first_line(trial.error) if trial.error else ''})"
             note(f"trial {trial.id} {now[0]}{more}")
-        if experiment.state != self._of_all:
-            self._of_all = experiment.state
-            note(f"experiment {experiment.id} {experiment.state}")
+        if (now_is := state_of_all(experiment)) != self._of_all:
+            self._of_all = now_is
+            saving = still_saves(experiment)
+            note(f"experiment {experiment.id} {now_is}" + (f": {saving}" if saving else ""))
 
 
 def _for_people() -> Show:
@@ -130,8 +160,6 @@ def _for_people() -> Show:
 
 def _patiently(tail: Tail) -> list[tuple[Trial, dict[str, Any]]]:
     """The news, also if the master is away for a while."""
-    from det_core._errors import MasterUnreachable
-
     until = None
     while True:
         try:
@@ -139,10 +167,35 @@ def _patiently(tail: Tail) -> list[tuple[Trial, dict[str, Any]]]:
         except MasterUnreachable as e:
             if until is None:
                 until = time.monotonic() + PATIENCE
-                note(f"{e}; trying again for {PATIENCE:.0f} s")
+                note(f"{e}; trials go on, and it is asked again for {PATIENCE:.0f} s")
             if time.monotonic() > until:
                 raise
             time.sleep(1.0)
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM do what Ctrl-C does while the block runs."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _come_back(args: argparse.Namespace, experiment: Experiment) -> str:
+    from det_core._env import Environment
+
+    own = args.master is None and (args.home is not None or Environment.read().master is None)
+    how = "to start the master again and watch" if own else "to watch again when the master is back"
+    return f"trials go on without the master; {how}: {_command(args, experiment, 'logs', '-f')}"
 
 
 def _command(args: argparse.Namespace, experiment: Experiment, name: str, *more: str) -> str:

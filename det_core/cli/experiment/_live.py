@@ -14,7 +14,7 @@ from rich.text import Text
 
 from det_core.cli._say import number
 from det_core.cli.experiment._lines import head_of, text_of
-from det_core.cli.experiment._told import duration, settings, state_of
+from det_core.cli.experiment._told import duration, settings, state_of, state_of_all, still_saves
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Trial
@@ -42,6 +42,10 @@ class Live:
     def state(self, experiment: Experiment, trials: list[Trial]) -> None:
         """How things stand."""
         self._live.update(Group(_trials(experiment, trials), _summary(experiment, trials)))
+
+    def waits(self, why: str) -> None:
+        """Nothing runs, for this reason."""
+        self._console.print(Text(why, style="yellow"), soft_wrap=True)
 
     def close(self) -> None:
         """Nothing more comes."""
@@ -72,11 +76,12 @@ def _summary(experiment: Experiment, trials: list[Trial]) -> Table:
     if experiment.best_metric is not None:
         best = f"best {experiment.metric} {number(experiment.best_metric)} (trial {experiment.info['best_trial_id']})"
     line.add_row(
-        Text(f"experiment {experiment.id} {experiment.state}", style="bold"),
+        Text(f"experiment {experiment.id} {state_of_all(experiment)}", style="bold"),
         ProgressBar(total=1.0, completed=experiment.progress, width=20),
         Text(f"{experiment.progress:.0%}"),
         Text(took),
         Text(counted),
         Text(best, style="bold green"),
+        Text(still_saves(experiment), style="yellow"),
     )
     return line

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from det_core.cli._say import note, print_json
+from det_core.cli._say import error, note, print_json
+from det_core.cli._status import FAILED
+from det_core.cli.master._orphans import tell_living_trials
 
 PATIENCE = 2.0
 """Seconds that an answer may take."""
@@ -23,6 +25,12 @@ def run(args: argparse.Namespace) -> int:
     from det_core.client._find import home_of
 
     home = home_of(args.home)
+    if args.home is None and (elsewhere := _elsewhere(home)):
+        error(
+            f"DET_MASTER is {elsewhere}, and that master is stopped where it was started. "
+            f"To stop the one of {home}: det-core master down --home {home}"
+        )
+        return FAILED
     busy = _busy(home)
     stopped = stop_master(home)
     if args.json:
@@ -33,7 +41,18 @@ def run(args: argparse.Namespace) -> int:
             note("trials that run go on; the next master finds them")
     else:
         note(f"no master runs for {home}")
+        tell_living_trials(home)
     return 0
+
+
+def _elsewhere(home: Path) -> str | None:
+    """The address in DET_MASTER, unless it is that of the home folder's own master."""
+    from det_core._env import Environment
+    from det_core.client._address import canonical, running
+
+    named = Environment.read().master
+    own = running(home / "master")
+    return None if own is not None and named and canonical(str(own["url"])) == canonical(named) else named
 
 
 def _busy(home: Path) -> bool:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_core.cli._say import note, print_json
 from det_core.cli._status import FAILED
+from det_core.cli.master._elsewhere import addresses_elsewhere
+from det_core.cli.master._orphans import living_trials, tell_living_trials
+from det_core.client._address import master_folder
 
 if TYPE_CHECKING:
     from det_core.client._address import Address
@@ -30,14 +34,16 @@ def run(args: argparse.Namespace) -> int:
     from det_core.client._find import home_of
 
     address = locate(args.master, home=args.home)
-    if address is None:
+    if address is None or _is_dead(args, address):
+        home = home_of(args.home)
         if args.json:
-            print_json({"running": False, "home": str(home_of(args.home))})
+            print_json({"running": False, "home": str(home), "trials_without_master": sorted(living_trials(home))})
         else:
-            note(
-                f"no master runs for {home_of(args.home)}; it is started when it is needed, or by `det-core master up`"
-            )
+            note(f"no master runs for {home}; it is started when it is needed, or by `det-core master up`")
+            tell_living_trials(home)
         return FAILED
+    if args.master:
+        address = replace(address, source="--master")
     told = _asked(address)
     local = _local(args, address)
     if args.json:
@@ -45,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     facts = {
         "master": address.url,
+        **({"elsewhere": " or ".join(local["urls_elsewhere"])} if local.get("urls_elsewhere") else {}),
         **({"home": local["home"], "pid": str(local["pid"])} if local else {}),
         "version": f"det_core {told['version']}",
         "slots": _slots(told, local),
@@ -79,12 +86,24 @@ def _asked(address: Address) -> dict[str, Any]:
     }
 
 
+def _is_dead(args: argparse.Namespace, address: Address) -> bool:
+    """Whether it is the home folder's own, and has died without a word."""
+    from det_core.client._embedded import has_died
+
+    return bool(_local(args, address)) and has_died(master_folder(args.home))
+
+
 def _local(args: argparse.Namespace, address: Address) -> dict[str, Any]:
     """What is known of it if it is the one of the home folder."""
-    from det_core.client._address import canonical, master_folder, running
+    from det_core.client._address import canonical, running
 
     folder: Path = master_folder(args.home)
     said = running(folder)
     if said is None or canonical(str(said["url"])) != address.url:
         return {}
-    return {"home": str(folder.parent), "pid": said.get("pid"), "slots_as_last_time": said.get("slots_as_last_time")}
+    return {
+        "home": str(folder.parent),
+        "pid": said.get("pid"),
+        "slots_as_last_time": said.get("slots_as_last_time"),
+        "urls_elsewhere": addresses_elsewhere(folder),
+    }

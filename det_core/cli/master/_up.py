@@ -7,6 +7,7 @@ from pathlib import Path
 
 from det_core.cli._say import count, error, note, print_json
 from det_core.cli._status import FAILED
+from det_core.cli.master._elsewhere import addresses_elsewhere
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +26,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the master; one that runs already is left alone."""
+    from det_core._env import Environment
+    from det_core.client._address import canonical
     from det_core.client._embedded import ensure_master, living
     from det_core.client._find import home_of
 
@@ -37,12 +40,18 @@ def run(args: argparse.Namespace) -> int:
     if args.foreground:
         _become(home, options)
     url, _ = ensure_master(home, options=options)
+    elsewhere = addresses_elsewhere(home / "master")
     if args.json:
-        print_json({"url": url, "home": str(home), "started": found is None})
+        print_json({"url": url, "home": str(home), "started": found is None, "urls_elsewhere": elsewhere})
         return 0
     print(f"the master of {home} {'runs already' if found is not None else 'listens'} at {url}")
-    if args.host and found is None:
-        note(f"on other machines: export DET_MASTER={url} DET_USER_TOKEN=…, the content of {_token(args, home)}")
+    if elsewhere:
+        first, *more = elsewhere
+        note(f"on other machines: export DET_MASTER={first} DET_USER_TOKEN=…, the content of {_token(args, home)}")
+        if more:
+            note(f"if that address is not reached from there: {' or '.join(more)}")
+    if args.home is None and (named := Environment.read().master) is not None and canonical(named) != canonical(url):
+        note(f"but DET_MASTER is {named}: commands go there, unless they have --home {home}")
     return 0
 
 
