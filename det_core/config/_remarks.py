@@ -27,10 +27,15 @@ def remarks(file: ExperimentFile) -> Iterator[str]:
             yield f"{said} {'has' if len(ignored) == 1 else 'have'} no effect, as there is searcher.time_metric"
 
 
+def _wants(value: object) -> bool:
+    """Whether a value asks for anything: a number does, 0 as well; what is off or empty does not."""
+    return bool(value) or (isinstance(value, int | float) and not isinstance(value, bool))
+
+
 def _unused(section: BaseModel, path: str) -> Iterator[str]:
     for name, info in type(section).model_fields.items():
         value = getattr(section, name)
-        if marked(info, "unused") and value and value != info.get_default(call_default_factory=True):
+        if marked(info, "unused") and _wants(value) and value != info.get_default(call_default_factory=True):
             yield path + name
         elif isinstance(value, BaseModel):
             yield from _unused(value, f"{path}{name}.")

@@ -71,6 +71,28 @@ def test_what_has_no_effect_is_said_in_one_warning_and_the_launcher_in_another()
     assert "determined.launch.torch_distributed by det_core.launch.torch_distributed" in launcher
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "warned"),
+    [
+        ("log_policies", [{"pattern": "x", "action": {"type": "cancel_retries"}}], True),
+        ("log_policies", [], False),
+        ("retention_policy.log_retention_days", 0, True),
+        ("retention_policy.log_retention_days", 30, True),
+        ("retention_policy.log_retention_days", None, False),
+        ("environment.force_pull_image", False, False),
+    ],
+)
+def test_what_asks_for_nothing_is_not_warned_of(key: str, value: object, warned: bool) -> None:
+    *sections, last = key.split(".")
+    wanted: object = {last: value}
+    for section in reversed(sections):
+        wanted = {section: wanted}
+    searcher = {"name": "single", "metric": "loss", "max_length": 1}
+    assert isinstance(wanted, dict)
+    warnings = parse_experiment({"name": "a", "entrypoint": "b", "searcher": searcher, **wanted}).warnings
+    assert [w.partition(": ")[2] for w in warnings] == ([key] if warned else [])
+
+
 def test_the_defaults_are_those_of_the_contract() -> None:
     e = read("smallest.yaml", default_seed=7)
     assert e.warnings == ()
