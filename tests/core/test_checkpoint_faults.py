@@ -26,6 +26,8 @@ def memory(tmp_path: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
+torch = pytest.importorskip("torch")
+WEIGHTS = torch.arange(300_000.0)
 HOW = ["EIO", "ENOSPC", "short", "dead"]
 Operation = Callable[[CheckpointContext, str, Path], object]
 
@@ -49,6 +51,11 @@ def store_path_in_background(context: CheckpointContext, old: str, folder: Path)
     with context.store_path(STEPS, blocking=False) as (path, _):
         fill(path)
         (path / "link").symlink_to("rng")
+    context.close()
+
+
+def save_in_background(context: CheckpointContext, old: str, folder: Path) -> None:
+    context.save({"weights": WEIGHTS, "rest": ["text", 1]}, STEPS, name="sub/state.pt", blocking=False)
     context.close()
 
 
@@ -91,7 +98,9 @@ def every_call_fails_once(operation: Operation, folder: Path, how: str) -> list[
 
 
 @pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("operation", [upload, store_path, upload_in_background, store_path_in_background])
+@pytest.mark.parametrize(
+    "operation", [upload, store_path, upload_in_background, store_path_in_background, save_in_background]
+)
 def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation: Operation, how: str, memory: Path) -> None:
     outcomes = every_call_fails_once(operation, memory, how)
     assert {"write", "sync", "rename", "open"} <= {struck for _, _, _, struck in outcomes}
@@ -164,7 +173,16 @@ def test_a_partial_delete_leaves_a_checkpoint_that_verifies(how: str, memory: Pa
 
 
 @pytest.mark.parametrize(
-    "name", ["upload", "store_path", "upload_in_background", "store_path_in_background", "download", "delete"]
+    "name",
+    [
+        "upload",
+        "store_path",
+        "upload_in_background",
+        "store_path_in_background",
+        "save_in_background",
+        "download",
+        "delete",
+    ],
 )
 def test_death_at_every_call(name: str, memory: Path) -> None:
     command = [sys.executable, "-m", "support.dying", name, str(memory)]

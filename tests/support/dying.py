@@ -9,6 +9,8 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 from support.checkpoints import STEPS, Recorder, alone, fill
 from support.disks import FaultyDisk
 
@@ -19,6 +21,8 @@ def operate(name: str, work: Path, disk: FaultyDisk) -> None:
         blocking = not name.endswith("_in_background")
         if name.startswith("upload"):
             context.upload(work / "source", STEPS, blocking=blocking)
+        elif name.startswith("save"):
+            context.save({"weights": torch.arange(300_000.0)}, STEPS, blocking=blocking)
         elif name == "delete":
             context.delete((work / "old").read_text())
         elif name == "download":

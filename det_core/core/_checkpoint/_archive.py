@@ -45,25 +45,32 @@ class Record(NamedTuple):
 
 
 class Archive:
-    """Where what lies in a file with these storages, and a pickle.
+    """Where what lies in a file with these storages, and later a pickle.
 
     Args:
         storages: bytes of each storage.
-        pickled: bytes of the pickle; None: not known yet, and no :meth:`seal` is possible.
     """
 
-    def __init__(self, storages: Sequence[int], pickled: int | None = None) -> None:
+    def __init__(self, storages: Sequence[int]) -> None:
         self.records: list[Record] = []
         self.end = 0
         """Where the last record ends, and so the bytes that memory for it must have."""
         for number, size in enumerate(storages):
             self._add(f"data/{number}", size)
-        self.storages = list(self.records)
-        if pickled is not None:
-            self._add("data.pkl", pickled)
-            self.pickle = self.records[-1]
-            for name, content in _FIXED.items():
-                self._add(name, len(content))
+
+    def with_pickle(self, size: int) -> Archive:
+        """The whole archive, with a pickle of so many bytes, whose record is :attr:`pickle`."""
+        whole = Archive(())
+        whole.records, whole.end = list(self.records), self.end
+        whole._add("data.pkl", size)
+        for name, content in _FIXED.items():
+            whole._add(name, len(content))
+        return whole
+
+    @property
+    def pickle(self) -> Record:
+        """The record of the pickle."""
+        return self.records[-1 - len(_FIXED)]
 
     def _add(self, name: str, size: int) -> None:
         full = f"archive/{name}".encode()

@@ -31,8 +31,8 @@ class Job:
         """Why it failed."""
         self.told = False
         """Whether somebody was told that."""
-        self.urgent: Callable[[], None] | None = None
-        """Called when somebody begins to wait for it."""
+        self.awaited = False
+        """Whether somebody waits for it, or has."""
         self._work = work
         self._over = threading.Event()
         self._stop: BaseException | None = None
@@ -64,8 +64,7 @@ class Job:
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is over; whether it is."""
-        if (urgent := self.urgent) is not None and not self.over:
-            urgent()
+        self.awaited = True
         return self._over.wait(timeout)
 
     def failure(self) -> BaseException | None:

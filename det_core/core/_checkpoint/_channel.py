@@ -6,7 +6,6 @@ import contextlib
 import os
 import socket
 import struct
-import threading
 from typing import Any
 
 import orjson
@@ -23,7 +22,6 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
-        self._sending = threading.Lock()
 
     def send(self, message: dict[str, Any], fd: int | None = None) -> None:
         """Say something; ``fd`` is open on the other side then.
@@ -33,10 +31,9 @@ class Channel:
         """
         data = orjson.dumps(message)
         data = _LENGTH.pack(len(data)) + data
-        with self._sending:
-            sent = socket.send_fds(self.socket, [data], [fd]) if fd is not None else 0
-            if sent < len(data):
-                self.socket.sendall(data[sent:])
+        sent = socket.send_fds(self.socket, [data], [fd]) if fd is not None else 0
+        if sent < len(data):
+            self.socket.sendall(data[sent:])
 
     def receive(self) -> tuple[dict[str, Any], int | None]:
         """What the other side says next, and a descriptor that came with it.

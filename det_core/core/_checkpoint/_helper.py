@@ -78,8 +78,6 @@ class Helper:
             if message["do"] == "hurry":
                 if self._task is not None:
                     self._work(self._task)
-            elif message["do"] == "forget":
-                self._images.pop(message["image"]).close()
             else:
                 self._task = Task(self._steps(message))
                 self._tasks.put(self._task)

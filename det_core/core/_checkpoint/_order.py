@@ -68,7 +68,7 @@ def write_image(disk: Disk, path: str, image: Image, contents: Contents) -> Step
     if contents.whole is not None:
         memory = memoryview(image.memory(contents.whole))
         return (yield from write_memory(disk, path, [memory[: contents.whole]]))
-    archive = Archive(contents.storages, contents.pickled)
+    archive = Archive(contents.storages).with_pickle(contents.pickled)
     memory = memoryview(image.memory(archive.end))
     rest = yield from archive.seal(memory)
     return (yield from write_memory(disk, path, [memory[: archive.end], rest]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -10,17 +11,17 @@ import socket
 import subprocess
 import sys
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 from det_core import _clock
 from det_core._errors import CheckpointError, StorageError
+from det_core.core._checkpoint._background import Job
 from det_core.core._checkpoint._channel import Channel
 from det_core.core._checkpoint._image import Image
 
 log = logging.getLogger("det_core.checkpoint")
 LOOK = 0.2
-"""Seconds between two looks whether the work is to be stopped."""
+"""Seconds between two looks whether the work is to be stopped, or somebody waits for it."""
 START = 60.0
 """Seconds that a helper may take to begin."""
 END = 2.0
@@ -40,59 +41,51 @@ class HelperDied(CheckpointError):
 
 
 class Saver:
-    """A helper process, started when it is first asked, and again after it died. For one thread at a time.
-
-    A lock is not needed for :meth:`hurry`, which any thread may call.
-    """
+    """A helper process, started when it is first asked, and again after it died. For one thread at a time."""
 
     def __init__(self) -> None:
         self._channel: Channel | None = None
         self._end: weakref.finalize[..., Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._known: set[int] = set()
-        self._busy = False
 
-    def ask(self, image: Image, message: dict[str, Any], tick: Callable[[], None]) -> dict[str, Any]:
+    @property
+    def pid(self) -> int | None:
+        """The process; None: there is none at the moment."""
+        return None if self._process is None else self._process.pid
+
+    def ask(self, image: Image, message: dict[str, Any], job: Job) -> dict[str, Any]:
         """Have it do something with an image.
 
         Args:
             image: the memory.
             message: what to do.
-            tick: called now and then; what it raises ends the helper in the middle of its work.
+            job: of which this is the work. Once somebody waits for that the helper works like anybody else, and if it
+                is stopped the helper is ended in the middle of its work.
 
         Raises:
             Unavailable: there is no helper, and will be none.
             HelperDied: it ended; what it did until then is not known.
             StorageError, CheckpointError: what it could not do, and why.
         """
-        channel = self._channel or self._start(tick)
-        number = image.fd
-        fd = None if number in self._known else image.fd
+        if image.fd is None:
+            raise Unavailable("this process can share no memory")
+        channel = self._channel or self._start(job)
+        fd = None if image.number in self._known else image.fd
+        self._known.add(image.number)
         try:
-            self._known.add(number)
-            channel.send({**message, "image": number}, fd)
-            self._busy = True
-            answer = self._answer(tick)
+            channel.send({**message, "image": image.number}, fd)
+            answer = self._answer(channel, job)
         except (OSError, EOFError) as e:
             raise HelperDied(f"the process that saves in the background {self._kill()}") from e
         except BaseException:
-            self._kill()
+            self._kill(at_once=True)
             raise
-        finally:
-            self._busy = False
         if "done" in answer:
             return answer["done"]  # type: ignore[no-any-return]
         if answer["kind"] == "StorageError":
             raise StorageError(answer["number"], answer["text"])
         raise CheckpointError(f"{answer['kind']}: {answer['text']}")
-
-    def hurry(self) -> None:
-        """Somebody waits: have it work like anybody else from now on."""
-        if self._busy and (channel := self._channel) is not None:
-            try:
-                channel.send({"do": "hurry"})
-            except OSError as e:
-                log.debug("the helper cannot be told to hurry: %s", e)
 
     def close(self) -> None:
         """End it."""
@@ -101,7 +94,7 @@ class Saver:
         self._channel = self._end = self._process = None
         self._known.clear()
 
-    def _start(self, tick: Callable[[], None]) -> Channel:
+    def _start(self, job: Job) -> Channel:
         ours, theirs = socket.socketpair()
         with theirs:
             arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
@@ -113,39 +106,41 @@ class Saver:
             except (OSError, ValueError) as e:
                 ours.close()
                 raise Unavailable(str(e)) from e
-        self._channel, self._process = Channel(ours), process
-        self._end = weakref.finalize(self, _end, process, self._channel, os.getpid())
+        channel = Channel(ours)
+        self._channel, self._process = channel, process
+        self._end = weakref.finalize(self, _end, process, channel, os.getpid())
         try:
-            self._answer(tick, START)
+            self._answer(channel, job, START)
         except (OSError, EOFError) as e:
-            raise Unavailable(f"it {self._kill()} before it had begun ({e})") from e
+            raise Unavailable(f"it {self._kill()} before it had begun") from e
         except BaseException:
-            self._kill()
+            self._kill(at_once=True)
             raise
-        return self._channel
+        return channel
 
-    def _answer(self, tick: Callable[[], None], patience: float | None = None) -> dict[str, Any]:
-        assert self._channel is not None
+    def _answer(self, channel: Channel, job: Job, patience: float | None = None) -> dict[str, Any]:
+        """Wait for what it says."""
         deadline = None if patience is None else _clock.monotonic() + patience
         poll = select.poll()
-        poll.register(self._channel.socket, select.POLLIN)
+        poll.register(channel.socket, select.POLLIN)
+        hurried = False
         while not poll.poll(LOOK * 1000):
-            tick()
+            job.tick()
             if deadline is not None and _clock.monotonic() > deadline:
-                raise TimeoutError(f"no word from it for {patience:.0f} s")
-        return self._channel.receive()[0]
+                raise TimeoutError
+            if job.awaited and not hurried:
+                hurried = True
+                channel.send({"do": "hurry"})
+        return channel.receive()[0]
 
-    def _kill(self) -> str:
-        """End it at once; says how it ended."""
-        assert self._process is not None
+    def _kill(self, at_once: bool = False) -> str:
+        """Have it end; says how it did."""
         process = self._process
-        ended = process.poll()
-        if ended is None:
-            try:
-                ended = process.wait(LOOK)  # its connection is gone, so it is about to be
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(END)
+        assert process is not None
+        ended = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            ended = None if at_once else process.wait(LOOK)  # its connection is gone, so it is about to be
+        process.kill()
         self.close()
         if ended is None:
             return "had to be ended"

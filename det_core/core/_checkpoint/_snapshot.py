@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copyreg
+import ctypes
 import io
 import pickle
 from collections.abc import Callable
@@ -10,12 +11,14 @@ from typing import Any
 
 import torch
 
-from det_core.core._checkpoint._archive import Archive
+from det_core.core._checkpoint._archive import Archive, Record
 from det_core.core._checkpoint._image import Image
 from det_core.core._checkpoint._order import Contents
 
 PROTOCOL = 2
 """As ``torch.save``."""
+SMALL = 256 << 10
+"""Bytes that one thread copies faster than torch has begun to."""
 
 
 class Unusual(Exception):
@@ -34,8 +37,9 @@ class Snapshots:
 
     def __init__(self, image: Image) -> None:
         self.image = image
+        self._archive = Archive(())
         self._sizes: list[int] = []
-        self._places: list[torch.Tensor] = []
+        self._targets = _Targets(bytearray(1))
 
     def take(self, state: Any) -> Contents:
         """Have the image hold ``state``; on return it may be changed.
@@ -49,10 +53,13 @@ class Snapshots:
         pickler.dump(state)
         pickled = file.getbuffer()
         sizes = [storage.nbytes() for storage in pickler.storages]
-        archive = Archive(sizes, len(pickled))
+        if sizes != self._sizes:  # mostly they are those of the last time
+            self._archive, self._sizes = Archive(sizes), sizes
+        archive = self._archive.with_pickle(len(pickled))
         memory = self.image.memory(archive.end)
-        self._place(sizes, archive, memory)
-        _copy(self._places, pickler.storages)
+        if self._targets.memory is not memory:
+            self._targets = _Targets(memory)
+        self._targets.copy(pickler.storages, archive.records)
         memory[archive.pickle.start : archive.pickle.start + len(pickled)] = pickled
         return Contents(sizes, len(pickled))
 
@@ -62,28 +69,37 @@ class Snapshots:
         memory[: len(file)] = file
         return Contents([], 0, len(file))
 
-    def _place(self, sizes: list[int], archive: Archive, memory: Any) -> None:
-        """Have a tensor for the bytes of each storage in the image: mostly the same ones as the last time."""
-        if self._sizes == sizes and self._memory is memory:
+    def close(self) -> None:
+        """Give the memory back."""
+        self._targets = _Targets(bytearray(1))
+        self.image.close()
+
+
+class _Targets:
+    """Memory that storages are copied to."""
+
+    def __init__(self, memory: Any) -> None:
+        self.memory = memory
+        self._whole = torch.frombuffer(memory, dtype=torch.uint8)
+        self._address = self._whole.data_ptr()
+
+    def copy(self, storages: list[torch.UntypedStorage], records: list[Record]) -> None:
+        """Copy each storage to where its record is, from whatever device, and return when that is done."""
+        targets, sources, devices = [], [], set()
+        for storage, record in zip(storages, records, strict=False):
+            if record.size <= SMALL and storage.device.type == "cpu":
+                ctypes.memmove(self._address + record.start, storage.data_ptr(), record.size)
+            else:
+                targets.append(self._whole[record.start : record.start + record.size])
+                sources.append(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
+                devices.add(storage.device)
+        if not targets:
             return
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        self._places = [whole[record.start : record.start + record.size] for record in archive.storages]
-        self._sizes, self._memory = sizes, memory
-
-    _memory: Any = None
-
-
-def _copy(places: list[torch.Tensor], storages: list[torch.UntypedStorage]) -> None:
-    """Copy storages to their places, from whatever devices, and return when that is done."""
-    if not storages:
-        return
-    sources = [torch.empty(0, dtype=torch.uint8, device=s.device).set_(s) for s in storages]
-    devices = {s.device for s in storages} - {torch.device("cpu")}
-    with torch.no_grad():
-        torch._foreach_copy_(places, sources, non_blocking=bool(devices))
-    for device in devices:
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
+        with torch.no_grad():
+            torch._foreach_copy_(targets, sources, non_blocking=True)
+        for device in devices:
+            if device.type == "cuda":
+                torch.cuda.current_stream(device).synchronize()
 
 
 class _Stored:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import logging
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from det_core._errors import StorageError
 from det_core._optional import require
 from det_core.core._checkpoint._background import Job
 from det_core.core._checkpoint._image import Image
@@ -13,19 +15,22 @@ from det_core.core._checkpoint._order import Contents, Order, commit_image, do_a
 from det_core.core._checkpoint._saver import Saver, Unavailable
 from det_core.storage import DirectoryStore, Manifest, Progress, Store
 
+if TYPE_CHECKING:
+    from det_core.core._checkpoint._snapshot import Snapshots
+
 log = logging.getLogger("det_core.checkpoint")
 
 
 class Shot(NamedTuple):
     """A state as it was, in memory of its own."""
 
-    snapshots: Any
+    snapshots: Snapshots
     contents: Contents
 
     @property
     def image(self) -> Image:
         """The memory."""
-        return self.snapshots.image  # type: ignore[no-any-return]
+        return self.snapshots.image
 
 
 class States:
@@ -39,13 +44,14 @@ class States:
     def __init__(self, store: Store, progress: Progress | None = None) -> None:
         self._store = store
         self._progress = progress
-        self._saver: Saver | None = Saver()
-        self._free: list[Any] = []
-        self.direct = isinstance(store, DirectoryStore) and store.shared
-        """Whether another process can commit to the store."""
+        self.direct = isinstance(store, DirectoryStore)
+        """Whether a checkpoint can be made as a whole, from an order, by any process."""
+        self._saver = Saver() if not isinstance(store, DirectoryStore) or store.shared else None
+        self._all: list[Snapshots] = []
+        self._lent: list[tuple[Snapshots, Callable[[], bool]]] = []
 
     def snapshot(self, state: Any) -> Shot:
-        """Copy a state; on return it may be changed.
+        """Copy a state; on return it may be changed. Its memory is used again unless it is :meth:`lend`.
 
         Raises:
             OSError: there is no memory for it.
@@ -53,38 +59,34 @@ class States:
         """
         from det_core.core._checkpoint._snapshot import Snapshots, Unusual
 
-        snapshots = self._free.pop() if self._free else Snapshots(Image())
+        self._lent = [(snapshots, over) for snapshots, over in self._lent if not over()]
+        free = [s for s in self._all if all(s is not lent for lent, _ in self._lent)]
+        if not free:
+            free = [Snapshots(Image())]
+            self._all += free
         try:
-            return Shot(snapshots, snapshots.take(state))
+            return Shot(free[0], free[0].take(state))
         except Unusual as e:
             log.debug("torch.save itself has to save this state: %s", e)
-            return Shot(snapshots, snapshots.put(serialized(state)))
-        except BaseException:
-            snapshots.image.close()
-            raise
+            return Shot(free[0], free[0].put(serialized(state)))
+
+    def lend(self, shot: Shot, over: Callable[[], bool]) -> None:
+        """Let the memory of a snapshot be as it is until ``over()``."""
+        self._lent.append((shot.snapshots, over))
 
     def commit(self, order: Order, shot: Shot, job: Job) -> Manifest:
-        """Make a checkpoint of it, in the helper, or here if there can be none. Then its memory is free again."""
-        try:
-            if self.direct and self._saver is not None:
-                return self._commit_there(self._saver, order, shot, job)
+        """Make a checkpoint of it, in the helper, or here if there can be none."""
+        if self._saver is None:
             return self._commit_here(order, shot, job)
-        finally:
-            self._free.append(shot.snapshots)
-
-    def _commit_there(self, saver: Saver, order: Order, shot: Shot, job: Job) -> Manifest:
         store = self._store
         assert isinstance(store, DirectoryStore)
-        message = {"do": "commit", "root": store.root, "order": order}
-        job.urgent = saver.hurry
         try:
-            answer = saver.ask(shot.image, message, job.tick)
+            answer = self._saver.ask(shot.image, {"do": "commit", "root": store.root, "order": order}, job)
         except Unavailable as e:
             self._do_without(e)
             return self._commit_here(order, shot, job)
-        except BaseException:
-            saved = store.settle(order.storage_id, order.owner)
-            if saved is None:
+        except BaseException as e:
+            if isinstance(e, StorageError) or (saved := store.settle(order.storage_id, order.owner)) is None:
                 raise
             return saved
         return Manifest.decode(answer["manifest"].encode(), f"checkpoint {order.storage_id}")
@@ -93,26 +95,22 @@ class States:
         return do_all(commit_image(self._store, order, shot.image), self._ticking(job))
 
     def write(self, shot: Shot, path: str, job: Job) -> None:
-        """Write the file; then its memory is free again."""
-        try:
-            if self._saver is not None:
-                message = {"do": "write", "root": self._store.root, "path": path, "contents": shot.contents}
-                job.urgent = self._saver.hurry
-                try:
-                    self._saver.ask(shot.image, message, job.tick)
-                    return
-                except Unavailable as e:
-                    self._do_without(e)
-            do_all(write_image(self._store.disk, path, shot.image, shot.contents), self._ticking(job))
-        finally:
-            self._free.append(shot.snapshots)
+        """Write the file to ``path``."""
+        if self._saver is not None:
+            message = {"do": "write", "root": self._store.root, "path": path, "contents": shot.contents}
+            try:
+                self._saver.ask(shot.image, message, job)
+                return
+            except Unavailable as e:
+                self._do_without(e)
+        do_all(write_image(self._store.disk, path, shot.image, shot.contents), self._ticking(job))
 
     def close(self) -> None:
         """End the helper, and give the memory back."""
         if self._saver is not None:
             self._saver.close()
-        while self._free:
-            self._free.pop().image.close()
+        while self._all:
+            self._all.pop().close()
 
     def _ticking(self, job: Job) -> Progress:
         def tick(done: int) -> None:

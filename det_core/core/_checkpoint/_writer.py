@@ -145,6 +145,7 @@ class CheckpointWriter:
                 else:
                     shot = self._states.snapshot(state)
                     path = handle.path / name
+                    self._states.lend(shot, lambda: handle.done)
                     handle.commit_after(lambda job: self._states.write(shot, str(path), job), False)
             except BaseException as e:
                 handle.abort(e, blocking)
@@ -170,7 +171,9 @@ class CheckpointWriter:
             self._closing.saved(manifest.header)
             self._registered(record_of(manifest, plain))
 
-        self._background.add(Job(storage_id, False, work))
+        job = Job(storage_id, False, work)
+        self._states.lend(shot, lambda: job.over)
+        self._background.add(job)
         return storage_id
 
     def raise_failures(self) -> None:
