@@ -47,14 +47,15 @@ class Sweep:
         self._master, self._examples, self._alternating = master, examples, alternating
         self._schema = schemathesis.openapi.from_url(f"{master.url}/openapi.json", timeout=60)
         spec = master.a_trial()
-        kept = {"uuid": "swept", "taskId": spec.task_id, "metadata": {"steps_completed": 1}, "resources": {}}
+        uuid = f"swept-{spec.trial_id}"
+        kept = {"uuid": uuid, "taskId": spec.task_id, "metadata": {"steps_completed": 1}, "resources": {}}
         assert master.ask("POST", "checkpoints", kept, spec.session_token).status == 200
         self._known = {
             "trial_id": spec.trial_id,
             "experiment_id": spec.experiment_id,
             "allocation_id": spec.allocation_id,
             "task_id": spec.task_id,
-            "uuid": "swept",
+            "uuid": uuid,
         }
 
     def run(self, token: str | None, check: Callable[[Any, Any], None]) -> None:
