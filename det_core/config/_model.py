@@ -73,7 +73,11 @@ class ExperimentFile(Section):
     )
     searcher: Searcher = option(..., "how the hyperparameters of trials are chosen, and how long each trains")
     hyperparameters: Nested = option({}, "what the search chooses from")
-    max_restarts: Count = option(5, "how often a trial that fails is started again")
+    max_restarts: Count = option(
+        5,
+        "how often a trial that fails is started again; a fault of the machine is no failure, up to five in a row "
+        "without a new checkpoint",
+    )
     resources: Resources = option({}, "what trials get")
     checkpoint_storage: Storage = option({}, "where checkpoints go, and which stay at the end")
     preemption_timeout: Annotated[float, number(least=0)] | None = option(
