@@ -19,6 +19,7 @@ class Experiment(Reply):
     """An experiment. ``original_config`` is the text that was submitted, ``config`` the complete configuration.
 
     ``stopping_trials``: how many of its trials were told to stop and still run, at most until ``stop_by_time``.
+    ``remarks``: what people should know of what its trials report.
     """
 
     id: int
@@ -47,6 +48,7 @@ class Experiment(Reply):
     best_trial_searcher_metric: float | None = None
     error: str | None = None
     config_warnings: list[str]
+    remarks: list[str]
     username: str = USER
     display_name: str = USER
     user_id: int = 1
@@ -84,6 +86,7 @@ class Experiment(Reply):
             best_trial_searcher_metric=view["best_metric"],
             error=view["error"],
             config_warnings=view["warnings"],
+            remarks=view["remarks"],
         )
 
 

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 from det_core import _clock
 from det_core.master.scheduler import State, experiment_may
-from det_core.master.service import _retention, _trials
+from det_core.master.service import _measured, _retention, _trials
 from det_core.master.store import experiments
 
 if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
     from det_core.master.service._actor import Transaction
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveExperiment
@@ -40,6 +42,13 @@ def fail(hub: Hub, tx: Transaction, experiment: LiveExperiment, error: str) -> N
     stop(hub, tx, experiment, State.STOPPING_ERROR, error)
 
 
+def _write(conn: Connection, experiment_id: int, state: State, progress: float, error: str | None) -> None:
+    row = experiments.get(conn, experiment_id)
+    if state is State.COMPLETED and row is not None and (error := _measured.fault(conn, row)) is not None:
+        state = State.ERROR
+    experiments.change(conn, experiment_id, state=state.value, progress=progress, error=error, end_time=_clock.now())
+
+
 def finish(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
     """Note that an experiment has ended, if it has: it leaves, and its checkpoints are looked through."""
     if experiment.trials or experiment.id not in hub.live.experiments:
@@ -50,14 +59,7 @@ def finish(hub: Hub, tx: Transaction, experiment: LiveExperiment) -> None:
         return
     experiment.state = experiment.state.end
     progress = 1.0 if experiment.state is State.COMPLETED or experiment.search is None else experiment.search.progress()
-    tx.write(
-        experiments.change,
-        experiment.id,
-        state=experiment.state.value,
-        progress=progress,
-        error=experiment.error,
-        end_time=_clock.now(),
-    )
+    tx.write(_write, experiment.id, experiment.state, progress, experiment.error)
     tx.write(_retention.due, add=experiment.id)
     del hub.live.experiments[experiment.id]
     tx.then(hub.news.tell, ("experiment", experiment.id))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core.master._errors import MasterError
 from det_core.master.service import _allocations, _checkpoints, _ending, _operations
+from det_core.master.service._measured import VALIDATION
 from det_core.master.store import trials
 from det_core.master.store.metrics import number, validations
 from det_core.search import Validated
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveTrial
 
-VALIDATION = "validation"
-"""The metric group of validations."""
 LOG = logging.getLogger("det_core")
 
 

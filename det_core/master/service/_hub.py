@@ -36,6 +36,7 @@ class Hub:
         actor: where decisions are made.
         runner: what the engine is told.
         best: the best validations of experiments that have ended, with when they ended; looking them up takes long.
+        remarks: the same of what there is to say of them.
     """
 
     store: Store
@@ -46,6 +47,7 @@ class Hub:
     gatherings: Gatherings = field(default_factory=Gatherings)
     news: News = field(default_factory=News)
     best: dict[int, tuple[float, Validation | None]] = field(default_factory=dict)
+    remarks: dict[int, tuple[float, list[str]]] = field(default_factory=dict)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     actor: Actor = field(init=False)
     runner: Runner = field(init=False)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from det_core.master.scheduler import Losses, State
+from det_core.master.service._measured import Measured
 
 if TYPE_CHECKING:
     from det_core.config import Experiment
@@ -131,6 +132,7 @@ class LiveExperiment:
         context: the digest of its context directory.
         warm_start: the checkpoint its trials start from.
         error: why it ends, where it is an error.
+        measured: what its trials report.
     """
 
     id: int
@@ -147,6 +149,10 @@ class LiveExperiment:
     context: str | None = None
     warm_start: str | None = None
     error: str | None = None
+    measured: Measured = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.measured = Measured(self.spec.metric)
 
     @property
     def free(self) -> bool:

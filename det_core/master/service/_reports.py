@@ -9,7 +9,8 @@ from det_core import _clock
 from det_core._errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid
 from det_core.master.service._access import check_run, experiment_row, know_trial, live_trial, trial_row
-from det_core.master.service._facts import VALIDATION, steer
+from det_core.master.service._facts import steer
+from det_core.master.service._measured import VALIDATION, is_search
 from det_core.master.store import experiments, logs, metrics, trials
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ async def journal(
     except ValueError as e:
         raise Invalid(f"trial {trial_id}, journal of rank {rank}: {e}") from None
     if trial_id in hub.live.trials:
+        await _warn(hub, trial_id, records)
         await steer(hub, trial_id, f"run {trial_run_id}", records, last_will=last_will)
     return kept.next_seq
 
@@ -92,7 +94,21 @@ async def report(
         raise Invalid(f"trial {trial_id}: {e}") from None
     if group == VALIDATION and trial_id in hub.live.trials:
         record = {"kind": "metrics", "group": group, "metrics": avg_metrics, "steps_completed": steps_completed}
+        await _warn(hub, trial_id, [record])
         await steer(hub, trial_id, f"run {trial_run_id}", [record], last_will=False)
+
+
+async def _warn(hub: Hub, trial_id: int, records: Sequence[Mapping[str, Any]]) -> None:
+    """Say in a trial's log, once for all of its search, that it does not report what the search goes by."""
+    trial = hub.live.trials.get(trial_id)
+    if trial is None or not is_search(trial.experiment.spec):
+        return
+    warning = trial.experiment.measured.take_in(trial_id, records)
+    if warning is None:
+        return
+    line = logs.LogLine(trial.task_id, warning + "\n", _clock.now(), level="WARNING", stdtype="stderr", source="master")
+    await hub.store.write(lambda conn: logs.append(conn, [line]))
+    hub.news.tell(("log", trial.task_id))
 
 
 async def set_status(hub: Hub, trial_id: int, status: str, allocation_id: str | None) -> None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from det_core.config import Experiment
 from det_core.master.scheduler import DEFAULT_PRIORITY
+from det_core.master.service import _measured
 from det_core.master.service._views import ExperimentView
 from det_core.master.store import experiments, metrics
 
@@ -23,7 +24,10 @@ if TYPE_CHECKING:
 def show(conn: Connection, hub: Hub, rows: Sequence[ExperimentRow]) -> list[ExperimentView]:
     """Experiments, with what is known of their trials."""
     counts, live = experiments.trial_counts(conn, [row.id for row in rows]), hub.live.experiments
-    return [_one(row, counts.get(row.id, 0), _best(conn, hub, row), live.get(row.id)) for row in rows]
+    return [
+        _one(row, counts.get(row.id, 0), _best(conn, hub, row), live.get(row.id), _remarks(conn, hub, row))
+        for row in rows
+    ]
 
 
 def _best(conn: Connection, hub: Hub, row: ExperimentRow) -> Validation | None:
@@ -36,6 +40,19 @@ def _best(conn: Connection, hub: Hub, row: ExperimentRow) -> Validation | None:
     return known[1]
 
 
+def _remarks(conn: Connection, hub: Hub, row: ExperimentRow) -> list[str]:
+    """What there is to say of an experiment; of one that has ended it is found out once."""
+    live = hub.live.experiments.get(row.id)
+    if live is not None:
+        return [] if live.measured.warning is None or live.measured.known else [live.measured.warning]
+    if row.unmanaged or row.end_time is None:
+        return []
+    known = hub.remarks.get(row.id)
+    if known is None or known[0] != row.end_time:
+        known = hub.remarks[row.id] = (row.end_time, _measured.remarks(conn, row))
+    return known[1]
+
+
 def best_of(conn: Connection, row: ExperimentRow) -> Validation | None:
     """The best validation of an experiment; of equals that of the earliest trial."""
     spec = Experiment(row.config)
@@ -43,7 +60,9 @@ def best_of(conn: Connection, row: ExperimentRow) -> Validation | None:
     return metrics.best([found[t] for t in sorted(found)], smaller_is_better=spec.smaller_is_better)
 
 
-def _one(row: ExperimentRow, num_trials: int, best: Validation | None, live: LiveExperiment | None) -> ExperimentView:
+def _one(
+    row: ExperimentRow, num_trials: int, best: Validation | None, live: LiveExperiment | None, remarks: list[str]
+) -> ExperimentView:
     spec = Experiment(row.config)
     ends = [] if live is None else [t.allocation.stop_by for t in live.trials.values() if t.allocation is not None]
     stopping = [end for end in ends if end is not None]
@@ -74,6 +93,7 @@ def _one(row: ExperimentRow, num_trials: int, best: Validation | None, live: Liv
         best_metric=None if best is None else best.value,
         error=row.error,
         warnings=list(row.warnings),
+        remarks=remarks,
     )
 
 
@@ -105,4 +125,5 @@ def drafted(spec: Experiment) -> ExperimentView:
         best_metric=None,
         error=None,
         warnings=list(spec.warnings),
+        remarks=[],
     )

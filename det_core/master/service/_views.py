@@ -12,7 +12,7 @@ class ExperimentView(TypedDict):
     """An experiment. ``state`` is one of §13.2; ``progress`` from 0 to 1; ``config`` complete, as trials get it.
 
     ``stopping_trials``: how many of its trials were told to stop, and still run, the last of them at most until
-    ``stop_by_time``.
+    ``stop_by_time``. ``remarks``: what people should know of what its trials report.
     """
 
     id: int
@@ -40,6 +40,7 @@ class ExperimentView(TypedDict):
     best_metric: float | None
     error: str | None
     warnings: list[str]
+    remarks: list[str]
 
 
 class ValidationView(TypedDict):

@@ -64,6 +64,13 @@ def of_trial(conn: Connection, trial_id: int) -> Sequence[OperationRow]:
     return many(conn, statement, OperationRow)
 
 
+def any_completed(conn: Connection, experiment_id: int) -> bool:
+    """Whether a trial of an experiment has completed an operation."""
+    joined = select(OPERATIONS.c.trial_id).join(TRIALS, TRIALS.c.id == OPERATIONS.c.trial_id)
+    where = (TRIALS.c.experiment_id == experiment_id) & OPERATIONS.c.completed
+    return conn.execute(joined.where(where).limit(1)).first() is not None
+
+
 def complete(conn: Connection, trial_id: int, length: int, metric: Any) -> bool:
     """Note that the trial's current operation is done.
 

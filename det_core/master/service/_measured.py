@@ -1,0 +1,117 @@
+"""Whether an experiment's trials report what its search goes by, and what to say where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from det_core.config import Experiment
+from det_core.master.scheduler import State
+from det_core.master.store import metrics, operations, trials
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+    from det_core.master.store.experiments import ExperimentRow
+    from det_core.master.store.metrics import Validation
+    from det_core.master.store.trials import TrialRow
+
+VALIDATION = "validation"
+"""The metric group of validations."""
+LOOKED_AT = 20
+"""Trials whose metrics are looked at for their names."""
+_BLIND = ("single", "random", "grid", "custom")
+"""Searchers that decide without the metric, or may."""
+
+
+@dataclass
+class Measured:
+    """What of the trials' validations was seen while an experiment went on.
+
+    Attributes:
+        metric: the one that is searched for.
+        names: of those that trials report.
+        first: trial -> the step of its first validation that was seen.
+        known: whether some validation had the metric.
+        warning: what was said because none has.
+    """
+
+    metric: str
+    names: set[str] = field(default_factory=set)
+    first: dict[int, int] = field(default_factory=dict)
+    known: bool = False
+    warning: str | None = None
+
+    def take_in(self, trial_id: int, records: Sequence[Mapping[str, Any]]) -> str | None:
+        """Look at records of a trial; returns a warning once, when its metric is missing.
+
+        That is so when it has completed an operation, or gone on to a second validation: what belongs to one step may
+        be reported bit by bit.
+        """
+        due = False
+        for record in records:
+            if record.get("kind") == "operation":
+                due = True
+            elif record.get("kind") == "metrics" and record.get("group") == VALIDATION:
+                self.names |= record["metrics"].keys()
+                self.known |= metrics.number(record["metrics"], self.metric) is not None
+                step = record.get("steps_completed")
+                due |= step is not None and self.first.setdefault(trial_id, step) != step
+        if self.known or self.warning is not None or not due:
+            return None
+        self.warning = missing(self.metric, self.names)
+        return self.warning
+
+
+def missing(metric: str, names: Sequence[str] | set[str]) -> str:
+    """That no validation has the metric of a search, and what trials report instead."""
+    told = ", ".join(sorted(names)) if names else "no validation metrics"
+    return f"no validation has `{metric}`, the metric of the search; trials report: {told}"
+
+
+def is_search(spec: Experiment) -> bool:
+    """Whether trials are compared at all."""
+    return bool(spec.searcher["name"] != "single")
+
+
+def fault(conn: Connection, row: ExperimentRow) -> str | None:
+    """Why a search that has come to its end was in vain: nobody has told it what it goes by. None: it was not.
+
+    What a script says with a completed operation counts, whatever its validations are called; and so does a trial that
+    gave up or was killed.
+    """
+    spec = Experiment(row.config)
+    if not is_search(spec) or operations.any_completed(conn, row.id) or _best(conn, row, spec):
+        return None
+    ended = [t for t in trials.of_experiment(conn, row.id) if t.state == State.COMPLETED and t.early_exit is None]
+    names = _names(conn, ended)
+    if not ended or (not names and spec.searcher["name"] in _BLIND):
+        return None
+    return missing(spec.metric, names)
+
+
+def remarks(conn: Connection, row: ExperimentRow) -> list[str]:
+    """What people should know of a search that has ended: nobody can say what was best in it, or all are equal."""
+    spec = Experiment(row.config)
+    if not is_search(spec) or row.state != State.COMPLETED:
+        return []
+    best, found = _best(conn, row, spec), trials.of_experiment(conn, row.id)
+    if not best:
+        names = _names(conn, found)
+        return [missing(spec.metric, names)] if names or operations.any_completed(conn, row.id) else []
+    measured = [t for t in found if t.id in best]
+    keys = {key for t in measured for key in t.hparams if t.hparams[key] != measured[0].hparams.get(key)}
+    if keys and len({v.value for v in best.values()}) == 1:
+        named = ", ".join(sorted(keys))
+        return [f"all {len(measured)} trials report the same `{spec.metric}`: does the script use {named}?"]
+    return []
+
+
+def _best(conn: Connection, row: ExperimentRow, spec: Experiment) -> dict[int, Validation]:
+    return metrics.best_validations(conn, row.id, spec.metric, smaller_is_better=spec.smaller_is_better)
+
+
+def _names(conn: Connection, found: Sequence[TrialRow]) -> set[str]:
+    rows = [metrics.latest_validation(conn, trial.id) for trial in found[:LOOKED_AT]]
+    return {name for row in rows if row is not None for name in row.metrics}

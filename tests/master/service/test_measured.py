@@ -1,0 +1,113 @@
+"""Searches whose trials do not report what the search goes by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.master.service._measured import Measured
+from support.mastered import Bench, bench
+from support.scripted_trials import Script, Trial
+
+RANDOM = {"name": "random", "max_length": 2, "max_trials": 3}
+HALVING = {"name": "async_halving", "max_length": 4, "num_rungs": 2, "divisor": 2, "max_trials": 2}
+NOBODY = "no validation has `loss`, the metric of the search; trials report: accuracy"
+
+
+def with_bench(folder: Path, script: Script, check: Callable[[Bench], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with bench(folder, script, 1) as b:
+            await check(b)
+
+    asyncio.run(main())
+
+
+def validating(name: str, *, completes: bool) -> Script:
+    """Train, and report a validation metric of that name."""
+
+    async def script(trial: Trial) -> int:
+        while (length := await trial.operation()) is not None:
+            for step in (1, 2):
+                await trial.report("validation", step, **{name: 0.5})
+            if not completes:
+                return 0
+            await trial.complete(length, 0.5)
+        await trial.acknowledge()
+        return 0
+
+    return script
+
+
+async def lines(b: Bench, number: int) -> list[str]:
+    """What the master has warned of in the logs of the trials."""
+    pages = [await b.service.logs(t["id"]) for t in await b.service.trials(number)]
+    return [line["log"] for page in pages for line in page["lines"] if line["level"] == "WARNING"]
+
+
+@pytest.mark.parametrize("searcher", [RANDOM, HALVING])
+def test_a_search_that_nobody_told_anything_ends_in_error(tmp_path: Path, searcher: dict[str, Any]) -> None:
+    async def check(b: Bench) -> None:
+        number = await b.create(searcher)
+        assert await b.ended(number) == "ERROR"
+        assert (await b.service.experiment(number))["error"] == NOBODY
+        assert await lines(b, number) == [NOBODY + "\n"], "once, and as soon as it is known"
+
+    with_bench(tmp_path, validating("accuracy", completes=False), check)
+
+
+def test_what_operations_are_completed_with_counts_but_says_nothing_of_the_best(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        number = await b.create(HALVING)
+        assert await b.ended(number) == "COMPLETED"
+        view = await b.service.experiment(number)
+        assert (view["remarks"], view["best_trial_id"], view["error"]) == ([NOBODY], None, None)
+        assert await lines(b, number) == [NOBODY + "\n"]
+
+    with_bench(tmp_path, validating("accuracy", completes=True), check)
+
+
+def test_equal_metrics_of_different_hyperparameters_are_remarked(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        number = await b.create(RANDOM)
+        assert await b.ended(number) == "COMPLETED"
+        (remark,) = (await b.service.experiment(number))["remarks"]
+        assert remark == "all 3 trials report the same `loss`: does the script use lr?"
+        assert await lines(b, number) == []
+
+    with_bench(tmp_path, validating("loss", completes=True), check)
+
+
+def test_a_search_without_any_metrics_is_nobodys_mistake(tmp_path: Path) -> None:
+    async def silent(_trial: Trial) -> int:
+        return 0
+
+    async def gives_up(trial: Trial) -> int:
+        await trial.early_exit()
+        return 0
+
+    async def check(b: Bench) -> None:
+        number = await b.create(RANDOM)
+        assert await b.ended(number) == "COMPLETED"
+        b.engine.script = gives_up
+        number = await b.create(HALVING)
+        assert await b.ended(number) == "COMPLETED", "whoever gives up has nothing to report"
+
+    with_bench(tmp_path, silent, check)
+
+
+def test_a_metric_may_come_after_others_of_its_step() -> None:
+    def row(step: int, **metrics: float) -> dict[str, Any]:
+        return {"kind": "metrics", "group": "validation", "steps_completed": step, "metrics": metrics}
+
+    seen = Measured("loss")
+    assert seen.take_in(1, [row(1, accuracy=0.5)]) is None
+    assert seen.take_in(1, [row(1, loss=0.5), row(2, accuracy=0.5)]) is None
+    other = Measured("loss")
+    assert other.take_in(1, [row(1, accuracy=0.5)]) is None and other.take_in(2, [row(7, accuracy=0.5)]) is None
+    assert other.take_in(2, [row(8, f1=0.5)]) == NOBODY + ", f1"
+    assert other.take_in(1, [{"kind": "operation"}]) is None, "it was said"
+    assert "no validation metrics" in (Measured("loss").take_in(1, [{"kind": "operation"}]) or "")
