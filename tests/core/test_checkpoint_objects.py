@@ -39,14 +39,15 @@ def opened(storage: dict[str, Any], tmp_path: Path) -> Iterator[Callable[[], Any
         yield lambda: take(open_store(storage, tmp_path, scratch=tmp_path / "scratch"))
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("count", "size"), [(40, 18), pytest.param(1250, 75, marks=long)])
 def test_four_processes_share_every_method(storage: dict[str, Any], count: int, size: int, tmp_path: Path) -> None:
     """The long form has 5,000 small files, and 300 MB in four files."""
     arguments = (json.dumps(storage), str(tmp_path), str(count), str(size))
     with running(RANKS, 4, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
-        statuses = ranks.wait(580)
+        statuses = ranks.wait(1700)
         said = [ranks.output(rank).split("\n") for rank in range(4)]
+        said = [[line for line in lines if "it is tried again" not in line] for lines in said]  # on a busy machine
         assert statuses == [0] * 4, "\n".join(ranks.output(rank)[-1500:] for rank in range(4))
     assert said == [["uploaded", "stored", "checked", "checked", "done", ""]] * 4
     assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]

@@ -350,6 +350,28 @@ def test_retry_after_is_waited_for(store: ObjectStore, tmp_path: Path) -> None:
     assert door.calls == 2
 
 
+class Unlucky(Door):
+    """Reaches nobody, and keeps how long it waited between tries."""
+
+    def __init__(self, bucket: Bucket, patience: float) -> None:
+        super().__init__(bucket, patience=patience)
+        self.pauses: list[float] = []
+
+    async def attempt(self, *args: Any) -> Any:
+        raise ConnectionRefusedError(111, "Connection refused")
+
+    def _pause(self, number: int, error: Exception, left: float) -> float:
+        self.pauses.append(super()._pause(number, error, left))
+        return self.pauses[-1]
+
+
+def test_the_last_try_is_when_patience_ends(store: ObjectStore, tmp_path: Path) -> None:
+    door = Unlucky(store.door.bucket, 0.5)
+    with pytest.raises(StorageError, match="Connection refused"):
+        ObjectStore(door, tmp_path).list()
+    assert len(door.pauses) >= 2 and sum(door.pauses) <= 0.5
+
+
 def test_what_does_not_answer_is_told_in_time(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
     from det_core.storage._objects import _door
 

@@ -126,8 +126,8 @@ def gcs_server() -> Iterator[GcsServer]:
     """The GCS emulator, in memory."""
     port = free_port()
     words = ["start", "-H", "127.0.0.1", "--port", str(port), "-M", "-q"]
-    # It has one thread and a queue of five, beyond which a connection waits a second.
-    code = "import socketserver; socketserver.TCPServer.request_queue_size = 128\n"
+    # It has one thread and a queue of five, beyond which a connection waits for seconds. Four ranks make 128 at a time.
+    code = "import socketserver; socketserver.TCPServer.request_queue_size = 1024\n"
     # It writes down all that it has at every change, to be read when it starts with a folder; here it has none.
     code += "from gcp_storage_emulator.storage import Storage; Storage._write_config_to_file = lambda self: None\n"
     code += "from gcp_storage_emulator.__main__ import main; main()"

@@ -144,23 +144,24 @@ class Door:
             except Exception as e:
                 now = _clock.monotonic()
                 began = now if began is None else began
-                pause = self._pause(number, e)
                 if now > began + self._patience or not self._may_pass(e):
                     raise self.bucket.explain(operation, key, e) from e
                 if now > max(began + QUIET, self._warned + QUIET):
                     self._warned = now
                     log.warning("%s; for %.0f s it is tried again", self.bucket.explain(operation, key, e), now - began)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(self._pause(number, e, began + self._patience - now))
         raise AssertionError("unreachable")
 
     def _may_pass(self, error: Exception) -> bool:
         return isinstance(error, asyncio.TimeoutError | TimeoutError) or self.bucket.retryable(error)
 
-    def _pause(self, number: int, error: Exception) -> float:
+    def _pause(self, number: int, error: Exception, left: float) -> float:
+        """Seconds until the next try; with ``left`` of patience, the last is when that ends."""
         asked = self.bucket.retry_after(error)
         if asked is not None:
             return min(max(asked, 0.0), LONGEST_ASKED, self._patience) + random.uniform(0, FIRST_PAUSE)
-        return min(LONGEST_PAUSE, FIRST_PAUSE * float(2 ** min(number, 16))) * random.uniform(0.5, 1)
+        longest = min(LONGEST_PAUSE, FIRST_PAUSE * float(2 ** min(number, 16)))
+        return min(longest * random.uniform(0.5, 1), left)
 
     def _check_process(self, operation: str, key: str) -> None:
         """A process that was forked shares the connections of the first, and must not use them."""
