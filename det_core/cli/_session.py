@@ -69,8 +69,11 @@ def find(master: Master, given: int | str) -> Experiment:
     from det_core.client._experiment import Experiment
 
     if given != LATEST:
-        return Experiment(master, master.get(f"experiments/{given}")["experiment"])
-    newest = master.get("experiments", orderBy="ORDER_BY_DESC", limit=1)["experiments"]
+        try:
+            return Experiment(master, master.get(f"experiments/{given}")["experiment"])
+        except UnknownToMaster as e:
+            raise UnknownToMaster(f"{e}; `det-core experiment list` shows those there are", e.status) from None
+    newest = master.get("experiments", sortBy="SORT_BY_START_TIME", orderBy="ORDER_BY_DESC", limit=1)["experiments"]
     if not newest:
         raise UnknownToMaster(f"the master at {master.url} has no experiments yet", 404)
     return Experiment(master, newest[0])

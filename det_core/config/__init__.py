@@ -8,7 +8,7 @@ from typing import Any
 
 from det_core._errors import ConfigError, ConfigErrors
 from det_core._optional import require
-from det_core.config._entrypoint import entrypoint_command, entrypoint_script
+from det_core.config._entrypoint import entrypoint_command, entrypoint_needs, entrypoint_script
 from det_core.config._experiment import Experiment
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "ConfigErrors",
     "Experiment",
     "entrypoint_command",
+    "entrypoint_needs",
     "entrypoint_script",
     "parse_experiment",
     "read_changes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -12,6 +13,8 @@ _FOREIGN = re.compile(r"(?<![\w.])determined\.launch\.(\w+)")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 _PLAIN_FILE = re.compile(r"(?!/)[\w./-]+\.py")
+_LOCAL_PROGRAM = re.compile(r"\./[\w./-]+")
+_LAUNCH = re.compile(r"(det_core|determined)\.launch\.")
 _TRIAL_CLASS = re.compile(r"[a-zA-Z0-9_.]+:[a-zA-Z0-9_]+")
 
 
@@ -51,6 +54,25 @@ def entrypoint_script(entrypoint: str | Sequence[str]) -> str | None:
         script = next((w for w in words[1:] if w == "-c" or w.endswith(".py")), "-c")
         return script if _PLAIN_FILE.fullmatch(script) else None
     return None
+
+
+def entrypoint_needs(entrypoint: str | Sequence[str]) -> str | None:
+    """The file, below the context directory, without which an entrypoint certainly cannot begin.
+
+    None: its first command is no file of the context, or only a shell could tell which; what a later command runs may
+    have been made by those before it.
+    """
+    words = next(_commands(entrypoint), [])
+    while words and (words[0] in ("exec", "env", "time") or _ASSIGNMENT.match(words[0])):
+        words = words[1:]
+    if words and _LOCAL_PROGRAM.fullmatch(words[0]):
+        needed: str | None = words[0]
+    else:
+        needed = entrypoint_script(words)
+        before = words[: words.index(needed)] if needed is not None else []
+        if "-m" in before and not any(_LAUNCH.match(word) for word in before):
+            return None  # another module's argument need not be there
+    return None if needed is None or posixpath.normpath(needed).startswith("..") else needed
 
 
 def _commands(entrypoint: str | Sequence[str]) -> Iterator[list[str]]:

@@ -146,7 +146,22 @@ def test_steering(master: Running, command: Command, config: Path) -> None:
     assert re.search(r"\(tried\): (STOPPING_KILLED|CANCELED)$", command("e", "kill", number).strip())
     assert f"experiment {number} (tried): CANCELED" in command("e", "wait", number, status=4)
     command("e", "pause", number, status=1)
-    assert command.errors == f"det-core: error: experiment {number} has ended (CANCELED)\n"
+    hint = f"to go on with it: det-core experiment continue {number}"
+    assert command.errors == f"det-core: error: experiment {number} has ended (CANCELED); {hint}\n"
+    assert command("e", "kill", number) == f"experiment {number} (tried): CANCELED\n"
+    assert command.errors == f"det-core: experiment {number} had ended already\n"
+
+
+def test_several_are_steered_and_waited_for_together(master: Running, command: Command, config: Path) -> None:
+    first, second = (command.json("e", "create", config, "--paused")["id"] for _ in "12")
+    assert len(command("e", "cancel", first, 9999, second, status=1).splitlines()) == 2
+    assert command.errors == (
+        "det-core: error: there is no experiment 9999; `det-core experiment list` shows those there are\n"
+    )
+    assert [e["state"] for e in command.json("e", "wait", first, second, status=4)] == ["CANCELED"] * 2
+    command("e", "delete", first, 9999, "--yes", status=1)
+    assert command.errors.endswith(". Nothing was deleted\n")
+    assert "deleted" in command("e", "delete", first, "--yes")
 
 
 def test_an_error_has_its_own_status_and_continues(master: Running, command: Command, tmp_path: Path) -> None:
@@ -156,7 +171,12 @@ def test_an_error_has_its_own_status_and_continues(master: Running, command: Com
     )
     number = command.json("e", "create", path)["id"]
     master.end(master.launched(number)[0].allocation_id, status=9)
-    assert f"experiment {number} (one): ERROR" in command("e", "wait", number, status=3)
+    said = command("e", "wait", number, status=3)
+    assert f"experiment {number} (one): ERROR" in said
+    found = re.search(r"^error: trial (\d+): as the test says$", said, re.M)
+    assert found is not None and f"for more: det-core trial logs {found[1]}\n" in said
+    assert f"error:        trial {found[1]}: " in command("e", "describe", number)
+    assert command.json("e", "describe", number)["error"].startswith(f"trial {found[1]}: ")
     assert command("e", "continue", number, "--config", "max_restarts=1") == f"experiment {number} (one): ACTIVE\n"
     assert command.json("e", "describe", number)["config"]["max_restarts"] == 1
     command("e", "continue", number, "--config", "max_restarts", status=1)

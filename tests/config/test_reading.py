@@ -10,6 +10,7 @@ from det_core.config import (
     ConfigErrors,
     Experiment,
     entrypoint_command,
+    entrypoint_needs,
     entrypoint_script,
     parse_experiment,
     read_changes,
@@ -209,6 +210,28 @@ def test_the_command_of_an_entrypoint(entrypoint: str | list[str], command: list
 )
 def test_the_script_that_an_entrypoint_runs(entrypoint: str | list[str], script: str | None) -> None:
     assert entrypoint_script(entrypoint) == script
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "needed"),
+    [
+        ("python train.py --lr 0.1 other.py", "train.py"),
+        (["python3", "-u", "sub/train.py"], "sub/train.py"),
+        ("OMP_NUM_THREADS=1 exec ./train --fast", "./train"),
+        ("python3 -m det_core.launch.torch_distributed --nproc-per-node 2 train.py", "train.py"),
+        # What is made first, a module's argument, and what is on PATH or elsewhere.
+        ("git clone x && python x/train.py", None),
+        ("cd sub && python train.py", None),
+        ("python -m black new.py", None),
+        ("python -m train", None),
+        ("train --lr 1", None),
+        ("python ../train.py", None),
+        ("/opt/train.sh", None),
+        ("", None),
+    ],
+)
+def test_what_an_entrypoint_cannot_begin_without(entrypoint: str | list[str], needed: str | None) -> None:
+    assert entrypoint_needs(entrypoint) == needed
 
 
 def test_the_launchers_that_stand_in_are_those_there_are() -> None:

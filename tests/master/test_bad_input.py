@@ -87,12 +87,16 @@ def test_a_script_that_is_not_packed_is_told_at_once(
     (tmp_path / "project" / "sub" / "train.py").touch()
     create = ("experiment", "create", str(tmp_path / "good.yaml"))
     status, _, err = typed(*create, "--check")
-    assert status == 0
-    assert "warning: entrypoint: it runs train.py, and there is no such file in the context directory" in err
+    assert status == 2
+    assert "error: entrypoint: it runs train.py, and there is no such file in the context directory" in err
     assert "det-core experiment create CONFIG DIR" in err
+    status, _, err = typed(*create, str(tmp_path / "project"))
+    assert status == 2
+    assert ".detignore" in err
+    (tmp_path / "project" / "startup-hook.sh").write_text("cp sub/train.py .\n")
     status, _, err = typed(*create, str(tmp_path / "project"), "--check")
     assert status == 0
-    assert ".detignore" in err
+    assert "warning: entrypoint: it runs train.py" in err
     assert typed(*create, str(tmp_path / "project" / "sub"), "--check")[2] == ""
 
 

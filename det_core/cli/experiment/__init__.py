@@ -41,11 +41,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = f"{_EXAMPLES}\n{MEANINGS}\n\n{ABOUT_MASTERS}"
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def add(name: str, text: str, declare: Configure, *, one: bool = True) -> None:
+    def add(name: str, text: str, declare: Configure, *, one: bool = True, many: bool = False) -> None:
         command = commands.add_parser(
             name, help=text, description=text, formatter_class=argparse.RawDescriptionHelpFormatter
         )
-        if one:
+        if many:
+            command.add_argument("EXPERIMENT", nargs="+", type=experiment_id, help=f"{_E}; or several")
+        elif one:
             command.add_argument("EXPERIMENT", type=experiment_id, help=_E)
         declare(command)
         master_options(command)
@@ -54,9 +56,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("list", "the experiments, newest first", _list.configure, one=False)
     add("describe", "one experiment: its state, its trials, its search", _describe.configure)
     add("logs", "what its trials have printed", _logs.configure)
-    add("wait", "wait until it has ended", _wait.configure)
+    add("wait", "wait until it has ended", _wait.configure, many=True)
     for name, text in _steer.COMMANDS.items():
-        add(name, text, _steer.configure(name))
+        add(name, text, _steer.configure(name), many=True)
     add("continue", "go on with an experiment that has ended", _continue.configure)
     add("download-checkpoint", "copy a checkpoint of its trials into a folder", _download.configure)
     add("delete", "delete experiments: checkpoints, metrics and logs", _delete.configure, one=False)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from det_core.cli._config_file import is_there, tell_mistakes
 from det_core.cli._say import count, note, print_json
 from det_core.cli._session import command_for, on_master
-from det_core.cli._status import NOT_UNDERSTOOD, of_state
+from det_core.cli._status import NOT_UNDERSTOOD
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master
@@ -101,11 +101,11 @@ def _create(args: argparse.Namespace, master: Master) -> int:
 def watch(args: argparse.Namespace, experiment: Experiment) -> int:
     """Follow an experiment to its end and tell its result; the exit status says how it ended."""
     from det_core.cli.experiment._follow import follow
-    from det_core.cli.experiment._told import as_json, print_result
+    from det_core.cli.experiment._told import as_json, outcome, print_result
 
     follow(args, experiment, quiet=args.json)
     if args.json:
         print_json(as_json(experiment, result=True))
     else:
         print_result(args, experiment)
-    return of_state(experiment.state)
+    return outcome(experiment)

@@ -26,13 +26,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, master: Master) -> int:
     """Delete experiments; one that has not ended, or is not there, stops it before anything is deleted."""
-    found = list({e.id: e for e in (find(master, given) for given in args.EXPERIMENT)}.values())
+    from det_core._errors import UnknownToMaster
+
+    try:
+        found = list({e.id: e for e in (find(master, given) for given in args.EXPERIMENT)}.values())
+    except UnknownToMaster as unknown:
+        error(f"{unknown}. Nothing was deleted")
+        return FAILED
     if going := [str(e.id) for e in found if not e.ended]:
         error(f"experiment {', '.join(going)} has not ended: cancel or kill it first. Nothing was deleted")
         return FAILED
     if not args.yes:
         if not sys.stdin.isatty():
-            error("not deleting without being asked: add --yes where there is no terminal")
+            error("nothing was deleted: add --yes where there is no terminal to ask at")
             return NOT_UNDERSTOOD
         for e in found:
             print(f"{e.id}  {e.state}  {e.name}")

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace, master: Master) -> int:
         more = {"config": experiment.config, "trials": [trial_json(t) for t in trials], "search": search}
         print_json({**as_json(experiment, result=True), **more})
         return 0
-    for name, value in _facts(experiment):
+    for name, value in _facts(args, experiment):
         print(f"{name + ':':<13} {value}")
     if rungs := _rungs(experiment, search.get("rungs")):
         print("\nrungs")
@@ -49,8 +49,8 @@ def run(args: argparse.Namespace, master: Master) -> int:
     return 0
 
 
-def _facts(experiment: Experiment) -> list[tuple[str, str]]:
-    from det_core.cli.experiment._told import settings, state_of_all, still_saves
+def _facts(args: argparse.Namespace, experiment: Experiment) -> list[tuple[str, str]]:
+    from det_core.cli.experiment._told import settings, state_of_all, still_saves, why_failed
 
     info = experiment.info
     facts = [
@@ -58,7 +58,7 @@ def _facts(experiment: Experiment) -> list[tuple[str, str]]:
         ("name", experiment.name),
         ("state", ": ".join(filter(None, [state_of_all(experiment), still_saves(experiment)]))),
         ("progress", f"{experiment.progress:.0%}"),
-        ("search", f"{info.get('searcher_type')} by {experiment.metric}, {_best_is(experiment)} is best"),
+        ("search", _search(experiment)),
         ("priority", str(info.get("priority"))),
         ("started", when(info.get("start_time") or 0.0)),
         ("ended", when(info.get("end_time") or 0.0)),
@@ -67,14 +67,20 @@ def _facts(experiment: Experiment) -> list[tuple[str, str]]:
         facts.append(("description", str(info["description"])))
     if info.get("labels"):
         facts.append(("labels", ", ".join(info["labels"])))
-    if experiment.error:
-        facts.append(("error", experiment.error))
+    facts += why_failed(args, experiment)
     best = experiment.best_trial
     if best is not None and best.best_metric is not None:
         facts.append(("best", f"trial {best.id}, {experiment.metric} {number(best.best_metric)}"))
         facts.append(("best hparams", settings(best.hparams)))
-    facts += [("warning", str(warning)) for warning in info.get("config_warnings") or ()]
+    warnings = [*(info.get("config_warnings") or ()), *(info.get("remarks") or ())]
+    facts += [("warning", str(warning)) for warning in warnings]
     return facts
+
+
+def _search(experiment: Experiment) -> str:
+    if not experiment.metric:
+        return "none; it is run by others"
+    return f"{experiment.info.get('searcher_type')} by {experiment.metric}, {_best_is(experiment)} is best"
 
 
 def _best_is(experiment: Experiment) -> str:

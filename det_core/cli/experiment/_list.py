@@ -34,6 +34,7 @@ def run(args: argparse.Namespace, master: Master) -> int:
     limit = args.limit if args.limit is not None else 0 if args.json else SHOWN
     told = master.get(
         "experiments",
+        sortBy="SORT_BY_START_TIME",
         orderBy="ORDER_BY_DESC",
         limit=limit + 1 if limit else None,
         name=args.name,

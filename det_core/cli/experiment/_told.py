@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from det_core.cli._say import number
+from det_core.cli._say import note, number
 from det_core.cli._session import command_for
+from det_core.cli._status import DONE, FAILED, of_state
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Trial
@@ -21,7 +22,7 @@ def as_json(experiment: Experiment, *, result: bool = False) -> dict[str, Any]:
     """An experiment; with ``result`` also its best trial and that one's checkpoint."""
     info = experiment.info
     told = {name: info.get(name) for name in _NAMES} | {
-        "metric": experiment.metric,
+        "metric": experiment.metric or None,
         "smaller_is_better": experiment.smaller_is_better,
         "best_trial": info.get("best_trial_id"),
         "best_metric": experiment.best_metric,
@@ -30,9 +31,11 @@ def as_json(experiment: Experiment, *, result: bool = False) -> dict[str, Any]:
         "stopping_trials": stopping(experiment),
         "stop_by_time": info.get("stop_by_time"),
         "error": experiment.error,
+        "remarks": info.get("remarks") or [],
     }
     if result:
         best, checkpoint = experiment.best_trial, experiment.best_checkpoint()
+        told["error"] = experiment.error or failure(experiment)[0]
         told["best_trial"] = None if best is None else trial_json(best)
         told["best_checkpoint"] = None if checkpoint is None else checkpoint["uuid"]
     return told
@@ -66,8 +69,10 @@ def print_result(args: argparse.Namespace, experiment: Experiment) -> None:
     counted = "1 trial" if trials == 1 else f"{trials} trials"
     took = duration((info.get("end_time") or 0.0) - (info.get("start_time") or 0.0))
     print(f"experiment {experiment.id} ({experiment.name}): {experiment.state}, {counted} in {took}")
-    if experiment.error:
-        print(f"error: {experiment.error}")
+    for name, text in why_failed(args, experiment):
+        print(f"{name}: {text}")
+    for remark in experiment.info.get("remarks") or ():
+        note(f"warning: {remark}")
     best, step = experiment.best_trial, None
     if best is None:
         print(f"no trial has reported the metric {experiment.metric!r} in a validation")
@@ -82,6 +87,33 @@ def print_result(args: argparse.Namespace, experiment: Experiment) -> None:
         where = "its checkpoint" if is_its else f"best checkpoint (trial {place[0]}, step {place[1]})"
         print(f"{where}: {checkpoint['uuid']}")
         print(f"to download it: {command_for(args, 'experiment', 'download-checkpoint', experiment.id, 'DIR')}")
+
+
+def why_failed(args: argparse.Namespace, experiment: Experiment) -> list[tuple[str, str]]:
+    """Why an experiment ended in ERROR, with the name of each line: what failed, and the command that shows more."""
+    said, trial = failure(experiment)
+    found = [("error", text) for text in dict.fromkeys((experiment.error, said)) if text]
+    return found + ([("for more", command_for(args, "trial", "logs", trial))] if trial is not None else [])
+
+
+def failure(experiment: Experiment) -> tuple[str | None, int | None]:
+    """What the last trial that failed of an experiment in ERROR has said last, and which one that is."""
+    if experiment.state != "ERROR":
+        return None, None
+    failed = [trial for trial in experiment.trials() if trial.state == "ERROR"]
+    if not failed:
+        return None, None
+    trial = failed[-1].refresh()
+    first, *more = (trial.error or "it ended in ERROR").splitlines()
+    last = f": {more[-1].strip()}" if more else ""
+    return f"trial {trial.id}: {first_line(first)}{last}", trial.id
+
+
+def outcome(experiment: Experiment) -> int:
+    """The exit status for how an experiment has ended; a search that cannot say what was best has failed."""
+    info = experiment.info
+    in_vain = info.get("best_trial_id") is None and info.get("searcher_type") != "single" and info.get("remarks")
+    return of_state(experiment.state) or (FAILED if in_vain else DONE)
 
 
 def state_of(trial: Trial) -> str:

@@ -10,6 +10,10 @@ if TYPE_CHECKING:
 
 def find(master: Master, trial_id: int) -> Trial:
     """The trial of that number."""
+    from det_core._errors import UnknownToMaster
     from det_core.client._trial import Trial
 
-    return Trial(master, master.get(f"trials/{trial_id}")["trial"])
+    try:
+        return Trial(master, master.get(f"trials/{trial_id}")["trial"])
+    except UnknownToMaster as e:
+        raise UnknownToMaster(f"{e}; `det-core trial list EXPERIMENT` shows those of one", e.status) from None

@@ -60,4 +60,4 @@ def print_trials(experiment: Experiment, trials: list[Trial]) -> None:
         )
         for trial in trials
     ]
-    print_table(("TRIAL", "STATE", f"BEST {experiment.metric}", "STEPS", "RESTARTS", "HYPERPARAMETERS"), rows)
+    print_table(("TRIAL", "STATE", f"BEST {experiment.metric}".rstrip(), "STEPS", "RESTARTS", "HYPERPARAMETERS"), rows)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
 from det_core._errors import DetCoreError
-from det_core.config import ConfigErrors, Experiment, entrypoint_script, parse_experiment
+from det_core.config import ConfigErrors, Experiment, entrypoint_needs, entrypoint_script, parse_experiment
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import check_archive, unpack_archive
 from det_core.master.scheduler import State
@@ -100,14 +100,22 @@ async def draft(
 
 
 def _of_script(spec: Experiment, files: frozenset[str]) -> list[str]:
-    """A warning if the entrypoint runs a file that is not there; a startup hook may still make one."""
-    script = entrypoint_script(spec.entrypoint or "")
-    if script is None or posixpath.normpath(script) in files:
-        return []
-    missing = f"entrypoint: it runs {script}, and there is no such file in the context directory"
-    if not files:
-        return [f"{missing}, which is empty; name the folder with it: det-core experiment create CONFIG DIR"]
-    return [f"{missing}; is it in another folder, or named by .detignore?"]
+    """A warning if the entrypoint runs a file that is not there, but may be by then.
+
+    Raises:
+        Invalid: it certainly will not be: no startup hook makes it, and no command before it.
+    """
+    for script in (entrypoint_needs(spec.entrypoint or ""), entrypoint_script(spec.entrypoint or "")):
+        if script is None or posixpath.normpath(script) in files:
+            continue
+        missing = f"entrypoint: it runs {script}, and there is no such file in the context directory"
+        hint = "; is it in another folder, or named by .detignore?"
+        if not files:
+            hint = ", which is empty; name the folder with it: det-core experiment create CONFIG DIR"
+        if script == entrypoint_needs(spec.entrypoint or "") and "startup-hook.sh" not in files:
+            raise Invalid(missing + hint)
+        return [missing + hint]
+    return []
 
 
 def _text(config: str | Mapping[str, Any]) -> str:
