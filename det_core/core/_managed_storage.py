@@ -69,8 +69,10 @@ def storage_of_start(session: MasterSession, storage_id: str | None, own: Any) -
     """
     if storage_id is None:
         return None
+    from urllib.parse import quote
+
     try:
-        found = session.call("GET", f"/api/v1/checkpoints/{storage_id}").get("checkpoint")
+        found = session.call("GET", f"/api/v1/checkpoints/{quote(storage_id, safe='')}").get("checkpoint")
     except UnknownToMaster:
         return None
     storage = found.get("storage") if isinstance(found, Mapping) else None

@@ -184,7 +184,7 @@ class ScriptedTrials:
             if allocation_id in self._ended:
                 self._aside(self._hand_over(allocation_id, listener, self._queue))
             elif allocation_id not in self._running:
-                report = ExitReport(None, None, False, False, False, "it was never started")
+                report = ExitReport(None, None, False, False, True, "it was never launched")
                 self._ended[allocation_id] = report
                 self._queue.put_nowait(Ended(allocation_id, report))
 

@@ -73,15 +73,18 @@ def _facts(hub: Hub, allocation: LiveAllocation, report: ExitReport) -> ExitFact
         killed=allocation.kill_time is not None or report.killed,
         acked=allocation.acked,
         exits=_exits(hub, allocation, report),
-        failure=Failure.LOST if report.lost else None,
+        failure=Failure.LOST if report.lost and _was_begun(hub, allocation, report) else None,
     )
 
 
 def _exits(hub: Hub, allocation: LiveAllocation, report: ExitReport) -> tuple[ProcessExit, ...]:
     """The exits to go by. One that this master tried to start in vain counts as a failure, so that it ends some day."""
-    if report.started or hub.runner.tried(allocation.id):
-        return (ProcessExit(report.status, report.signal),)
-    return ()
+    return (ProcessExit(report.status, report.signal),) if _was_begun(hub, allocation, report) else ()
+
+
+def _was_begun(hub: Hub, allocation: LiveAllocation, report: ExitReport) -> bool:
+    """Whether somebody began to start it; else an earlier master died before it could, which is nobody's fault."""
+    return report.started or hub.runner.tried(allocation.id)
 
 
 def _write(tx: Transaction, allocation: LiveAllocation, report: ExitReport, kind: ExitKind) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from support.mastered import Bench, bench, train
+from support.mastered import Bench, bench, config_of, train
 from support.scripted_trials import Trial
 
 SINGLE = {"name": "single", "max_length": 4}
@@ -320,6 +320,29 @@ def test_one_that_is_lost_again_and_again_ends(tmp_path: Path, masters: int) -> 
         assert len(b.engine.launched) == 7
 
     with_bench(tmp_path, script, check)
+
+
+def test_masters_that_die_before_they_have_launched_a_trial_are_not_its_fault(tmp_path: Path) -> None:
+    async def check(b: Bench) -> None:
+        number = (await b.service.create_experiment(config_of(SINGLE, max_restarts=0), activate=False))["experiment"][
+            "id"
+        ]
+        await b.die()
+        await b.start(at=1, after=True)
+        task = asyncio.create_task(b.service.activate(number))
+        for _ in range(20):
+            await asyncio.wait_for(b.dying.dead.wait(), 10)
+            await b.die()
+            await b.start(at=1, after=True)
+        task.cancel()
+        await b.die()
+        await b.start()
+        assert await b.ended(number) == "COMPLETED"
+        (spec,) = b.engine.launched
+        assert spec.trial_run_id > 8
+        assert (await only(b, number))["restarts"] == 0
+
+    with_bench(tmp_path, train, check)
 
 
 def test_one_that_gets_further_may_be_lost_as_often_as_it_is(tmp_path: Path) -> None:
