@@ -13,6 +13,7 @@ from det_core._errors import ConfigError
 from det_core.config._model import ExperimentFile
 from det_core.config._plain import path_text, short
 from det_core.config._rules import NOT_ALLOWED, Rule, nearest
+from det_core.config._searchers import of_another_searcher
 from det_core.config._section import TAG, Kinds, Missing, Section, marked
 
 _SHAPES = {"list_type": "a list", "dict_type": "an object"}
@@ -100,6 +101,8 @@ def _tagged(tag: str) -> type[BaseModel]:
 
 
 def _meant(key: str, section: type[BaseModel]) -> str | None:
+    if hint := of_another_searcher(key, section):
+        return hint
     if key in keys_of(ExperimentFile) and section is not ExperimentFile:
         return f"{key} belongs at the top of the file"
     for name, info in ExperimentFile.model_fields.items():

@@ -17,6 +17,7 @@ from det_core.config._model import ExperimentFile
 from det_core.config._name import made_up_name
 from det_core.config._plain import plain
 from det_core.config._remarks import remarks
+from det_core.config._searchers import with_a_searcher
 from det_core.config._text import read_text
 
 
@@ -38,7 +39,7 @@ def parse(
     try:
         made = ExperimentFile.model_validate(given)
     except ValidationError as e:
-        raise ConfigErrors(errors + mistakes(e)) from None
+        raise ConfigErrors(errors + _with_those_of_the_searcher(given, mistakes(e))) from None
     if errors:
         raise ConfigErrors(errors)
     data = made.model_dump(by_alias=True)
@@ -48,6 +49,19 @@ def parse(
     if data["reproducibility"]["experiment_seed"] is None:
         data["reproducibility"]["experiment_seed"] = digest % 2**31 if default_seed is None else default_seed
     return Experiment(data, tuple(remarks(made)))
+
+
+def _with_those_of_the_searcher(given: Mapping[str, Any], found: list[ConfigError]) -> list[ConfigError]:
+    """The mistakes, with those under a searcher whose name is wrong: it is taken for the one that was meant."""
+    guess = with_a_searcher(given)
+    if guess is None:
+        return found
+    try:
+        ExperimentFile.model_validate(guess)
+    except ValidationError as e:
+        others = mistakes(e)
+        return [one for one in found if one not in others] + others
+    return found
 
 
 def _without_empty_sections(given: dict[str, Any]) -> dict[str, Any]:

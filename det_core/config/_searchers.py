@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import ConfigDict
+from pydantic import BaseModel, ConfigDict
 
 from det_core.config._rules import (
     AnyObject,
@@ -162,3 +163,30 @@ def _which(given: Any) -> str:
 
 
 Searcher = Annotated[Any, Kinds(lambda: SEARCHERS, _which)]
+
+
+_WHY_NOT = {
+    ("single", "max_trials"): "it is one trial",
+    ("single", "max_concurrent_trials"): "it is one trial",
+    ("grid", "max_trials"): "it tries every point",
+}
+
+
+def of_another_searcher(key: str, section: type[BaseModel]) -> str | None:
+    """What to say of a key that a searcher does not have, but others have; None: it is no such key."""
+    name = next((name for name, cls in SEARCHERS.items() if cls is section and name), None)
+    others = [other for other, cls in SEARCHERS.items() if other and key in cls.model_fields]
+    if name is None or not others:
+        return None
+    why = _WHY_NOT.get((name, key))
+    return f"{name} takes no {key}: {why}" if why else f"{name} takes no {key}; {', '.join(others)} do"
+
+
+def with_a_searcher(given: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A file with the searcher that a wrong name probably means; None: it is right, of former times, or no idea."""
+    searcher = given.get("searcher")
+    name = searcher.get("name") if isinstance(searcher, Mapping) else None
+    if not isinstance(name, str) or not isinstance(searcher, Mapping) or name in (*NAMES, *_FORMER):
+        return None
+    meant = difflib.get_close_matches(name.lower(), NAMES, 1, 0.6)
+    return {**given, "searcher": {**searcher, "name": meant[0]}} if meant else None

@@ -365,3 +365,28 @@ def test_mistakes_are_found_in_a_text_as_in_what_it_means() -> None:
     with pytest.raises(ConfigErrors) as e:
         parse_experiment(yaml.safe_dump(mistaken))
     assert e.value.errors == wrong(mistaken)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("grid", "grid takes no max_trials: it tries every point"),
+        ("single", "single takes no max_trials: it is one trial"),
+    ],
+)
+def test_a_key_that_another_searcher_knows(name: str, hint: str) -> None:
+    (line,) = lines({"searcher": {"name": name, "metric": "loss", "max_trials": 6}})
+    assert "is no key here: there are name, metric, " in line and line.endswith(f"; {hint}")
+
+
+def test_the_searchers_that_know_a_key_are_named() -> None:
+    (line,) = lines({"searcher": {"name": "random", "metric": "loss", "max_trials": 6, "num_rungs": 2}})
+    assert line.endswith("; random takes no num_rungs; async_halving do")
+
+
+def test_mistakes_below_a_searcher_of_a_wrong_name_are_told_too() -> None:
+    first, *more = lines({"searcher": {"name": "adaptive_ash", "metric": "", "max_trials": 0, "max_length": 3}})
+    assert first.endswith("did you mean adaptive_asha?")
+    assert [line.split(" is ")[0] for line in more] == ["searcher.metric", "searcher.max_trials"]
+    (only,) = lines({"searcher": {"name": "bayes", "metric": "loss", "max_trials": 0}})
+    assert only.startswith("searcher.name is 'bayes'")
