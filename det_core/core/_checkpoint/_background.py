@@ -33,6 +33,8 @@ class Job:
         """Whether somebody was told that."""
         self.awaited = False
         """Whether somebody waits for it, or has."""
+        self.when_awaited: Callable[[], None] | None = None
+        """Called when somebody begins to."""
         self._work = work
         self._over = threading.Event()
         self._stop: BaseException | None = None
@@ -65,6 +67,8 @@ class Job:
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is over; whether it is."""
         self.awaited = True
+        if (when_awaited := self.when_awaited) is not None:
+            when_awaited()
         return self._over.wait(timeout)
 
     def failure(self) -> BaseException | None:

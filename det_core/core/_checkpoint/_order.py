@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -59,8 +60,17 @@ def do_all(steps: Steps[Result], progress: Progress) -> Result:
             progress(next(steps))
     except StopIteration as e:
         return e.value  # type: ignore[no-any-return]
-    finally:
+    except BaseException as e:
         steps.close()
+        _let_go(e)
+        raise
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Have an error, which may be kept for long, not keep the memory that it was raised about."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def write_image(disk: Disk, path: str, image: Image, contents: Contents) -> Steps[FileEntry]:

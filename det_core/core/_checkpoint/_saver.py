@@ -10,7 +10,9 @@ import select
 import socket
 import subprocess
 import sys
+import threading
 import weakref
+from collections.abc import Iterator
 from typing import Any
 
 from det_core import _clock
@@ -48,6 +50,7 @@ class Saver:
         self._end: weakref.finalize[..., Any] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._known: set[int] = set()
+        self._hurried = False
 
     @property
     def pid(self) -> int | None:
@@ -73,9 +76,10 @@ class Saver:
         channel = self._channel or self._start(job)
         fd = None if image.number in self._known else image.fd
         self._known.add(image.number)
+        hurry = self._hurried  # who was waited for once is no longer left to idle time
         try:
             channel.send({**message, "image": image.number}, fd)
-            answer = self._answer(channel, job)
+            answer = self._answer(channel, job, hurry=hurry)
         except (OSError, EOFError) as e:
             raise HelperDied(f"the process that saves in the background {self._kill()}") from e
         except BaseException:
@@ -118,20 +122,27 @@ class Saver:
             raise
         return channel
 
-    def _answer(self, channel: Channel, job: Job, patience: float | None = None) -> dict[str, Any]:
-        """Wait for what it says."""
+    def _answer(self, channel: Channel, job: Job, patience: float | None = None, hurry: bool = False) -> dict[str, Any]:
+        """Wait for what it says, and have it hurry once somebody waits for the job."""
         deadline = None if patience is None else _clock.monotonic() + patience
         poll = select.poll()
         poll.register(channel.socket, select.POLLIN)
         hurried = False
-        while not poll.poll(LOOK * 1000):
-            job.tick()
-            if deadline is not None and _clock.monotonic() > deadline:
-                raise TimeoutError
-            if job.awaited and not hurried:
-                hurried = True
-                channel.send({"do": "hurry"})
-        return channel.receive()[0]
+        self._hurried = False
+        with _woken(job) as wake:
+            poll.register(wake, select.POLLIN)
+            while True:
+                if (hurry or job.awaited) and not hurried:
+                    hurried = True
+                    poll.unregister(wake)
+                    channel.send({"do": "hurry"})
+                    self._hurried = job.awaited
+                found = dict(poll.poll(LOOK * 1000))
+                if channel.socket.fileno() in found:
+                    return channel.receive()[0]
+                job.tick()
+                if deadline is not None and _clock.monotonic() > deadline:
+                    raise TimeoutError
 
     def _kill(self, at_once: bool = False) -> str:
         """Have it end; says how it did."""
@@ -145,6 +156,26 @@ class Saver:
         if ended is None:
             return "had to be ended"
         return f"was killed by signal {-ended}" if ended < 0 else f"ended with status {ended}"
+
+
+@contextlib.contextmanager
+def _woken(job: Job) -> Iterator[int]:
+    """A descriptor that can be read once somebody waits for the job."""
+    wake, lock = os.eventfd(0, os.EFD_CLOEXEC), threading.Lock()
+
+    def when_awaited() -> None:
+        with lock:
+            if wake >= 0:
+                os.eventfd_write(wake, 1)
+
+    job.when_awaited = when_awaited
+    try:
+        yield wake
+    finally:
+        job.when_awaited = None
+        with lock:
+            os.close(wake)
+            wake = -1
 
 
 def _end(process: subprocess.Popen[bytes], channel: Channel, pid: int) -> None:
