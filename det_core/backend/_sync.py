@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from det_core import _clock
 from det_core._errors import MasterError, RunNotFound
 from det_core._info import canonical_url
 from det_core.backend import _rest_bodies as bodies
@@ -147,7 +148,8 @@ class _Sync:
             if any(tail.left() for tail in own):
                 self._bring(own, task, self._storage(trial_id, restart))
         state = STATES.get(run.state, "STATE_ERROR")
-        self._session.call("PATCH", f"/api/v1/trials/{trial_id}", {"trialId": trial_id, "state": state})
+        body = {"trialId": trial_id, "state": state, **self._ended(run)}
+        self._session.call("PATCH", f"/api/v1/trials/{trial_id}", body)
         return self._result(Task(trial_id, experiment_id, 0, task_id, None, {}), state)
 
     def _bring(self, own: Sequence[Tail], task: Task, storage_id: int | None) -> None:
@@ -181,15 +183,23 @@ class _Sync:
         config: dict[str, Any] = {"name": run.name or run.run_id, "searcher": SEARCHER, "labels": ["det-core sync"]}
         if argv := run.info.get("argv"):
             config["description"] = " ".join(map(str, argv))[:1000]
-        body = {"config": json.dumps(config), "unmanaged": True}
+        body = {"config": json.dumps(config), "unmanaged": True, **self._began(run)}
         route = f"/api/v1/experiments/by-external-id/{quote(run.run_id, safe='')}"
         return int(self._session.call("PUT", route, body)["experiment"]["id"])
 
     def _trial(self, run: RunSummary, experiment_id: int) -> tuple[str, int]:
         request = {"experimentId": experiment_id, "hparams": {}, "unmanaged": True}
-        body = {"createTrialRequest": request, "externalTrialId": run.run_id}
+        body = {"createTrialRequest": request, "externalTrialId": run.run_id, **self._began(run)}
         trial = self._session.call("PUT", "/api/v1/trials", body)["trial"]
         return str(trial.get("taskId") or f"{experiment_id}.{run.run_id}"), int(trial["id"])
+
+    def _began(self, run: RunSummary) -> dict[str, str]:
+        """When the run began, for a master that can be told."""
+        return {"startTime": _clock.iso(run.created)} if self._master.ours and run.created else {}
+
+    def _ended(self, run: RunSummary) -> dict[str, str]:
+        """When it ended, likewise."""
+        return {"endTime": _clock.iso(run.ended)} if self._master.ours and run.ended is not None else {}
 
     def _start(self, trial_id: int) -> int:
         body = {"trialId": trial_id, "resume": True}

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import RunNotFound
+from det_core._errors import RunError, RunNotFound
 from det_core.journal._folder import INFO, count_restarts, is_live, journal_files, read_info, run_paths
 
 if TYPE_CHECKING:
@@ -101,6 +101,14 @@ class RunSummary:
     def created(self) -> float:
         """When the run began, in seconds since the epoch; 0 where nothing says."""
         return float(self.info.get("created", 0.0))
+
+    @property
+    def ended(self) -> float | None:
+        """When the chief of the last restart said that it ends; None: it did not, or goes on."""
+        from det_core.journal._read import last_record
+
+        end = None if self.live else last_record(self.path, self.restarts - 1, 0, "run_end")
+        return None if end is None else float(end["time"])
 
     @property
     def live(self) -> bool:
@@ -234,9 +242,15 @@ def read_run(folder: Path | str) -> RunRecord:
 
 
 def list_runs(home: Path | str) -> list[RunSummary]:
-    """The runs of a home folder, newest first, without reading their journals."""
+    """The runs of a home folder, newest first, without reading their journals.
+
+    Raises:
+        RunError: that is no folder, or must not be read; the message gives path and reason.
+    """
+    try:
+        paths = run_paths(Path(home))
+    except OSError as e:
+        raise RunError(f"no runs can be read in {home}: {e.strerror}. Set DET_CORE_HOME to a folder of yours") from None
     return [
-        RunSummary(path)
-        for path in run_paths(Path(home))
-        if (path / INFO).exists() or next(journal_files(path), None) is not None
+        p for p in map(RunSummary, paths) if (p.path / INFO).exists() or next(journal_files(p.path), None) is not None
     ]

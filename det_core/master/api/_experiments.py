@@ -22,7 +22,7 @@ from det_core.master.api._show_experiment import (
     Pagination,
 )
 from det_core.master.api._show_trial import Trial, TrialsReply
-from det_core.master.api._types import Body, ExperimentId, Id, Reply, answer, state_in
+from det_core.master.api._types import Body, ExperimentId, Id, Reply, Timestamp, answer, state_in
 
 router = new_router("experiments")
 
@@ -46,9 +46,13 @@ class CreateExperimentRequest(Body):
 
 
 class PutExperimentRequest(CreateExperimentRequest):
-    """As for a new experiment; what its trials run is not the master's business, so there is no context directory."""
+    """As for a new experiment; what its trials run is not the master's business, so there is no context directory.
+
+    ``start_time``: when it began, if that was before.
+    """
 
     unmanaged: bool = True
+    start_time: Timestamp | None = None
 
 
 class BestMetricReply(Reply):
@@ -91,7 +95,9 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService, 
 @router.put("/api/v1/experiments/by-external-id/{external_id:path}", response_model=CreateExperimentReply)
 async def put_experiment(external_id: str, body: PutExperimentRequest, service: TheService, _: ByUser) -> Response:
     """The experiment of that external id, created if there is none."""
-    created = await service.put_experiment(external_id, body.config, unmanaged=body.unmanaged)
+    created = await service.put_experiment(
+        external_id, body.config, unmanaged=body.unmanaged, start_time=body.start_time
+    )
     view = created["experiment"]
     return answer(
         CreateExperimentReply(
@@ -109,16 +115,18 @@ async def list_experiments(
     name: str | None = None,
     archived: bool | None = None,
     order_by: Annotated[str, Query(pattern="^(ORDER_BY_)?(ASC|DESC)$")] = "ORDER_BY_ASC",
+    sort_by: Annotated[str, Query(alias="sortBy", description="SORT_BY_START_TIME, or else by number")] = "SORT_BY_ID",
     offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     limit: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
 ) -> Response:
-    """Experiments by their numbers; each filter that is given must match. ``limit`` 0: all."""
+    """Experiments by their numbers, or by when they started; each filter that is given must match. ``limit`` 0: all."""
     views = await service.experiments(
         states=[state_in(s) for s in states],
         labels=labels,
         name=name,
         archived=archived,
         newest_first=order_by.endswith("DESC"),
+        by_start=sort_by.removeprefix("SORT_BY_") == "START_TIME",
         limit=limit or None,
         offset=offset,
     )

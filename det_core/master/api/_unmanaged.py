@@ -11,7 +11,7 @@ from det_core.master._errors import Invalid
 from det_core.master.api._auth import ByUser
 from det_core.master.api._context import TheService, new_router
 from det_core.master.api._show_trial import Trial, TrialReply
-from det_core.master.api._types import Body, Id, Reply, TrialId, answer, state_in
+from det_core.master.api._types import Body, Id, Reply, Timestamp, TrialId, answer, state_in
 
 router = new_router("unmanaged")
 
@@ -25,10 +25,11 @@ class CreateTrialRequest(Body):
 
 
 class PutTrialRequest(Body):
-    """A trial, and the caller's own name for it."""
+    """A trial, and the caller's own name for it. ``start_time``: when it began, if that was before."""
 
     create_trial_request: CreateTrialRequest
     external_trial_id: str
+    start_time: Timestamp | None = None
 
 
 class StartTrialRequest(Body):
@@ -46,9 +47,10 @@ class StartTrialReply(Reply):
 
 
 class PatchTrialRequest(Body):
-    """A sign of life, and perhaps a new state."""
+    """A sign of life, and perhaps a new state. ``end_time``: when it ended, if that was before."""
 
     state: str | None = None
+    end_time: Timestamp | None = None
 
 
 @router.post("/api/v1/trials", response_model=TrialReply)
@@ -63,7 +65,9 @@ async def put_trial(body: PutTrialRequest, service: TheService, _: ByUser) -> Re
     """The trial of that external id, created if there is none."""
     wanted = body.create_trial_request
     _check(wanted)
-    view = await service.put_trial(wanted.experiment_id, body.external_trial_id, wanted.hparams)
+    view = await service.put_trial(
+        wanted.experiment_id, body.external_trial_id, wanted.hparams, start_time=body.start_time
+    )
     return answer(TrialReply(trial=Trial.of(view)))
 
 
@@ -83,4 +87,4 @@ async def start_trial(trial_id: TrialId, body: StartTrialRequest, service: TheSe
 async def patch_trial(trial_id: TrialId, body: PatchTrialRequest, service: TheService, _: ByUser) -> Response:
     """A sign of life of an unmanaged trial, and perhaps its new state."""
     state = None if body.state is None else state_in(body.state)
-    return answer(TrialReply(trial=Trial.of(await service.patch_trial(trial_id, state=state))))
+    return answer(TrialReply(trial=Trial.of(await service.patch_trial(trial_id, state=state, end_time=body.end_time))))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from det_core.master.engines import Engine
     from det_core.master.service._actor import Actor
     from det_core.master.service._runner import Runner
+    from det_core.master.service._views import TokenView
     from det_core.master.store import Store
     from det_core.master.store.metrics import Validation
 
@@ -36,6 +37,7 @@ class Hub:
         actor: where decisions are made.
         runner: what the engine is told.
         best: the best validations of experiments that have ended, with when they ended; looking them up takes long.
+        identities: whom tokens belong to, of those that were shown; see ``_identify``.
         remarks: the same of what there is to say of them.
     """
 
@@ -47,6 +49,7 @@ class Hub:
     gatherings: Gatherings = field(default_factory=Gatherings)
     news: News = field(default_factory=News)
     best: dict[int, tuple[float, Validation | None]] = field(default_factory=dict)
+    identities: dict[str, TokenView] = field(default_factory=dict)
     remarks: dict[int, tuple[float, list[str]]] = field(default_factory=dict)
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     actor: Actor = field(init=False)

@@ -28,6 +28,7 @@ def find_experiments(
     name: str | None,
     archived: bool | None,
     newest_first: bool,
+    by_start: bool,
     limit: int | None,
     offset: int,
 ) -> list[ExperimentView]:
@@ -39,6 +40,7 @@ def find_experiments(
         name=name,
         archived=archived,
         newest_first=newest_first,
+        by_start=by_start,
         limit=limit,
         offset=offset,
     )

@@ -33,14 +33,15 @@ from det_core.master.service._access import experiment_row, know_trial, trial_ro
 from det_core.master.service._actor import Actor, Transaction
 from det_core.master.service._exits import log_mark
 from det_core.master.service._hub import Hub
+from det_core.master.service._identify import identify
 from det_core.master.service._listener import Ear
 from det_core.master.service._metadata import check_metadata
 from det_core.master.service._recovery import reload, resume
 from det_core.master.service._runner import Runner
 from det_core.master.service._schedule import schedule
 from det_core.master.service._search import settle
-from det_core.master.service._views import CreatedView, MasterView, TokenView
-from det_core.master.store import experiments, key_values, tokens, trials
+from det_core.master.service._views import CreatedView, MasterView
+from det_core.master.store import experiments, key_values, trials
 from det_core.master.store.allocations import alive
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         RendezvousView,
         SearchView,
         StartView,
+        TokenView,
         TrialView,
     )
     from det_core.master.store import Store
@@ -118,15 +120,7 @@ class Service:
 
     async def identify(self, token: str) -> TokenView | None:
         """Whom an allocation's token belongs to; None if it is none, or its allocation has ended."""
-        row = await self._hub.store.read(lambda conn: tokens.find(conn, token))
-        if row is None or row.allocation_id is None or row.trial_id is None or row.experiment_id is None:
-            return None
-        return TokenView(
-            allocation_id=row.allocation_id,
-            task_id=row.allocation_id.rpartition(".")[0],
-            trial_id=row.trial_id,
-            experiment_id=row.experiment_id,
-        )
+        return await identify(self._hub, token)
 
     # experiments
 
@@ -169,9 +163,22 @@ class Service:
         return CreatedView(experiment=await self.experiment(number), warnings=list(drafted.spec.warnings))
 
     async def put_experiment(
-        self, external_id: str, config: str | Mapping[str, Any], *, unmanaged: bool = True
+        self,
+        external_id: str,
+        config: str | Mapping[str, Any],
+        *,
+        unmanaged: bool = True,
+        start_time: float | None = None,
     ) -> CreatedView:
-        """The experiment of that external id, created if there is none."""
+        """The experiment of that external id, created if there is none. ``start_time``: when it began."""
+        made = await self._put_experiment(external_id, config, unmanaged)
+        if start_time is None or not made["experiment"]["unmanaged"]:
+            return made
+        number = made["experiment"]["id"]
+        await self._hub.store.write(lambda conn: experiments.change(conn, number, start_time=start_time))
+        return CreatedView(experiment=await self.experiment(number), warnings=made["warnings"])
+
+    async def _put_experiment(self, external_id: str, config: str | Mapping[str, Any], unmanaged: bool) -> CreatedView:
         row = await self._hub.store.read(lambda conn: experiments.by_external_id(conn, external_id))
         if row is None:
             try:
@@ -190,13 +197,14 @@ class Service:
         name: str | None = None,
         archived: bool | None = None,
         newest_first: bool = False,
+        by_start: bool = False,
         limit: int | None = None,
         offset: int = 0,
     ) -> list[ExperimentView]:
-        """Experiments by their ids, without deleted ones; each filter that is given must match."""
+        """Experiments by their ids, or by when they started, without deleted ones; each filter must match."""
         return await self._hub.store.read(
             lambda conn: _queries.find_experiments(
-                conn, self._hub, states, labels, name, archived, newest_first, limit, offset
+                conn, self._hub, states, labels, name, archived, newest_first, by_start, limit, offset
             )
         )
 
@@ -570,15 +578,20 @@ class Service:
         """A new trial of an unmanaged experiment."""
         return await self.trial(await _unmanaged.create(self._hub, experiment_id, hparams, external_id))
 
-    async def put_trial(self, experiment_id: int, external_id: str, hparams: Mapping[str, Any]) -> TrialView:
-        """The trial of that external id, created if there is none."""
-        return await self.trial(await _unmanaged.create(self._hub, experiment_id, hparams, external_id))
+    async def put_trial(
+        self, experiment_id: int, external_id: str, hparams: Mapping[str, Any], *, start_time: float | None = None
+    ) -> TrialView:
+        """The trial of that external id, created if there is none. ``start_time``: when it began."""
+        number = await _unmanaged.create(self._hub, experiment_id, hparams, external_id)
+        if start_time is not None:
+            await self._hub.store.write(lambda conn: trials.change(conn, number, start_time=start_time))
+        return await self.trial(number)
 
     async def start_trial(self, trial_id: int, *, resume: bool) -> StartView:
         """Begin another attempt of an unmanaged trial. A started one without ``resume``: WrongState."""
         return await _unmanaged.start(self._hub, trial_id, resume=resume)
 
-    async def patch_trial(self, trial_id: int, *, state: str | None = None) -> TrialView:
-        """A sign of life of an unmanaged trial, and perhaps its new state."""
-        await _unmanaged.patch(self._hub, trial_id, state)
+    async def patch_trial(self, trial_id: int, *, state: str | None = None, end_time: float | None = None) -> TrialView:
+        """A sign of life of an unmanaged trial, and perhaps its new state. ``end_time``: when it ended; None: now."""
+        await _unmanaged.patch(self._hub, trial_id, state, end_time)
         return await self.trial(trial_id)

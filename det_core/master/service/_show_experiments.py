@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from det_core.config import Experiment
-from det_core.master.scheduler import DEFAULT_PRIORITY
+from det_core.master.scheduler import DEFAULT_PRIORITY, State
 from det_core.master.service import _measured
 from det_core.master.service._views import ExperimentView
 from det_core.master.store import experiments, metrics
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from det_core.master.service._live import LiveExperiment
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.metrics import Validation
+
+NO_METRIC = "unmanaged"
+"""What stands for the metric in the configuration of an experiment that has none (§9)."""
 
 
 def show(conn: Connection, hub: Hub, rows: Sequence[ExperimentRow]) -> list[ExperimentView]:
@@ -67,6 +70,8 @@ def _one(
     ends = [] if live is None else [t.allocation.stop_by for t in live.trials.values() if t.allocation is not None]
     stopping = [end for end in ends if end is not None]
     progress = row.progress if live is None or live.search is None else live.search.progress()
+    if row.state == State.COMPLETED:
+        progress = 1.0
     return ExperimentView(
         id=row.id,
         name=row.name,
@@ -77,7 +82,7 @@ def _one(
         config=row.config,
         original_config=row.original_config,
         searcher_type=str(spec.searcher["name"]),
-        searcher_metric=spec.metric,
+        searcher_metric="" if row.unmanaged and spec.metric == NO_METRIC else spec.metric,
         smaller_is_better=spec.smaller_is_better,
         num_trials=num_trials,
         stopping_trials=len(stopping),

@@ -92,7 +92,7 @@ async def start(hub: Hub, trial_id: int, *, resume: bool) -> StartView:
     return await hub.store.write(write)
 
 
-async def patch(hub: Hub, trial_id: int, state: str | None) -> None:
+async def patch(hub: Hub, trial_id: int, state: str | None, end_time: float | None = None) -> None:
     """A sign of life, and perhaps a new state."""
     row = await _unmanaged(hub, trial_id)
     if state is not None and state not in STATES:
@@ -102,7 +102,7 @@ async def patch(hub: Hub, trial_id: int, state: str | None) -> None:
         if state is None:
             trials.change(conn, trial_id, last_activity=_clock.now())
         else:
-            _set(conn, row, STATES[state])
+            _set(conn, row, STATES[state], end_time=end_time)
 
     await hub.store.write(write)
     hub.news.tell(("trial", trial_id), ("log", row.task_id), ("experiment", row.experiment_id))
@@ -115,18 +115,21 @@ async def _unmanaged(hub: Hub, trial_id: int) -> TrialRow:
     return row
 
 
-def _set(conn: Connection, row: TrialRow, state: State, error: str | None = None) -> None:
+def _set(
+    conn: Connection, row: TrialRow, state: State, error: str | None = None, end_time: float | None = None
+) -> None:
     now = _clock.now()
-    ended = now if state.terminal else None
+    ended = (now if end_time is None else end_time) if state.terminal else None
     trials.change(conn, row.id, state=state.value, error=error, last_activity=now, end_time=ended)
     _follow(conn, row.experiment_id)
 
 
 def _follow(conn: Connection, experiment_id: int) -> None:
     """An experiment is as far as the most progressed of its trials."""
-    found = {State(t.state) for t in trials.of_experiment(conn, experiment_id)}
-    state = max(found, key=_RANKS.index, default=State.ACTIVE)
-    ended = _clock.now() if state.terminal else None
+    found = trials.of_experiment(conn, experiment_id)
+    state = max((State(t.state) for t in found), key=_RANKS.index, default=State.ACTIVE)
+    last = max((t.end_time for t in found if t.end_time is not None), default=None)
+    ended = (_clock.now() if last is None else last) if state.terminal else None
     experiments.change(conn, experiment_id, state=state.value, end_time=ended)
 
 

@@ -64,6 +64,7 @@ class ExperimentChange(TypedDict, total=False):
     progress: float
     archived: bool
     error: str | None
+    start_time: float
     end_time: float | None
 
 
@@ -139,6 +140,7 @@ def find(
     labels: Sequence[str] = (),
     archived: bool | None = None,
     newest_first: bool = False,
+    by_start: bool = False,
     limit: int | None = None,
     offset: int = 0,
 ) -> list[ExperimentRow]:
@@ -152,6 +154,7 @@ def find(
         labels: only those that have all of these.
         archived: only those that are, or are not.
         newest_first: the largest id first.
+        by_start: by when they started, and then by id.
         limit: at most so many.
         offset: how many to pass over before.
     """
@@ -164,7 +167,8 @@ def find(
         statement = statement.where(func.lower(EXPERIMENTS.c.name).contains(name.lower(), autoescape=True))
     if archived is not None:
         statement = statement.where(EXPERIMENTS.c.archived == archived)
-    statement = statement.order_by(EXPERIMENTS.c.id.desc() if newest_first else EXPERIMENTS.c.id)
+    keys = [EXPERIMENTS.c.start_time, EXPERIMENTS.c.id] if by_start else [EXPERIMENTS.c.id]
+    statement = statement.order_by(*(key.desc() if newest_first else key for key in keys))
     if not labels:
         return many(conn, statement.limit(limit).offset(offset), ExperimentRow)
     found = [row for row in many(conn, statement, ExperimentRow) if set(labels) <= set(row.labels)]

@@ -72,6 +72,7 @@ class TrialChange(TypedDict, total=False):
     warm_start: str | None
     error: str | None
     last_activity: float | None
+    start_time: float
     end_time: float | None
 
 

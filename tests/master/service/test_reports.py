@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
+from det_core.master.store import tokens
 from support.mastered import Bench, bench, train
 from support.scripted_trials import Trial
 
@@ -96,7 +97,10 @@ def test_a_zombie_is_refused(tmp_path: Path) -> None:
         await b.until(lambda: len(b.engine.launched) == 2 and b.engine.running)
         old, s = b.engine.launched[0], b.service
         assert await s.identify(old.session_token) is None
-        assert (await s.identify(b.engine.launched[1].session_token) or {})["trial_id"] == old.trial_id
+        token = b.engine.launched[1].session_token
+        assert (await s.identify(token) or {})["trial_id"] == old.trial_id
+        await b.store.write(lambda conn: tokens.revoke(conn, allocation_id=b.engine.launched[1].allocation_id))
+        assert await s.identify(token) is not None, "it is not looked up again while the allocation lives"
         late: list[Awaitable[object]] = [
             s.report_metrics(old.trial_id, 1, "training", 1, {"loss": 1.0}),
             s.journal(old.trial_id, 1, 0, []),
