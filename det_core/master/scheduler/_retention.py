@@ -34,7 +34,8 @@ def expired(
 
     One stays if it is among the best ``save_experiment_best`` of the experiment or the best ``save_trial_best`` of
     its trial, by a metric that it has; or among the latest ``save_trial_latest`` of its trial, by steps. Of
-    equal ones the newer is better. One that is protected stays too, and is counted among them.
+    equal ones of a trial the newer is better, of equal trials the earlier. One that is protected stays too, and is
+    counted among them.
     """
     everything = sorted(checkpoints, key=lambda c: c.ordinal)
     stay = {c.uuid for c in everything if c.protected}
@@ -55,5 +56,5 @@ def _by_trial(checkpoints: Sequence[Kept]) -> list[list[Kept]]:
 
 def _best(checkpoints: Sequence[Kept], count: int, smaller_is_better: bool) -> set[str]:
     sign = 1 if smaller_is_better else -1
-    known = [(sign * c.metric, -c.ordinal, c.uuid) for c in checkpoints if c.metric is not None]
-    return {uuid for _, _, uuid in sorted(k for k in known if not math.isnan(k[0]))[:count]}
+    known = [(sign * c.metric, c.trial_id, -c.ordinal, c.uuid) for c in checkpoints if c.metric is not None]
+    return {k[-1] for k in sorted(k for k in known if not math.isnan(k[0]))[:count]}

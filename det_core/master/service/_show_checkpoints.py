@@ -42,15 +42,18 @@ def one(conn: Connection, uuid: str) -> CheckpointView:
 
 
 def best(conn: Connection, experiment_id: int) -> CheckpointView | None:
-    """Of the checkpoints whose files are all there, the one with the best searched metric; of equals the earliest."""
+    """Of the checkpoints whose files are all there, the one with the best searched metric.
+
+    Of equals it is the newest of the earliest trial, as that is the one which stays when the experiment has ended.
+    """
     row = experiments.get(conn, experiment_id)
     if row is None:
         raise no_experiment(experiment_id)
     sign = 1 if Experiment(row.config).smaller_is_better else -1
     found = show(conn, checkpoints.of_experiment(conn, experiment_id, states=[checkpoints.COMPLETED]))
-    known = [(sign * v["searcher_metric"], v["report_time"], v) for v in found if v["searcher_metric"] is not None]
+    known = [(sign * v["searcher_metric"], v["trial_id"], v) for v in found if v["searcher_metric"] is not None]
     real = [k for k in known if k[0] == k[0]]
-    return min(real, key=lambda k: k[:2])[2] if real else None
+    return min(real, key=lambda k: k[:2])[2] if real else None  # the first of equals, and the newest come first
 
 
 def show(conn: Connection, rows: Sequence[CheckpointRow]) -> list[CheckpointView]:

@@ -54,6 +54,13 @@ def test_of_equal_ones_the_newer_stays() -> None:
     assert stay([Kept("a", 1, 7, 0), Kept("b", 1, 7, 1)], 0, 0, 1) == {"b"}
 
 
+def test_of_equal_trials_the_earlier_ones_newer_checkpoint_stays() -> None:
+    equal = [Kept(f"t{trial}s{step}", trial, step, 10 * trial + step, 0.5) for trial in (1, 2) for step in (1, 2)]
+    assert stay(equal, 1, 0, 0) == {"t1s2"}
+    assert stay(equal, 3, 0, 0) == {"t1s2", "t1s1", "t2s2"}
+    assert stay(equal, 0, 1, 0) == {"t1s2", "t2s2"}
+
+
 def test_the_latest_is_the_one_with_the_most_steps() -> None:
     assert stay([Kept("far", 1, 9, 0), Kept("back", 1, 3, 1)], 0, 0, 1) == {"far"}
 
@@ -90,7 +97,7 @@ def test_the_rule_of_the_contract(found: list[Kept], best: int, trial_best: int,
 
     def better(a: Kept, b: Kept) -> bool:
         if a.metric == b.metric:
-            return a.ordinal > b.ordinal
+            return (a.trial_id, -a.ordinal) < (b.trial_id, -b.ordinal)
         return a.metric < b.metric if smaller else a.metric > b.metric  # type: ignore[operator]
 
     def goes(c: Kept) -> bool:

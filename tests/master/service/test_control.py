@@ -177,6 +177,40 @@ def test_at_the_end_the_checkpoints_stay_that_are_asked_for(tmp_path: Path) -> N
     with_bench(tmp_path, keeping(folder), check)
 
 
+@pytest.mark.parametrize(("best", "trial_best"), [(1, 0), (0, 1)])
+def test_the_best_checkpoint_of_equal_ones_is_the_one_that_stays(tmp_path: Path, best: int, trial_best: int) -> None:
+    folder = tmp_path / "store"
+
+    async def script(trial: Trial) -> int:
+        for step in (1, 2, 3):
+            await trial.report("validation", step, loss=0.5)
+            uuid = await trial.checkpoint(step)
+            (folder / uuid).mkdir(parents=True)
+            (folder / uuid / "state").write_bytes(b"x")
+        await trial.complete(2, 0.5)
+        await trial.acknowledge()
+        return 0
+
+    async def check(b: Bench) -> None:
+        place = {"type": "directory", "container_path": str(folder)}
+        counts = {"save_experiment_best": best, "save_trial_best": trial_best, "save_trial_latest": 0}
+        search = {"name": "random", "max_length": 2, "max_trials": 2}
+        retain = b.service._hub.runner.retain
+        b.service._hub.runner.retain = lambda experiment_id: None  # type: ignore[method-assign]
+        number = await b.create(search, checkpoint_storage={**place, **counts})
+        assert await b.ended(number) == "COMPLETED"
+        before = await b.service.best_checkpoint(number)
+        assert stored(folder) == 6
+        retain(number)
+        while stored(folder) > (1 if best else 2):
+            await asyncio.sleep(0.01)
+        after = await b.service.best_checkpoint(number)
+        assert before is not None and after is not None
+        assert (before["uuid"], before["trial_id"], before["steps_completed"]) == (after["uuid"], 1, 3)
+
+    with_bench(tmp_path, script, check)
+
+
 def test_retention_that_was_interrupted_is_taken_up(tmp_path: Path) -> None:
     folder = tmp_path / "store"
 
