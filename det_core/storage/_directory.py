@@ -87,7 +87,7 @@ class DirectoryStore:
     @property
     def shared(self) -> bool:
         """Whether another process that opens the same directory has the same store."""
-        return type(self._disk) is Disk
+        return type(self) is DirectoryStore and type(self._disk) is Disk
 
     def settle(self, storage_id: str, owner: Owner) -> Manifest | None:
         """Find out what became of a checkpoint whose writer is gone.

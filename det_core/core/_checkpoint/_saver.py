@@ -147,7 +147,8 @@ class Saver:
     def _kill(self, at_once: bool = False) -> str:
         """Have it end; says how it did."""
         process = self._process
-        assert process is not None
+        if process is None:  # the context was closed meanwhile
+            return "was ended"
         ended = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             ended = None if at_once else process.wait(LOOK)  # its connection is gone, so it is about to be

@@ -44,7 +44,7 @@ class States:
     def __init__(self, store: Store, progress: Progress | None = None) -> None:
         self._store = store
         self._progress = progress
-        self.direct = isinstance(store, DirectoryStore)
+        self.direct = type(store) is DirectoryStore
         """Whether a checkpoint can be made as a whole, from an order, by any process."""
         self._saver = Saver() if not isinstance(store, DirectoryStore) or store.shared else None
         self._all: list[Snapshots] = []
