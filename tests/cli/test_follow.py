@@ -16,7 +16,7 @@ from det_core.cli.experiment import _follow, _queue
 from det_core.cli.experiment._lines import text_of
 from det_core.cli.experiment._live import Live
 from det_core.cli.experiment._tail import Tail
-from det_core.cli.experiment._told import duration, first_line, settings, state_of, state_of_all, still_saves
+from det_core.cli.experiment._told import duration, first_line, outcome, settings, state_of, state_of_all, still_saves
 from det_core.client import Experiment, Master, Trial
 from det_core.client._address import Address
 from det_core.errors import MasterUnreachable
@@ -53,6 +53,15 @@ def test_what_is_to_pause_and_still_runs_is_pausing() -> None:
     assert still_saves(experiment(stoppingTrials=2, stopByTime=until)).startswith("2 trials still save; they are")
     done = experiment(stoppingTrials=0)
     assert (state_of_all(done), still_saves(done), state_of(trial())) == ("PAUSED", "", "PAUSED")
+
+
+def test_a_search_that_cannot_say_what_was_best_has_failed() -> None:
+    def ended(**more: Any) -> int:
+        told = {"id": 1, "state": "STATE_COMPLETED", "config": {}, "searcherType": "random", "remarks": ["why"]}
+        return outcome(Experiment(Master(Address("http://x", None, None)), {**told, **more}))
+
+    assert (ended(), ended(bestTrialId=3), ended(remarks=[]), ended(searcherType="single")) == (1, 0, 0, 0)
+    assert (ended(state="STATE_ERROR"), ended(state="STATE_CANCELED")) == (3, 4)
 
 
 class Told:

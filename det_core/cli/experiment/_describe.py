@@ -28,7 +28,7 @@ def run(args: argparse.Namespace, master: Master) -> int:
 
     experiment = find(master, args.EXPERIMENT)
     trials = ranked(experiment, experiment.trials())
-    search = experiment.search()
+    search = {} if experiment.info.get("unmanaged") else experiment.search()
     if args.json:
         more = {"config": experiment.config, "trials": [trial_json(t) for t in trials], "search": search}
         print_json({**as_json(experiment, result=True), **more})

@@ -115,7 +115,7 @@ async def list_experiments(
     name: str | None = None,
     archived: bool | None = None,
     order_by: Annotated[str, Query(pattern="^(ORDER_BY_)?(ASC|DESC)$")] = "ORDER_BY_ASC",
-    sort_by: Annotated[str, Query(alias="sortBy", description="SORT_BY_START_TIME, or else by number")] = "SORT_BY_ID",
+    sort_by: Annotated[str, Query(description="SORT_BY_START_TIME, or else by number")] = "SORT_BY_ID",
     offset: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
     limit: Annotated[int, Query(ge=0, le=2**31 - 1)] = 0,
 ) -> Response:
