@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,18 @@ def error(message: str) -> None:
 def note(message: str) -> None:
     """One line on stderr that is no error."""
     print(f"det-core: {message}", file=sys.stderr)
+
+
+@contextmanager
+def noted_if_slow(message: str, after: float = 1.0) -> Iterator[None]:
+    """Note what is being done if the block takes longer than that many seconds."""
+    timer = threading.Timer(after, note, [message])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 @contextmanager

@@ -47,9 +47,11 @@ def reached(args: argparse.Namespace) -> Address:
     """The address of the master that ``--master`` and ``--home`` name; starts the embedded one if need be."""
     from dataclasses import replace
 
+    from det_core.cli._say import noted_if_slow
     from det_core.client._address import reach
 
-    address = reach(args.master, home=args.home)
+    with noted_if_slow("starting the master …"):
+        address = reach(args.master, home=args.home)
     return replace(address, source="--master") if args.master else address
 
 

@@ -101,7 +101,12 @@ def _owner(told: dict[str, Any] | None) -> Owner | None:
 def _started(home: Path, folder: Path, timeout: float, options: Sequence[str]) -> dict[str, Any]:
     from filelock import FileLock, Timeout
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise MasterUnreachable(
+            f"a master cannot keep its files in {folder}: {e.strerror}. Set DET_CORE_HOME to a folder of yours"
+        ) from None
     deadline = monotonic() + timeout
     try:
         with FileLock(folder / "start.lock", timeout=timeout, poll_interval=0.02):

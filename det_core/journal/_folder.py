@@ -87,7 +87,7 @@ class RunFolder:
         except OSError as e:
             raise RunError(
                 f"a run cannot be kept in {runs}: {e.strerror}. Set DET_CORE_HOME to a folder of yours"
-            ) from e
+            ) from None
         return cls(runs / run_id, run_id, name)
 
     @classmethod

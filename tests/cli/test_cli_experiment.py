@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 from det_core.cli import main
+from det_core.cli._say import noted_if_slow
 from det_core.cli.master._elsewhere import addresses_elsewhere
 from support.running_master import TOKEN, Running, wait_until
 
@@ -193,7 +195,7 @@ def test_mistakes_of_a_configuration_are_a_line_each(master: Running, command: C
     )
     assert command("e", "create", path, status=2) == ""
     lines = command.errors.splitlines()
-    assert len(lines) == 6 and all(line.startswith("det-core: error: ") for line in lines)
+    assert len(lines) == 7 and all(line.startswith("det-core: error: ") for line in lines)
     assert any("did you mean double?" in line for line in lines)
     path.write_text(GRID)
     assert "can be run" in command("e", "create", path, "--check")
@@ -289,6 +291,28 @@ def test_the_addresses_for_other_machines(tmp_path: Path) -> None:
     assert of(listens="192.0.2.7") == ["http://192.0.2.7:8080"]
     found = of(listens="0.0.0.0")
     assert found[-1] == f"http://{socket.gethostname()}:8080" and not any("127.0.0.1" in url for url in found)
+
+
+@pytest.mark.parametrize("line", ["runs list", "checkpoint list", "e list", "master up", "run -- true"])
+def test_a_home_that_is_none_is_one_line_with_what_to_do(
+    line: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("DET_CORE_HOME", str(tmp_path / "file"))
+    command(*line.split(), status=1)
+    (said,) = command.errors.splitlines()
+    assert f"{tmp_path}/file" in said and said.endswith("Not a directory. Set DET_CORE_HOME to a folder of yours")
+
+
+def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    with noted_if_slow("packing"):
+        pass
+    said = threading.Event()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("det_core.cli._say.note", lambda message: (print(message), said.set()))
+        with noted_if_slow("starting", after=0.0):
+            assert said.wait(30)
+    assert capsys.readouterr().out == "starting\n"
 
 
 def test_without_a_master_none_is_started_to_look(home: Path, command: Command) -> None:

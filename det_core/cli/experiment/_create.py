@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from det_core.cli._config_file import is_there, tell_mistakes
-from det_core.cli._say import count, note, print_json
+from det_core.cli._say import count, note, noted_if_slow, print_json
 from det_core.cli._session import command_for, on_master
 from det_core.cli._status import NOT_UNDERSTOOD
 
@@ -58,15 +58,16 @@ def submit(args: argparse.Namespace, master: Master, config: object, overrides: 
 
     home = Path(args.home).absolute() if args.home else Environment.read().home
     try:
-        experiment, warnings = create(
-            master,
-            config,  # type: ignore[arg-type]
-            args.DIR,
-            overrides=overrides,
-            activate=not args.paused,
-            validate_only=args.check,
-            home=home,
-        )
+        with noted_if_slow(f"packing the files of {args.DIR} and sending them to the master …"):
+            experiment, warnings = create(
+                master,
+                config,  # type: ignore[arg-type]
+                args.DIR,
+                overrides=overrides,
+                activate=not args.paused,
+                validate_only=args.check,
+                home=home,
+            )
     except ExperimentInvalid as e:
         tell_mistakes(e.problems, config)
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from det_core.cli._say import count, error, note, print_json
+from det_core.cli._say import count, error, note, noted_if_slow, print_json
 from det_core.cli._status import FAILED
 from det_core.cli.master._elsewhere import addresses_elsewhere
 
@@ -39,7 +39,8 @@ def run(args: argparse.Namespace) -> int:
         return FAILED
     if args.foreground:
         _become(home, options)
-    url, _ = ensure_master(home, options=options)
+    with noted_if_slow("starting the master …"):
+        url, _ = ensure_master(home, options=options)
     elsewhere = addresses_elsewhere(home / "master")
     if args.json:
         print_json({"url": url, "home": str(home), "started": found is None, "urls_elsewhere": elsewhere})
