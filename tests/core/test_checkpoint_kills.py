@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,13 +16,11 @@ from det_core.storage import DirectoryStore, Header
 from support.checkpoints import tree
 from support.ranks import running
 
-torch = pytest.importorskip("torch")
-
 TESTS = str(Path(__file__).parent.parent)
 SIZE = 4
 KEPT = 2
 TRAIN = """
-import sys, torch
+import sys
 from pathlib import Path
 from det_core import core
 from support.checkpoints import fill
@@ -40,19 +39,13 @@ with core.DistributedContext.from_torch_distributed() as distributed:
         if ctx.latest_checkpoint is not None:
             with ctx.checkpoint.restore_path(ctx.latest_checkpoint) as path:
                 step = ctx.checkpoint.get_metadata(ctx.latest_checkpoint)["steps_completed"]
-                saved = path / f"of{rank}/state.pt"
-                if saved.exists():
-                    assert torch.load(saved) == files(rank, step), f"step {step} came back as something else"
-                for name, data in files(rank, step).items() if not saved.exists() else ():
+                for name, data in files(rank, step).items():
                     assert (path / name).read_bytes() == data, f"{name} of step {step} came back as something else"
         print("ready", flush=True)
         while True:
             step += 1
             metadata = {"steps_completed": step}
-            if step % 4 == 1:
-                state = files(rank, step)
-                ctx.checkpoint.save(state, metadata, name=f"of{rank}/state.pt", shard=True, blocking=False)
-            elif step % 3 == 0:
+            if step % 3 == 0:
                 folder = fill(source / str(rank), files(rank, step))
                 ctx.checkpoint.upload(folder, metadata, shard=True, blocking=False, consume=step % 2 == 0)
             else:
@@ -82,9 +75,6 @@ def newest_is_whole(root: Path) -> Header | None:
         return None
     newest = tree(root / found[-1].storage_id)
     newest.pop("metadata.json")
-    for rank in range(SIZE):
-        if (state := newest.pop(f"of{rank}/state.pt", None)) is not None:
-            newest |= torch.load(io.BytesIO(state))
     assert newest == expected(found[-1].steps_completed)
     return found[-1]
 
@@ -126,3 +116,20 @@ def test_a_kill_spares_the_newest_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_many_kills_spare_the_newest_checkpoint(tmp_path: Path) -> None:
     kills(tmp_path, 200)
+
+
+def saves(folder: Path, times: int) -> None:
+    """Kill a trainer that saves by a helper, or the helper, again and again."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "support.dying_saves", str(folder / "store"), str(times)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+
+
+def test_a_kill_of_a_helper_spares_what_is_saved(tmp_path: Path) -> None:
+    saves(tmp_path, 8)
+
+
+@pytest.mark.long
+def test_many_kills_of_helpers_spare_what_is_saved(tmp_path: Path) -> None:
+    saves(tmp_path, 200)
