@@ -37,8 +37,8 @@ PUBLIC = {
         create_search event_from_dict simulate
     """,
     "det_core.config": """
-        ConfigError ConfigErrors Experiment entrypoint_command entrypoint_script parse_experiment read_changes
-        read_overrides
+        ConfigError ConfigErrors Experiment entrypoint_command entrypoint_needs entrypoint_script parse_experiment
+        read_changes read_overrides
     """,
     "det_core.client": """
         Checkpoint Checkpoints Experiment Master Run Trial checkpoints connect create_experiment delete_run experiment
