@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from support.servers import MARK
@@ -14,15 +15,15 @@ def processes_of(folder: Path) -> list[str]:
     This one and its ancestors aside, whose command lines may say where tests are to write.
     """
     found, mine = [], _and_ancestors(os.getpid())
-    inside = str(folder).encode()
-    homes = b"DET_CORE_HOME=" + inside
+    inside = re.compile(re.escape(str(folder).encode()) + rb"(?![\w.-])")  # and no folder whose name only begins so
+    homes = b"DET_CORE_HOME=" + str(folder).encode()
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             command = Path("/proc", pid, "cmdline").read_bytes()
             variables = Path("/proc", pid, "environ").read_bytes().split(b"\0")
         except OSError:  # it has ended, or is somebody else's
             continue
-        if int(pid) not in mine and (inside in command or _lives_in(homes, variables)):
+        if int(pid) not in mine and (inside.search(command) or _lives_in(homes, variables)):
             found.append(f"{pid} ({command.replace(bytes(1), b' ').decode(errors='replace').strip()})")
     return found
 
