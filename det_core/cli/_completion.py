@@ -26,6 +26,9 @@ _det_core() {
     @TRIALS@)
       words="$(det-core completion trials "$COMP_LINE" 2>/dev/null)" ;;
   esac
+  case "$current" in
+    -*) words="$(det-core completion options "$COMP_LINE" 2>/dev/null)" ;;
+  esac
   case "${COMP_WORDS[COMP_CWORD-1]}" in
     --run) words="$(det-core completion ids 2>/dev/null)" ;;
     --trial) words="$(det-core completion trials "$COMP_LINE" 2>/dev/null)" ;;
@@ -59,7 +62,7 @@ _FISH_SUB = (
     "-a '@WORDS@'\n"
 )
 _SHELLS = {"bash": (_BASH, _BASH_SUB), "fish": (_FISH, _FISH_SUB), "zsh": (_ZSH, _BASH_SUB)}
-_IDS = ("ids", "checkpoints", "experiments", "trials")
+_IDS = ("ids", "checkpoints", "experiments", "trials", "options")
 _PATIENCE = 1.0
 """Seconds that a master may take to answer: somebody has pressed Tab."""
 _NEWEST = 5
@@ -87,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
             "checkpoints": lambda line: _with_latest(_checkpoint_ids(line)),
             "experiments": lambda line: _with_latest(_asked(line, _experiment_ids)),
             "trials": lambda line: _asked(line, _trial_ids),
+            "options": _option_names,
         }[args.shell]
         print("\n".join(find(args.line)))
     else:
@@ -113,6 +117,22 @@ def _script(shell: str) -> str:
 
 def _with_latest(ids: list[str]) -> list[str]:
     return ids + ["latest"] * bool(ids)
+
+
+def _option_names(line: str) -> list[str]:
+    """The options of the command that an unfinished command line begins with."""
+    import importlib
+
+    words = line.split()[1:]
+    command = COMMANDS.get(ALIASES.get(words[0], words[0])) if words else None
+    if command is None:
+        return ["--help", "--version", "--traceback"]
+    parser = argparse.ArgumentParser()
+    importlib.import_module(command.module).configure(parser)
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction) and words[1:2]:
+            parser = action.choices.get(words[1], parser)
+    return sorted(name for action in parser._actions for name in action.option_strings if name.startswith("--"))
 
 
 def _asked(line: str, ask: Callable[[Master], list[str]]) -> list[str]:

@@ -85,9 +85,25 @@ def _dispatch(arguments: list[str]) -> int:
         prog=f"det-core {name}", description=command.help, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     module.configure(parser)
+    if command.subcommands and name != "completion":
+        if not arguments[1:]:
+            parser.print_help()
+            return 0
+        _know(parser, command.subcommands, arguments[1])
     args = parser.parse_args(arguments[1:])
     with warnings_as_notes():
         return int(args.run_command(args))
+
+
+def _know(parser: argparse.ArgumentParser, names: Sequence[str], given: str) -> None:
+    """Exit with status 2 if ``given`` is none of a group's commands, with the one that was probably meant."""
+    if given in names or given.startswith("-"):
+        return
+    from difflib import get_close_matches
+
+    meant = get_close_matches(given, names, n=1)
+    hint = f"did you mean `{parser.prog} {meant[0]}`?" if meant else f"there are {', '.join(names)}"
+    parser.error(f"there is no command {given!r}: {hint}")
 
 
 def _parser() -> argparse.ArgumentParser:

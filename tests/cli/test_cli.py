@@ -66,7 +66,7 @@ def test_the_installed_script_is_the_same_command() -> None:
         (["show", "latest"], 2, "did you mean `det-core runs show`?"),
         (["run", "list"], 2, "did you mean `det-core runs list`?"),
         (["checkpoints", "gc"], 2, "did you mean `det-core checkpoint gc`?"),
-        (["runs"], 2, "required: COMMAND"),
+        (["runs", "lst"], 2, "did you mean `det-core runs list`?"),
         (["runs", "show"], 2, "required: RUN"),
         (["runs", "export", "latest"], 2, "--format"),
         (["runs", "show", "latest"], 1, "there are no runs in"),
@@ -143,6 +143,7 @@ def test_bash_completes_commands_and_run_ids(home: Path) -> None:
     assert complete("det-core", "ru") == {"run", "runs"}
     assert complete("det-core", "runs", "") == {"list", "show", "export", "rm"}
     assert complete("det-core", "runs", "s") == {"show"}
+    assert complete("det-core", "runs", "rm", "--") == {"--help", "--home", "--yes"}
     assert complete("det-core", "runs", "show", "") == {run_id, "latest"}
     assert complete("det-core", "runs", "rm", run_id[:4]) == {run_id}
 

@@ -120,6 +120,8 @@ def test_an_experiment_from_its_creation_to_its_end(master: Running, command: Co
         command("t", "metrics", best, "--csv") == "group,steps_completed,loss\nvalidation,1,0.01\nvalidation,2,0.005\n"
     )
     assert "hparams.lr:        0.01" in command("t", "describe", best)
+    command("t", "metrics", best, "--group", "validaton", status=1)
+    assert "has reported no group 'validaton': there are validation" in command.errors
     assert command("t", "logs", best) == "[rank=1] WARNING: lr is 0.01\n"
     logs = command("e", "logs", number).splitlines()
     assert sorted(logs) == sorted(
@@ -160,6 +162,8 @@ def test_several_are_steered_and_waited_for_together(master: Running, command: C
     assert command.errors == (
         "det-core: error: there is no experiment 9999; `det-core experiment list` shows those there are\n"
     )
+    assert len(command("e", "list", "--limit", "1").splitlines()) == 2
+    assert re.fullmatch(r"det-core: \d+ older: --limit 0\n", command.errors)
     assert [e["state"] for e in command.json("e", "wait", first, second, status=4)] == ["CANCELED"] * 2
     command("e", "delete", first, 9999, "--yes", status=1)
     assert command.errors.endswith(". Nothing was deleted\n")
@@ -220,6 +224,9 @@ def test_mistakes_of_a_configuration_are_a_line_each(master: Running, command: C
         ("run", 2, "there is no command to run"),
         ("run list", 2, "did you mean `det-core runs list`?"),
         ("experimnt list", 2, "did you mean `det-core experiment list`?"),
+        ("e lst", 2, "there is no command 'lst': did you mean `det-core experiment list`?"),
+        ("t xyz", 2, "there is no command 'xyz': there are describe, kill, list, logs, metrics"),
+        ("e list --state FOO", 2, "'FOO' is no state: there are ACTIVE, PAUSED, "),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -302,6 +309,13 @@ def test_a_home_that_is_none_is_one_line_with_what_to_do(
     command(*line.split(), status=1)
     (said,) = command.errors.splitlines()
     assert f"{tmp_path}/file" in said and said.endswith("Not a directory. Set DET_CORE_HOME to a folder of yours")
+
+
+def test_a_group_alone_shows_its_commands_and_options_complete(home: Path, command: Command) -> None:
+    assert "download-checkpoint" in command("e")
+    options = command("completion", "options", "det-core e create search.yaml --").split()
+    assert {"--follow", "--config", "--master"} <= set(options) and "--yes" not in options
+    assert "--version" in command("completion", "options", "det-core --").split()
 
 
 def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:

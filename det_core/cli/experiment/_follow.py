@@ -116,6 +116,7 @@ class Plain(Nothing):
     def __init__(self) -> None:
         self._states: dict[int, tuple[str, int]] = {}
         self._of_all = ""
+        self._waited = False
 
     def line(self, trial: Trial, line: dict[str, Any]) -> None:
         """A line that was printed."""
@@ -137,6 +138,9 @@ class Plain(Nothing):
                 continue
             self._states[trial.id] = now
             more = f": {settings(trial.hparams)}" if before is None else ""
+            if now[0] == "WAITING" and not self._waited:
+                self._waited = True
+                more += " (for the search, which may have it train more)"
             if trial.ended and trial.best_metric is not None:
                 more += f" ({experiment.metric} {number(trial.best_metric)})"
             if trial.state == "ERROR" and trial.error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 from det_core.cli._say import count, note, number, print_json, print_table, when
@@ -13,12 +12,24 @@ if TYPE_CHECKING:
     from det_core.client import Experiment, Master
 
 SHOWN = 25
+STATES = (
+    "ACTIVE",
+    "PAUSED",
+    "STOPPING_CANCELED",
+    "STOPPING_KILLED",
+    "STOPPING_COMPLETED",
+    "STOPPING_ERROR",
+    "COMPLETED",
+    "CANCELED",
+    "ERROR",
+)
+"""What an experiment may be."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("--name", help="only those of this name")
-    parser.add_argument("--state", metavar="STATE", help="only those in this state, as ACTIVE or COMPLETED")
+    parser.add_argument("--state", type=_state, metavar="STATE", help=f"only those in this state: {', '.join(STATES)}")
     parser.add_argument(
         "--limit", type=count, metavar="N", help=f"the newest N (default: {SHOWN} in a table, all in JSON; 0: all)"
     )
@@ -32,14 +43,13 @@ def run(args: argparse.Namespace, master: Master) -> int:
     from det_core.client._experiment import Experiment
 
     limit = args.limit if args.limit is not None else 0 if args.json else SHOWN
-    told = master.get(
-        "experiments",
-        sortBy="SORT_BY_START_TIME",
-        orderBy="ORDER_BY_DESC",
-        limit=limit + 1 if limit else None,
-        name=args.name,
-        states=[args.state.upper()] if args.state else None,
-    )
+    query = {
+        "sortBy": "SORT_BY_START_TIME",
+        "orderBy": "ORDER_BY_DESC",
+        "name": args.name,
+        "states": [args.state] if args.state else None,
+    }
+    told = master.get("experiments", limit=limit + 1 if limit else None, **query)
     found = [Experiment(master, one) for one in told["experiments"]]
     shown = found[:limit] if limit else found
     if args.json:
@@ -50,9 +60,16 @@ def run(args: argparse.Namespace, master: Master) -> int:
         return 0
     head = ("ID", "NAME", "STATE", "PROGRESS", "TRIALS", "BEST", "STARTED")
     print_table(head, [_row(e) for e in shown])
-    if len(shown) < len(found) and sys.stderr.isatty():
-        note("older experiments are not shown; --limit 0 shows all")
+    if len(shown) < len(found):
+        older = len(master.get("experiments", offset=limit, **query)["experiments"])
+        note(f"{older} older: --limit 0")
     return 0
+
+
+def _state(text: str) -> str:
+    if text.upper() not in STATES:
+        raise argparse.ArgumentTypeError(f"{text!r} is no state: there are {', '.join(STATES)}")
+    return text.upper()
 
 
 def _row(e: Experiment) -> tuple[str, ...]:

@@ -6,8 +6,9 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from det_core.cli._say import note, number, print_json, print_table
+from det_core.cli._say import error, note, number, print_json, print_table
 from det_core.cli._session import on_master
+from det_core.cli._status import FAILED
 from det_core.cli.trial._found import find
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ def run(args: argparse.Namespace, master: Master) -> int:
 
     trial = find(master, args.TRIAL)
     rows = list(metric_rows(master, [trial.id], args.group))
+    if args.group and not rows and (groups := {row["group"] for row in metric_rows(master, [trial.id], None)}):
+        error(f"trial {trial.id} has reported no group {args.group!r}: there are {', '.join(sorted(groups))}")
+        return FAILED
     if args.json:
         print_json(rows)
         return 0
