@@ -14,6 +14,8 @@ from det_core.cli._status import NOT_UNDERSTOOD
 if TYPE_CHECKING:
     from det_core.client import Experiment, Master
 
+SLOW = 3.0
+"""Seconds that an experiment may take to be created without a word."""
 _EXAMPLES = """\
 examples:
   det-core experiment create search.yaml .
@@ -58,7 +60,8 @@ def submit(args: argparse.Namespace, master: Master, config: object, overrides: 
 
     home = Path(args.home).absolute() if args.home else Environment.read().home
     try:
-        with noted_if_slow(f"packing the files of {args.DIR} and sending them to the master …"):
+        what = "sending it" if args.DIR is None else f"packing the files of {args.DIR} and sending them"
+        with noted_if_slow(f"{what} to the master …", after=SLOW):
             experiment, warnings = create(
                 master,
                 config,  # type: ignore[arg-type]
