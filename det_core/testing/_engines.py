@@ -428,6 +428,9 @@ class Bench:
         """Take records."""
         self.journals.setdefault(allocation_id, []).extend((rank, record) for record in records)
 
+    async def reports(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
+        """The same records come again at the end."""
+
     async def listen(self) -> None:
         """Take what has ended."""
         async for event in self.engine.events():

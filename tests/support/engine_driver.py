@@ -40,6 +40,9 @@ class Record:
     async def journal(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
         self.add("journal", allocation_id, records=[dict(record) for record in records])
 
+    async def reports(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
+        self.add("reports", allocation_id, records=[dict(record) for record in records])
+
 
 def entries(path: Path) -> list[dict[str, Any]]:
     """What a record holds; a torn line, by one that was killed, does not count."""

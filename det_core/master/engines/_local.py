@@ -179,6 +179,9 @@ class _Deaf:
     async def journal(self, *_: object) -> None:
         """Let it go."""
 
+    async def reports(self, *_: object) -> None:
+        """Let it go."""
+
 
 def _spawn(folder: AllocationFolder, *, appear: bool) -> int:
     """Start the supervisor, in a session of its own; it holds the folder's lock from before it is born."""

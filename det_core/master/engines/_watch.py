@@ -66,6 +66,8 @@ class Watch:
 
     async def run(self, listener: Listener) -> ExitReport:
         """Carry its output to ``listener`` until it has ended, and everything was handed over."""
+        if self.pid is None and self.folder.is_live:
+            await self._catch_up(listener)
         await self._while_it_lives(listener)
         if self.folder.exit() is None and (count := await asyncio.to_thread(hunt, self.folder)):
             logger.warning("allocation %s: its supervisor was killed; ended %d processes", self.allocation_id, count)
@@ -77,6 +79,14 @@ class Watch:
             args = (self.allocation_id, rank, records, restart)
             await self._hand(lambda args=args: listener.journal(*args))  # type: ignore[misc]
         return await asyncio.to_thread(report, self.folder, asked=self.asked, refused=self.refused)
+
+    async def _catch_up(self, listener: Listener) -> None:
+        """Hand over what an adopted allocation has reported while no master was there; it ships that itself later."""
+        try:
+            for restart, rank, records in left(self.folder, alive=True):
+                await listener.reports(self.allocation_id, rank, records, restart)
+        except Exception as e:
+            logger.warning("allocation %s: what it has reported comes later (%s)", self.allocation_id, e)
 
     async def _while_it_lives(self, listener: Listener) -> None:
         ended = asyncio.Event()

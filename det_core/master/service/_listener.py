@@ -57,3 +57,9 @@ class Ear:
             await _reports.journal(
                 self._hub, allocation.trial.id, allocation.run_id, rank, records, restart, last_will=True
             )
+
+    async def reports(self, allocation_id: str, rank: int, records: Sequence[Mapping[str, Any]], restart: int) -> None:
+        """Take what a process that lives has reported while no master was there."""
+        allocation = self._hub.live.allocations.get(allocation_id)
+        if allocation is not None:
+            await _reports.journal(self._hub, allocation.trial.id, allocation.run_id, rank, records, restart)

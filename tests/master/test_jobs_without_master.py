@@ -1,0 +1,37 @@
+"""What a trial reports while no master is there."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from support.jobs import Jobs, wait_until
+from support.real_master import real_master
+
+SCRIPT = """
+with begin() as ctx:
+    sign("pid", os.getpid())
+    while not (signs / "report").exists():
+        time.sleep(0.01)
+    for step in range(1, 6):
+        ctx.train.report_training_metrics(step, {"loss": 1.0})
+    time.sleep(600)
+"""
+
+
+def test_the_next_master_knows_it_before_the_trial_has_found_that_master(tmp_path: Path) -> None:
+    with real_master(tmp_path / "home", "--slots", "1") as real:
+        jobs = Jobs(real)
+        try:
+            experiment = jobs.create(SCRIPT)
+            pid = int(jobs.sign("pid"))
+            real.kill()
+            (jobs.signs / "report").touch()
+            journals = lambda: "".join(p.read_text() for p in jobs.home.rglob("journal-*.jsonl"))  # noqa: E731
+            wait_until(lambda: '"steps_completed":5' in journals(), journals)
+            os.kill(pid, signal.SIGSTOP)  # it ships nothing itself
+            real.start()
+            wait_until(lambda: experiment.trials()[0].steps_completed == 5, lambda: str(experiment.trials()[0].info))
+        finally:
+            jobs.close()
