@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -66,7 +67,24 @@ def in_child(work: Callable[[], None]) -> int:
     os._exit(0)
 
 
+def read_ahead() -> None:
+    """Import and read, once, what every child needs to reach S3."""
+    import s3fs  # noqa: F401
+
+    from det_core.storage._objects import _s3_direct  # noqa: F401
+    from det_core.storage._objects._s3_session import new_session
+
+    loader = new_session().get_component("data_loader")
+    for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
+        loader.load_data(name)
+    for kind in ("service-2", "endpoint-rule-set-1"):
+        loader.load_service_model("s3", kind)
+    assert threading.active_count() == 1
+
+
 def main(name: str, how: str, folder: Path, s3: str | None = None) -> None:
+    if s3 is not None:
+        read_ahead()
     for at in range(1, 1000):
         work = folder / f"death-{at}"
         fill(work / "source", FILES)
