@@ -85,9 +85,12 @@ class Trainer:
         self.model.train()
         return right.float().mean().item()
 
-    def save(self, path):
+    def state(self):
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        torch.save({**state, "epoch": self.epoch, "step": self.step}, path)
+        return {**state, "epoch": self.epoch, "step": self.step}
+
+    def save(self, path):
+        torch.save(self.state(), path)
 
     def load(self, path):
         state = torch.load(path)

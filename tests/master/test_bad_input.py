@@ -27,6 +27,8 @@ hyperparameters:
 searcher:
   name: adaptive_ahsa
   metric: loss
+  max_trials: 4
+  max_length: 8
 max_restarts: -1
 resources: {slots_per_trial: many}
 enviroment: {}

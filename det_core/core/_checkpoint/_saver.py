@@ -105,7 +105,7 @@ class Saver:
             try:
                 process = subprocess.Popen(
                     [sys.executable, "-c", _CODE, *arguments], pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
                 )  # fmt: skip
             except (OSError, ValueError) as e:
                 ours.close()
