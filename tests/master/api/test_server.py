@@ -53,7 +53,7 @@ def test_it_listens_says_where_and_ends_when_told(tmp_path: Path) -> None:
         told = announced(tmp_path, running)
         assert (told["pid"], set(told)) == (
             running.pid,
-            {"url", "pid", "start_time", "host", "version", "cluster_id", "slots_as_last_time"},
+            {"url", "pid", "start_time", "host", "version", "cluster_id", "listens", "slots_as_last_time"},
         )
         said = requests.get(f"{told['url']}/api/v1/master", timeout=TIMEOUT).json()
         assert (said["clusterId"], said["slots"]) == (told["cluster_id"], 2)
