@@ -1,7 +1,8 @@
 """The process that saves for a training process, out of its way. It has no torch: what it saves are bytes.
 
-It works in the time that nobody else wants (``SCHED_IDLE``), until somebody waits for it; and not a moment longer than
-the process that started it lives.
+It leaves the processors to others (``nice``), until somebody waits for it; and it lives not a moment longer than the
+process that started it. Under SCHED_IDLE it would cost a little less, but on a busy machine the thread that works for
+nobody could then keep Python's lock for seconds from the one that somebody waits for.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from det_core.core._checkpoint._image import Image
 from det_core.core._checkpoint._order import Contents, Order, Steps, commit_image, write_image
 from det_core.storage import DirectoryStore, Disk
 
+NICE = 10
+"""The thread that nobody waits for gets about a tenth of what another thread gets; see :manpage:`sched(7)`."""
 LOOK = 1.0
 """Seconds between two looks whether the parent lives, where the kernel does not tell."""
 
@@ -92,9 +95,9 @@ class Helper:
         return {"size": entry.size}
 
     def _idle(self) -> None:
-        """Work when nobody else does."""
+        """Work at low priority."""
         with contextlib.suppress(OSError):  # else it competes like anybody else
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while True:
             self._work(self._tasks.get())
 
