@@ -208,7 +208,7 @@ GARBAGE = [
 def test_garbage_does_not_disturb_the_rendezvous(place: PlaceOf, hang: bool) -> None:
     chief = started(place(0, 3))
     path = Place(**place(0, 3)).path + ".sock"
-    while not os.path.exists(path):
+    while not _listens(path):  # its name is there a moment earlier
         time.sleep(0.01)
     strangers = []
     for data in GARBAGE:
@@ -240,6 +240,11 @@ def test_a_worker_that_dies_in_the_rendezvous_is_named(place: PlaceOf) -> None:
             worker.kill()
     (outcome,) = finish(chief)
     assert isinstance(outcome, PeerLost) and f"rank 1 (host {socket.gethostname()}, pid {worker.pid})" in str(outcome)
+
+
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as visitor:
+        return visitor.connect_ex(path) == 0
 
 
 def _unix_peers(pid: int) -> int:
