@@ -164,7 +164,8 @@ def test_cancel_lets_trials_save_and_kill_does_not(tmp_path: Path) -> None:
         return 0
 
     async def check(b: Bench) -> None:
-        canceled, killed = await b.create(SINGLE), await b.create(SINGLE)
+        kept = {"save_trial_latest": 1}
+        canceled, killed = await b.create(SINGLE, checkpoint_storage=kept), await b.create(SINGLE)
         await b.until(lambda: len(b.engine.running) == 2)
         await b.service.cancel(canceled)
         await b.service.cancel(canceled)
