@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
 from det_core._errors import StoreError
@@ -105,11 +105,3 @@ def _take_advisory_lock(connection: Any, _: Any) -> None:
         from det_core._errors import StoreLocked
 
         raise StoreLocked("another master uses this PostgreSQL database; stop it, or give each master its own")
-
-
-def size_of(conn: Connection) -> int:
-    """Bytes that the database takes."""
-    if conn.dialect.name == "sqlite":
-        pages = conn.exec_driver_sql("PRAGMA page_count").scalar_one()
-        return int(pages) * int(conn.exec_driver_sql("PRAGMA page_size").scalar_one())
-    return int(conn.execute(text("SELECT pg_database_size(current_database())")).scalar_one())
