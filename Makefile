@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 # How many tests run at a time; 0: one, in pytest's own process.
 JOBS ?= 2
 
-.PHONY: help setup demo test test-rgw test-postgres test-long lint docs bench ci system-deps clean
+.PHONY: help setup demo test test-rgw test-postgres test-launchers test-timm test-long lint docs bench ci system-deps clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,7 +21,7 @@ demo: setup  ## train the quickstart on two ranks, interrupt it, resume it, show
 	$(PY) examples/quickstart/demo.py
 
 test: setup lint  ## all tests but the slow proofs
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not rgw and not postgres' $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not rgw and not postgres and not frameworks and not timm' $(ARGS)
 
 test-rgw: setup  ## the tests against Ceph's S3 server, which `make ci` installs
 	$(PY) -m pytest -m 'rgw and not long' $(ARGS)
@@ -29,8 +29,22 @@ test-rgw: setup  ## the tests against Ceph's S3 server, which `make ci` installs
 test-postgres: setup  ## the master's store in PostgreSQL, which `make ci` installs
 	$(PY) -m pytest -m 'postgres and not long' tests/master $(ARGS)
 
+# The venv of the frameworks: torch, horovod, deepspeed. What has to be compiled is kept in the user's cache.
+FRAMEWORKS := $(CURDIR)/.venvs/frameworks
+
+test-launchers: setup  ## the launchers around torchrun, horovodrun, deepspeed, mpirun and Slurm, also on two machines
+	tests/support/frameworks.sh $(FRAMEWORKS)
+	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PY) -m pytest -n $(JOBS) --dist worksteal -m 'frameworks and not long' tests $(ARGS)
+
+# The venv of examples/timm_port: torch, timm, a torchvision that works without CUDA.
+TIMM := $(CURDIR)/.venvs/timm
+
+test-timm:  ## the port of timm's training in five steps: bare, under the launcher, as experiments
+	tests/support/timm.sh $(TIMM)
+	$(TIMM)/bin/python -m pytest -m 'timm and not long' tests/examples/test_timm_port.py $(ARGS)
+
 test-long: setup  ## the slow proofs: random kills by the hundred, soak
-	$(PY) -m pytest -m long --timeout 3600 $(ARGS)
+	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PY) -m pytest -m long --timeout 3600 $(ARGS)
 
 lint: setup  ## ruff and mypy
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
@@ -49,10 +63,13 @@ system-deps:  ## the system packages CI needs (the only target that uses apt)
 	  (for tool in radosgw ceph-osd ceph-mon ceph-authtool zsh fish; do command -v $$tool >/dev/null || exit 1; done) || \
 	  { apt-get update -qq && apt-get install -y --no-install-recommends ceph-mon ceph-osd radosgw zsh fish; }; \
 	  ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || \
-	  { apt-get update -qq && apt-get install -y --no-install-recommends postgresql-15; }; fi
+	  { apt-get update -qq && apt-get install -y --no-install-recommends postgresql-15; }; \
+	  (for tool in mpirun slurmctld munged ip sshd pdsh cmake g++; do command -v $$tool >/dev/null || exit 1; done) || \
+	  { apt-get update -qq && apt-get install -y --no-install-recommends \
+	    openmpi-bin slurm-wlm munge iproute2 openssh-server pdsh cmake g++ make python3-dev; }; fi
 
 ci: export CI := 1
-ci: system-deps test test-rgw test-postgres  ## what .ci/run calls
+ci: system-deps test test-rgw test-postgres test-launchers test-timm  ## what .ci/run calls
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) .venvs build dist *.egg-info demo-home

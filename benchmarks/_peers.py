@@ -6,12 +6,14 @@ peer is run as a child process of its own interpreter.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 VENV = ROOT / ".venvs" / "peers"
+FRAMEWORKS = ROOT / ".venvs" / "frameworks"
 PIP_TIMEOUT = 1800.0
 """Seconds that one installation may take: torch is large and a mirror may be slow."""
 
@@ -41,3 +43,17 @@ def peers_python(*requirements: str) -> Path:
             subprocess.run(pip, check=True, timeout=PIP_TIMEOUT)
             done.write_text("\n".join(sorted(installed | set(missing))) + "\n")
     return python
+
+
+def frameworks_python() -> Path:
+    """Return the interpreter of an environment with horovod, deepspeed and det_core.
+
+    That is ``FRAMEWORKS_VENV``; else one that is made now, which takes minutes the first time.
+
+    Raises:
+        subprocess.CalledProcessError: it could not be made; why is on the terminal.
+    """
+    venv = Path(os.environ.get("FRAMEWORKS_VENV") or FRAMEWORKS)
+    if "FRAMEWORKS_VENV" not in os.environ:
+        subprocess.run(["bash", str(ROOT / "tests" / "support" / "frameworks.sh"), venv], check=True)
+    return venv / "bin" / "python"

@@ -40,6 +40,11 @@ def demand(*modules: str, extra: str, purpose: str) -> None:
             )
 
 
+def is_installed(module: str) -> bool:
+    """Whether ``module`` can be imported here; it is not."""
+    return importlib.util.find_spec(module) is not None
+
+
 def install_command(extra: str) -> str:
     """The command that installs an extra: from the folder that det-core was installed from, if that is still there."""
     import json

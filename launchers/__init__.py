@@ -2,6 +2,11 @@
 
 ============================  =====================================================
 ``torch_distributed``         PyTorch's elastic agent, the one that ``torchrun`` runs
+``horovod``                   ``horovodrun``, with gloo
+``deepspeed``                 deepspeed's own launcher, one on each machine
+``mpi``                       Open MPI's ``mpirun``
+``tensorflow``                one process on each machine, with ``TF_CONFIG``
+``wrap_rank``                 no ranks at all: one script, with its rank on every line
 ============================  =====================================================
 
 How the parts stand to each other::
@@ -12,8 +17,9 @@ How the parts stand to each other::
       │         └─ the script
       └─ a unix socket              launcher <-> every wrapper (_wrapper/_protocol)
 
-A new framework is one module that says how its agent is run (as ``torch_distributed`` and ``_torchrun`` do); every
-other part here is shared.
+A new framework is one module with a :class:`~._framework.Framework` that gives the command line of the framework's own
+program, which the agent becomes; every other part here is shared. Where it runs, and on which machines, :mod:`._places`
+finds out. To other machines that one program starts ranks on, :mod:`._ssh` brings the launcher's socket.
 """
 
 from __future__ import annotations

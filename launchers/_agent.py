@@ -15,7 +15,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ._options import Options, UsageError
+from det_core._errors import DetCoreError
+
+from ._options import CannotStart, Options, UsageError
 from ._wrapper._linux import signal_at_parents_death
 from ._wrapper._protocol import MAX_MESSAGE, pack
 
@@ -33,6 +35,10 @@ class Agent:
     """A file in memory with what the agent wrote to stderr."""
     status: int | None = None
     """Exit status, or minus the signal; None while it runs."""
+    is_program: bool = False
+    """Whether it has become the framework's own launcher: see :meth:`Control.become`."""
+    has_others: bool = False
+    """Whether it has started ranks that the launcher does not hear of."""
 
     def last_words(self, lines: int) -> bytes:
         """The last lines the agent wrote to stderr."""
@@ -53,6 +59,38 @@ class Control:
         if options.verbose:
             self.speak()
         self._send("plan", expected, options.grace, options.tail)
+
+    def become(self, command: list[str], *, ours: bool = False, others: bool = False) -> NoReturn:
+        """Go on as the framework's own launcher: a program that knows nothing of us.
+
+        Called after :meth:`plan`, with this process's environment as that program's. From then on the wrappers write
+        to the launcher's stdout and stderr, not to those that the program gives them; a rank that has failed tells the
+        program so only when the launcher has ended the other ranks; and what the program says is shown if no rank
+        comes of it, or with ``--verbose``.
+
+        Args:
+            command: its command line.
+            ours: it is a wrapper, which sees the launcher's death itself, and has to end others before its own.
+            others: it also starts ranks whose wrappers do not reach the launcher. Then what it says is shown, as their
+                output is in it; it is told when the job is to end, at once; and its own exit status counts.
+
+        Raises:
+            CannotStart: there is no such program.
+        """
+        if others:
+            self.speak()
+        if os.fstat(2).st_ino == self._capture:
+            os.dup2(2, 1)
+        self._send("becomes", int(others))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # which Python ignores
+        if ours:
+            signal_at_parents_death(0)
+        try:
+            os.execvp(command[0], command)
+        except OSError as e:
+            raise CannotStart(f"cannot run {command[0]}: {e.strerror}") from e
 
     def speak(self) -> None:
         """Write to the launcher's stderr from now on, and what was written so far."""
@@ -125,6 +163,9 @@ def _guarded(main: Callable[[Control], None], control: Control) -> int:
     except UsageError as e:
         control.quit(2, str(e))
         return 2
+    except (CannotStart, DetCoreError) as e:
+        control.quit(1, str(e))
+        return 1
     except BaseException as e:  # also what the framework raises for a signal: it all goes to the launcher
         traceback.print_exc()
         control.failed(e)

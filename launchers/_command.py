@@ -28,6 +28,8 @@ def script_command(script: str, arguments: list[str], *, module: bool = False, n
     Raises:
         UsageError: there is no such script or command.
     """
+    if script == "--trial":
+        raise UsageError("--trial: trial classes are not there yet; give a script")
     if module and no_python:
         raise UsageError("-m runs a module with python and --no-python runs a command: give one of them")
     if module:

@@ -24,13 +24,13 @@ class Link:
             return b""
 
 
-def send(link: Link, message: bytes, *, stderr: int | None = None) -> bool:
-    """Send ``message``, with a file descriptor if one is given; False if the wrapper has gone or does not listen.
+def send(link: Link, message: bytes, *, streams: tuple[int, ...] = ()) -> bool:
+    """Send ``message``, with file descriptors if some are given; False if the wrapper has gone or does not listen.
 
     It never waits: a wrapper that has stopped must not stop the launcher.
     """
     try:
-        socket.send_fds(link.socket, [message], [] if stderr is None else [stderr], socket.MSG_DONTWAIT)
+        socket.send_fds(link.socket, [message], streams, socket.MSG_DONTWAIT)
     except (BrokenPipeError, ConnectionResetError, BlockingIOError):
         return False
     return True

@@ -14,6 +14,10 @@ class UsageError(ValueError):
     """A command line that cannot be run; the message is one line that says what to change."""
 
 
+class CannotStart(RuntimeError):
+    """A command line that could be run, but not here and now; the message is one line that says why."""
+
+
 @dataclass(frozen=True)
 class Options:
     """How a launcher treats the scripts it starts."""

@@ -27,6 +27,8 @@ class Rank:
     tail: bytes = b""
     lost: int = 0
     """Bytes of output that could not be written."""
+    host: str = ""
+    """The name of its machine, if that is another one than the launcher's; its process ids are that machine's."""
     wrapper_died: bool = False
     overdue: bool = False
     """Whether it was the launcher that killed it, after the grace."""
@@ -99,7 +101,8 @@ def summary(ranks: list[Rank], outcome: Outcome, tail: int) -> list[tuple[str, b
     for place, rank in enumerate(failed):
         first = place == 0 and not agent_first
         lines = rank.tail if first and tail else b""
-        text = f"rank {rank.rank} (pid {rank.script}, host {_socket.gethostname()}) {'failed first, ' if first else ''}"
+        where = f"pid {rank.script}, host {rank.host or _socket.gethostname()}"
+        text = f"rank {rank.rank} ({where}) {'failed first, ' if first else ''}"
         text += ending(rank)
         said.append((f"{text}; its last lines:" if lines else text, lines))
     said += [(f"rank {r.rank}: {r.lost} bytes of its output could not be written", b"") for r in ranks if r.lost]
@@ -108,6 +111,8 @@ def summary(ranks: list[Rank], outcome: Outcome, tail: int) -> list[tuple[str, b
 
 def ending(rank: Rank) -> str:
     """How a rank ended, in words."""
+    if rank.wrapper_died and rank.host:
+        return "was lost: its wrapper, or the connection to its machine, has died"
     if rank.wrapper_died:
         return "was killed, because its wrapper had died"
     if rank.overdue:

@@ -12,6 +12,7 @@ from ._agent import Agent
 from ._links import Link, send
 from ._notices import Notices
 from ._options import GRACE, TAIL
+from ._processes import end_session, kill, kill_group
 from ._ranks import Outcome, Rank, exit_status, summary
 from ._signals import ENDING, PASSED_ON, Signals, name
 from ._wrapper._protocol import MAX_MESSAGE, pack, same_user, unpack
@@ -42,6 +43,7 @@ class Supervisor:
         self._agent_done = False
         self._early: list[int] = []  # signals that came before every rank was there to hear them
         self._interrupts = 0
+        self._torn_down: set[int] = set()  # the links of ranks that were told to end because another one has failed
         self._kill_at = self._force_at = self._agent_at = self._give_up_at = float("inf")
         self._poll = select.poll()
         for fd in (listener.fileno(), agent.control.fileno(), signals.fd):
@@ -53,7 +55,11 @@ class Supervisor:
         while not (self._agent.status is not None and not self._links) and time.monotonic() < self._give_up_at:
             ready = [fd for fd, _ in self._poll.poll(self._wait())]
             self._hear(ready)
+            if self._agent.is_program:
+                self._conduct()
             self._act(time.monotonic())
+        if self._agent.is_program:
+            end_session(self._agent.pid)
         if self._quit is not None:
             return self._quit
         for text, lines in summary(self._ranks, self._outcome, self._tail):
@@ -71,7 +77,7 @@ class Supervisor:
     def _hear(self, ready: list[int]) -> None:
         """What wrappers said comes before their deaths, and those before the reaping that frees process ids."""
         if self._agent.control.fileno() in ready:
-            self._agent_says(self._agent.control.recv(MAX_MESSAGE))
+            self._hear_agent()
         for fd in ready:
             if link := self._links.get(fd):
                 self._wrapper_says(link, link.receive())
@@ -86,14 +92,25 @@ class Supervisor:
 
     # the agent
 
+    def _hear_agent(self) -> None:
+        """All it has said: a wrapper comes after what the agent said before it started that one."""
+        while True:
+            try:
+                message = self._agent.control.recv(MAX_MESSAGE, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            if not message:
+                self._poll.unregister(self._agent.control.fileno())
+                return
+            self._agent_says(message)
+
     def _agent_says(self, message: bytes) -> None:
-        if not message:
-            self._poll.unregister(self._agent.control.fileno())
-            return
         kind, words, payload = unpack(message)
         text = payload.decode(errors="replace")
         if kind == "plan":
             self._outcome.expected, self._grace, self._tail = int(words[0]), float(words[1]), int(words[2])
+        elif kind == "becomes":
+            self._agent.is_program, self._agent.has_others = True, words[0] == "1"
         elif kind == "notice":
             self._notices.say(text)
         elif kind == "quit":
@@ -117,17 +134,29 @@ class Supervisor:
         self._agent.status = status
         if self._quit is not None or self._agent_done:
             return
+        self._hear_the_rest()
+        of_others = self._agent.has_others and status != 0 and not self._failed()
+        if self._agent.is_program and not of_others and (self._failed() or self._all_ended()):
+            return  # it only says in its own way what the wrappers have told
         how = f"was killed by {name(-status)}" if status < 0 else f"ended with status {status}"
         if not self._outcome.stop and not self._outcome.agent_error:
             self._notices.show(self._agent.last_words(self._tail))
         self._agent_failed(f"{self._agent.name} (pid {self._agent.pid}) {how}")
-        running = [link for link in self._links.values() if link.rank and link.rank.status is None]
-        if running and self._kill_at == float("inf"):
+        if of_others:
+            self._outcome.agent_failed_at = 0.0  # though all ranks that are known have ended well before
+        if self._running() and self._kill_at == float("inf"):
             self._notices.say(f"{self._outcome.agent_error}: telling its ranks to end, with {self._grace:g} s to do so")
             self._tell(signal.SIGTERM)
             self._kill_at = time.monotonic() + self._grace
 
     # the wrappers
+
+    def _hear_the_rest(self) -> None:
+        """All that wrappers have said so far, also those that have ended with the agent."""
+        while ready := [fd for fd, _ in self._poll.poll(0) if fd in self._links]:
+            for fd in ready:
+                if link := self._links.get(fd):
+                    self._wrapper_says(link, link.receive())
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -149,7 +178,8 @@ class Supervisor:
 
     def _told(self, link: Link, kind: str, words: list[str], payload: bytes) -> None:
         if kind == "hello":
-            self._hello(link, Rank(int(words[0]), wrapper=int(words[1]), attempt=int(words[2])))
+            number, wrapper, attempt = map(int, words[:3])
+            self._hello(link, Rank(number, wrapper, attempt, host="".join(words[3:])))
         elif link.rank is not None and kind == "started":
             link.rank.script = int(words[0])
         elif link.rank is not None and kind == "exit":
@@ -166,9 +196,10 @@ class Supervisor:
             self._ranks = []  # the agent has started all ranks anew
         self._ranks.append(rank)
         link.rank = rank
-        capture = os.fstat(self._agent.capture).st_ino
-        teardown = min(self._grace, TEARDOWN)
-        send(link, pack("start", capture, self._tail, teardown), stderr=self._notices.fd)
+        program = self._agent.is_program
+        capture = 0 if program else os.fstat(self._agent.capture).st_ino
+        teardown = self._grace if program else min(self._grace, TEARDOWN)
+        send(link, pack("start", capture, self._tail, teardown, int(program)), streams=(1, self._notices.fd))
         for signum in self._early:
             send(link, pack("signal", signum, int(signum in ENDING)))
         if self._outcome.stop and self._outcome.stop not in self._early:
@@ -181,23 +212,54 @@ class Supervisor:
         self._forget(link)
         if rank is not None and rank.status is None:
             rank.wrapper_died, rank.ended = True, time.monotonic()
-            _kill_group(rank.script)
-        if self._outcome.stop and not self._connected():
+            kill_group(0 if rank.host else rank.script)
+        if self._outcome.stop and not self._connected() and not self._agent.has_others:
             self._agent_at = max(time.monotonic() + AGENT_GRACE, min(self._kill_at, time.monotonic() + self._grace))
 
     def _forget(self, link: Link) -> None:
         fd = link.socket.fileno()
         self._poll.unregister(fd)
+        self._torn_down.discard(fd)
         del self._links[fd]
         link.socket.close()
 
     def _connected(self) -> list[Rank]:
         return [link.rank for link in self._links.values() if link.rank is not None]
 
+    def _running(self) -> list[Link]:
+        return [link for link in self._links.values() if link.rank and link.rank.status is None]
+
+    def _failed(self) -> bool:
+        return any(rank.status or rank.wrapper_died for rank in self._ranks)
+
+    def _all_ended(self) -> bool:
+        return len(self._ranks) >= max(1, self._outcome.expected) and not self._running()
+
     def _tell(self, signum: int) -> int:
         """Have every script that runs get ``signum``, and say how many there are."""
         message = pack("signal", signum, int(signum in ENDING))
-        return sum(send(link, message) for link in self._links.values() if link.rank and link.rank.status is None)
+        return sum(send(link, message) for link in self._running())
+
+    def _conduct(self) -> None:
+        """What torchrun's agent does by itself, for one that would kill the other ranks when one has failed.
+
+        A wrapper whose script has failed waits with its own end until here the others have come to theirs.
+        """
+        running = self._running()
+        if running and self._failed() and not self._outcome.stop:
+            for link in running:
+                if link.socket.fileno() not in self._torn_down:
+                    self._torn_down.add(link.socket.fileno())
+                    send(link, pack("teardown"))
+        elif not running and self._links and (self._failed() or self._all_ended() or self._agent.status is not None):
+            for link in self._links.values():
+                if link.rank is not None:
+                    send(link, pack("leave"))
+        elif not self._links and self._all_ended() and self._agent_at == self._force_at == float("inf"):
+            if not self._agent.has_others:
+                self._agent_at = time.monotonic() + AGENT_GRACE
+            elif self._failed():  # it is ending the others, and a signal would have it leave them
+                self._agent_at = time.monotonic() + self._grace + 2 * AGENT_GRACE
 
     # signals and the clock
 
@@ -219,7 +281,10 @@ class Supervisor:
         if first:
             self._outcome.stop = signum
             self._kill_at = min(self._kill_at, time.monotonic() + self._grace)
-        if not self._connected():
+            if self._agent.has_others and self._agent.status is None:
+                kill(self._agent.pid, signal.SIGTERM)  # which it passes on to them; a second would have it leave them
+                self._agent_at = time.monotonic() + self._grace + 2 * AGENT_GRACE
+        if not self._connected() and not self._agent.has_others:
             self._agent_at = time.monotonic()
             self._notices.say(f"{name(signum)}: no rank runs, so there is nothing to save")
         elif first:
@@ -234,7 +299,7 @@ class Supervisor:
             self._kill()
         if now >= self._agent_at:
             self._agent_at, self._force_at = float("inf"), min(self._force_at, now + 3)
-            _kill(self._agent.pid if self._agent.status is None else 0, signal.SIGTERM)
+            kill(self._agent.pid if self._agent.status is None else 0, signal.SIGTERM)
         if now >= self._force_at:
             self._force_at, self._give_up_at = float("inf"), now + 5
             self._force()
@@ -249,12 +314,16 @@ class Supervisor:
 
     def _force(self) -> None:
         """Kill without the help of wrappers, some of which do not answer."""
-        for rank in self._connected():
-            _kill(rank.wrapper, signal.SIGKILL)
-            if rank.status is None:  # after that its process id may be another's
-                _kill_group(rank.script)
+        for link in [link for link in self._links.values() if link.rank is not None]:
+            assert link.rank is not None
+            if link.rank.host:
+                self._gone(link)  # by which it ends there
+                continue
+            kill(link.rank.wrapper, signal.SIGKILL)
+            if link.rank.status is None:  # after that its process id may be another's
+                kill_group(link.rank.script)
         if self._agent.status is None:
-            _kill(self._agent.pid, signal.SIGKILL)
+            kill(self._agent.pid, signal.SIGKILL)
 
     def _reap(self) -> None:
         while True:
@@ -266,19 +335,3 @@ class Supervisor:
                 return
             if pid == self._agent.pid:
                 self._agent_ended(os.waitstatus_to_exitcode(status))
-
-
-def _kill(pid: int, signum: int) -> None:
-    if pid:
-        try:
-            os.kill(pid, signum)
-        except ProcessLookupError:
-            return
-
-
-def _kill_group(leader: int) -> None:
-    if leader:
-        try:
-            os.killpg(leader, signal.SIGKILL)
-        except ProcessLookupError:
-            return

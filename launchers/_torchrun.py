@@ -16,12 +16,15 @@ from det_core._optional import require
 from ._agent import Control
 from ._command import script_command
 from ._options import UsageError, add_options, read_options
+from ._places import find_place
+from ._ports import check_free, check_reachable
 from ._secret import job_secret
 from ._torchrun_help import print_help
 from ._wrapper import command
 
 PROG = "python -m det_core.launch.torch_distributed"
-_LEFT_OUT = ("nproc_per_node", "master_port", "rdzv_backend", "rdzv_endpoint")
+_TOPOLOGY = ("nnodes", "node_rank", "master_addr", "rdzv_backend", "rdzv_endpoint", "standalone")
+_LEFT_OUT = ("nproc_per_node", "master_port", *_TOPOLOGY)
 """Options for which it matters whether they were given."""
 
 
@@ -100,6 +103,8 @@ def run_agent(words: list[str], control: Control, socket_path: str) -> None:
         return control.quit(0)
     options = read_options(args)
     run = script_command(script, arguments, module=args.module, no_python=args.no_python)
+    if not args.given & {*_TOPOLOGY}:
+        _place(args, environment, control)
     nodes = _nodes(torchrun, args.nnodes)
     typed = f"{PROG} {shlex.join(words)}"
     os.environ.update(job_secret(environment, machines=nodes, command=typed))
@@ -109,8 +114,11 @@ def run_agent(words: list[str], control: Control, socket_path: str) -> None:
     # A print has to be seen when it is made, and not be lost with a process that is killed: torchrun gives python -u
     # for that, which does not reach a python that the script itself, or a shell script, starts.
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
-    if nodes == 1 and not args.standalone and not args.given - {"nproc_per_node"} and args.node_rank == 0:
+    meeting = {"master_port", "rdzv_backend", "rdzv_endpoint"}
+    if nodes == 1 and not args.standalone and not args.given & meeting and args.node_rank == 0:
         args.standalone = True  # on a free port, so that two jobs on one machine do not meet
+    if nodes > 1 and args.rdzv_backend == "static":
+        _look_at_meeting(args)
     wrapped = command(socket_path, "RANK", run)
     args.no_python, args.module, args.run_path = True, False, False
     args.training_script, args.training_script_args = wrapped[0], wrapped[1:]
@@ -123,6 +131,31 @@ def run_agent(words: list[str], control: Control, socket_path: str) -> None:
     control.plan(int(args.nproc_per_node), options)
     _run(torchrun, args)
     control.done()
+
+
+def _place(args: argparse.Namespace, environment: Environment, control: Control) -> None:
+    """Fill in the machines of an allocation, of a job of Slurm or of an mpirun, where there are several."""
+    nothing = dict.fromkeys(("nproc_per_node", "nnodes", "node_rank", "master_addr", "hostfile", "hosts", "processes"))
+    port = args.master_port if "master_port" in args.given else None
+    place = find_place(argparse.Namespace(**nothing, master_port=port), environment, "torchrun", one_for_all=False)
+    if not place.several:
+        return
+    args.nnodes, args.node_rank = str(len(place.hosts)), place.node_rank
+    args.master_addr, args.master_port = place.chief, place.port
+    os.environ["DET_CHIEF_IP"] = place.chief
+    if "nproc_per_node" not in args.given:
+        args.nproc_per_node = str(place.here.slots)
+        args.given.add("nproc_per_node")
+        if place.notice:
+            control.notice(place.notice)
+
+
+def _look_at_meeting(args: argparse.Namespace) -> None:
+    """Raise CannotStart at once for what torchrun finds out after a quarter of an hour, or says in many lines."""
+    if args.node_rank == 0:
+        check_free(args.master_port)
+    else:
+        check_reachable(args.master_addr, args.master_port)
 
 
 def _run(torchrun: Any, args: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "det_core"
 
-CELLAR = {"_clock", "_env", "_errors", "_info", "_optional", "_version"}
+CELLAR = {"_clock", "_env", "_errors", "_info", "_optional", "_slurm", "_version"}
 ALLOWED: dict[str, set[str]] = {
     "journal": set(),
     "storage": set(),
@@ -17,7 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "search": set(),
     "backend": {"journal"},
     "core": {"backend", "journal", "storage", "ipc"},
-    "launch": set(),
+    "launch": {"backend"},
     "testing": {"backend", "core", "journal", "search", "storage", "ipc", "master"},
     "client": {"config", "journal", "storage", "core"},
     "master": {"config", "search", "journal", "storage"},

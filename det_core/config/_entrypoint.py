@@ -7,7 +7,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
-LAUNCHERS = ("torch_distributed",)
+LAUNCHERS = ("torch_distributed", "deepspeed", "horovod", "mpi", "tensorflow", "wrap_rank")
 """The modules of det_core.launch that stand in for foreign ones of the same name."""
 _FOREIGN = re.compile(r"(?<![\w.])determined\.launch\.(\w+)")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")

@@ -149,6 +149,30 @@ class DistributedContext:
         return cls._from("mpi", chief_ip)
 
     @classmethod
+    def from_tf_config(cls, *, strategy: bool = False) -> tuple[DistributedContext, Any]:
+        """From TensorFlow's ``TF_CONFIG``, one rank for each of its workers; of one rank where there is none.
+
+        Args:
+            strategy: TensorFlow is to be there: raise where it is not installed.
+
+        Returns:
+            The context, and TensorFlow's strategy: a ``MultiWorkerMirroredStrategy`` with several workers, else a
+            ``MirroredStrategy``. None in its place where TensorFlow is not installed.
+
+        Raises:
+            ValueError: ``TF_CONFIG`` is not of TensorFlow's form, or this process is no worker.
+            MissingExtra: ``strategy``, and TensorFlow is not installed.
+        """
+        from det_core.core._tf_config import make_strategy, ranks_of
+
+        environment = Environment.read()
+        several = bool(environment.launch.get("TF_CONFIG")) and ranks_of(environment.launch)["size"] > 1
+        made = make_strategy(several=several, required=strategy)
+        if several:
+            return cls._of(detector("tensorflow"), environment, None), made
+        return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1), made
+
+    @classmethod
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> DistributedContext:
         """From an initialised horovod module, such as ``horovod.torch``.
 

@@ -6,6 +6,7 @@ Each reads what its launcher sets for a rank and nothing else:
 torch distributed       torchrun: RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE
 deepspeed               RANK LOCAL_RANK WORLD_SIZE LOCAL_SIZE CROSS_RANK CROSS_SIZE
 horovod                 HOROVOD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE,CROSS_RANK,CROSS_SIZE}
+tensorflow              TF_CONFIG, where it names several workers
 mpi                     OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}, or PMI_{RANK,SIZE} with MPI_LOCAL…
 slurm                   SLURM_{PROCID,LOCALID,NODEID} and the sizes of a step that srun started
 ======================  ==========================================================================================
@@ -19,6 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from det_core._env import Environment
+from det_core._slurm import expand_counts, expand_nodes
+from det_core.core._tf_config import is_worker_of_several, ranks_of
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,12 @@ class Detector:
     """How to start the script so that the variables are there."""
     read: Callable[[Mapping[str, str]], dict[str, Any]]
     """The rank numbers, and the chief's address if the launcher tells it."""
+    fits: Callable[[Mapping[str, str]], bool] = lambda launch: True
+    """What else has to hold of the marks."""
 
     def present(self, launch: Mapping[str, str]) -> bool:
         """Whether this launcher started the process."""
-        return all(launch.get(name) for name in self.marks)
+        return all(launch.get(name) for name in self.marks) and self.fits(launch)
 
     def ranks(self, launch: Mapping[str, str]) -> Ranks:
         """Read the ranks.
@@ -150,21 +155,9 @@ def _slurm(launch: Mapping[str, str]) -> dict[str, Any]:
     return {**dict(zip(_NUMBERS, numbers, strict=True)), "chief_ip": chief}
 
 
-def expand_counts(text: str) -> list[int]:
-    """Slurm's counts per node as a list: ``"2(x3),1"`` is ``[2, 2, 2, 1]``."""
-    counts: list[int] = []
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
-        if match is None:
-            raise ValueError(f"SLURM_STEP_TASKS_PER_NODE={text!r}: expected counts like 2(x3),1")
-        counts += [int(match[1])] * int(match[2] or 1)
-    return counts
-
-
 def first_host(nodes: str) -> str | None:
     """The first host of a Slurm node list: ``"gpu[03-05,9],cpu1"`` is ``"gpu03"``."""
-    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
-    return None if match is None else match[1] + (match[2] or "") + (match[3] or "")
+    return next(iter(expand_nodes(nodes)), None)
 
 
 _NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
@@ -209,6 +202,17 @@ DETECTORS = (
         job=_HOROVOD_JOB,
         hint="horovodrun",
         read=_six(_HOROVOD),
+    ),
+    Detector(
+        name="tensorflow",
+        launcher="TensorFlow's launcher",
+        line="core.DistributedContext.from_tf_config()[0]",
+        needs=("TF_CONFIG",),
+        marks=("TF_CONFIG",),
+        job=(),  # its workers are on machines of their own, and meet at the chief's address and port
+        hint="python -m det_core.launch.tensorflow",
+        read=ranks_of,
+        fits=is_worker_of_several,
     ),
     *(
         Detector(

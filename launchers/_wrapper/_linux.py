@@ -10,7 +10,7 @@ _SET_CHILD_SUBREAPER = 36
 
 
 def signal_at_parents_death(signum: int) -> None:
-    """Have the kernel send ``signum`` to this process when the thread that forked it ends."""
+    """Have the kernel send ``signum`` to this process when the thread that forked it ends; 0: no signal."""
     _prctl(_SET_PDEATHSIG, signum)
 
 

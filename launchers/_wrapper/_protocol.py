@@ -4,15 +4,19 @@ A message is a line of words, then an optional payload of bytes.
 
 ==============================  ==========================================================================
 wrapper to launcher
-``hello RANK PID ATTEMPT``      a wrapper is up, and waits for ``start``
+``hello RANK PID ATTEMPT HOST`` a wrapper is up, and waits for ``start``; HOST stands there if it is on another machine
 ``started PID``                 the script runs, as this process, the leader of its own process group
 ``exit STATUS TIME``            the script has ended: its status, or minus the signal; CLOCK_MONOTONIC
 ``end LOST``, the last output   all its output is written but LOST bytes; the last thing a wrapper says
 launcher to wrapper
-``start CAPTURE TAIL SECONDS``  with the launcher's stderr attached, for a wrapper whose own one is the file with
-                                inode CAPTURE; how many lines make the last output; how long a teardown may take
+``start CAPTURE TAIL SECONDS…`` with the launcher's stdout and stderr attached. A wrapper whose own stderr is the file
+                                with inode CAPTURE takes the launcher's; where CAPTURE is 0 it takes both.
+                                Then: how many lines make the last output; how long a teardown may take; 1 if a
+                                wrapper whose script has failed is to wait for ``leave``
 ``signal N ENDS``               send N to the script; ENDS is 1 if it is meant to end it
 ``kill``                        end the script's process group now
+``teardown``                    another rank has failed: the script is to end, within SECONDS
+``leave``                       all ranks here have ended
 ==============================  ==========================================================================
 """
 

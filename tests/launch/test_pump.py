@@ -111,3 +111,21 @@ def test_a_descriptor_that_does_not_block_is_written_in_full(tmp_path: Path) -> 
     os.close(read)
     os.close(write)
     assert bytes(got) == b"[rank=0] " + b"y" * 3_000_000 + b"\n[rank=0] end\n"
+
+
+def test_the_last_lines_are_there_in_whatever_pieces_they_came(tmp_path: Path) -> None:
+    """One by one, faster than the thread looks, and in one piece that is more than it keeps."""
+    file = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+    pump, end = pump_to(file, tmp_path)
+    lines = [b"%d" % number * (number % 40 + 1) + b"\n" for number in range(20_000)]
+    for line in lines[:3000]:
+        os.write(end, line)
+    with os.fdopen(end, "wb") as out:
+        out.write(b"".join(lines[3000:]))
+    close(pump)
+    expected = [b"[rank=0] " + line for line in lines]
+    size = os.fstat(file).st_size
+    assert os.pread(file, size, 0) == b"".join(expected)
+    assert pump.tail(500) == b"".join(expected[-500:])
+    assert len(pump.tail(len(lines))) == 64 * 1024
+    os.close(file)

@@ -33,20 +33,31 @@ class Job:
         """Whether somebody was told that."""
         self.awaited = False
         """Whether somebody waits for it, or has."""
-        self.when_awaited: Callable[[], None] | None = None
-        """Called when somebody begins to."""
+        self.elsewhere = False
+        """Whether it is not the thread that does it, but somebody who ends it when it is done."""
         self._work = work
         self._over = threading.Event()
         self._stop: BaseException | None = None
+        self._when_awaited: Callable[[], None] = _nothing
+        self._when_stopped: Callable[[], None] = _nothing
 
     @property
     def over(self) -> bool:
         """Whether it is over, well or not."""
         return self._over.is_set()
 
+    def entrust(self, when_awaited: Callable[[], None], when_stopped: Callable[[], None]) -> None:
+        """Name who is to be called, in whichever thread, when somebody waits for it, and when it is to stop."""
+        self._when_awaited, self._when_stopped = when_awaited, when_stopped
+        if self.awaited:
+            when_awaited()
+        if self._stop is not None:
+            when_stopped()
+
     def stop(self, reason: BaseException) -> None:
         """Let it fail with ``reason`` at its next :meth:`tick`."""
         self._stop = self._stop or reason
+        self._when_stopped()
 
     def tick(self, _bytes: int = 0) -> None:
         """Raise if it is to stop."""
@@ -62,13 +73,13 @@ class Job:
 
     def end(self) -> None:
         """Let go of those who wait for it."""
+        self._when_awaited = self._when_stopped = _nothing
         self._over.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is over; whether it is."""
         self.awaited = True
-        if (when_awaited := self.when_awaited) is not None:
-            when_awaited()
+        self._when_awaited()
         return self._over.wait(timeout)
 
     def failure(self) -> BaseException | None:
@@ -104,11 +115,25 @@ class Background:
         self._running = False
         self._pid = os.getpid()
 
-    def add(self, job: Job) -> None:
-        """Do a job when its turn comes."""
+    def add(self, job: Job, begin: Callable[[Callable[[], None]], bool] | None = None) -> None:
+        """Do a job when its turn comes.
+
+        Args:
+            job: what to do.
+            begin: called at once if no other job is under way; may see to it that the job is prepared by somebody else,
+                who calls the function that it is given when all that is left is to run it. Returns whether it has.
+        """
         self.check_process()
         with self._changed:
+            job.elsewhere = begin is not None and not self._jobs and not job.shared
             self._jobs[job.storage_id] = job
+            self._changed.notify_all()
+        if job.elsewhere:
+            assert begin is not None
+            if begin(lambda: self._do(job)):
+                return
+            job.elsewhere = False
+        with self._changed:
             self._changed.notify_all()
             if not self._running:
                 self._running = True
@@ -152,16 +177,16 @@ class Background:
 
     def _run(self) -> None:
         while (job := self._next()) is not None:
-            job.run()
-            self._end(job)
+            self._do(job)
 
     def _next(self) -> Job | None:
         """The job whose turn it is; None: there is none left, and the thread ends."""
         with self._changed:
-            if not self._jobs:
+            while (first := next(iter(self._jobs.values()), None)) is not None and first.elsewhere:
+                self._changed.wait()
+            if first is None:
                 self._running = False
                 return None
-            first = next(iter(self._jobs.values()))
         try:
             if self._rank == 0 and first.shared:
                 self._lane.broadcast(first.storage_id)
@@ -178,14 +203,20 @@ class Background:
                     log.warning("rank %d has not committed checkpoint %s yet; the chief has", self._rank, storage_id)
             return job
 
-    def _end(self, job: Job) -> None:
+    def _do(self, job: Job) -> None:
+        job.run()
         if job.error is not None:
             log.warning("checkpoint %s was not saved: %s: %s", job.storage_id, type(job.error).__name__, job.error)
         with self._changed:
             self._jobs.pop(job.storage_id, None)
             if job.error is not None:
                 self._failed.append(job)
-        job.end()
+            job.end()
+            self._changed.notify_all()
+
+
+def _nothing() -> None:
+    """Nobody is to be called."""
 
 
 def _not_saved(storage_id: str, error: BaseException) -> BaseException:

@@ -12,13 +12,12 @@ from det_core import _clock
 from det_core._errors import CheckpointBusy
 from det_core._optional import require
 from det_core.core._checkpoint._agree import Offering, agree, remove, write
+from det_core.core._checkpoint._aside import Order, States
 from det_core.core._checkpoint._background import Background, Job
 from det_core.core._checkpoint._closing import Closing
 from det_core.core._checkpoint._handle import CheckpointHandle, Means
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
-from det_core.core._checkpoint._order import Order
 from det_core.core._checkpoint._record import CheckpointRecord, record_of
-from det_core.core._checkpoint._states import States
 from det_core.core._checkpoint._together import Together
 from det_core.core._checkpoint._upload import Folder
 from det_core.core._distributed import DistributedContext
@@ -159,13 +158,13 @@ class CheckpointWriter:
         plain = self._metadata(metadata, False)
         shot = self._states.snapshot(state)
         storage_id = new_storage_id()
+        order = Order(
+            storage_id, name, shot.contents, self._run_id, self._restart, next(self._ordinals), check_steps(plain),
+            self._owner(), plain,
+        )  # fmt: skip
+        self._committing(storage_id)
 
         def work(job: Job) -> None:
-            order = Order(
-                storage_id, name, shot.contents, self._run_id, self._restart, next(self._ordinals), check_steps(plain),
-                self._owner(), plain,
-            )  # fmt: skip
-            self._committing(storage_id)
             manifest = self._states.commit(order, shot, job)
             assert manifest.header is not None
             self._closing.saved(manifest.header)
@@ -173,7 +172,7 @@ class CheckpointWriter:
 
         job = Job(storage_id, False, work)
         self._states.lend(shot, lambda: job.over)
-        self._background.add(job)
+        self._background.add(job, lambda then: self._states.begin(order, shot, job, then))
         return storage_id
 
     def raise_failures(self) -> None:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Query
 from fastapi.responses import Response
 from pydantic import Field
+from starlette.convertors import Convertor, register_url_convertor
 
 from det_core.master._errors import Invalid
 from det_core.master.api._archive import FileEntry, packed
@@ -25,6 +26,23 @@ from det_core.master.api._show_trial import Trial, TrialsReply
 from det_core.master.api._types import Body, ExperimentId, Id, Reply, Timestamp, answer, state_in
 
 router = new_router("experiments")
+
+
+class _Anything(Convertor[str]):
+    """The rest of a path, whatever is in it: ``path`` ends at a line feed."""
+
+    regex = "(?s:.*)"
+
+    def convert(self, value: str) -> str:
+        """As it is."""
+        return value
+
+    def to_string(self, value: str) -> str:
+        """As it is."""
+        return value
+
+
+register_url_convertor("anything", _Anything())
 
 
 class CreateExperimentRequest(Body):
@@ -92,7 +110,7 @@ async def create_experiment(body: CreateExperimentRequest, service: TheService, 
     )
 
 
-@router.put("/api/v1/experiments/by-external-id/{external_id:path}", response_model=CreateExperimentReply)
+@router.put("/api/v1/experiments/by-external-id/{external_id:anything}", response_model=CreateExperimentReply)
 async def put_experiment(external_id: str, body: PutExperimentRequest, service: TheService, _: ByUser) -> Response:
     """The experiment of that external id, created if there is none."""
     created = await service.put_experiment(

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import uuid
 from typing import Any
+from urllib.parse import quote
+
+import pytest
 
 from support.running_master import Running
 
@@ -172,6 +175,14 @@ def test_master_and_login_need_no_token(master: Running) -> None:
     assert master.ask("GET", "me", token=None, cookies={"auth": login["token"]}).status == 200
     assert master.ask("GET", "me", token="x").error["error"] == "invalid credentials"
     assert master.ask("GET", "me", token=None).error["error"] == "token missing"
+
+
+@pytest.mark.parametrize("external_id", ["a/b c", "of two\nlines", "\n", "\u009a\U000f25a8\n\u0092"])
+def test_an_external_id_may_be_any_text(master: Running, external_id: str) -> None:
+    body = {"config": "searcher: {name: single, metric: unmanaged, max_length: 100}", "unmanaged": True}
+    path = f"experiments/by-external-id/{quote(external_id, safe='')}"
+    created, again = master.ask("PUT", path, body), master.ask("PUT", path, body)
+    assert created.status == 200 and created.json["experiment"]["id"] == again.json["experiment"]["id"]
 
 
 def test_an_unmanaged_trial_from_its_start_to_its_end(master: Running) -> None:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from det_core import _clock
 from det_core.core._checkpoint._agree import remove
-from det_core.core._checkpoint._archive import Archive
-from det_core.core._checkpoint._image import Image
+from det_core.core._checkpoint._aside._archive import archive_of
+from det_core.core._checkpoint._aside._image import Image
 from det_core.storage import Disk, FileEntry, Header, Manifest, Owner, Progress, Store, folders_of, write_memory
 
 Result = TypeVar("Result")
@@ -78,7 +78,7 @@ def write_image(disk: Disk, path: str, image: Image, contents: Contents) -> Step
     if contents.whole is not None:
         memory = memoryview(image.memory(contents.whole))
         return (yield from write_memory(disk, path, [memory[: contents.whole]]))
-    archive = Archive(contents.storages).with_pickle(contents.pickled)
+    archive = archive_of(tuple(contents.storages), contents.pickled)
     memory = memoryview(image.memory(archive.end))
     rest = yield from archive.seal(memory)
     return (yield from write_memory(disk, path, [memory[: archive.end], rest]))

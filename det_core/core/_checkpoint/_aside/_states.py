@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from det_core._errors import StorageError
 from det_core._optional import require
+from det_core.core._checkpoint._aside._errand import Errand, Unavailable
+from det_core.core._checkpoint._aside._image import Image
+from det_core.core._checkpoint._aside._order import Contents, Order, commit_image, do_all, write_image
+from det_core.core._checkpoint._aside._saver import Saver
 from det_core.core._checkpoint._background import Job
-from det_core.core._checkpoint._image import Image
-from det_core.core._checkpoint._order import Contents, Order, commit_image, do_all, write_image
-from det_core.core._checkpoint._saver import Saver, Unavailable
 from det_core.storage import DirectoryStore, Manifest, Progress, Store
 
 if TYPE_CHECKING:
-    from det_core.core._checkpoint._snapshot import Snapshots
+    from det_core.core._checkpoint._aside._snapshot import Snapshots
 
 log = logging.getLogger("det_core.checkpoint")
 
@@ -48,6 +49,8 @@ class States:
         """Whether a checkpoint can be made as a whole, from an order, by any process."""
         self._saver = Saver() if not isinstance(store, DirectoryStore) or store.shared else None
         self._all: list[Snapshots] = []
+        self._errands: dict[str, Errand] = {}
+        """Those that are over, by storage_id, until :meth:`commit` asks for them."""
         self._lent: list[tuple[Snapshots, Callable[[], bool]]] = []
 
     def snapshot(self, state: Any) -> Shot:
@@ -57,7 +60,7 @@ class States:
             OSError: there is no memory for it.
             Exception: it cannot be pickled.
         """
-        from det_core.core._checkpoint._snapshot import Snapshots, Unusual
+        from det_core.core._checkpoint._aside._snapshot import Snapshots, Unusual
 
         self._lent = [(snapshots, over) for snapshots, over in self._lent if not over()]
         free = [s for s in self._all if all(s is not lent for lent, _ in self._lent)]
@@ -74,6 +77,26 @@ class States:
         """Let the memory of a snapshot be as it is until ``over()``."""
         self._lent.append((shot.snapshots, over))
 
+    def begin(self, order: Order, shot: Shot, job: Job, then: Callable[[], None]) -> bool:
+        """Have the helper make a checkpoint of it, for :meth:`commit`, to be called once it calls ``then``.
+
+        Returns:
+            False: there is no helper; :meth:`commit` does it all.
+        """
+        if self._saver is None:
+            return False
+
+        def heard(errand: Errand) -> None:
+            self._errands[order.storage_id] = errand
+            then()
+
+        try:
+            self._saver.tell(shot.image, self._message(order), job, heard)
+        except Unavailable as e:
+            self._do_without(e)
+            return False
+        return True
+
     def commit(self, order: Order, shot: Shot, job: Job) -> Manifest:
         """Make a checkpoint of it, in the helper, or here if there can be none."""
         if self._saver is None:
@@ -81,15 +104,20 @@ class States:
         store = self._store
         assert isinstance(store, DirectoryStore)
         try:
-            answer = self._saver.ask(shot.image, {"do": "commit", "root": store.root, "order": order}, job)
+            errand = self._errands.pop(order.storage_id, None)
+            answer = errand.result() if errand else self._saver.ask(shot.image, self._message(order), job)
         except Unavailable as e:
             self._do_without(e)
             return self._commit_here(order, shot, job)
         except BaseException as e:
             if isinstance(e, StorageError) or (saved := store.settle(order.storage_id, order.owner)) is None:
+                job.tick()  # if it was stopped, that is why
                 raise
             return saved
         return Manifest.decode(answer["manifest"].encode(), f"checkpoint {order.storage_id}")
+
+    def _message(self, order: Order) -> dict[str, Any]:
+        return {"do": "commit", "root": self._store.root, "order": order}
 
     def _commit_here(self, order: Order, shot: Shot, job: Job) -> Manifest:
         return do_all(commit_image(self._store, order, shot.image), self._ticking(job))

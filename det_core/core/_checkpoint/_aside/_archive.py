@@ -13,6 +13,7 @@ APPNOTE.TXT 6.3.10 (4.3.7 local headers, 4.3.12 central directory, 4.3.14 ZIP64,
 
 from __future__ import annotations
 
+import functools
 import itertools
 import struct
 import sys
@@ -29,6 +30,11 @@ _CENTRAL = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
 _END64 = struct.Struct("<4sQ2H2I4Q")
 _LOCATOR = struct.Struct("<4sIQI")
+_CHECK = struct.Struct("<I")
+_LOCAL_CHECK, _CENTRAL_CHECK = 14, 16
+"""Where in a header the checksum is."""
+TURN = 1 << 20
+"""Bytes that are checked between two turns."""
 _DATE = (1980 - 1980) << 9 | 1 << 5 | 1
 _FIXED = {"byteorder": sys.byteorder.encode(), "version": b"3\n"}
 
@@ -83,21 +89,40 @@ class Archive:
         """Write the headers, and the records that are always the same, around what was copied into ``memory``.
 
         Yields:
-            0 after each record, so that others can have their turn.
+            0 now and then, so that others can have their turn.
 
         Returns:
             what follows ``memory[:end]`` in the file.
         """
         for record, content in zip(self.records[-len(_FIXED) :], _FIXED.values(), strict=True):
             memory[record.start : record.start + record.size] = content
-        checks = []
-        for record in self.records:
-            checks.append(zlib.crc32(memory[record.start : record.start + record.size]))
-            header = _local(record, checks[-1])
+        headers, directory, places, end = self._headers
+        checked = 0
+        for record, header, place in zip(self.records, headers, places, strict=True):
+            check = _CHECK.pack(zlib.crc32(memory[record.start : record.start + record.size]))
+            header[_LOCAL_CHECK : _LOCAL_CHECK + 4] = directory[place : place + 4] = check
             memory[record.header : record.start] = header
-            yield 0
-        directory = b"".join(itertools.starmap(_central, zip(self.records, checks, strict=True)))
-        return directory + _end(len(self.records), len(directory), self.end)
+            checked += record.size + len(header)
+            if checked >= TURN:
+                checked = 0
+                yield 0
+        return bytes(directory) + end
+
+    @functools.cached_property
+    def _headers(self) -> tuple[list[bytearray], bytearray, list[int], bytes]:
+        """The headers, the directory, where in it checksums belong, and what follows it; all but the checksums."""
+        headers = [bytearray(_local(record, 0)) for record in self.records]
+        entries = [_central(record, 0) for record in self.records]
+        begins = itertools.accumulate((len(entry) for entry in entries), initial=_CENTRAL_CHECK)
+        directory = bytearray(b"".join(entries))
+        places = list(begins)[:-1]
+        return headers, directory, places, _end(len(self.records), len(directory), self.end)
+
+
+@functools.lru_cache(maxsize=2)
+def archive_of(storages: tuple[int, ...], pickled: int) -> Archive:
+    """The archive of these storages and a pickle of so many bytes; mostly the same as the last time."""
+    return Archive(storages).with_pickle(pickled)
 
 
 def _local(record: Record, check: int) -> bytes:

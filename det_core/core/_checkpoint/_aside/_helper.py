@@ -17,13 +17,13 @@ import threading
 from typing import Any
 
 from det_core._errors import StorageError
-from det_core.core._checkpoint._channel import Channel
-from det_core.core._checkpoint._image import Image
-from det_core.core._checkpoint._order import Contents, Order, Steps, commit_image, write_image
+from det_core.core._checkpoint._aside._channel import Channel
+from det_core.core._checkpoint._aside._image import Image
+from det_core.core._checkpoint._aside._order import Contents, Order, Steps, commit_image, write_image
 from det_core.storage import DirectoryStore, Disk
 
-NICE = 10
-"""The thread that nobody waits for gets about a tenth of what another thread gets; see :manpage:`sched(7)`."""
+NICE = 19
+"""The thread that nobody waits for gets a seventieth of what another thread gets; see :manpage:`sched(7)`."""
 LOOK = 1.0
 """Seconds between two looks whether the parent lives, where the kernel does not tell."""
 

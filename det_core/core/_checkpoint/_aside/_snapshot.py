@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from det_core.core._checkpoint._archive import Archive, Record
-from det_core.core._checkpoint._image import Image
-from det_core.core._checkpoint._order import Contents
+from det_core.core._checkpoint._aside._archive import Archive, Record
+from det_core.core._checkpoint._aside._image import Image
+from det_core.core._checkpoint._aside._order import Contents
 
 PROTOCOL = 2
 """As ``torch.save``."""

@@ -62,8 +62,11 @@ class Channel:
             size -= len(part)
         return b"".join(parts)
 
-    def close(self) -> None:
-        """Hang up, also for processes that were forked meanwhile and have it too."""
+    def hang_up(self) -> None:
+        """Both sides read no more, in processes that were forked meanwhile, too."""
         with contextlib.suppress(OSError):  # the other side was faster
             self.socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Let go of the socket."""
         self.socket.close()

@@ -1,0 +1,98 @@
+"""This process's helper: started at the first save, asked, waited for, replaced when it dies."""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from det_core.core._checkpoint._aside._errand import Errand, Unavailable
+from det_core.core._checkpoint._aside._image import Image
+from det_core.core._checkpoint._aside._process import Gone, HelperProcess
+from det_core.core._checkpoint._background import Job
+
+LOOK = 0.2
+"""Seconds between two looks whether the work is to be stopped."""
+
+
+class Saver:
+    """A helper process, started when it is first asked, and again after it died."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: HelperProcess | None = None
+        self._last: Errand | None = None
+        self._hurried = False
+
+    @property
+    def pid(self) -> int | None:
+        """The process; None: there is none at the moment."""
+        return None if self._process is None or self._process.gone else self._process.pid
+
+    def tell(
+        self, image: Image, message: dict[str, Any], job: Job, then: Callable[[Errand], None] | None = None
+    ) -> Errand:
+        """Have it do something with an image, and return at once.
+
+        Args:
+            image: the memory.
+            message: what to do.
+            job: of which this is the work. Once somebody waits for that the helper works like anybody else, and if it
+                is stopped the helper is ended in the middle of its work.
+            then: called with the errand when it is over, in another thread.
+
+        Raises:
+            Unavailable: there is no helper, and will be none.
+        """
+        if image.fd is None:
+            raise Unavailable("this process can share no memory")
+        errand = self._last = Errand(then)
+        with self._lock:
+            hurry, self._hurried = self._hurried, False  # who was waited for once is no longer left to idle time
+            while True:
+                process = self._started()
+                try:
+                    process.tell(image, message, errand)
+                    break
+                except Gone:
+                    continue
+        if hurry:
+            process.hurry(errand)
+        job.entrust(lambda: self._hurry(process, errand), lambda: process.kill(errand))
+        return errand
+
+    def ask(self, image: Image, message: dict[str, Any], job: Job) -> dict[str, Any]:
+        """As :meth:`tell`, and wait for what comes of it; raises what :meth:`Errand.result` raises."""
+        errand = self.tell(image, message, job)
+        while not errand.wait(LOOK):
+            job.tick()
+        return errand.result()
+
+    def close(self) -> None:
+        """End it."""
+        atexit.unregister(self._at_exit)
+        with self._lock:
+            process, self._process = self._process, None
+        if process is not None:
+            process.close()
+
+    def _started(self) -> HelperProcess:
+        if self._process is None or self._process.gone:
+            self._process = HelperProcess()
+            atexit.unregister(self._at_exit)
+            atexit.register(self._at_exit)
+        return self._process
+
+    def _hurry(self, process: HelperProcess, errand: Errand) -> None:
+        self._hurried = True
+        process.hurry(errand)
+
+    def _at_exit(self) -> None:
+        """A script ends that never closed its context: what it saved last is saved."""
+        process, errand = self._process, self._last
+        if process is not None and errand is not None and not process.forked:
+            process.hurry(errand)
+            while not errand.wait(LOOK):
+                continue
+        self.close()

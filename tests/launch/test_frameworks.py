@@ -1,0 +1,213 @@
+"""Every launcher around its real framework, on one machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from support.frameworks import (
+    FRAMEWORKS,
+    PRINTS,
+    Framework,
+    assert_all_was_printed,
+    framework,
+    need,
+    places,
+    told,
+    unprefixed,
+    variables,
+)
+from support.launcher import Launched, launched, write
+
+__all__ = ["framework"]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
+PATIENCE = 400.0
+SAVES = """
+    import os, signal, sys, time
+    rank = os.environ[sys.argv[1]]
+    got = []
+    signal.signal(signal.SIGTERM, lambda n, f: got.append(n))
+    print("ready", os.getpid(), flush=True)
+    while not got:
+        time.sleep(0.01)
+    time.sleep(3)  # longer than the frameworks' own patience
+    with open(f"saved-{rank}", "w") as file:
+        file.write(" ".join(map(str, got)))
+"""
+FAILS = """
+    import os, sys, time
+    rank = int(os.environ[sys.argv[1]])
+    print("ready", flush=True)
+    if rank == 1:
+        time.sleep(1)
+        for i in range(30):
+            print("line", i)
+        sys.exit(3)
+    time.sleep(600)
+"""
+STUBBORN = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, lambda n, f: print("heard it", flush=True))
+    os.fork()
+    print("ready", os.getpid(), flush=True)
+    while True:
+        time.sleep(0.1)
+"""
+
+
+def start(
+    framework: Framework, folder: Path, processes: int, script: str, *options: str
+) -> AbstractContextManager[Launched]:
+    """Our launcher around so many processes of a script, which is given the name of the rank variable."""
+    words = script.split(" ")
+    command = framework.local(processes, *options)
+    return launched(command, words[0], framework.rank, *words[1:], folder=folder, **variables())
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_every_rank_knows_its_place(framework: Framework, tmp_path: Path, processes: int) -> None:
+    script = framework.who(tmp_path)
+    with launched(framework.local(processes), script, folder=tmp_path, **variables()) as job:
+        assert job.wait(PATIENCE) == 0, job.err
+        job.nothing_left()
+    found = told(job.out)
+    assert sorted(found) == list(range(processes))
+    for ranks in found.values():
+        assert [rank[:2] for rank in ranks] == places({socket.gethostname(): processes})
+        assert len({rank[2] for rank in ranks}) == 1 and ranks[0][2], "one secret, handed to every rank"
+    assert unprefixed(job.out) == []
+    assert [line for line in unprefixed(job.err) if not line.startswith("[launcher] ")] == []
+
+
+def test_sigterm_lets_every_rank_save(framework: Framework, tmp_path: Path) -> None:
+    write(tmp_path, "saves.py", SAVES)
+    with start(framework, tmp_path, 2, "saves.py") as job:
+        job.wait_for("ready", times=2, seconds=PATIENCE)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(PATIENCE) == 0, job.err
+        job.nothing_left()
+    assert [(tmp_path / f"saved-{rank}").read_text() for rank in range(2)] == ["15", "15"], "once each"
+    assert job.err == "[launcher] SIGTERM: passed on to 2 ranks, which have 60 s to save and exit\n"
+
+
+def test_a_failure_ends_the_others_and_gives_the_status(framework: Framework, tmp_path: Path) -> None:
+    write(tmp_path, "fails.py", FAILS)
+    with start(framework, tmp_path, 4, "fails.py", "--grace", "4", "--tail", "2") as job:
+        job.wait_for("ready", times=4, seconds=PATIENCE)
+        assert job.wait(PATIENCE) == 3, job.err
+        job.nothing_left()
+    assert re.match(
+        r"\[launcher\] rank 1 \(pid \d+, host \S+\) failed first, with status 3; its last lines:\n"
+        r"\[rank=1\] line 28\n\[rank=1\] line 29\n",
+        job.err,
+    ), job.err
+
+
+def test_what_ignores_sigterm_is_killed_after_the_grace(framework: Framework, tmp_path: Path) -> None:
+    write(tmp_path, "stubborn.py", STUBBORN)
+    with start(framework, tmp_path, 2, "stubborn.py", "--grace", "2") as job:
+        job.wait_for("ready", times=4, seconds=PATIENCE)
+        began = time.monotonic()
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait(PATIENCE) == 128 + signal.SIGKILL, job.err
+        assert time.monotonic() - began >= 2
+        job.nothing_left()
+    assert job.out.count("heard it") == 2
+    assert job.err.count("still runs: killing it") == 2
+
+
+def test_nothing_outlives_kill_9(framework: Framework, tmp_path: Path) -> None:
+    write(tmp_path, "stubborn.py", STUBBORN)
+    (tmp_path / "tmp").mkdir()
+    command = framework.local(2)
+    env = {**variables(), "TMPDIR": str(tmp_path / "tmp")}
+    with launched(command, "stubborn.py", framework.rank, folder=tmp_path, **env) as job:
+        job.wait_for("ready", times=4, seconds=PATIENCE)
+        os.kill(job.pid, signal.SIGKILL)
+        job.process.wait()
+        job.nothing_left(30)
+
+
+@pytest.mark.long
+def test_nothing_outlives_kill_9_at_any_moment(framework: Framework, tmp_path: Path) -> None:
+    write(tmp_path, "stubborn.py", STUBBORN)
+    for moment in range(25):
+        with start(framework, tmp_path, 2, "stubborn.py") as job:
+            time.sleep(moment * 0.25)
+            os.kill(job.pid, signal.SIGKILL)
+            job.process.wait()
+            job.nothing_left(30)
+
+
+def test_output_of_any_kind_comes_through_whole(framework: Framework, tmp_path: Path) -> None:
+    prints(framework, tmp_path, processes=2, long=10_000_000, lines=50_000)
+
+
+@pytest.mark.long
+def test_much_output_comes_through_whole(framework: Framework, tmp_path: Path) -> None:
+    prints(framework, tmp_path, processes=4, long=10_000_000, lines=200_000)
+
+
+def prints(framework: Framework, folder: Path, *, processes: int, long: int, lines: int) -> None:
+    write(folder, "prints.py", PRINTS)
+    with start(framework, folder, processes, f"prints.py {long} {lines}") as job:
+        assert job.wait(PATIENCE) == 0, job.err
+    assert job.err_bytes_lines() == [b"[rank=%d] to stderr" % rank for rank in range(processes)]
+    assert_all_was_printed(job.out_bytes, ranks=processes, long=long, lines=lines)
+
+
+BAD = {
+    "no script": ([], "no script to run"),
+    "missing script": (["nowhere.py"], "nowhere.py does not exist"),
+}
+
+
+def one_line(job: Launched, status: int, text: str) -> None:
+    assert job.wait(PATIENCE) == status, job.err
+    assert job.err.startswith("[launcher] ") and job.err.count("\n") == 1, job.err
+    assert text in job.err
+    assert job.out == ""
+
+
+@pytest.mark.parametrize("words, text", BAD.values(), ids=BAD)
+def test_bad_words_are_one_line(framework: Framework, tmp_path: Path, words: list[str], text: str) -> None:
+    with launched(framework.local(2), *words, folder=tmp_path, **variables()) as job:
+        one_line(job, 2, text)
+
+
+@pytest.mark.parametrize("name", ["horovod", "deepspeed", "mpi"])
+def test_a_hostfile_with_a_typo_is_one_line(tmp_path: Path, name: str) -> None:
+    need(*FRAMEWORKS[name].needs)
+    write(tmp_path, "ok.py", "print('ran')")
+    (tmp_path / "hosts").write_text("localhost slots=2\nnode2 slot=2\n")
+    with launched(FRAMEWORKS[name].launcher("--hostfile", "hosts"), "ok.py", folder=tmp_path, **variables()) as job:
+        one_line(job, 2, "hosts:2: expected node2 slots=N, found 'node2 slot=2'")
+
+
+@pytest.mark.parametrize("name", ["torch_distributed", "deepspeed"])
+def test_a_port_in_use_is_one_line(tmp_path: Path, name: str) -> None:
+    need(*FRAMEWORKS[name].needs)
+    write(tmp_path, "ok.py", "print('ran')")
+    with socket.socket() as used:
+        used.bind(("", 0))
+        used.listen()
+        port = str(used.getsockname()[1])
+        place = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port]
+        command = FRAMEWORKS[name].launcher(*place, "--nproc-per-node", "1")
+        with launched(command, "ok.py", folder=tmp_path, DET_CORE_SECRET="x", **variables()) as job:
+            assert job.wait(PATIENCE) == 1, job.err
+    (line,) = [line for line in job.err.splitlines() if line.startswith("[launcher] ")]
+    assert re.search(r"in use|EADDRINUSE", line) and port in line, job.err
+
+
+def test_zero_slots_are_one_line(framework: Framework, tmp_path: Path) -> None:
+    write(tmp_path, "ok.py", "print('ran')")
+    with launched(framework.local(0), "ok.py", folder=tmp_path, **variables()) as job:
+        one_line(job, 2, f"{framework.size} 0")

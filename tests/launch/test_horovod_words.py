@@ -1,0 +1,135 @@
+"""The horovod launcher's command line, as far as it goes without horovod."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from det_core.launch import horovod
+from support.launcher import launched, write
+
+HOROVOD = [sys.executable, "-m", "det_core.launch.horovod"]
+WITHOUT = pytest.mark.skipif(importlib.util.find_spec("horovod") is not None, reason="horovod is installed here")
+CLUSTER = {
+    "master_url": "http://master:8080/", "cluster_id": "c1", "agent_id": "a", "slot_ids": [0, 1], "task_id": "1",
+    "allocation_id": "1.1", "session_token": "secret", "task_type": "TRIAL", "master_cert_name": None,
+    "master_cert_file": "noverify", "latest_checkpoint": None,
+}  # fmt: skip
+TRIAL = {
+    "trial_id": 5, "experiment_id": 7, "trial_seed": 42, "hparams": {}, "steps_completed": 3, "trial_run_id": 2,
+    "debug": False, "inter_node_network_interface": "eth1",
+}  # fmt: skip
+
+
+def test_bad_input_is_one_line_and_status_2(tmp_path: Path) -> None:
+    write(tmp_path, "ok.py", "print('ran')")
+    (tmp_path / "hosts").write_text("localhost slots=2\nnode2 slot=2\n")
+    cases = {
+        "": "no script to run",
+        "nowhere.py": "nowhere.py does not exist",
+        "-np 0 ok.py": "-np",
+        "--cycle-time-ms 3 ok.py": "an option of horovodrun needs a -- before the script",
+        "--hosts localhost:2,:3 ok.py": "--hosts localhost:2,:3",
+        "--hostfile hosts ok.py": "hosts:2: expected node2 slots=N, found 'node2 slot=2'",
+        "--hostfile nowhere ok.py": "hostfile nowhere: No such file or directory",
+        "--hosts localhost:1 -np 2 ok.py": "2 processes are asked for",
+        "--nnodes 2 --node-rank 0 --master-addr a ok.py": "horovodrun starts the ranks of all machines from here",
+    }
+    with ExitStack() as stack:
+        jobs = {line: stack.enter_context(launched(HOROVOD, *line.split(), folder=tmp_path)) for line in cases}
+        assert {line: job.wait(100) for line, job in jobs.items()} == dict.fromkeys(cases, 2)
+    for line, job in jobs.items():
+        assert job.err.startswith("[launcher] ") and job.err.count("\n") == 1, job.err
+        assert cases[line] in job.err
+        assert job.out == ""
+
+
+@WITHOUT
+def test_without_horovod_it_says_how_to_install_it(tmp_path: Path) -> None:
+    write(tmp_path, "ok.py", "print('ran')")
+    with launched(HOROVOD, "-np", "2", "ok.py", folder=tmp_path) as job:
+        assert job.wait() == 1
+    assert job.err.startswith("[launcher] this launcher needs horovod") and job.err.count("\n") == 1, job.err
+
+
+@WITHOUT
+@pytest.mark.parametrize("words", [["--autohorovod", "-np", "1"], ["--autohorovod"]])
+def test_autohorovod_with_one_slot_is_the_script_itself(tmp_path: Path, words: list[str]) -> None:
+    write(tmp_path, "says.py", "import os, sys; print(*sys.argv, 'USE_HOROVOD' in os.environ); sys.exit(4)")
+    with launched(HOROVOD, *words, "says.py", "--", "-x", folder=tmp_path) as job:
+        assert job.wait() == 4
+    assert (job.out, job.err) == ("says.py -- -x False\n", "")
+
+
+@WITHOUT
+def test_autohorovod_with_more_slots_needs_horovod(tmp_path: Path) -> None:
+    write(tmp_path, "ok.py", "print('ran')")
+    with launched(HOROVOD, "--autohorovod", "-np", "2", "ok.py", folder=tmp_path) as job:
+        assert job.wait() == 1
+    assert "needs horovod" in job.err
+
+
+def test_a_horovod_without_gloo_is_found_out(tmp_path: Path) -> None:
+    write(tmp_path, "ok.py", "print('ran')")
+    library = tmp_path / "site" / "horovod" / "torch" / "mpi_lib_v2.cpython-311.so"
+    library.parent.mkdir(parents=True)
+    (tmp_path / "site" / "horovod" / "__init__.py").touch()
+    library.write_bytes(b"\x7fELF N7horovod6common13MPIControllerE")
+    with launched(HOROVOD, "-np", "2", "ok.py", folder=tmp_path, PYTHONPATH=_also(tmp_path / "site")) as job:
+        assert job.wait() == 1
+    assert job.err.startswith("[launcher] horovod was built without gloo: ") and job.err.count("\n") == 1, job.err
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"),
+    [("192.0.2.1:1", "192.0.2.1, which is not this machine"), ("localhost:1,192.0.2.1:1", "do not reach it")],
+)
+def test_the_first_host_is_this_machine(tmp_path: Path, hosts: str, text: str) -> None:
+    write(tmp_path, "ok.py", "print('ran')")
+    (tmp_path / "site" / "horovod").mkdir(parents=True)
+    (tmp_path / "site" / "horovod" / "__init__.py").touch()
+    with launched(HOROVOD, "--hosts", hosts, "ok.py", folder=tmp_path, PYTHONPATH=_also(tmp_path / "site")) as job:
+        assert job.wait() == 2
+    assert text in job.err and job.err.count("\n") == 1, job.err
+
+
+def test_help(tmp_path: Path) -> None:
+    with launched(HOROVOD, "--help", folder=tmp_path) as job:
+        assert job.wait() == 0
+    assert "--autohorovod" in job.out and job.err == ""
+
+
+@pytest.mark.parametrize(
+    ("optimizations", "options"),
+    [
+        ({}, ["--fusion-threshold-mb", "64", "--cycle-time-ms", "1"]),
+        (
+            {"tensor_fusion_threshold": 32, "tensor_fusion_cycle_time": 5},
+            ["--fusion-threshold-mb", "32", "--cycle-time-ms", "5"],
+        ),
+        ({"auto_tune_tensor_fusion": True}, ["--autotune", "--autotune-log-file", "/tmp/autotune_log.csv"]),
+    ],
+)
+def test_a_trial_gets_what_its_config_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizations: dict[str, object], options: list[str]
+) -> None:
+    monkeypatch.setenv("DET_CORE_INFO_DIR", str(tmp_path))
+    assert horovod._of_the_trial() == []
+    config = {"optimizations": optimizations, "data": {"__det_dtrain_args": ["--x", 1]}}
+    rendezvous = {"container_addrs": ["a", "b"], "container_rank": 0, "container_slot_counts": [2, 2]}
+    files = {"cluster": CLUSTER, "trial": {**TRIAL, "config": config}, "rendezvous": rendezvous}
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    cache = ["--cache-capacity", "1024", "--no-hierarchical-allreduce", "--no-hierarchical-allgather"]
+    assert horovod._of_the_trial() == [*cache, *options, "--network-interface", "eth1", "--x", "1"]
+
+
+def _also(folder: Path) -> str:
+    """A PYTHONPATH with a folder before what is there already."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))

@@ -1,0 +1,140 @@
+"""Launchers and plain scripts in jobs of a real Slurm, on two machines."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.frameworks import FRAMEWORKS, PYTHON, Framework, need, places, told, unprefixed, variables
+from support.hosts import NAMES, Hosts
+from support.launcher import launched, write
+from support.slurm import Slurm
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
+PATIENCE = 400.0
+PLACES = places(dict.fromkeys(NAMES, 2))
+SECRET = "a secret of a job"
+PLAIN = Framework("srun", context="distributed = core.DistributedContext.from_slurm()", rank="SLURM_PROCID", size="-n")
+SAVES = """
+    import os, signal, sys, time
+    got = []
+    signal.signal(signal.SIGTERM, lambda n, f: got.append(n))
+    print("ready", os.getpid(), flush=True)
+    while not got:
+        time.sleep(0.01)
+    time.sleep(3)
+    open(f"saved-{os.environ['RANK']}", "w").close()
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(hosts: Hosts, slurm: Slurm) -> Iterator[None]:
+    """After each test nothing but servers runs on either machine."""
+    yield
+    slurm.cancel()
+    hosts.nothing_left(40)
+
+
+def env(folder: Path, **more: str) -> dict[str, str]:
+    return {**variables(), "GLOO_SOCKET_IFNAME": "eth0", "HOME": str(folder), "DET_CORE_SECRET": SECRET, **more}
+
+
+def everyone_is_right(output: str) -> None:
+    found = told(output)
+    assert sorted(found) == [0, 1, 2, 3], output
+    for ranks in found.values():
+        assert ranks == [[*place, SECRET] for place in PLACES]
+    assert unprefixed(output) == []
+
+
+@pytest.mark.parametrize("name", ["torch_distributed", "deepspeed"])
+def test_a_launcher_on_each_node_finds_its_place(slurm: Slurm, tmp_path: Path, name: str) -> None:
+    framework = FRAMEWORKS[name]
+    need(*framework.needs)
+    command = slurm.srun("-N2", "-n2", "--cpus-per-task=2", *framework.launcher("--nproc-per-node", "2"))
+    with launched(command, framework.who(tmp_path), folder=tmp_path, **env(tmp_path)) as job:
+        assert job.wait(PATIENCE) == 0, job.err + slurm.log()
+    everyone_is_right(job.out)
+
+
+def test_a_batch_job(slurm: Slurm, tmp_path: Path) -> None:
+    framework = FRAMEWORKS["torch_distributed"]
+    need(*framework.needs)
+    launcher = " ".join(framework.launcher("--nproc-per-node", "2", framework.who(tmp_path)))
+    batch = tmp_path / "batch.sh"
+    batch.write_text(f"#!/bin/sh\nsrun --ntasks-per-node=1 {launcher}\n")
+    options = ["--wait", "-N2", "--ntasks-per-node=1", "--cpus-per-task=2", f"--output={tmp_path}/out"]
+    done = subprocess.run(
+        [*slurm.on(1), *(f"{k}={v}" for k, v in env(tmp_path).items()), "sbatch", *options, str(batch)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    output = (tmp_path / "out").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr + output + slurm.log()
+    everyone_is_right("".join(line + "\n" for line in output.splitlines() if not line.startswith("[launcher] ")))
+
+
+@pytest.mark.parametrize("name", ["horovod", "mpi"])
+def test_a_batch_job_whose_launcher_starts_all(slurm: Slurm, tmp_path: Path, name: str) -> None:
+    framework = FRAMEWORKS[name]
+    need(*framework.needs)
+    launcher = " ".join(framework.launcher(framework.who(tmp_path)))
+    batch = tmp_path / "batch.sh"
+    batch.write_text(f"#!/bin/sh\nexec {launcher}\n")
+    options = ["--wait", "-N2", "--ntasks-per-node=2", f"--output={tmp_path}/out"]
+    done = subprocess.run(
+        [*slurm.on(1), *(f"{k}={v}" for k, v in env(tmp_path).items()), "sbatch", *options, str(batch)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    output = (tmp_path / "out").read_text()
+    assert done.returncode == 0, done.stdout + done.stderr + output + slurm.log()
+    everyone_is_right("".join(line + "\n" for line in output.splitlines() if not line.startswith("[launcher] ")))
+
+
+def test_srun_alone(slurm: Slurm, tmp_path: Path) -> None:
+    need()
+    script = PLAIN.who(tmp_path)
+    command = slurm.srun("-N2", "-n4", "--ntasks-per-node=2", "--label", PYTHON)
+    with launched(command, script, folder=tmp_path, **env(tmp_path)) as job:
+        assert job.wait(PATIENCE) == 0, job.err + slurm.log()
+    everyone_is_right(re.sub(r"^(\d+): ", r"[rank=\1] ", job.out, flags=re.MULTILINE))
+
+
+def test_srun_alone_needs_a_secret_and_a_line(slurm: Slurm, tmp_path: Path) -> None:
+    need()
+    command = slurm.srun("-N2", "-n4", "--ntasks-per-node=2", PYTHON)
+    write(tmp_path, "plain.py", "from det_core import core\nwith core.init() as ctx:\n    pass\n")
+    for script, line in {
+        PLAIN.who(tmp_path): "DET_CORE_SECRET",
+        "plain.py": "core.DistributedContext.from_slurm()",
+    }.items():
+        with launched(command, script, folder=tmp_path, **env(tmp_path, DET_CORE_SECRET="")) as job:
+            assert job.wait(PATIENCE) == 1, job.err
+        assert job.err.count(line) >= 4, job.err
+
+
+def test_scancel_lets_every_rank_save(slurm: Slurm, tmp_path: Path) -> None:
+    framework = FRAMEWORKS["torch_distributed"]
+    need(*framework.needs)
+    write(tmp_path, "saves.py", SAVES)
+    command = slurm.srun("-N2", "-n2", "--cpus-per-task=2", *framework.launcher("--nproc-per-node", "2"))
+    with launched(command, "saves.py", folder=tmp_path, **env(tmp_path)) as job:
+        job.wait_for("ready", times=4, seconds=PATIENCE)
+        (number,) = slurm.jobs()
+        slurm.hosts.run(1, "env", f"SLURM_CONF={slurm.env['SLURM_CONF']}", "scancel", "--signal=TERM", number)
+        assert job.wait(PATIENCE) == 0, job.err + slurm.log()
+    assert sorted(p.name for p in tmp_path.glob("saved-*")) == [f"saved-{rank}" for rank in range(4)]
+    assert len(re.findall(r"SIGTERM: passed on to 2 ranks, which have 60 s", job.err)) == 2
+
+
+def test_more_launchers_than_nodes_are_refused(slurm: Slurm, tmp_path: Path) -> None:
+    framework = FRAMEWORKS["torch_distributed"]
+    need(*framework.needs)
+    write(tmp_path, "ok.py", "print('ran')")
+    command = slurm.srun("-N2", "-n4", "--ntasks-per-node=2", *framework.launcher())
+    with launched(command, "ok.py", folder=tmp_path, **env(tmp_path)) as job:
+        assert job.wait(PATIENCE) == 2, job.err
+    assert "--ntasks-per-node=1" in job.err and "ran" not in job.out

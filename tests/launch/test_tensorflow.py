@@ -1,0 +1,194 @@
+"""The launcher for TensorFlow, and ``from_tf_config``: what of them is ours is tested without TensorFlow."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.core import DistributedContext
+from det_core.core._environments import find
+from det_core.errors import MissingExtra
+from support.launcher import launched, write
+from support.ranks import free_port
+
+TENSORFLOW = [sys.executable, "-m", "det_core.launch.tensorflow"]
+WHO = """
+    import json, os
+    from det_core import core
+    distributed, strategy = core.DistributedContext.from_tf_config()
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+        d = ctx.distributed
+        place = [d.rank, d.size, d.local_rank, d.local_size, d.cross_rank, d.cross_size]
+        print("told", json.dumps(d.allgather([place, os.environ.get("TF_CONFIG")])), strategy)
+"""
+WAITS = """
+    import os, signal, sys, time
+    got = []
+    signal.signal(signal.SIGTERM, lambda n, f: got.append(n))
+    if os.fork() == 0:
+        time.sleep(600)
+    print("ready", os.getpid(), flush=True)
+    while not got:
+        time.sleep(0.01)
+    print("got", len(got))
+"""
+
+
+def config(**changes: Any) -> str:
+    cluster = {"worker": ["10.0.0.1:1", "10.0.0.2:1"]}
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}, **changes})
+
+
+def test_two_machines_know_each_other(tmp_path: Path) -> None:
+    write(tmp_path, "who.py", WHO)
+    hosts, port = "127.0.0.1,127.0.0.2", free_port()
+    with ExitStack() as stack:
+        jobs = []
+        for node in range(2):
+            words = ["--hosts", hosts, "--node-rank", str(node), "--port", str(port + 100 * node), "who.py"]
+            env = {"DET_CORE_SECRET": "shared", "INTER_TRAIN_PROCESS_COMM_PORT_1": str(port)}
+            jobs.append(stack.enter_context(launched(TENSORFLOW, *words, folder=tmp_path, **env)))
+        assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+    for node, job in enumerate(jobs):
+        prefix, told = re.findall(r"^(\[rank=\d\]) told (.*) None$", job.out, re.MULTILINE)[0]
+        assert prefix == f"[rank={node}]"
+        ranks = json.loads(told)
+        assert [place for place, _ in ranks] == [[0, 2, 0, 1, 0, 2], [1, 2, 0, 1, 1, 2]]
+        workers = [f"127.0.0.{n}:{port + 100 * node}" for n in (1, 2)]
+        assert json.loads(ranks[node][1]) == {
+            "cluster": {"worker": workers},
+            "task": {"type": "worker", "index": node},
+        }
+        assert "[launcher]" not in job.err
+
+
+def test_one_machine_has_no_cluster(tmp_path: Path) -> None:
+    write(tmp_path, "who.py", WHO)
+    with launched(TENSORFLOW, "who.py", folder=tmp_path, TF_CONFIG=config()) as job:
+        assert job.wait() == 0, job.err
+    assert "[rank=0] told [[[0, 1, 0, 1, 0, 1], null]] None\n" in job.out
+    assert "no GPU" not in job.err, "it is one process, GPU or not"
+
+
+def test_a_signal_reaches_the_script_once_and_nothing_is_left(tmp_path: Path) -> None:
+    write(tmp_path, "waits.py", WAITS)
+    with launched(TENSORFLOW, "waits.py", folder=tmp_path) as job:
+        job.wait_for("ready")
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait() == 0, job.err
+        job.nothing_left(0.5)
+    assert "[rank=0] got 1\n" in job.out
+    assert job.err == "[launcher] SIGTERM: passed on to 1 rank, which has 60 s to save and exit\n"
+
+
+@pytest.mark.parametrize("victim", ["launcher", "wrapper"])
+def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
+    write(tmp_path, "waits.py", WAITS)
+    with launched(TENSORFLOW, "waits.py", folder=tmp_path) as job:
+        job.wait_for("ready")
+        os.kill(job.pid if victim == "launcher" else job.wrappers()[0], signal.SIGKILL)
+        assert job.wait() == (-signal.SIGKILL if victim == "launcher" else 128 + signal.SIGKILL)
+        job.nothing_left()
+
+
+def test_a_failure_gives_its_status_and_last_lines(tmp_path: Path) -> None:
+    write(tmp_path, "fails.py", "print('all is lost'); raise SystemExit(7)")
+    with launched(TENSORFLOW, "fails.py", folder=tmp_path) as job:
+        assert job.wait() == 7
+    assert re.fullmatch(
+        r"\[launcher\] rank 0 \(pid \d+, host \S+\) failed first, with status 7; its last lines:\n"
+        r"\[rank=0\] all is lost\n",
+        job.err,
+    ), job.err
+
+
+def test_bad_input_is_one_line(tmp_path: Path) -> None:
+    write(tmp_path, "ok.py", "print('ran')")
+    (tmp_path / "hosts").write_text("node1\nnode2 slot=2\n")
+    with socket.socket() as used, ExitStack() as stack:
+        used.bind(("", 0))
+        used.listen()
+        port = used.getsockname()[1]
+        two = "--hosts 127.0.0.1,127.0.0.2 --node-rank 0"
+        cases = {
+            "": (2, "no script to run"),
+            "nowhere.py": (2, "nowhere.py does not exist"),
+            "--nproc-per-node 0 ok.py": (2, "--nproc-per-node 0"),
+            "--nproc-per-node 2 ok.py": (2, "one process on each machine"),
+            "--hostfile hosts ok.py": (2, "hosts:2: expected node2 slots=N"),
+            "--nnodes 2 --node-rank 0 --master-addr a ok.py": (2, "--hosts A,B"),
+            f"{two} --port {port} ok.py": (1, f"port {port} is in use"),
+            "--fast -- ok.py": (2, "unknown option: --fast"),
+        }
+        env = {"DET_CORE_SECRET": "shared"}
+        jobs = {
+            line: stack.enter_context(launched(TENSORFLOW, *line.split(), folder=tmp_path, **env)) for line in cases
+        }
+        refused = stack.enter_context(launched(TENSORFLOW, *two.split(), "ok.py", folder=tmp_path))
+        assert {line: job.wait(100) for line, job in jobs.items()} == {line: case[0] for line, case in cases.items()}
+        assert refused.wait() == 2
+    for line, job in jobs.items():
+        assert job.err.startswith("[launcher] ") and job.err.count("\n") == 1, job.err
+        assert cases[line][1] in job.err
+        assert job.out == ""
+    assert re.search(r"^    export DET_CORE_SECRET=[0-9a-f]{64}$", refused.err, re.MULTILINE)
+
+
+def test_help() -> None:
+    with launched(TENSORFLOW, "--help", folder=Path("/tmp")) as job:
+        assert job.wait() == 0
+        assert job.out.startswith("usage: python -m det_core.launch.tensorflow") and "--port P" in job.out
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    return monkeypatch
+
+
+def test_one_worker_or_none_is_a_job_of_one(variables: pytest.MonkeyPatch) -> None:
+    for text in ("", config(cluster={"worker": ["h:1"]}, task={"type": "worker", "index": 0})):
+        variables.setenv("TF_CONFIG", text)
+        context, strategy = DistributedContext.from_tf_config()
+        assert (context.rank, context.size, strategy) == (0, 1, None)
+        context.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "TF_CONFIG is not JSON"),
+        ("[]", "TF_CONFIG is \\[\\], expected an object"),
+        (config(task={"type": "ps", "index": 0}), "of type 'ps'"),
+        (config(task={"type": "worker", "index": 2}), "there are 2 workers"),
+        (config(task={"type": "worker"}), "task.index is None"),
+        (config(cluster={"worker": "h:1"}), "expected a list of HOST:PORT"),
+        (config(cluster=None), "TF_CONFIG's cluster"),
+    ],
+)
+def test_a_tf_config_that_is_none(variables: pytest.MonkeyPatch, text: str, message: str) -> None:
+    variables.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match=message):
+        DistributedContext.from_tf_config()
+    assert find({"TF_CONFIG": text}) is None, "core.init() without distributed= goes on"
+
+
+def test_a_strategy_that_is_asked_for_needs_tensorflow(variables: pytest.MonkeyPatch) -> None:
+    with pytest.raises(MissingExtra, match="pip install tensorflow"):
+        DistributedContext.from_tf_config(strategy=True)
+
+
+def test_several_workers_are_recognised() -> None:
+    found = find({"TF_CONFIG": config()})
+    assert found is not None and found.name == "tensorflow"
+    ranks = found.ranks({"TF_CONFIG": config()})
+    assert (ranks.rank, ranks.size, ranks.local_size, ranks.cross_rank, ranks.chief_ip) == (1, 2, 1, 1, "10.0.0.1")

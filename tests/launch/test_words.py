@@ -1,0 +1,104 @@
+"""The command line of a launcher around a framework's own program."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from det_core.launch._options import UsageError
+from det_core.launch._words import HelpWanted, Parser, count
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+def parser(grace: float | None = None) -> Parser:
+    made = Parser("some", "someprogram", grace)
+    made.add_argument("-np", dest="processes", type=count)
+    return made
+
+
+RUN = [sys.executable, "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "run", "theirs"),
+    [
+        (["train.py"], RUN, []),
+        (["train.py", "--lr", "1", "--", "x", "-h"], [*RUN, "--lr", "1", "--", "x", "-h"], []),
+        (["--nproc-per-node", "2", "train.py", "--nproc-per-node", "3"], [*RUN, "--nproc-per-node", "3"], []),
+        (["--nproc_per_node=2", "--", "train.py", ""], [*RUN, ""], []),
+        (["--", sys.executable, "train.py"], RUN, []),
+        ([sys.executable, "-u", "train.py"], [sys.executable, "-u", "train.py"], []),
+        (["-m", "package.module", "-m"], [sys.executable, "-m", "package.module", "-m"], []),
+        (["--fast", "7", "--", "train.py", "--", "y"], [*RUN, "--", "y"], ["--fast", "7"]),
+        (["--fast", "--grace", "3", "-x=1", "--", "train.py"], RUN, ["--fast", "-x=1"]),
+    ],
+)
+def test_options_end_where_the_script_begins(words: list[str], run: list[str], theirs: list[str]) -> None:
+    read = parser().split(words)
+    assert (read.run, read.theirs) == (run, theirs)
+
+
+def test_options_are_read_and_those_not_given_are_none() -> None:
+    options = ["--nnodes=2", "--node-rank", "0", "--master-addr", "a", "--master-port", "4711", "--grace", "7"]
+    words = [*options, "--tail", "3", "--verbose", "train.py"]
+    read = parser(grace=9.0).split(words)
+    asked = read.asked
+    assert (asked.nnodes, asked.node_rank, asked.master_addr, asked.master_port) == (2, 0, "a", 4711)
+    assert (asked.nproc_per_node, asked.processes, asked.hostfile, asked.hosts) == (None, None, None, None)
+    assert (read.options.grace, read.options.tail, read.options.verbose) == (7.0, 3, True)
+    assert parser(grace=9.0).split(["train.py"]).options.grace == 9.0
+
+
+def test_what_was_typed_can_be_typed_again() -> None:
+    assert parser().split(["train.py", "a b"]).typed == "python -m det_core.launch.some train.py 'a b'"
+
+
+def test_a_number_of_all_processes_in_the_programs_own_spelling() -> None:
+    assert parser().split(["-np", "4", "train.py"]).asked.processes == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "no script to run"),
+        (["--nproc-per-node", "2"], "no script to run"),
+        (["--nproc-per-node", "2", "--"], "no script to run"),
+        (["nowhere.py"], "nowhere.py does not exist"),
+        (["--nproc-per-node", "0", "train.py"], "--nproc-per-node 0: expected a number, 1 or more"),
+        (["--nproc-per-node=-1", "train.py"], "--nproc-per-node=-1: expected a number, 1 or more"),
+        (["-np", "0", "train.py"], "-np 0: expected"),
+        (["--nproc_per_node", "two", "train.py"], "--nproc_per_node two: expected"),
+        (["--master-port", "70000", "train.py"], "--master-port 70000: expected a port"),
+        (["--node-rank", "-1", "train.py"], "--node-rank"),
+        (["--grace", "soon", "train.py"], "--grace soon: expected a number of seconds"),
+        (["--nproc-per-node"], "--nproc-per-node: expected one argument"),
+        (["--fast", "train.py"], "unknown option: --fast"),
+        (["--verb", "train.py"], "unknown option: --verb"),
+        (["--trial", "module:Class"], "trial classes are not there yet"),
+        (["--", "--trial", "module:Class"], "trial classes are not there yet"),
+        (["-m", "--no-python", "train.py"], "-m runs a module"),
+    ],
+)
+def test_mistakes_are_one_line_that_names_the_word(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parser().split(words)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_option_of_the_program_says_where_it_has_to_stand() -> None:
+    with pytest.raises(UsageError, match="an option of someprogram needs a -- before the script"):
+        parser().split(["--fast", "7", "train.py"])
+
+
+@pytest.mark.parametrize("words", [["-h"], ["--help"], ["--nproc-per-node", "2", "-h", "train.py"]])
+def test_help_among_the_options(words: list[str]) -> None:
+    with pytest.raises(HelpWanted):
+        parser().split(words)

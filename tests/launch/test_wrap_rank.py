@@ -1,0 +1,177 @@
+"""``wrap_rank``: one script with its rank before every line. No framework stands in between, so all of it is real."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from det_core.launch import wrap_rank
+from support.launcher import launched, write
+
+WRAP = [sys.executable, "-m", "det_core.launch.wrap_rank"]
+STUBBORN = """
+    import os, signal, time
+    signal.signal(signal.SIGTERM, lambda n, f: print("heard", n, flush=True))
+    os.fork()
+    print("ready", os.getpid(), flush=True)
+    while True:
+        time.sleep(0.1)
+"""
+
+
+def test_the_rank_is_a_number_or_the_first_variable_that_is_set(tmp_path: Path) -> None:
+    write(tmp_path, "says.py", "import sys; print(*sys.argv[1:]); print('err', file=sys.stderr)")
+    with launched(WRAP, "3", "says.py", "--", "a b", folder=tmp_path) as job:
+        assert job.wait() == 0
+    assert (job.out, job.err) == ("[rank=3] -- a b\n", "[rank=3] err\n")
+    words = ["NOT_SET,SECOND,THIRD", "--", sys.executable, "says.py", "x"]
+    with launched(WRAP, "--no-redirect-stdio", *words, folder=tmp_path, SECOND="5", THIRD="6") as job:
+        assert job.wait() == 0
+    assert job.out == "[rank=5] x\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        ([], 1, "no script to run"),
+        (["3"], 1, "no script to run"),
+        (["3", "--"], 1, "no script to run"),
+        (["NOT_SET,NOR_THIS", "echo"], 1, "none of NOT_SET,NOR_THIS is set to a number"),
+        (["3", "nowhere.py"], 2, "nowhere.py does not exist"),
+        (["--bad", "3", "echo"], 2, "unknown option: --bad"),
+    ],
+)
+def test_mistakes_are_one_line(capfd: pytest.CaptureFixture[str], words: list[str], status: int, message: str) -> None:
+    assert wrap_rank.main(words) == status
+    out, err = capfd.readouterr()
+    assert out == "" and err.startswith("[launcher] ") and err.count("\n") == 1
+    assert message in err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wrap_rank.main(["--help"]) == 0
+    assert "usage: python -m det_core.launch.wrap_rank" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("pass", 0)],
+)
+def test_the_exit_status_is_the_scripts(tmp_path: Path, code: str, status: int) -> None:
+    with launched(WRAP, "0", sys.executable, "-c", code, folder=tmp_path) as job:
+        assert job.wait() == status
+
+
+def test_output_of_any_kind_comes_through_whole(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "prints.py",
+        r"""
+        import os
+        with os.fdopen(1, "wb", buffering=1 << 16, closefd=False) as out:
+            out.write(bytes(b for b in range(256) if b not in b"\r\n") * 50 + b"\n")
+            out.write(b"10%\r20%\r\nnext\r\n" + b"x" * 10_000_000 + b"\n")
+            for i in range(200_000):
+                out.write(b"line %d\n" % i)
+            out.write("é".encode() * 9000 + b" no end")
+        os.write(2, b"to stderr")
+        """,
+    )
+    with launched(WRAP, "1", script, folder=tmp_path) as job:
+        assert job.wait() == 0
+    lines = job.out_bytes.split(b"\n")
+    assert lines.pop() == b""
+    assert all(line.startswith(b"[rank=1] ") for line in lines)
+    own = [line.removeprefix(b"[rank=1] ") for line in lines]
+    assert own[0] == bytes(b for b in range(256) if b not in b"\r\n") * 50
+    assert own[1:4] == [b"10%", b"20%\r", b"next\r"]
+    assert own[4] == b"x" * 10_000_000
+    assert own[5:-1] == [b"line %d" % i for i in range(200_000)]
+    assert own[-1] == "é".encode() * 9000 + b" no end"
+    assert job.err == "[rank=1] to stderr\n"
+
+
+def test_ranks_that_share_a_pipe_do_not_cut_each_others_lines(tmp_path: Path) -> None:
+    code = "import os\nfor i in range(300): os.write(1, os.environ['R'].encode() * 9000 + b'\\n')"
+    one = f'R=$r {sys.executable} -m det_core.launch.wrap_rank R {sys.executable} -c "$CODE" &'
+    shell = ["sh", "-c", f"(for r in 1 2 3; do {one} done; wait) | cat"]
+    with launched(shell, folder=tmp_path, CODE=code) as job:
+        assert job.wait() == 0
+    lines = job.out_bytes.splitlines()
+    assert len(lines) == 900
+    assert {line for line in lines} == {b"[rank=%d] " % r + b"%d" % r * 9000 for r in (1, 2, 3)}
+
+
+def test_signals_are_passed_on(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "counts.py",
+        """
+        import signal, time
+        got = []
+        for s in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+            signal.signal(s, lambda n, f: got.append(n))
+        print("ready", flush=True)
+        while signal.SIGTERM not in got:
+            time.sleep(0.01)
+        print("got", *[signal.Signals(n).name for n in got])
+        """,
+    )
+    with launched(WRAP, "0", script, folder=tmp_path) as job:
+        job.wait_for("ready")
+        for signum in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            os.kill(job.pid, signum)
+            time.sleep(0.2)
+        assert job.wait() == 0
+    assert job.out.endswith("[rank=0] got SIGUSR1 SIGUSR2 SIGHUP SIGINT SIGTERM\n")
+
+
+def test_a_script_that_ignores_sigterm_goes_on_until_its_parent_dies(tmp_path: Path) -> None:
+    script = write(tmp_path, "stubborn.py", STUBBORN)
+    parent = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
+    with launched([*parent, *WRAP], "0", script, folder=tmp_path) as job:
+        job.wait_for("ready", times=2)
+        (wrapper,) = (pid for pid in map(int, children(job.pid)))
+        os.kill(wrapper, signal.SIGTERM)
+        job.wait_for("heard 15")
+        assert len(job.processes()) == 4
+        job.process.kill()
+        job.nothing_left()
+
+
+def test_when_it_is_killed_its_script_dies_too(tmp_path: Path) -> None:
+    script = write(tmp_path, "sleeps.py", "import time; print('ready', flush=True); time.sleep(600)")
+    with launched(WRAP, "0", script, folder=tmp_path) as job:
+        job.wait_for("ready")
+        job.process.kill()
+        job.nothing_left()
+
+
+def test_a_clusters_files_take_the_output_unless_it_is_told_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stdout.log").touch()
+    monkeypatch.setattr(wrap_rank, "LOGS", str(tmp_path))
+    opened = [wrap_rank._log("stdout", 1), wrap_rank._log("stderr", 2)]
+    assert opened[0] > 2 and opened[1] == 2
+    os.write(opened[0], b"x")
+    os.close(opened[0])
+    assert (tmp_path / "stdout.log").read_bytes() == b"x"
+
+
+def test_a_reader_that_has_gone_ends_the_script(tmp_path: Path) -> None:
+    shell = ["sh", "-c", f"{' '.join(WRAP)} 0 {sys.executable} -c 'while True: print(1)' | head -1"]
+    with launched(shell, folder=tmp_path) as job:
+        assert job.wait() == 0
+        job.nothing_left()
+    assert re.fullmatch(r"\[rank=0\] 1\n", job.out)
+
+
+def children(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -1,0 +1,163 @@
+"""The frameworks that the launchers run, from the venv that ``make test-launchers`` makes (``frameworks.sh``)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.hosts import skip_or_fail
+
+VENV = os.environ.get("FRAMEWORKS_VENV", "")
+PYTHON = f"{VENV}/bin/python"
+WHO = """
+    import json, os, socket, sys
+    from det_core import core
+    from det_core._env import Environment
+    {context}
+    with core.init(distributed=distributed) as ctx:
+        d = ctx.distributed
+        place = [d.rank, d.size, d.local_rank, d.local_size, d.cross_rank, d.cross_size]
+        told = d.allgather([place, socket.gethostname(), Environment.read().secret])
+    print("told", json.dumps(told))
+"""
+"""A script that prints what every rank is, as every rank was told by all."""
+
+
+@dataclass(frozen=True)
+class Framework:
+    """One framework under our launcher."""
+
+    name: str
+    context: str
+    """The code that makes ``distributed``."""
+    rank: str
+    """The variable in which a rank finds its number."""
+    size: str
+    """The option that says how many processes a machine gets."""
+    needs: tuple[str, ...] = ()
+    """Programs that the system has to have."""
+
+    def launcher(self, *options: str) -> list[str]:
+        """The words to put before a script."""
+        return [PYTHON, "-m", f"det_core.launch.{self.name}", *options]
+
+    def local(self, processes: int, *options: str) -> list[str]:
+        """The words to put before a script that so many processes run on this machine."""
+        return self.launcher(*options, self.size, str(processes))
+
+    def who(self, folder: Path) -> str:
+        """Write :data:`WHO` for this framework and return its path."""
+        (folder / "who.py").write_text(textwrap.dedent(WHO).format(context=textwrap.dedent(self.context).strip()))
+        return str(folder / "who.py")
+
+
+HOROVOD = "import horovod.torch as hvd; hvd.init(); distributed = core.DistributedContext.from_horovod(hvd)"
+FRAMEWORKS = {
+    framework.name: framework
+    for framework in (
+        Framework(
+            "torch_distributed",
+            context="distributed = core.DistributedContext.from_torch_distributed()",
+            rank="RANK",
+            size="--nproc-per-node",
+        ),
+        Framework("horovod", context=HOROVOD, rank="HOROVOD_RANK", size="-np"),
+        Framework(
+            "deepspeed",
+            context="distributed = core.DistributedContext.from_deepspeed()",
+            rank="RANK",
+            size="--num_gpus",
+        ),
+        Framework(
+            "mpi",
+            context="distributed = core.DistributedContext.from_mpi()",
+            rank="OMPI_COMM_WORLD_RANK",
+            size="-np",
+            needs=("mpirun",),
+        ),
+    )
+}
+
+
+def variables() -> dict[str, str]:
+    """What a person who has activated the venv has, and what keeps the frameworks quiet here."""
+    return {
+        "VIRTUAL_ENV": VENV,
+        "PATH": f"{VENV}/bin:{os.environ['PATH']}",
+        "DS_ACCELERATOR": "cpu",
+        "TORCH_EXTENSIONS_DIR": f"{VENV}/torch_extensions",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def need(*programs: str) -> None:
+    """Skip this test, or in CI fail it, where the venv or a program is missing."""
+    if not VENV or not os.access(PYTHON, os.X_OK):
+        skip_or_fail("FRAMEWORKS_VENV does not name a venv with the frameworks: `make test-launchers` makes it")
+    if absent := [name for name in programs if shutil.which(name) is None]:
+        skip_or_fail(f"{', '.join(absent)} not installed: `make system-deps` does it")
+
+
+@pytest.fixture(params=sorted(FRAMEWORKS))
+def framework(request: pytest.FixtureRequest) -> Framework:
+    """Each framework in turn."""
+    found = FRAMEWORKS[request.param]
+    need(*found.needs)
+    return found
+
+
+def told(output: str) -> dict[int, list[Any]]:
+    """What :data:`WHO` printed on each rank, by the number in the line's prefix."""
+    found = re.findall(r"^\[rank=(\d+)\] told (.*)$", output, re.MULTILINE)
+    return {int(rank): json.loads(text) for rank, text in found}
+
+
+def places(counts: Mapping[str, int]) -> list[list[Any]]:
+    """Place and host of every rank where so many run on each host."""
+    size, found = sum(counts.values()), []
+    for machine, (host, count) in enumerate(counts.items()):
+        for local in range(count):
+            found.append([[len(found), size, local, count, machine, len(counts)], host])
+    return found
+
+
+PRINTS = r"""
+    import os, sys
+    rank = os.environ[sys.argv[1]].encode()
+    with os.fdopen(1, "wb", buffering=1 << 16, closefd=False) as out:
+        out.write(b"\xff\xfe \xc3 no utf-8\n" + b"x" * int(sys.argv[2]) + b"\n")
+        for i in range(int(sys.argv[3])):
+            out.write(b"%s says %d\n" % (rank, i))
+        out.write(b"no end")
+    os.write(2, b"to stderr\n")
+"""
+"""A script that prints binary garbage, a line of so many bytes, so many lines, and one that does not end."""
+
+
+def assert_all_was_printed(output: bytes, *, ranks: int, long: int, lines: int) -> None:
+    """Nothing that :data:`PRINTS` printed on so many ranks is lost, and every line has its prefix."""
+    found = output.splitlines()
+    assert len(found) == ranks * (lines + 3)
+    for rank in range(ranks):
+        prefix = b"[rank=%d] " % rank
+        own = [line[len(prefix) :] for line in found if line.startswith(prefix)]
+        assert own[0] == b"\xff\xfe \xc3 no utf-8"
+        assert own[1] == b"x" * long
+        assert own[2:-1] == [b"%d says %d" % (rank, i) for i in range(lines)]
+        assert own[-1] == b"no end"
+
+
+def unprefixed(output: str) -> list[str]:
+    """The lines that do not say which rank they are from."""
+    return [line for line in output.splitlines() if not re.match(r"\[rank=\d+\] ", line)]

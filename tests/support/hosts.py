@@ -1,0 +1,232 @@
+"""Two machines on one: network namespaces with addresses, host names and an SSH server of their own.
+
+They share nothing of the network with this machine or with each other but one cable, so every port is free there.
+Files of their own lie over ``/etc/hosts`` and ``/etc/ssh``: that is how each knows the other's name and key.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from det_core.launch._wrapper._linux import signal_at_parents_death
+from support.servers import MARK
+
+NAMES = ("node1", "node2")
+ADDRESSES = ("10.77.0.1", "10.77.0.2")
+PROGRAMS = ("ip", "nsenter", "unshare", "sshd", "ssh", "ssh-keygen")
+_PREFIX = "detcore"
+_AS_HOST = 'hostname "$1" && mount --bind "$0/hosts" /etc/hosts && mount --bind "$0/ssh" /etc/ssh && shift && exec "$@"'
+_SSH = """
+Host *
+    IdentityFile /etc/ssh/id
+    StrictHostKeyChecking accept-new
+    UserKnownHostsFile {folder}/known
+    BatchMode yes
+    LogLevel ERROR
+    ConnectTimeout 10
+"""
+_SSHD = """
+ListenAddress {address}
+HostKey /etc/ssh/id
+AuthorizedKeysFile /etc/ssh/id.pub
+StrictModes no
+PermitRootLogin yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+PidFile none
+MaxStartups 100
+MaxSessions 100
+"""
+
+
+def missing() -> str | None:
+    """Why machines cannot be made here; None if they can."""
+    if os.geteuid() != 0:
+        return "network namespaces can only be made by root"
+    if absent := [name for name in PROGRAMS if shutil.which(name) is None]:
+        return f"{', '.join(absent)} not installed: apt-get install iproute2 openssh-server (or `make ci`)"
+    return None
+
+
+class Hosts:
+    """Two machines, up from construction to :meth:`close`.
+
+    Args:
+        folder: where what belongs to them is kept.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        _sweep()
+        self.folder = folder
+        self._servers: list[subprocess.Popen[bytes]] = []
+        self._spaces = [f"{_PREFIX}-{os.getpid()}-{name}" for name in NAMES]
+        try:
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self) -> None:
+        first, second = self._spaces
+        for space in self._spaces:
+            _run("ip", "netns", "add", space)
+        _run("ip", "link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second)
+        key = self.folder / "id"
+        _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
+        for space, address in zip(self._spaces, ADDRESSES, strict=True):
+            _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            for link in ("lo", "eth0"):
+                _run("ip", "-n", space, "link", "set", link, "up")
+            etc = self._etc(space)
+            (etc / "ssh").mkdir(parents=True)
+            lines = ["127.0.0.1 localhost", *map(" ".join, zip(ADDRESSES, NAMES, strict=True))]
+            (etc / "hosts").write_text("".join(line + "\n" for line in lines))
+            for path in (key, key.with_suffix(".pub")):
+                shutil.copy(path, etc / "ssh")
+            (etc / "ssh" / "ssh_config").write_text(_SSH.format(folder=self.folder))
+            (etc / "ssh" / "sshd_config").write_text(_SSHD.format(address=address))
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd does not start without it
+        for number in (1, 2):  # sshd writes over its variables, so what carries the mark is one that waits for it
+            sshd = ("unshare", "--fork", "--kill-child", shutil.which("sshd") or "", "-D")
+            self._servers.append(self.serve(number, *sshd))
+        for number in (1, 2):
+            self._wait_for_ssh(number)
+
+    def on(self, number: int) -> list[str]:
+        """The words to put before a command that is to run on machine 1 or 2; the process stays the same."""
+        space, name = self._spaces[number - 1], NAMES[number - 1]
+        enter = ["nsenter", f"--net=/run/netns/{space}", "unshare", "--uts", "--mount"]
+        return [*enter, "sh", "-c", _AS_HOST, str(self._etc(space)), name]
+
+    def run(self, number: int, *command: str, seconds: float = 60) -> str:
+        """Run a command on a machine and return its output."""
+        return _run(*self.on(number), *command, seconds=seconds)
+
+    def serve(self, number: int, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+        """Start what runs on a machine until that is switched off."""
+        with (self.folder / f"server-{number}.log").open("ab") as log:
+            return subprocess.Popen(
+                [*self.on(number), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, **(env or {}), MARK: "1"},
+                preexec_fn=lambda: signal_at_parents_death(signal.SIGKILL),  # with this process, also if it is killed
+            )
+
+    def processes(self, number: int) -> dict[int, str]:
+        """What runs on a machine besides its servers: the command lines by process id."""
+        found = {}
+        for pid in map(int, _run("ip", "netns", "pids", self._spaces[number - 1]).split()):
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if command and "sshd -D" not in command and f"{MARK}=1" not in _variables(pid):
+                    found[pid] = command.strip()
+        return found
+
+    def nothing_left(self, seconds: float = 20) -> None:
+        """Assert that within ``seconds`` nothing but servers runs on either machine."""
+        deadline = time.monotonic() + seconds
+        while left := {**self.processes(1), **self.processes(2)}:
+            assert time.monotonic() < deadline, f"left behind: {left}"
+            time.sleep(0.1)
+
+    def listening(self, number: int) -> dict[int, str]:
+        """The TCP ports that a machine listens on for others, each with the address: not those on loopback alone."""
+        found = {}
+        for name in ("tcp", "tcp6"):
+            for line in self.run(number, "cat", f"/proc/net/{name}").splitlines()[1:]:
+                address, state = line.split()[1], line.split()[3]
+                host, port = address.split(":")
+                loopback = host.endswith("0100007F") or host == "0" * 24 + "01000000"
+                if state == "0A" and not loopback:
+                    found[int(port, 16)] = host
+        return found
+
+    def cut(self) -> None:
+        """Pull the cable."""
+        _run("ip", "-n", self._spaces[1], "link", "set", "eth0", "down")
+
+    def mend(self) -> None:
+        """Plug it in again."""
+        _run("ip", "-n", self._spaces[1], "link", "set", "eth0", "up")
+
+    def _etc(self, space: str) -> Path:
+        return self.folder / space
+
+    def close(self) -> None:
+        """Switch both off: whatever runs there is killed."""
+        for space in self._spaces:
+            _remove(space)
+        for server in self._servers:
+            server.wait()
+
+    def _wait_for_ssh(self, number: int) -> None:
+        deadline = time.monotonic() + 60
+        while 22 not in self.listening(number):
+            log = self.folder / f"server-{number}.log"
+            assert self._servers[number - 1].poll() is None, f"sshd ended: {log.read_text(errors='replace')}"
+            assert time.monotonic() < deadline, "sshd does not listen"
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="session")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Two machines for all tests."""
+    if reason := missing():
+        skip_or_fail(reason)
+    machines = Hosts(tmp_path_factory.mktemp("hosts"))
+    try:
+        yield machines
+    finally:
+        machines.close()
+
+
+def skip_or_fail(reason: str) -> None:
+    """Skip a test for what is not installed; fail it in CI, where all is."""
+    if os.environ.get("CI"):
+        pytest.fail(f"this is CI, and {reason}")
+    pytest.skip(reason)
+
+
+def _sweep() -> None:
+    """Remove the machines of test runs that were killed."""
+    for line in _run("ip", "netns", "list").splitlines():
+        space = line.split()[0]
+        if space.startswith(f"{_PREFIX}-") and not Path(f"/proc/{space.split('-')[1]}").exists():
+            _remove(space)
+
+
+def _remove(space: str) -> None:
+    for _ in range(20):  # what is killed may just have started another
+        pids = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, timeout=60).stdout.split()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        if not pids:
+            break
+        time.sleep(0.1)
+    subprocess.run(["ip", "netns", "del", space], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+
+
+def _variables(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
+
+
+def _run(*command: str, seconds: float = 60) -> str:
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, text=True
+    )
+    assert done.returncode == 0, f"{' '.join(command)}: status {done.returncode}\n{done.stdout[-3000:]}"
+    return done.stdout

@@ -1,0 +1,174 @@
+"""Somebody who follows the README of ``examples/timm_port``: in a copy of that folder, with a master of two slots."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.person import Person
+
+EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "timm_port"
+STEPS = ("step0-run", "step1-distributed", "step2-metrics", "step3-checkpoints", "step4-hyperparameters")
+README = (EXAMPLE / "README.md").read_text()
+LAUNCHER = ("python", "-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2")
+EPOCH = re.compile(r"Epoch (\d+): (.*); validation: (.*)")
+MEASURED = ("images_per_second",)
+"""What no two runs have in common."""
+
+
+def timm_or_skip() -> None:
+    """Skip a test that needs timm where it is not; in CI, let it fail."""
+    if find_spec("timm") is None:
+        reason = "timm is not installed here: make test-timm"
+        if os.environ.get("CI"):
+            pytest.fail(f"this is CI, and {reason}")
+        pytest.skip(reason)
+
+
+def commands() -> list[tuple[str, bool]]:
+    """The commands of the README's steps, and whether each is to be interrupted on its way."""
+    found: list[tuple[str, bool]] = []
+    for line in README.split("## Step 0")[1].splitlines():
+        text, _, remark = line.partition("#")
+        if re.match(r" {4}(python|det-core|DET_CORE_RESUME=latest) ", text):
+            found.append((text.strip(), "Ctrl-C" in remark))
+        elif line.startswith("    # ") and "Ctrl-C" in remark:
+            found[-1] = (found[-1][0], True)
+    return found
+
+
+class Reader(Person):
+    """Types what the README says.
+
+    Args:
+        folder: where the copy, the digits and the home folder go.
+        patience: seconds that a command may take.
+    """
+
+    def __init__(self, folder: Path, patience: float) -> None:
+        ignored = shutil.ignore_patterns("output", "__pycache__")
+        shutil.copytree(EXAMPLE, folder / "timm_port", ignore=ignored)
+        super().__init__(folder / "timm_port", patience)
+        self.home = folder / "home"
+        kept = {k: v for k, v in self.environment.items() if not k.startswith("DET_")}
+        mine = {"DET_CORE_HOME": str(self.home), "XDG_CACHE_HOME": str(folder / "cache")}
+        self.environment = {**kept, **mine}
+
+    def follows(self, command: str) -> str:
+        """Run a line of the README to its end; what it says."""
+        done = self.types("bash", "-c", command)
+        return done.stdout + done.stderr
+
+    def interrupts(self, *words: str, after: str, by: int, **variables: str) -> tuple[int, str]:
+        """Run a command that gets a signal once its log has a line; its status, and what it says."""
+        said, sent = [], False
+        environment = {**self.environment, **variables}
+        with subprocess.Popen(
+            words, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        ) as job:
+            watchdog = threading.Timer(self.patience, job.kill)
+            watchdog.start()
+            try:
+                assert job.stdout is not None
+                for line in job.stdout:
+                    said.append(line)
+                    if after in line and not sent:
+                        job.send_signal(by)
+                        sent = True
+            finally:
+                watchdog.cancel()
+                watchdog.join()
+                job.kill()
+        assert sent, "".join(said)
+        return job.returncode, "".join(said)
+
+    def trains(self, *words: str, **variables: str) -> list[dict[str, float]]:
+        """Run a script to its end; what its log says of each epoch."""
+        return epochs_of(self.types(*words, **variables).stderr)
+
+    def experiment(self, name: str) -> Any:
+        """What is told of the first experiment of a name, which has ended well."""
+        number = min(e["id"] for e in self.reads("experiment", "list") if e["name"] == name)
+        told = self.reads("experiment", "describe", str(number))
+        assert told["state"] == "COMPLETED"
+        return told
+
+    def creates(self, config: str, *words: str) -> int:
+        """Create an experiment on this folder; its id."""
+        return int(self.reads("experiment", "create", config, ".", *words)["id"])
+
+    def sees_completed(self, experiment_id: int) -> Any:
+        """Wait for an experiment's end, which must be a good one; what is told of it."""
+        self.types("det-core", "experiment", "wait", str(experiment_id))
+        return self.reads("experiment", "describe", str(experiment_id))
+
+    def finds(self, trial_id: int, group: str = "validation") -> list[tuple[int, dict[str, Any]]]:
+        """The metrics of a trial, by step, but for those that no two runs have in common."""
+        rows = self.reads("trial", "metrics", str(trial_id), "--group", group)
+        return [
+            (row["steps_completed"], {k: v for k, v in row["metrics"].items() if k not in MEASURED}) for row in rows
+        ]
+
+    def fetches(self, experiment_id: int, *options: str) -> dict[str, Any]:
+        """A checkpoint of an experiment, by default its best: what timm has saved."""
+        place = f"fetched-{experiment_id}"
+        self.types("det-core", "experiment", "download-checkpoint", str(experiment_id), place, *options)
+        return loaded(self.folder / place / "data")
+
+
+def epochs_of(log: str) -> list[dict[str, float]]:
+    """What a log says of each epoch: the metrics of the training, and those of the validation with ``val_``."""
+    found = []
+    for epoch, training, validation in EPOCH.findall(log):
+        values = {"epoch": float(epoch)}
+        for prefix, text in (("", training), ("val_", validation)):
+            values |= {prefix + name: float(value) for name, value in (item.split() for item in text.split(", "))}
+        found.append(values)
+    return found
+
+
+def loaded(path: Path) -> dict[str, Any]:
+    """What timm has saved in a file."""
+    import argparse
+
+    import torch
+
+    with torch.serialization.safe_globals([argparse.Namespace]):
+        found: dict[str, Any] = torch.load(path, map_location="cpu")
+    return found
+
+
+def assert_equal_bit_by_bit(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Compare two checkpoints: weights, their averages, the optimizer's state, and how far they are."""
+    for name in ("state_dict", "state_dict_ema"):
+        assert len(one[name]) > 10
+        assert_same(one[name], other[name], name)
+    for name in ("optimizer", "epoch", "metric"):
+        assert_same(one[name], other[name], name)
+
+
+def assert_same(one: Any, other: Any, where: str) -> None:
+    """Two values are of one kind, and equal to the last bit."""
+    import torch
+
+    assert type(one) is type(other), where
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and one.numpy().tobytes() == other.numpy().tobytes(), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, (list, tuple)):
+        assert len(one) == len(other), where
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{where}[{number}]")
+    else:
+        assert one == other, where
