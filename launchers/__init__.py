@@ -11,15 +11,15 @@
 
 How the parts stand to each other::
 
-    launcher (_supervisor)          owns signals, grace, exit status; its children are adopted by it, whoever dies
-      ├─ the framework's agent      (_agent) a session of its own; knows nothing of us
+    launcher (_supervisor/)         owns signals, grace, exit status; its children are adopted by it, whoever dies
+      ├─ the framework's agent      (_supervisor/_agent) a session of its own; knows nothing of us
       │    └─ one wrapper per rank  (_wrapper/) prefixes lines, passes signals on, ends the script's process group
       │         └─ the script
       └─ a unix socket              launcher <-> every wrapper (_wrapper/_protocol)
 
 A new framework is one module with a :class:`~._framework.Framework` that gives the command line of the framework's own
-program, which the agent becomes; every other part here is shared. Where it runs, and on which machines, :mod:`._places`
-finds out. To other machines that one program starts ranks on, :mod:`._ssh` brings the launcher's socket.
+program, which the agent becomes; every other part here is shared: :mod:`._words` reads the command line,
+:mod:`._machines` finds out where it runs, and brings the launcher's socket to other machines.
 """
 
 from __future__ import annotations

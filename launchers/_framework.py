@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 
 from det_core._env import Environment
 
-from ._agent import Control
-from ._hosts import Host
-from ._launch import launch
-from ._options import UsageError
-from ._place import Place, is_here
-from ._places import find_place
-from ._secret import job_secret
-from ._words import HelpWanted, Parser, Words
+from ._machines._hosts import Host
+from ._machines._place import Place, is_here
+from ._machines._places import find_place
+from ._machines._secret import job_secret
+from ._supervisor._agent import Control
+from ._supervisor._launch import launch
+from ._words._options import UsageError
+from ._words._parser import HelpWanted, Parser, Words
 from ._wrapper import command
 
 
@@ -110,12 +110,8 @@ def run_agent(framework: Framework, arguments: list[str], control: Control, path
         UsageError, CannotStart, MissingExtra: it is not to be.
     """
     environment = read_environment()
-    parser = Parser(framework.name, framework.program, environment.grace)
-    framework.add_options(parser)
-    try:
-        words = parser.split(arguments)
-    except HelpWanted:
-        print_help(framework)
+    words = read_words(framework, arguments, environment)
+    if words is None:
         return control.quit(0)
     place = find_place(words.asked, environment, framework.program, one_for_all=framework.one_for_all)
     if framework.one_for_all and place.node_rank > 0:
@@ -136,6 +132,21 @@ def run_agent(framework: Framework, arguments: list[str], control: Control, path
         control.notice(place.notice)
     control.plan(_ranks(framework, job), words.options)
     control.become(program, ours=framework.one_per_machine, others=bool(job.alone))
+
+
+def read_words(framework: Framework, arguments: list[str], environment: Environment) -> Words | None:
+    """What the command line says; None: it asked for help, which is printed.
+
+    Raises:
+        UsageError: it cannot be understood.
+    """
+    parser = Parser(framework.name, framework.program, environment.grace)
+    framework.add_options(parser)
+    try:
+        return parser.split(arguments)
+    except HelpWanted:
+        print_help(framework)
+        return None
 
 
 def _ranks(framework: Framework, job: Job) -> int:

@@ -6,12 +6,12 @@ import os
 import sys
 from collections.abc import Mapping
 
-from ._agent import Control
-from ._framework import Framework, print_help, read_environment
-from ._launch import launch
-from ._options import UsageError
-from ._secret import job_secret
-from ._words import HelpWanted, Parser
+from ._framework import Framework, read_environment, read_words
+from ._machines._secret import job_secret
+from ._supervisor._agent import Control
+from ._supervisor._launch import launch
+from ._words._options import UsageError
+from ._words._parser import HelpWanted, Parser
 from ._wrapper import command
 
 _SIZES = (("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"), ("PMI_SIZE", "MPI_LOCALNRANKS"))
@@ -38,12 +38,8 @@ def run_member(framework: Framework, words: list[str] | None = None) -> int:
 
 def _become_wrapper(framework: Framework, arguments: list[str], control: Control, path: str) -> None:
     environment = read_environment()
-    parser = Parser(framework.name, framework.program, environment.grace)
-    framework.add_options(parser)
-    try:
-        words = parser.split(arguments)
-    except HelpWanted:
-        print_help(framework)
+    words = read_words(framework, arguments, environment)
+    if words is None:
         return control.quit(0)
     if _several_machines(os.environ):
         job_secret(environment, machines=2, command=words.typed)  # only to refuse: each rank would make another

@@ -13,13 +13,13 @@ from det_core._errors import MissingExtra
 from det_core._info import get_cluster_info
 from det_core._optional import require
 
-from ._agent import Control
-from ._command import script_command
-from ._options import UsageError, add_options, read_options
-from ._places import find_place
-from ._ports import check_free, check_reachable
-from ._secret import job_secret
+from ._machines._places import find_place
+from ._machines._ports import check_free, check_reachable
+from ._machines._secret import job_secret
+from ._supervisor._agent import Control
 from ._torchrun_help import print_help
+from ._words._command import script_command
+from ._words._options import UsageError, add_options, read_options
 from ._wrapper import command
 
 PROG = "python -m det_core.launch.torch_distributed"

@@ -10,9 +10,9 @@ from det_core._optional import demand
 
 from . import _framework
 from ._framework import Framework, Job
-from ._hosts import Host, write_hostfile
-from ._ports import check_free, check_reachable, free_port
-from ._words import Parser, count
+from ._machines._hosts import Host, write_hostfile
+from ._machines._ports import check_free, check_reachable, free_port
+from ._words._parser import Parser, count
 from ._wrapper._rank import GPUS
 
 __all__ = ["main"]

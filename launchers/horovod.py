@@ -14,15 +14,15 @@ from det_core._errors import DetCoreError
 from det_core._info import get_cluster_info
 from det_core._optional import demand
 
-from ._containers import become_ssh_server, ssh_port, wait_for_ssh_servers
 from ._framework import Framework, Job, read_environment, run
 from ._horovodrun import COMMAND
-from ._notices import PREFIX
-from ._options import CannotStart, UsageError
-from ._place import is_here
-from ._places import find_place
-from ._ssh import Ssh, connect
-from ._words import HelpWanted, Parser, count
+from ._machines._containers import become_ssh_server, ssh_port, wait_for_ssh_servers
+from ._machines._place import is_here
+from ._machines._places import find_place
+from ._machines._ssh import Ssh, connect
+from ._supervisor._notices import PREFIX
+from ._words._options import CannotStart, UsageError
+from ._words._parser import HelpWanted, Parser, count
 
 __all__ = ["main"]
 

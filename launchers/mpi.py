@@ -8,11 +8,11 @@ import sys
 
 from . import _framework
 from ._framework import Framework, Job
-from ._hosts import Host, write_hostfile
+from ._machines._hosts import Host, write_hostfile
+from ._machines._ssh import Ssh, connect, secrets_of
 from ._member import is_member, run_member
-from ._options import CannotStart, UsageError
-from ._ssh import Ssh, connect, secrets_of
-from ._words import Parser, count
+from ._words._options import CannotStart, UsageError
+from ._words._parser import Parser, count
 
 __all__ = ["main"]
 

@@ -7,9 +7,9 @@ import os
 
 from . import _framework
 from ._framework import Framework, Job
-from ._options import UsageError
-from ._ports import check_free
-from ._words import Parser, port
+from ._machines._ports import check_free
+from ._words._options import UsageError
+from ._words._parser import Parser, port
 
 __all__ = ["main"]
 

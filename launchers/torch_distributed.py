@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from ._launch import launch
+from ._supervisor._launch import launch
 from ._torchrun import run_agent
 from ._torchrun_help import print_help
 

@@ -6,9 +6,9 @@ import contextlib
 import os
 import sys
 
-from ._command import script_command
-from ._notices import PREFIX
-from ._options import UsageError
+from ._supervisor._notices import PREFIX
+from ._words._command import script_command
+from ._words._options import UsageError
 from ._wrapper._alone import Alone
 from ._wrapper._rank import rank_of
 

@@ -29,7 +29,7 @@ def command(
         rank_variables: names of the variables in which the framework gives the rank, by comma, tried in order.
         script: the command to run.
         host: the name of this machine, if the wrapper may find itself on another one: there it connects to the socket
-            that ``_ssh`` has brought to it, or stands alone.
+            that ``_machines/_ssh`` has brought to it, or stands alone.
         file: written here, and read by the wrapper, if ``script`` is not to stand on the command line.
     """
     start = python("_main", socket_path, rank_variables, host)

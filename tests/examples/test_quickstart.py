@@ -111,10 +111,10 @@ def running(command: list[str], environment: dict[str, str]) -> Iterator[subproc
 
 WITNESS = '''
 """Runs the quickstart, and writes down each call that has returned, so that it survives kill -9."""
-import contextlib, json, os, runpy, sys
+import contextlib, json, os, runpy, sys, time
 from det_core import core
 
-log = os.open(sys.argv[1], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+log = os.open(f"{sys.argv[1]}/{time.time_ns()}-{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
 
 def note(*what):
     os.write(log, (json.dumps(what) + "\\n").encode())
@@ -154,7 +154,7 @@ class Witnessed:
     def __init__(self, folder: Path, launcher: list[str], epochs: int) -> None:
         self.home = folder / "home"
         self.notes = folder / "notes"
-        self.notes.touch()
+        self.notes.mkdir()
         script = folder / "witness.py"
         script.write_text(WITNESS)
         start = launcher or [sys.executable]
@@ -162,8 +162,10 @@ class Witnessed:
         self.environment = {**os.environ, "DET_CORE_HOME": str(self.home), "DET_CORE_RESUME": "latest"}
 
     def noted(self) -> list[list[Any]]:
-        """What had been written down when the processes died: whole lines, each by one write."""
-        return [json.loads(line) for line in self.notes.read_text().splitlines()]
+        """What has been written down, in the order of the processes' starts: each has a file, whose last line may be
+        half there, as a write over the end of a page is seen, and cut by a kill, in two parts."""
+        files = sorted(self.notes.iterdir())
+        return [json.loads(line) for file in files for line in file.read_bytes().split(b"\n")[:-1]]
 
     def run_until_killed(self, reports: int, delay: float, rank: int) -> None:
         """Start it, and kill -9 one rank some time after so many reports were made in this start."""

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from det_core.launch._command import script_command
-from det_core.launch._options import UsageError
+from det_core.launch._words._command import script_command
+from det_core.launch._words._options import UsageError
 
 
 @pytest.fixture(autouse=True)

@@ -15,10 +15,10 @@ import pytest
 from det_core._env import Environment
 from det_core.launch import deepspeed
 from det_core.launch._framework import Job
-from det_core.launch._hosts import Host
-from det_core.launch._options import CannotStart
-from det_core.launch._place import Place
-from det_core.launch._ports import free_port
+from det_core.launch._machines._hosts import Host
+from det_core.launch._machines._place import Place
+from det_core.launch._machines._ports import free_port
+from det_core.launch._words._options import CannotStart
 from support.launcher import launched, write
 
 DEEPSPEED = [sys.executable, "-m", "det_core.launch.deepspeed"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from det_core.launch._hosts import Host, read_hostfile, read_hosts, write_hostfile
-from det_core.launch._options import CannotStart, UsageError
-from det_core.launch._place import index_of_this_machine, is_here
-from det_core.launch._ports import check_free, check_reachable, free_port
+from det_core.launch._machines._hosts import Host, read_hostfile, read_hosts, write_hostfile
+from det_core.launch._machines._place import index_of_this_machine, is_here
+from det_core.launch._machines._ports import check_free, check_reachable, free_port
+from det_core.launch._words._options import CannotStart, UsageError
 
 
 def hostfile(folder: Path, text: str) -> str:

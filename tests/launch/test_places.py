@@ -14,11 +14,11 @@ import pytest
 from det_core._env import Environment
 from det_core._slurm import expand_nodes
 from det_core.launch import _torchrun
-from det_core.launch._hosts import Host
-from det_core.launch._options import UsageError
-from det_core.launch._place import Place
-from det_core.launch._places import find_place
-from det_core.launch._words import Parser, count
+from det_core.launch._machines._hosts import Host
+from det_core.launch._machines._place import Place
+from det_core.launch._machines._places import find_place
+from det_core.launch._words._options import UsageError
+from det_core.launch._words._parser import Parser, count
 
 STEP = {
     "SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "gpu[03-05]", "SLURM_NODEID": "1", "SLURM_PROCID": "1",

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from det_core.launch._ranks import Outcome, Rank, exit_status, failures, summary
+from det_core.launch._supervisor._ranks import Outcome, Rank, exit_status, failures, summary
 
 
 def rank(number: int, status: int | None, ended: float = 1.0, **more: object) -> Rank:

@@ -11,9 +11,9 @@ import torch.distributed.run
 from torch.distributed.run import get_args_parser
 
 from det_core._env import Environment
-from det_core.launch._options import UsageError
-from det_core.launch._secret import job_secret
+from det_core.launch._machines._secret import job_secret
 from det_core.launch._torchrun import HelpWanted, Parser, _processes
+from det_core.launch._words._options import UsageError
 
 
 def parser(**environ: str) -> Parser:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from det_core.launch._options import UsageError
-from det_core.launch._words import HelpWanted, Parser, count
+from det_core.launch._words._options import UsageError
+from det_core.launch._words._parser import HelpWanted, Parser, count
 
 
 @pytest.fixture(autouse=True)

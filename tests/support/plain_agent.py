@@ -12,9 +12,9 @@ import subprocess
 import sys
 import time
 
-from det_core.launch._agent import Control
-from det_core.launch._launch import launch
-from det_core.launch._options import UsageError, add_options, read_options
+from det_core.launch._supervisor._agent import Control
+from det_core.launch._supervisor._launch import launch
+from det_core.launch._words._options import UsageError, add_options, read_options
 from det_core.launch._wrapper import command
 
 

@@ -6,7 +6,7 @@ import errno
 import os
 import socket
 
-from ._options import CannotStart
+from .._words._options import CannotStart
 
 
 def free_port() -> int:

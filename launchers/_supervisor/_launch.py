@@ -9,11 +9,11 @@ import socket
 import tempfile
 from collections.abc import Callable
 
+from .._wrapper._linux import adopt_orphans
 from ._agent import Control, start_agent
 from ._notices import Notices
 from ._signals import PASSED_ON, Signals
 from ._supervisor import Supervisor
-from ._wrapper._linux import adopt_orphans
 
 _LONGEST_PATH = 100  # of a unix socket: 108 bytes in <sys/un.h>
 

@@ -6,7 +6,7 @@ import secrets
 
 from det_core._env import Environment
 
-from ._options import UsageError
+from .._words._options import UsageError
 
 
 def job_secret(environment: Environment, *, machines: int, command: str) -> dict[str, str]:

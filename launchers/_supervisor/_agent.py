@@ -17,9 +17,9 @@ from typing import NoReturn
 
 from det_core._errors import DetCoreError
 
-from ._options import CannotStart, Options, UsageError
-from ._wrapper._linux import signal_at_parents_death
-from ._wrapper._protocol import MAX_MESSAGE, pack
+from .._words._options import CannotStart, Options, UsageError
+from .._wrapper._linux import signal_at_parents_death
+from .._wrapper._protocol import MAX_MESSAGE, pack
 
 
 @dataclass

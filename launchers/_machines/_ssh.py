@@ -16,9 +16,9 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ._options import CannotStart
-from ._wrapper import python
-from ._wrapper._handed import to_bytes
+from .._words._options import CannotStart
+from .._wrapper import python
+from .._wrapper._handed import to_bytes
 
 PATIENCE = 30.0
 """Seconds for all hosts to answer."""

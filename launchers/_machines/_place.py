@@ -6,8 +6,8 @@ import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .._words._options import UsageError
 from ._hosts import Host
-from ._options import UsageError
 
 PORT = 29500
 """Where the machines of a job meet if nothing says otherwise; as torchrun's and deepspeed's."""

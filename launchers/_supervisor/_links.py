@@ -5,8 +5,8 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
+from .._wrapper._protocol import MAX_MESSAGE
 from ._ranks import Rank
-from ._wrapper._protocol import MAX_MESSAGE
 
 
 @dataclass

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from ._wrapper._session import members
+from .._wrapper._session import members
 
 
 def kill(pid: int, signum: int) -> None:

@@ -23,8 +23,8 @@ from det_core._env import Environment
 from det_core._info import get_cluster_info
 from det_core._slurm import expand_counts, expand_nodes
 
+from .._words._options import UsageError
 from ._hosts import Host, read_hostfile, read_hosts
-from ._options import UsageError
 from ._place import PORT, Place, index_of_this_machine
 from ._slots import ONE, gpus
 

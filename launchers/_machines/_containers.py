@@ -15,7 +15,7 @@ from typing import NoReturn
 from det_core._env import Environment
 from det_core._info import ClusterInfo
 
-from ._options import CannotStart, UsageError
+from .._words._options import CannotStart, UsageError
 
 PATIENCE = 20.0
 """Seconds for the servers of all containers to be up."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ._options import UsageError
+from .._words._options import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
 _SLOTS = re.compile(r"slots=(\d+)")

@@ -8,14 +8,14 @@ import signal
 import socket
 import time
 
+from .._words._options import GRACE, TAIL
+from .._wrapper._protocol import MAX_MESSAGE, pack, same_user, unpack
 from ._agent import Agent
 from ._links import Link, send
 from ._notices import Notices
-from ._options import GRACE, TAIL
 from ._processes import end_session, kill, kill_group
 from ._ranks import Outcome, Rank, exit_status, summary
 from ._signals import ENDING, PASSED_ON, Signals, name
-from ._wrapper._protocol import MAX_MESSAGE, pack, same_user, unpack
 
 TEARDOWN = 25.0
 """Seconds at most that wrappers take to end the other ranks after a failure: torchrun's agent kills them after 30."""
