@@ -537,6 +537,40 @@ def test_what_could_not_be_aborted_is_collected_by_the_same_process(store: Objec
     assert contents(store) == {}
 
 
+class Late(Door):
+    """Answers no request to write the object ``one/late`` before it is cancelled; refuses ``one/refused`` then."""
+
+    async def attempt(self, operation: str, key: str, function: Any, *args: Any) -> Any:
+        import asyncio
+
+        if (operation, key) == ("write", "one/late"):
+            self.asked = asyncio.get_running_loop().create_future()
+            await self.asked
+        if (operation, key) == ("write", "one/refused"):
+            while not hasattr(self, "asked"):
+                await asyncio.sleep(0.001)
+            raise PermissionError("on purpose")
+        return await super().attempt(operation, key, function, *args)
+
+
+@pytest.mark.parametrize("who", ["the same process", "a later restart"])
+def test_what_is_done_after_it_was_given_up_is_collected(
+    store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    """A server may carry a request out that nobody waits for any more, after all that was put has been removed."""
+    monkeypatch.setattr(store.door.bucket, "concludes", False)
+    late = ObjectStore(Late(store.door.bucket), tmp_path / "scratch")
+    source = fill(tmp_path / "source", {"late": b"l" * (5 << 20), "refused": b"r" * (5 << 20)})
+    staging = late.begin("one", owner())
+    with pytest.raises(StorageError, match="cannot write one/refused"):
+        staging.put(scan(store.disk, str(source)))
+    staging.abort()
+    put(store, "one/late")
+    assert store.collect() == [] and "one/late" in contents(store), "the mark is of one who lives"
+    assert (late.collect() if who == "the same process" else store.collect(owner(1))) == ["one"]
+    assert contents(store) == {}
+
+
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 def test_a_store_that_cannot_be_used_is_told_by_validate(store: ObjectStore, tmp_path: Path, at: int) -> None:
     door = FaultyDoor(store.door.bucket, at, "EACCES")

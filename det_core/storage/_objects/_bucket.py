@@ -39,6 +39,8 @@ class Bucket(Protocol):
     """As messages and records name the store. No secret is ever in it."""
     concurrency: int
     """How many requests are worth having in flight."""
+    concludes: bool
+    """Whether a call that is cancelled is over when it raises; else its service may carry it out yet."""
 
     def part_size(self, size: int) -> int:
         """Bytes per part of an object of ``size`` bytes; one that is not larger is put as a whole.

@@ -152,6 +152,14 @@ class Door:
                 await asyncio.sleep(self._pause(number, e, began + self._patience - now))
         raise AssertionError("unreachable")
 
+    def unsettled(self, error: BaseException) -> bool:
+        """Whether what was asked for may be done yet, though this was raised: its answer was lost or not awaited."""
+        if self.bucket.concludes:
+            return False
+        if isinstance(error, StorageError):
+            return isinstance(error.__cause__, Exception) and self._may_pass(error.__cause__)
+        return not isinstance(error, Exception)
+
     def _may_pass(self, error: Exception) -> bool:
         return isinstance(error, asyncio.TimeoutError | TimeoutError) or self.bucket.retryable(error)
 

@@ -61,6 +61,7 @@ class GcsBucket:
     """
 
     concurrency = CONCURRENCY
+    concludes = False
 
     def __init__(
         self, bucket: str, prefix: str = "", *, endpoint_url: str | None = None, anonymous: bool | None = None

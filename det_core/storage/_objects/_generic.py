@@ -57,6 +57,7 @@ class FsspecBucket:
         secrets: Iterable[str] = (),
     ) -> None:
         self.url = url
+        self.concludes = not kind.async_impl  # what a thread does is waited for
         self._kind, self._options = kind, dict(options)
         self._base = path.rstrip("/") + "/"
         self._secrets = [secret for secret in secrets if secret]

@@ -63,6 +63,7 @@ class S3Bucket:
     """
 
     concurrency = CONCURRENCY
+    concludes = False
 
     def __init__(
         self,

@@ -66,6 +66,7 @@ class ObjectStaging:
         self._local = DirectoryStaging(disk, scratch, name, storage_id, 0)
         self._shares_mark = self._marked = f"{storage_id}.{owner.tag}" == ticket
         self._putting: set[str] = set()
+        self._unanswered = False
         self._open = True
         self.ticket = ticket
         self.storage_id = storage_id
@@ -99,9 +100,12 @@ class ObjectStaging:
             self._marked = True
         where = f"checkpoint {self.storage_id} in {self._door.where}"
         self._putting = {self._folder + path for path in listing.files}
-        entries = upload(self._door, self._disk, where, jobs, progress)
+        entries = upload(self._door, self._disk, where, jobs, progress, self._gave_up)
         self._putting = set()
         return entries
+
+    def _gave_up(self) -> None:
+        self._unanswered = True
 
     def commit(
         self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
@@ -120,7 +124,11 @@ class ObjectStaging:
             self._check_all_there(manifest, listed)
             await self._door.put(self._folder + MANIFEST, manifest.encode())
 
-        run(self._door.where, lambda _: put_last())
+        try:
+            run(self._door.where, lambda _: put_last())
+        except BaseException as e:
+            self._unanswered |= self._door.unsettled(e)
+            raise
         self._open = False
         self._clear_up()
         return manifest
@@ -167,12 +175,15 @@ class ObjectStaging:
         except BaseException:
             self._left(self._mark)
             raise
+        if self._unanswered:
+            self._left(self._mark)
 
     async def _remove(self) -> None:
         """The manifest goes first: a commit may have failed only because its answer was lost.
 
         A rank that has put all of its files leaves them to the chief, who may be committing them now. Its mark says
         that they are its own, should the chief have come to an end before.
+        Where a request was given up, its object may appear after all: the mark stays for whoever collects next.
         """
         door = self._door
         if self._chief:
@@ -184,7 +195,7 @@ class ObjectStaging:
             await door.delete(keys)
         if self._chief:
             await door.abort_stale(self._folder)
-        if self._chief or not self._shares_mark:
+        if (self._chief or not self._shares_mark) and not self._unanswered:
             await door.delete([self._mark])
 
     def _refuse_if_taken(self, operation: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -55,7 +55,12 @@ class _Part(NamedTuple):
 
 
 def upload(
-    door: Door, disk: Disk, where: str, jobs: Sequence[Job], progress: Progress | None = None
+    door: Door,
+    disk: Disk,
+    where: str,
+    jobs: Sequence[Job],
+    progress: Progress | None = None,
+    unanswered: Callable[[], object] | None = None,
 ) -> dict[str, FileEntry]:
     """Put files, whose ``target`` is a key, and return size and digests by name.
 
@@ -65,6 +70,8 @@ def upload(
         where: how messages name the checkpoint.
         jobs: what to put.
         progress: told of the bytes done; if it raises, no more is put.
+        unanswered: called if a request to store something was given up before its answer: it may be done yet, even
+            after this has raised.
 
     Raises:
         CheckpointError: a file became shorter meanwhile.
@@ -76,11 +83,22 @@ def upload(
         return {}
     with ThreadPoolExecutor(THREADS, thread_name_prefix="det_core-upload") as pool:
         work = _Upload(door, Files(disk, where, CHUNK), pool)
-        return run(door.where, lambda meter: work.run(jobs, meter), progress)
+        try:
+            return run(door.where, lambda meter: work.run(jobs, meter), progress)
+        finally:
+            if work.unanswered and unanswered is not None:
+                unanswered()
 
 
 class _Upload:
+    """The work of :func:`upload`.
+
+    Attributes:
+        unanswered: whether a request was given up that may be done yet.
+    """
+
     def __init__(self, door: Door, files: Files, pool: ThreadPoolExecutor) -> None:
+        self.unanswered = False
         self._door, self._files, self._pool = door, files, pool
         self._budget = Budget()
         self._entries: dict[str, FileEntry] = {}
@@ -106,6 +124,9 @@ class _Upload:
         taken = await self._budget.take(size)
         try:
             await (self._put_part(item) if isinstance(item, _Part) else self._put_small(item))
+        except BaseException as e:
+            self.unanswered |= self._door.unsettled(e)
+            raise
         finally:
             self._budget.give(taken)
 
