@@ -22,8 +22,11 @@ from det_core.core._checkpoint._aside._image import Image
 from det_core.core._checkpoint._aside._order import Contents, Order, Steps, commit_image, write_image
 from det_core.storage import DirectoryStore, Disk
 
-NICE = 19
-"""The thread that nobody waits for gets a seventieth of what another thread gets; see :manpage:`sched(7)`."""
+NICE = 10
+"""The thread that nobody waits for gets a ninth of what another thread gets; see :manpage:`sched(7)`.
+
+With less, where the training spins on every processor, it is not done before the next checkpoint, which then waits.
+"""
 LOOK = 1.0
 """Seconds between two looks whether the parent lives, where the kernel does not tell."""
 
