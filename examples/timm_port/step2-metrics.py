@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import multiprocessing
 import os
 import time
 from collections import OrderedDict
@@ -149,6 +150,10 @@ def create_loaders(args, device):
     """Return what loads the images to train on, augmented, and those to validate on."""
     data_config = resolve_data_config(vars(args))
     root = args.data_dir or digits.image_folder()
+    if args.workers:
+        # Forked beside the threads of torch.distributed, a process may hang before it begins (python/cpython#112275).
+        multiprocessing.set_start_method("forkserver", force=True)
+        multiprocessing.set_forkserver_preload(["timm"])
     common = {
         "input_size": data_config["input_size"],
         "interpolation": data_config["interpolation"],
