@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -85,7 +87,7 @@ def command(job: Job) -> list[str]:
 
 
 def program_words(job: Job) -> list[str]:
-    """The words: always with a hostfile, since without one it counts GPUs, and on a CPU sockets."""
+    """The words: always with the slots, since without them it counts GPUs, and on a CPU sockets."""
     place = job.place
     port = place.port
     if not place.several and job.asked.master_port is None:
@@ -96,15 +98,24 @@ def program_words(job: Job) -> list[str]:
         check_reachable(place.chief, port)
     names = [host.name for host in place.hosts] if place.several else ["localhost"]
     hosts = [Host(name, host.slots) for name, host in zip(names, place.hosts, strict=True)]
+    hostfile = write_hostfile(_hostfile(job), hosts)
+    if job.theirs:  # which only its front end knows all of
+        front = ["deepspeed.launcher.runner", "--hostfile", hostfile, "--no_ssh"]
+    else:  # the front end would import deepspeed, and then start this, which does so again
+        front = ["deepspeed.launcher.launch", "--world_info", _world_info(hosts)]
     return [
-        *(sys.executable, "-m", "deepspeed.launcher.runner"),
-        *("--hostfile", write_hostfile(_hostfile(job), hosts)),
-        *("--no_ssh", "--node_rank", str(place.node_rank)),
-        *("--master_addr", place.chief, "--master_port", str(port)),
+        *(sys.executable, "-m", *front),
+        *("--node_rank", str(place.node_rank), "--master_addr", place.chief, "--master_port", str(port)),
         *("--no_python", "--no_local_rank"),
         *job.theirs,
         *job.wrapped,
     ]
+
+
+def _world_info(hosts: list[Host]) -> str:
+    """The machines and their slots, as deepspeed's front end tells them to its launcher on each machine."""
+    slots = {host.name: list(range(host.slots)) for host in hosts}
+    return base64.urlsafe_b64encode(json.dumps(slots).encode()).decode()
 
 
 def variables(job: Job, environ: Mapping[str, str]) -> dict[str, str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import base64
 import importlib.util
+import json
 import re
 import socket
 import sys
@@ -27,7 +29,7 @@ TWO = (Host("127.0.0.1", 2), Host("127.0.0.2", 1))
 
 def job(folder: Path, place: Place, **changes: Any) -> Job:
     given: dict[str, Any] = dict(
-        asked=argparse.Namespace(master_port=None), place=place, grace=60.0, theirs=["--quiet"],
+        asked=argparse.Namespace(master_port=None), place=place, grace=60.0, theirs=[],
         wrapped=["wrapped", "@"], folder=str(folder), control=None, environment=Environment.read({}),
     )  # fmt: skip
     return Job(**{**given, **changes})
@@ -42,17 +44,32 @@ def test_one_machine_meets_at_a_port_of_its_own(tmp_path: Path) -> None:
     words = [deepspeed.program_words(job(tmp_path, place)) for _ in range(2)]
     assert value(words[0], "--master_port") != value(words[1], "--master_port")
     assert value(words[0], "--master_addr") == "127.0.0.1"
-    assert Path(value(words[0], "--hostfile")).read_text() == "localhost slots=3\n"
-    assert words[0][-3:] == ["--quiet", "wrapped", "@"]
-    assert {"--no_ssh", "--no_python", "--no_local_rank"} <= set(words[0])
+    assert "deepspeed.launcher.launch" in words[0] and slots(words[0]) == {"localhost": [0, 1, 2]}
+    assert words[0][-4:] == ["--no_python", "--no_local_rank", "wrapped", "@"]
 
 
-def test_two_machines(tmp_path: Path) -> None:
+def slots(words: list[str]) -> Any:
+    """What is told of the machines."""
+    return json.loads(base64.urlsafe_b64decode(value(words, "--world_info")))
+
+
+def test_options_of_deepspeed_go_to_its_front_end(tmp_path: Path) -> None:
+    place = Place("this machine", (Host("127.0.0.1", 3),))
+    words = deepspeed.program_words(job(tmp_path, place, theirs=["--quiet"]))
+    assert Path(value(words, "--hostfile")).read_text() == "localhost slots=3\n"
+    assert words[-3:] == ["--quiet", "wrapped", "@"]
+    assert {"deepspeed.launcher.runner", "--no_ssh", "--no_python", "--no_local_rank"} <= set(words)
+
+
+@pytest.mark.parametrize("theirs", [[], ["--quiet"]])
+def test_two_machines(tmp_path: Path, theirs: list[str]) -> None:
     port = free_port()
     for node in range(2):
-        words = deepspeed.program_words(job(tmp_path, Place("--hosts", TWO, node, port)))
+        words = deepspeed.program_words(job(tmp_path, Place("--hosts", TWO, node, port), theirs=theirs))
         assert (value(words, "--node_rank"), value(words, "--master_port")) == (str(node), str(port))
-        assert Path(value(words, "--hostfile")).read_text() == "127.0.0.1 slots=2\n127.0.0.2 slots=1\n"
+        assert (tmp_path / "hosts").read_text() == "127.0.0.1 slots=2\n127.0.0.2 slots=1\n"
+        if not theirs:
+            assert slots(words) == {"127.0.0.1": [0, 1], "127.0.0.2": [0]}
 
 
 def test_a_port_in_use_and_a_host_without_an_address(tmp_path: Path) -> None:

@@ -182,6 +182,16 @@ def test_bad_words_are_one_line(framework: Framework, tmp_path: Path, words: lis
         one_line(job, 2, text)
 
 
+def test_deepspeed_with_an_option_of_its_own(tmp_path: Path) -> None:
+    need()
+    found = FRAMEWORKS["deepspeed"]
+    command = found.local(2, "--log_level", "warning")
+    with launched(command, "--", found.who(tmp_path), folder=tmp_path, **variables()) as job:
+        assert job.wait(PATIENCE) == 0, job.err
+        job.nothing_left()
+    assert [[rank[:2] for rank in ranks] for ranks in told(job.out).values()] == [places({socket.gethostname(): 2})] * 2
+
+
 @pytest.mark.parametrize("name", ["horovod", "deepspeed", "mpi"])
 def test_a_hostfile_with_a_typo_is_one_line(tmp_path: Path, name: str) -> None:
     need(*FRAMEWORKS[name].needs)
