@@ -25,8 +25,8 @@ from det_core.storage import DirectoryStore, Disk
 NICE = 5
 """The thread that nobody waits for gets a quarter of a processor that others want as well; see :manpage:`sched(7)`.
 
-With little more than nothing it would not be done before the next checkpoint, which then waits; and it costs the
-training more even where a processor is free (benchmarks/checkpoint_loop.py: 3.2 % at 19, 1.4 % at 5).
+With little more than nothing it would not be done before the next checkpoint, which then waits. Nor did that cost the
+training less, even where a processor is free.
 """
 LOOK = 1.0
 """Seconds between two looks whether the parent lives, where the kernel does not tell."""
