@@ -62,6 +62,20 @@ def test_after_a_redirect_the_client_sends_everything(moto_server: S3Server) -> 
             tags = [call(bucket.put_part, upload, 1, memoryview(data)), call(bucket.put_part, upload, 2, b"x")]
             call(bucket.finish_parts, upload, tags)
             assert call(bucket.get, "large") == data + b"x"
+            assert [(e.key, e.size) for e in call(bucket.list, "k")] == [("key", 1)]
+        finally:
+            call(bucket.close)
+
+
+def test_a_listing_that_is_wanted_elsewhere_begins_anew(moto_server: S3Server) -> None:
+    name = moto_server.make_bucket()
+    with proxy_before(moto_server.url) as proxy:
+        bucket = opened(moto_server, name, "some/prefix", endpoint_url=proxy.url)
+        try:
+            call(bucket.put, "key", b"1")
+            proxy.begin(lambda number, request: MOVED if number == 1 else None)
+            assert [(e.key, e.size) for e in call(bucket.list, "")] == [("key", 1)]
+            assert len(proxy.requests) == 2
         finally:
             call(bucket.close)
 

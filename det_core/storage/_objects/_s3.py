@@ -235,10 +235,18 @@ class S3Bucket:
 
     async def list(self, prefix: str) -> builtins.list[Entry]:
         """Every object under a prefix."""
-        start = len(self._base)
+        start, whole = len(self._base), self._base + prefix
+        if (direct := await self._data_path()) is not None:
+            with self._redirect():
+                found: builtins.list[Entry] = []
+                page = None
+                while page is None or page.next is not None:
+                    page = await direct.list(whole, page and page.next)
+                    found += [Entry(entry.key[start:], entry.size, entry.modified) for entry in page.entries]
+                return found
         return [
             Entry(found["Key"][start:], found["Size"], found["LastModified"].timestamp())
-            async for page in self._pages("list_objects_v2", Prefix=self._base + prefix)
+            async for page in self._pages("list_objects_v2", Prefix=whole)
             for found in page.get("Contents", ())
         ]
 

@@ -1,26 +1,27 @@
-"""The data requests of S3, signed by botocore and sent by aiohttp, without what lies between.
+"""The requests of S3 that come by the thousand, sent by aiohttp, without what lies between in its client.
 
 A call of the client is built from a model of the service, validated, resolved to an endpoint, run past some twenty
 hooks and parsed: 1 ms of Python for what a server stores in half of that. A PUT or GET of one object needs none of
-it. What is out of the ordinary (redirects, directory buckets, access points) is left to the client.
+it, nor does a listing. What is out of the ordinary (redirects, directory buckets, access points) is left to the client.
 """
 
 from __future__ import annotations
 
 import ssl
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, urlsplit
 from xml.etree import ElementTree
 
 import aiohttp
-from botocore.auth import S3SigV4Auth
-from botocore.awsrequest import AWSRequest
 from botocore.exceptions import ClientError
 from botocore.httpsession import get_cert_path
 from botocore.utils import get_environ_proxies
 from yarl import URL
 
+from det_core import _clock
 from det_core.storage._objects._body import Body
+from det_core.storage._objects._s3_listing import Page, query_of, read_page
+from det_core.storage._objects._s3_signature import signed
 
 MARK = "det_core-key"
 SAFE = "/-_.~"
@@ -53,7 +54,8 @@ class Direct:
     """
 
     def __init__(self, base: str, region: str, credentials: Any, config: Any, verify: str | None) -> None:
-        self._base, self._region, self._credentials, self._config = base, region, credentials, config
+        self._base, self._region, self._credentials = base, region, credentials
+        self._host, self._path = _host_and_path(base)
         https = base.startswith("https:")
         trusted = ssl.create_default_context(cafile=verify or get_cert_path(True)) if https else False
         self._http = aiohttp.ClientSession(
@@ -113,16 +115,25 @@ class Direct:
         """
         return (await self._send("GetObject", "GET", key, headers)).body
 
+    async def list(self, prefix: str, token: str | None) -> Page:
+        """A page of the objects under a prefix: the first, or that of ``token``.
+
+        Raises:
+            ClientError, Redirected: as :meth:`get` does.
+            ResponseParserError: what came is no listing.
+        """
+        return read_page((await self._send("ListObjectsV2", "GET", "", {}, query=query_of(prefix, token))).body)
+
     async def _send(
         self, operation: str, method: str, key: str, headers: dict[str, str], data: Any = None, query: str = ""
     ) -> Answer:
-        url = self._base + quote(key, safe=SAFE) + (f"?{query}" if query else "")
-        request = AWSRequest(method, url, headers)
+        quoted = quote(key, safe=SAFE)
+        url = self._base + quoted + (f"?{query}" if query else "")
         if self._credentials is not None:
-            request.context["client_config"] = self._config
             who = await self._credentials.get_frozen_credentials()
-            S3SigV4Auth(who, "s3", self._region).add_auth(request)
-        sent = {**dict(request.headers.items()), "Accept-Encoding": "identity"}
+            path = self._path + quoted
+            headers = signed(method, self._host, path, query, headers, who, self._region, _clock.now())
+        sent = {**headers, "Accept-Encoding": "identity"}
         async with self._http.request(
             method, URL(url, encoded=True), headers=sent, data=data, allow_redirects=False
         ) as response:
@@ -133,6 +144,13 @@ class Direct:
         if response.status < 400 or error.response["Error"]["Code"] in OF_ANOTHER_REGION:
             raise Redirected(url) from error
         raise error
+
+
+def _host_and_path(base: str) -> tuple[str, str]:
+    """Of a URL; the host as clients send it, without the port that its scheme has anyway."""
+    parts = urlsplit(base)
+    usual = {"http": ":80", "https": ":443"}[parts.scheme]
+    return parts.netloc.rpartition("@")[2].lower().removesuffix(usual), parts.path
 
 
 def _refused(status: int, headers: Any, body: bytes, operation: str) -> ClientError:
