@@ -21,6 +21,8 @@ TEARDOWN = 25.0
 """Seconds at most that wrappers take to end the other ranks after a failure: torchrun's agent kills them after 30."""
 AGENT_GRACE = 10.0
 """Seconds that the agent gets to leave after all its ranks have, when the job was told to end."""
+LATE = 60.0
+"""Seconds that the last words of ranks on other machines may take, once the agent has seen all ranks end well."""
 
 
 class Supervisor:
@@ -44,7 +46,7 @@ class Supervisor:
         self._early: list[int] = []  # signals that came before every rank was there to hear them
         self._interrupts = 0
         self._torn_down: set[int] = set()  # the links of ranks that were told to end because another one has failed
-        self._kill_at = self._force_at = self._agent_at = self._give_up_at = float("inf")
+        self._late_at = self._kill_at = self._force_at = self._agent_at = self._give_up_at = float("inf")
         self._poll = select.poll()
         for fd in (listener.fileno(), agent.control.fileno(), signals.fd):
             self._poll.register(fd, select.POLLIN)
@@ -69,7 +71,7 @@ class Supervisor:
 
     def _wait(self) -> float | None:
         """Milliseconds until something is due."""
-        due = min(self._kill_at, self._force_at, self._agent_at, self._give_up_at)
+        due = min(self._late_at, self._kill_at, self._force_at, self._agent_at, self._give_up_at)
         if self._notices.waiting:
             due = min(due, time.monotonic() + 0.1)
         return None if due == float("inf") else max(0.0, due - time.monotonic()) * 1000 + 1
@@ -135,9 +137,19 @@ class Supervisor:
         if self._quit is not None or self._agent_done:
             return
         self._hear_the_rest()
+        program, running = self._agent.is_program, self._running()
         of_others = self._agent.has_others and status != 0 and not self._failed()
-        if self._agent.is_program and not of_others and (self._failed() or self._all_ended()):
+        if program and not of_others and (self._failed() or self._all_ended()):
             return  # it only says in its own way what the wrappers have told
+        if program and status == 0 and running and all(link.rank and link.rank.host for link in running):
+            self._late_at = (
+                time.monotonic() + LATE
+            )  # what they have printed is on its way, and their ends come after it
+            return
+        self._agent_left(status, of_others)
+
+    def _agent_left(self, status: int, of_others: bool) -> None:
+        """It has ended, and that was too early."""
         how = f"was killed by {name(-status)}" if status < 0 else f"ended with status {status}"
         if not self._outcome.stop and not self._outcome.agent_error:
             self._notices.show(self._agent.last_words(self._tail))
@@ -294,6 +306,10 @@ class Supervisor:
     def _act(self, now: float) -> None:
         if self._notices.waiting:
             self._notices.flush(0)
+        if now >= self._late_at:
+            self._late_at = float("inf")
+            if self._running():
+                self._agent_left(0, of_others=False)
         if now >= self._kill_at:
             self._kill_at, self._force_at = float("inf"), now + 5
             self._kill()

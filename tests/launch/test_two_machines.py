@@ -40,6 +40,13 @@ WAITS = """
         time.sleep(0.01)
     print("got", *got, flush=True)
 """
+ENDS = """
+    import os, time
+    print("ready", flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.01)
+    print("x" * 100000)
+"""
 HOLDS = """
     import os, sys, time
     from det_core import core
@@ -188,6 +195,33 @@ def test_output_of_any_kind_comes_through_whole_from_both(hosts: Hosts, tmp_path
         assert job.wait(PATIENCE) == 0, job.err
     assert job.err_bytes_lines() == [b"[rank=%d] to stderr" % rank for rank in range(4)]
     assert_all_was_printed(job.out_bytes, ranks=4, long=10_000_000, lines=50_000)
+
+
+@pytest.mark.parametrize("name", ["horovod", "mpi"])
+def test_last_words_that_come_after_the_framework_has_ended_count(hosts: Hosts, tmp_path: Path, name: str) -> None:
+    framework = FRAMEWORKS[name]
+    need(*framework.needs)
+    script = write(tmp_path, "ends.py", ENDS)
+    with launched(by_ssh(framework, hosts), script, folder=tmp_path, **env(tmp_path)) as job:
+        job.wait_for("ready", times=4, seconds=PATIENCE)
+        (near,) = [pid for pid, command in hosts.processes(1).items() if "_near" in command and "_far" in command]
+        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+        (agent,) = {*map(int, children)} - {near}
+        os.kill(near, signal.SIGSTOP)
+        try:
+            (tmp_path / "go").touch()
+            until = time.monotonic() + PATIENCE
+            while os.path.exists(f"/proc/{agent}"):
+                assert time.monotonic() < until, f"{name} did not end"
+                time.sleep(0.01)
+            time.sleep(0.5)
+            assert job.process.poll() is None, job.err
+        finally:
+            os.kill(near, signal.SIGCONT)
+        assert job.wait(PATIENCE) == 0, job.err
+    assert unprefixed(job.out) == [] and job.err == ""
+    long = "x" * 100_000
+    assert sorted(line for line in job.out.splitlines() if long in line) == [f"[rank={r}] {long}" for r in range(4)]
 
 
 @pytest.mark.parametrize("name", ["horovod", "mpi"])
