@@ -301,13 +301,13 @@ def test_a_process_that_computes_shows_in_the_cpu_utilisation() -> None:
 
 
 def test_memory_that_is_taken_is_no_longer_free() -> None:
-    sensor = Memory(psutil)
-    for _ in range(20):
+    sensor, held = Memory(psutil), []
+    for _ in range(8):  # others may give some back meanwhile
         before = sensor.read()["memory_free"]
         block = bytearray(256 << 20)
         block[::4096] = b"x" * len(block[::4096])
         taken = before - sensor.read()["memory_free"]
-        del block
+        held.append(block)  # what is given back the kernel may keep at hand, and lend out again, uncounted
         if taken > 128 << 20:
             return
     pytest.fail(f"256 MB were taken, and {taken / 2**20:.0f} MB were gone")
