@@ -7,8 +7,7 @@ the number of trials, so each is run at sizes that end within minutes.
 
 How our time grows is measured in pairs, one after the other in one process: so many searches of the smaller size that
 they take about as long as one of the larger size, since a short run finds a quiet moment of a shared machine more
-easily than a long one. The row tells the median of the pairs. The garbage collector is off, as it is in the rates; one
-more row tells the growth with it on.
+easily than a long one. The row tells the median of the pairs. Python's garbage collector is as a user has it: on.
 
 Run it with ``python -m benchmarks.search_decisions``.
 """
@@ -57,22 +56,17 @@ CODE = {
     "det_core": OURS
     + """
 gc.collect()
-gc.disable()
 start = time.process_time()
 decisions = simulate(searcher(trials), space, 7, metric_of, slots=16).decisions
 """,
     "growth": OURS
     + """
-large, small, pairs, collect = trials, int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "on"
+large, small, pairs = trials, int(sys.argv[2]), int(sys.argv[3])
 def seconds(trials):
     gc.collect()
-    if not collect:
-        gc.disable()
     start = time.process_time()
     simulate(searcher(trials), space, 7, metric_of, slots=16)
-    took = time.process_time() - start
-    gc.enable()
-    return took
+    return time.process_time() - start
 seconds(small)
 times = large // small
 ratios = []
@@ -88,7 +82,6 @@ scheduler = ASHAScheduler(
 )
 decisions = 0
 gc.collect()
-gc.disable()
 start = time.process_time()
 for number in range(trials):
     trial, quality = SimpleNamespace(trial_id=str(number)), dice.random()
@@ -114,7 +107,6 @@ space = {
 }
 decisions = 0
 gc.collect()
-gc.disable()
 start = time.process_time()
 for _ in range(trials):
     trial, quality = study.ask(space), dice.random()
@@ -144,10 +136,8 @@ def main() -> int:
             rows.append((who, trials, int(decisions), seconds, rate, met))
     small, large = sorted(SIZES["det_core"])[-2:]
     allowed = large * math.log(large) / (small * math.log(small))
-    growth, collected = grown(small, large, "off"), grown(small, large, "on")
-    what = f"det_core: time at {large:,} over time at {small:,}"
-    rows.append((what, None, None, None, growth, growth <= allowed))
-    rows.append((f"{what}, with the garbage collector", None, None, None, collected, None))
+    growth = grown(small, large)
+    rows.append((f"det_core: time at {large:,} over time at {small:,}", None, None, None, growth, growth <= allowed))
     print_table(
         f"search decisions a second (bound: {RATE:,}, and time growing by n log n at most: {allowed:.3g} times)",
         ("", "trials", "decisions", "seconds", "a second", "met"),
@@ -162,9 +152,9 @@ def measured(who: str, trials: int) -> tuple[float, float]:
     return decisions, seconds
 
 
-def grown(small: int, large: int, collector: str) -> float:
+def grown(small: int, large: int) -> float:
     """How many times as long the larger search takes, as the median of some pairs."""
-    ratios, _ = run("growth", str(large), str(small), str(PAIRS), collector)
+    ratios, _ = run("growth", str(large), str(small), str(PAIRS))
     return statistics.median(ratios)
 
 

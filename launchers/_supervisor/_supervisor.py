@@ -142,9 +142,8 @@ class Supervisor:
         if program and not of_others and (self._failed() or self._all_ended()):
             return  # it only says in its own way what the wrappers have told
         if program and status == 0 and running and all(link.rank and link.rank.host for link in running):
-            self._late_at = (
-                time.monotonic() + LATE
-            )  # what they have printed is on its way, and their ends come after it
+            # What they have printed is on its way, and their ends come after it.
+            self._late_at = time.monotonic() + LATE
             return
         self._agent_left(status, of_others)
 

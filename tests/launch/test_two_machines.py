@@ -224,6 +224,26 @@ def test_last_words_that_come_after_the_framework_has_ended_count(hosts: Hosts, 
     assert sorted(line for line in job.out.splitlines() if long in line) == [f"[rank={r}] {long}" for r in range(4)]
 
 
+@pytest.mark.long
+@pytest.mark.timeout(300)
+def test_last_words_that_never_come_are_waited_for_a_minute(hosts: Hosts, tmp_path: Path) -> None:
+    need(*FRAMEWORKS["mpi"].needs)
+    script = write(tmp_path, "ends.py", ENDS)
+    with launched(by_ssh(FRAMEWORKS["mpi"], hosts, "--grace", "2"), script, folder=tmp_path, **env(tmp_path)) as job:
+        job.wait_for("ready", times=4, seconds=PATIENCE)
+        (near,) = [pid for pid, command in hosts.processes(1).items() if "_near" in command and "_far" in command]
+        os.kill(near, signal.SIGSTOP)
+        try:
+            (tmp_path / "go").touch()
+            begun = time.monotonic()
+            assert job.wait(60 + PATIENCE) == 1, job.err
+            assert time.monotonic() - begun > 55
+        finally:
+            os.kill(near, signal.SIGCONT)
+    assert "mpirun (pid" in job.err and "ended with status 0" in job.err, job.err
+    hosts.nothing_left(40)
+
+
 @pytest.mark.parametrize("name", ["horovod", "mpi"])
 def test_nothing_outlives_kill_9_on_either(hosts: Hosts, tmp_path: Path, name: str) -> None:
     framework = FRAMEWORKS[name]

@@ -238,12 +238,7 @@ class S3Bucket:
         start, whole = len(self._base), self._base + prefix
         if (direct := await self._data_path()) is not None:
             with self._redirect():
-                found: builtins.list[Entry] = []
-                page = None
-                while page is None or page.next is not None:
-                    page = await direct.list(whole, page and page.next)
-                    found += [Entry(entry.key[start:], entry.size, entry.modified) for entry in page.entries]
-                return found
+                return [entry._replace(key=entry.key[start:]) for entry in await direct.list(whole)]
         return [
             Entry(found["Key"][start:], found["Size"], found["LastModified"].timestamp())
             async for page in self._pages("list_objects_v2", Prefix=whole)

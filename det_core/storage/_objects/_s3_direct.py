@@ -7,6 +7,7 @@ it, nor does a listing. What is out of the ordinary (redirects, directory bucket
 
 from __future__ import annotations
 
+import builtins
 import ssl
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, quote, urlsplit
@@ -20,7 +21,8 @@ from yarl import URL
 
 from det_core import _clock
 from det_core.storage._objects._body import Body
-from det_core.storage._objects._s3_listing import Page, query_of, read_page
+from det_core.storage._objects._bucket import Entry
+from det_core.storage._objects._s3_listing import query_of, read_page
 from det_core.storage._objects._s3_signature import signed
 
 MARK = "det_core-key"
@@ -115,14 +117,21 @@ class Direct:
         """
         return (await self._send("GetObject", "GET", key, headers)).body
 
-    async def list(self, prefix: str, token: str | None) -> Page:
-        """A page of the objects under a prefix: the first, or that of ``token``.
+    async def list(self, prefix: str) -> builtins.list[Entry]:
+        """Every object under a prefix, by as many pages as the server makes of them.
 
         Raises:
             ClientError, Redirected: as :meth:`get` does.
             ResponseParserError: what came is no listing.
         """
-        return read_page((await self._send("ListObjectsV2", "GET", "", {}, query=query_of(prefix, token))).body)
+        found: builtins.list[Entry] = []
+        token: str | None = None
+        while True:
+            answer = await self._send("ListObjectsV2", "GET", "", {}, query=query_of(prefix, token))
+            entries, token = read_page(answer.body)
+            found += entries
+            if token is None:
+                return found
 
     async def _send(
         self, operation: str, method: str, key: str, headers: dict[str, str], data: Any = None, query: str = ""
