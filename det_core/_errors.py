@@ -206,7 +206,9 @@ class ConfigError:
             text = f"{path} is missing: give it {self.allowed}"
         else:
             text = f"{path} is {self.found}: it must be {self.allowed}"
-        return f"{text}; {self.hint}" if self.hint else text
+        line = f"{text}; {self.hint}" if self.hint else text
+        # A key of the file may be any text, and may hold what ends a line or steers a terminal.
+        return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 class ConfigErrors(DetCoreError, ValueError):

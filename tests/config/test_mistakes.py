@@ -361,6 +361,12 @@ def test_long_values_are_shortened_and_everything_stays_on_one_line() -> None:
     assert len(line) < 130
 
 
+def test_a_key_that_ends_a_line_or_steers_a_terminal_is_spelled_out() -> None:
+    missing, unknown = lines({"a\nb\x1b[2J": 1, "hyperparameters": {"\u2028": {"type": "int", "minval": 1}}})
+    assert unknown.startswith(r"a\nb\x1b[2J (it has 1) is no key here")
+    assert missing.startswith(r"hyperparameters.\u2028.maxval is missing")
+
+
 def test_mistakes_are_found_in_a_text_as_in_what_it_means() -> None:
     mistaken = {**GOOD, **searcher(max_trials=0), "labels": [1]}
     with pytest.raises(ConfigErrors) as e:
