@@ -54,7 +54,9 @@ class Person:
         if processes_of(home):
             for experiment in self.reads("experiment", "list"):
                 if experiment["end_time"] is None:
-                    self.types("det-core", "experiment", "kill", str(experiment["id"]))
-                    self.types("det-core", "experiment", "wait", str(experiment["id"]), status=4)
+                    for verb in ("kill", "wait"):  # it may just have ended by itself, so with any status
+                        self.begins("det-core", "experiment", verb, str(experiment["id"])).communicate(
+                            None, self.patience
+                        )
             self.types("det-core", "master", "down")
         wait_until(lambda: not processes_of(home))
