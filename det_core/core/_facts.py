@@ -20,7 +20,7 @@ logger = logging.getLogger("det_core.core")
 class CheckpointFacts:
     """Journals what happens to checkpoints, tells the backend, and lets older ones go.
 
-    A checkpoint takes the reports before it to the disk with it. Restoring one that this run has written rolls the run
+    Restoring one that this run has written rolls the run
     back to its step; restoring another run's is a start, and rolls back nothing.
     """
 
@@ -43,7 +43,6 @@ class CheckpointFacts:
     def registered(self, checkpoint: Mapping[str, Any]) -> None:
         """One is complete."""
         self._journal.record("checkpoint", checkpoint)
-        self._journal.flush()
         self._backend.register_checkpoint(checkpoint)
         try:
             self._tensorboard.sync()

@@ -198,7 +198,7 @@ def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointC
         distributed=distributed,
         checkpoint=CheckpointContext(
             distributed, store, run_id=run.run_id, restart=run.restart, committing=facts.committing,
-            registered=facts.registered, deleted=facts.deleted, restored=facts.restored,
+            reports=journal, registered=facts.registered, deleted=facts.deleted, restored=facts.restored,
             described=backend.checkpoint_metadata, elsewhere=ground.elsewhere, cache=cache,
             deadline=lambda: _deadline(preempt, choices.grace), say=say if distributed.rank == 0 else logger.debug,
         ),

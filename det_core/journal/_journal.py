@@ -155,6 +155,12 @@ class Journal:
             self._seq += 1
             self._out.write(line, now)
 
+    @property
+    def file(self) -> Path | None:
+        """The file that all reports are in, for another process to force to the disk; None: only :meth:`flush` can."""
+        with self._lock:
+            return self._out.whole if self._started and not self._ended and not self._waiter.rows() else None
+
     def flush(self) -> None:
         """Wait for device values, write what is kept in memory and force all of it to the disk.
 

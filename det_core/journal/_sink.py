@@ -164,6 +164,11 @@ class Sink:
         """The files that somebody deleted and that are not copied yet."""
         return [f for f in self._files if f.gone]
 
+    @property
+    def whole(self) -> Path | None:
+        """The file that all lines are in, so that to sync it is all that :meth:`flush` would do; None: it is not."""
+        return None if self._trouble or not self._folder_synced else self._files[-1].path
+
     def flush(self) -> None:
         """Bring everything to the disk, as far as that is possible now."""
         self._look(_clock.now())

@@ -24,11 +24,13 @@ from det_core.storage._retention import (
 )
 from det_core.storage._scan import Listing, Selector, Source, scan
 from det_core.storage._snapshot import copy_in, give_back, link_in, take_away
+from det_core.storage._staging import DirectoryStaging
 from det_core.storage._store import Staging, Store, StoredCheckpoint
 
 __all__ = [
     "AnyOf",
     "Candidate",
+    "DirectoryStaging",
     "DirectoryStore",
     "Disk",
     "FileEntry",

@@ -65,8 +65,8 @@ class DirectoryStore:
         """The door to the file system."""
         return self._disk
 
-    def begin(self, storage_id: str, owner: Owner) -> DirectoryStaging:
-        """Make a staging folder, after collecting what the run left behind."""
+    def begin(self, storage_id: str, owner: Owner, *, alone: bool = False) -> DirectoryStaging:
+        """Make a staging folder, after collecting what the run left behind; ``alone``: one without parts."""
         check_storage_id(storage_id)
         ticket = f"{storage_id}.{owner.tag}"
         self._make_root()
@@ -76,7 +76,9 @@ class DirectoryStore:
             log.warning("what a dead writer left stays: %s", e)
         staging = f"{self._root}/{ASIDE}/{ticket}"
         self._disk.do("make folder", staging, os.mkdir, staging)
-        begun = DirectoryStaging(self._disk, self._root, ticket, storage_id, None)
+        begun = DirectoryStaging(self._disk, self._root, ticket, storage_id, None, alone=alone)
+        if alone:
+            return begun
         try:
             self._disk.do("make folder", staging, os.mkdir, f"{staging}/tree")
         except StorageError:

@@ -31,13 +31,16 @@ class DirectoryStaging:
         ticket: the staging folder's name.
         storage_id: the checkpoint's name.
         part: the rank that writes into a folder of its own; None: straight into ``tree``.
+        alone: one process writes all of it and brings nothing from elsewhere, so the folder itself is ``tree``.
     """
 
-    def __init__(self, disk: Disk, root: str, ticket: str, storage_id: str, part: int | None) -> None:
+    def __init__(
+        self, disk: Disk, root: str, ticket: str, storage_id: str, part: int | None, *, alone: bool = False
+    ) -> None:
         self._disk = disk
         self._root = root
         self._base = f"{root}/{ASIDE}/{ticket}"
-        self._tree = f"{self._base}/tree"
+        self._tree = self._base if alone else f"{self._base}/tree"
         self._own = self._tree if part is None else f"{self._base}/part-{part}"
         self._chief = not part
         self._open = True
@@ -84,18 +87,34 @@ class DirectoryStaging:
         return None
 
     def commit(
-        self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
+        self,
+        files: Mapping[str, FileEntry],
+        directories: Sequence[str],
+        metadata: Mapping[str, Any],
+        header: Header,
+        *,
+        unsynced: Sequence[str] = (),
     ) -> Manifest:
-        """Write metadata.json and the manifest, sync every folder, rename, and sync the root."""
+        """Write metadata.json and the manifest, sync them and every folder, rename, and sync the root.
+
+        Args:
+            files: what the manifest says of each.
+            directories: the folders in it.
+            metadata: what goes into metadata.json.
+            header: what the manifest says of the checkpoint.
+            unsynced: those of the files that are not durable yet.
+        """
         disk, tree, text = self._disk, self._tree, json.dumps(metadata, indent=2).encode()
         disk.make_folders(f"{tree}/{INNER}")
-        disk.write_file(f"{tree}/{METADATA}", text)
+        disk.write_file(f"{tree}/{METADATA}", text, sync=False)
         manifest = Manifest({**files, METADATA: entry_of(text)}, tuple(directories), header)
-        disk.write_file(f"{tree}/{MANIFEST}", manifest.encode())
-        for folder in (*manifest.directories, INNER, ""):
-            disk.sync_folder(f"{tree}/{folder}".rstrip("/"))
+        disk.write_file(f"{tree}/{MANIFEST}", manifest.encode(), sync=False)
+        written = (*unsynced, METADATA, MANIFEST, *manifest.directories, INNER, "")
+        disk.sync_all([f"{tree}/{path}".rstrip("/") for path in written])
         self._list()
         self._open = False
+        if self._tree == self._base:
+            return manifest
         try:
             disk.remove_tree(self._base)
         except StorageError as e:

@@ -135,6 +135,27 @@ class TestWhatIsSaved:
         assert listed(tmp_path / "store") == ids
 
     @pytest.mark.filterwarnings("ignore:TypedStorage")
+    def test_storages_outside_of_tensors(self, tmp_path: Path) -> None:
+        base, marked = torch.arange(6.0), torch.ones(2)
+        marked.note = "a tensor with an attribute has its storage in a place of its own"
+        state = {"base": base, "typed": base.storage(), "untyped": torch.arange(3).untyped_storage(), "marked": marked}
+        with context_on(tmp_path) as (context, _):
+            ids = [context.save(state, STEPS, blocking=False) for _ in range(2)]
+        for storage_id in ids:
+            found = load(tmp_path, storage_id, weights_only=False)
+            assert found["typed"].tolist() == base.tolist() and found["typed"].data_ptr() == found["base"].data_ptr()
+            assert found["untyped"].tolist() == torch.arange(3).untyped_storage().tolist()
+            assert torch.equal(found["marked"], marked) and found["marked"].note == marked.note
+
+    def test_integers_of_every_length_beside_tensors(self, tmp_path: Path) -> None:
+        """In the pickle a storage's name first has the place of a large integer."""
+        numbers = [sign * 2**i for i in range(0, 130, 3) for sign in (1, -1)]
+        state = [item for number in numbers for item in (number, torch.tensor([float(number % 97)]))]
+        with context_on(tmp_path) as (context, _):
+            storage_id = context.save(state, STEPS, blocking=False)
+        assert equal(state, load(tmp_path, storage_id))
+
+    @pytest.mark.filterwarnings("ignore:TypedStorage")
     def test_what_only_torch_can_save_is_saved_by_it(self, tmp_path: Path) -> None:
         """Two types in one storage: refused by torch, and so here."""
         base = torch.zeros(4)

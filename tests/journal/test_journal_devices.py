@@ -76,6 +76,22 @@ def test_flush_and_close_wait_for_what_is_under_way(tmp_path: Path, end: str) ->
     late.join()
 
 
+def test_another_process_may_force_the_file_to_the_disk_if_all_reports_are_in_it(tmp_path: Path) -> None:
+    journal = open_journal(tmp_path / "run")
+    assert journal.file is None, "there is none yet"
+    journal.record("status", {"status": "fit"})
+    assert journal.file is None, "its folder was never synced"
+    journal.flush()
+    assert journal.file is not None and journal.file.parent == tmp_path / "run" and b"fit" in journal.file.read_bytes()
+    loss = Scripted(1.0)
+    journal.metrics("training", 1, {"loss": loss})
+    assert journal.file is None, "a value is on its way"
+    loss.arrive()
+    wait_until(lambda: journal.file is not None)
+    journal.close()
+    assert journal.file is None, "it is closed"
+
+
 def test_a_row_is_durable_once_its_value_is_there(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     journal.record("status", {"status": "fit"})

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from det_core.storage import Disk
+from det_core.storage._staging import ASIDE
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class Gate(Disk):
             self.opened_up.set()
 
     def do(self, operation: str, path: str, function: Callable[..., T], *args: Any) -> T:
-        if operation == self.operation and "/tree" in path:
+        if operation == self.operation and f"/{ASIDE}/" in path and "/part-" not in path:
             self.reached.set()
             assert self.opened_up.wait(60), "the gate was never opened"
         return super().do(operation, path, function, *args)

@@ -16,7 +16,7 @@ from det_core.core._checkpoint._closing import Closing
 from det_core.core._checkpoint._handle import CheckpointHandle
 from det_core.core._checkpoint._mode import DownloadMode
 from det_core.core._checkpoint._reader import CheckpointReader
-from det_core.core._checkpoint._record import CheckpointRecord
+from det_core.core._checkpoint._record import CheckpointRecord, Reports
 from det_core.core._checkpoint._writer import CheckpointWriter, IfBusy
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import raise_if_ended
@@ -37,6 +37,7 @@ class CheckpointContext:
         run_id: the run that writes.
         restart: how often that run was restarted before.
         committing: called on the chief with a storage_id just before that checkpoint becomes complete.
+        reports: made durable on the chief with each checkpoint.
         registered: called on the chief when a checkpoint is complete, before the call that wrote it returns; of one
             that is saved in the background, in a thread of its own.
         deleted: called with a storage_id and the resources that are left.
@@ -59,6 +60,7 @@ class CheckpointContext:
         run_id: str,
         restart: int,
         committing: Callable[[str], None] = lambda _: None,
+        reports: Reports | None = None,
         registered: Callable[[CheckpointRecord], None],
         deleted: Callable[[str, Mapping[str, int]], None],
         restored: Callable[[str, int | None, str | None], None],
@@ -78,7 +80,7 @@ class CheckpointContext:
         self._elsewhere = elsewhere
         self._writer = CheckpointWriter(
             distributed, store, run_id=run_id, restart=restart, owner=self._owner, committing=committing,
-            registered=registered, closing=Closing(store, run_id, deadline, say), progress=progress,
+            reports=reports, registered=registered, closing=Closing(store, run_id, deadline, say), progress=progress,
         )  # fmt: skip
         self._reader = CheckpointReader(
             distributed, store, owner=self._owner, elsewhere=elsewhere, cache=cache, restored=restored,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypedDict
+from pathlib import Path
+from typing import Any, Protocol, TypedDict
 
 from det_core.storage import Manifest
 
@@ -21,6 +22,17 @@ class CheckpointRecord(TypedDict):
     """Counts the checkpoints of one restart, from 1."""
     time: str
     """When it was committed, RFC 3339 in UTC."""
+
+
+class Reports(Protocol):
+    """What was reported before a checkpoint, and is to be on the disk when that is complete."""
+
+    @property
+    def file(self) -> Path | None:
+        """The file that all of it is in, for another process to force to the disk; None: only :meth:`flush` can."""
+
+    def flush(self) -> None:
+        """Force all of it to the disk."""
 
 
 def record_of(manifest: Manifest, metadata: dict[str, Any]) -> CheckpointRecord:

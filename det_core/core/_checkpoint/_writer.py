@@ -12,12 +12,12 @@ from det_core import _clock
 from det_core._errors import CheckpointBusy
 from det_core._optional import require
 from det_core.core._checkpoint._agree import Offering, agree, remove, write
-from det_core.core._checkpoint._aside import Order, States
+from det_core.core._checkpoint._aside import Announcement, Order, States
 from det_core.core._checkpoint._background import Background, Job
 from det_core.core._checkpoint._closing import Closing
 from det_core.core._checkpoint._handle import CheckpointHandle, Means
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
-from det_core.core._checkpoint._record import CheckpointRecord, record_of
+from det_core.core._checkpoint._record import CheckpointRecord, Reports, record_of
 from det_core.core._checkpoint._together import Together
 from det_core.core._checkpoint._upload import Folder
 from det_core.core._distributed import DistributedContext
@@ -48,6 +48,7 @@ class CheckpointWriter:
         restart: how often that run was restarted before.
         owner: who writes.
         committing: called on the chief with a storage_id just before that checkpoint becomes complete.
+        reports: made durable on the chief with each checkpoint; None: there are none.
         registered: called on the chief when a checkpoint is complete, in the thread that commits.
         closing: how long :meth:`close` waits.
         progress: called with the number of bytes that were copied since it was last called, in the thread that does.
@@ -62,6 +63,7 @@ class CheckpointWriter:
         restart: int,
         owner: Callable[[], Owner],
         committing: Callable[[str], None],
+        reports: Reports | None,
         registered: Callable[[CheckpointRecord], None],
         closing: Closing,
         progress: Progress | None = None,
@@ -72,6 +74,7 @@ class CheckpointWriter:
         self._restart = restart
         self._owner = owner
         self._committing = committing
+        self._reports = reports
         self._registered = registered
         self._closing = closing
         self._progress = progress
@@ -156,18 +159,27 @@ class CheckpointWriter:
         """In the background, by one rank: nothing is done here but to copy."""
         self._admit(self._writers("save(blocking=False)", False), if_busy)
         plain = self._metadata(metadata, False)
-        shot = self._states.snapshot(state)
-        storage_id = new_storage_id()
+        storage_id, owner, reports = new_storage_id(), self._owner(), self._reports
+        self._committing(storage_id)
+        file = None if reports is None else reports.file
+        announcement = Announcement(storage_id, owner, None if file is None else str(file))
+        self._states.prepare(announcement)
+        try:
+            shot = self._states.snapshot(state)
+        except BaseException:
+            self._states.forget(announcement)
+            raise
         order = Order(
             storage_id, name, shot.contents, self._run_id, self._restart, next(self._ordinals), check_steps(plain),
-            self._owner(), plain,
+            owner, plain,
         )  # fmt: skip
-        self._committing(storage_id)
 
         def work(job: Job) -> None:
-            manifest = self._states.commit(order, shot, job)
+            manifest, flushed = self._states.commit(order, shot, job)
             assert manifest.header is not None
             self._closing.saved(manifest.header)
+            if reports is not None and not flushed:
+                reports.flush()
             self._registered(record_of(manifest, plain))
 
         job = Job(storage_id, False, work)
@@ -295,6 +307,8 @@ class CheckpointWriter:
             storage_id=staging.storage_id,
         )
         self._committing(staging.storage_id)
+        if self._reports is not None:
+            self._reports.flush()
         manifest = staging.commit(files, directories, metadata, header)
         self._closing.saved(header)
         self._registered(record_of(manifest, metadata))

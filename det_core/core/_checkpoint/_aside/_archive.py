@@ -17,9 +17,13 @@ import functools
 import itertools
 import struct
 import sys
-import zlib
 from collections.abc import Generator, Sequence
 from typing import NamedTuple
+
+try:
+    from zlib_ng.zlib_ng import crc32
+except ImportError:  # the same, at a fifteenth of the speed
+    from zlib import crc32
 
 ALIGNMENT = 64
 LIMIT = 0xFFFFFFFF
@@ -99,7 +103,7 @@ class Archive:
         headers, directory, places, end = self._headers
         checked = 0
         for record, header, place in zip(self.records, headers, places, strict=True):
-            check = _CHECK.pack(zlib.crc32(memory[record.start : record.start + record.size]))
+            check = _CHECK.pack(crc32(memory[record.start : record.start + record.size]))
             header[_LOCAL_CHECK : _LOCAL_CHECK + 4] = directory[place : place + 4] = check
             memory[record.header : record.start] = header
             checked += record.size + len(header)

@@ -14,12 +14,15 @@ import select
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from det_core._errors import StorageError
 from det_core.core._checkpoint._aside._channel import Channel
 from det_core.core._checkpoint._aside._image import Image
 from det_core.core._checkpoint._aside._order import Contents, Order, Steps, commit_image, write_image
+from det_core.core._checkpoint._aside._prepare import Announcement, Preparation
+from det_core.core._checkpoint._aside._processor import Distance
 from det_core.storage import DirectoryStore, Disk
 
 NICE = 5
@@ -33,10 +36,16 @@ LOOK = 1.0
 
 
 class Task:
-    """One order, done a step at a time by whichever thread has the turn."""
+    """One order, done a step at a time by whichever thread has the turn.
 
-    def __init__(self, steps: Steps[dict[str, Any]]) -> None:
+    Args:
+        steps: what is to be done.
+        quiet: nobody wants to hear what came of it.
+    """
+
+    def __init__(self, steps: Steps[dict[str, Any]], *, quiet: bool = False) -> None:
         self._steps = steps
+        self._quiet = quiet
         self._turn = threading.Lock()
         self._over = False
 
@@ -55,7 +64,13 @@ class Task:
             except Exception as e:
                 answer = {"kind": type(e).__name__, "number": None, "text": str(e)}
             self._over = True
-            return answer
+            return {} if self._quiet else answer
+
+    def finish(self) -> dict[str, Any]:
+        """Do all that is left of it, or see another thread do it; the answer, if it was this one that did the last."""
+        while (answer := self.step()) is None:
+            continue
+        return answer
 
 
 class Helper:
@@ -70,11 +85,15 @@ class Helper:
         self._images: dict[int, Image] = {}
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._task: Task | None = None
+        self._prepared: dict[str, tuple[Preparation, Task]] = {}
 
     def serve(self) -> None:
         """Until the other side hangs up."""
-        threading.Thread(target=self._idle, daemon=True).start()
-        self._channel.send({"ready": os.getpid()})
+        idle = threading.Thread(target=self._idle, daemon=True)
+        idle.start()
+        distance = Distance([threading.get_native_id(), idle.native_id or 0])
+        with contextlib.suppress(OSError):  # whoever started it may be gone, which the next line tells
+            self._channel.send({"ready": os.getpid()})
         while True:
             try:
                 message, fd = self._channel.receive()
@@ -82,21 +101,46 @@ class Helper:
                 return
             if fd is not None:
                 self._images[message["image"]] = Image(fd)
+            if "processor" in message:
+                distance.keep(message["processor"])
             if message["do"] == "hurry":
                 if self._task is not None:
                     self._work(self._task)
             else:
-                self._task = Task(self._steps(message))
+                self._task = getattr(self, f"_{message['do']}")(message)
                 self._tasks.put(self._task)
 
-    def _steps(self, message: dict[str, Any]) -> Steps[dict[str, Any]]:
-        image = self._images[message["image"]]
-        if message["do"] == "commit":
-            manifest = yield from commit_image(DirectoryStore(message["root"]), Order.decode(message["order"]), image)
-            return {"manifest": manifest.encode().decode()}
-        contents = Contents(**message["contents"])
-        entry = yield from write_image(Disk(message["root"]), message["path"], image, contents)
-        return {"size": entry.size}
+    def _prepare(self, message: dict[str, Any]) -> Task:
+        preparation = Preparation(DirectoryStore(message["root"]), Announcement.decode(message["announcement"]))
+        task = Task(_once(preparation.run), quiet=True)
+        self._prepared[message["announcement"]["storage_id"]] = preparation, task
+        return task
+
+    def _commit(self, message: dict[str, Any]) -> Task:
+        order, image = Order.decode(message["order"]), self._images[message["image"]]
+        store, prepared = DirectoryStore(message["root"]), self._prepared.pop(order.storage_id, None)
+
+        def steps() -> Steps[dict[str, Any]]:
+            staging, flushed = None, False
+            if prepared is not None:
+                preparation, before = prepared
+                before.finish()
+                staging, flushed = preparation.staging, preparation.flushed
+            elif message["prepared"]:  # by another process, which is gone
+                store.settle(order.storage_id, order.owner)
+            manifest = yield from commit_image(store, order, image, staging)
+            return {"manifest": manifest.encode().decode(), "flushed": flushed}
+
+        return Task(steps())
+
+    def _write(self, message: dict[str, Any]) -> Task:
+        contents, image = Contents(**message["contents"]), self._images[message["image"]]
+
+        def steps() -> Steps[dict[str, Any]]:
+            entry = yield from write_image(Disk(message["root"]), message["path"], image, contents)
+            return {"size": entry.size}
+
+        return Task(steps())
 
     def _idle(self) -> None:
         """Work at low priority."""
@@ -106,13 +150,18 @@ class Helper:
             self._work(self._tasks.get())
 
     def _work(self, task: Task) -> None:
-        while (answer := task.step()) is None:
-            pass
-        if answer:
+        if answer := task.finish():
             try:
                 self._channel.send(answer)
             except OSError:
                 os._exit(1)  # nobody listens
+
+
+def _once(function: Callable[[], object]) -> Steps[dict[str, Any]]:
+    """A single step."""
+    function()
+    yield 0
+    return {}
 
 
 def end_with(parent: int) -> None:

@@ -11,7 +11,18 @@ from det_core import _clock
 from det_core.core._checkpoint._agree import remove
 from det_core.core._checkpoint._aside._archive import archive_of
 from det_core.core._checkpoint._aside._image import Image
-from det_core.storage import Disk, FileEntry, Header, Manifest, Owner, Progress, Store, folders_of, write_memory
+from det_core.storage import (
+    DirectoryStaging,
+    DirectoryStore,
+    Disk,
+    FileEntry,
+    Header,
+    Manifest,
+    Owner,
+    Progress,
+    folders_of,
+    write_memory,
+)  # fmt: skip
 
 Result = TypeVar("Result")
 
@@ -74,7 +85,7 @@ def _let_go(error: BaseException | None) -> None:
 
 
 def write_image(disk: Disk, path: str, image: Image, contents: Contents) -> Steps[FileEntry]:
-    """Write the file that an image holds to ``path``, durably; raises StorageError."""
+    """Write the file that an image holds to ``path``; raises StorageError."""
     if contents.whole is not None:
         memory = memoryview(image.memory(contents.whole))
         return (yield from write_memory(disk, path, [memory[: contents.whole]]))
@@ -84,14 +95,17 @@ def write_image(disk: Disk, path: str, image: Image, contents: Contents) -> Step
     return (yield from write_memory(disk, path, [memory[: archive.end], rest]))
 
 
-def commit_image(store: Store, order: Order, image: Image) -> Steps[Manifest]:
-    """Make a checkpoint from an image, with the file durable before it is listed; if that fails nothing is left."""
-    staging = store.begin(order.storage_id, order.owner)
+def commit_image(
+    store: DirectoryStore, order: Order, image: Image, staging: DirectoryStaging | None = None
+) -> Steps[Manifest]:
+    """Make a checkpoint from an image, durable before it is listed; if that fails nothing is left."""
+    staging = staging or store.begin(order.storage_id, order.owner, alone=True)
     try:
         entry = yield from write_image(store.disk, f"{staging.path}/{order.name}", image, order.contents)
         now = _clock.iso(_clock.now())
         header = Header(order.run_id, order.restart, order.ordinal, now, order.steps_completed, order.storage_id)
-        return staging.commit({order.name: entry}, sorted(folders_of([order.name])), order.metadata, header)
+        folders = sorted(folders_of([order.name]))
+        return staging.commit({order.name: entry}, folders, order.metadata, header, unsynced=[order.name])
     except BaseException:
         remove(staging)
         raise

@@ -95,11 +95,22 @@ class HelperProcess:
             self._known.add(image.number)
             self._send({**message, "image": image.number}, fd)
 
+    def say(self, message: dict[str, Any]) -> None:
+        """Tell it something that needs no answer.
+
+        Raises:
+            Gone: it has ended.
+        """
+        with self._lock:
+            if self._gone:
+                raise Gone
+            self._send(message)
+
     def hurry(self, errand: Errand) -> None:
         """Somebody waits for this: it is to be done as fast as if it were done here."""
         with self._lock:
             if self._errand is errand:
-                self._send({"do": "hurry"})
+                self._send({"do": "hurry", "processor": -1})
 
     def kill(self, errand: Errand) -> None:
         """End the process, if this is what it does."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -30,6 +31,19 @@ class Saver:
         """The process; None: there is none at the moment."""
         return None if self._process is None or self._process.gone else self._process.pid
 
+    def say(self, message: dict[str, Any]) -> int:
+        """Tell it something that needs no answer; returns the process that was told.
+
+        Raises:
+            Unavailable: there is no helper, and will be none.
+        """
+        with self._lock:
+            while True:
+                process = self._started()
+                with contextlib.suppress(Gone):
+                    process.say(message)
+                    return process.pid
+
     def tell(
         self, image: Image, message: dict[str, Any], job: Job, then: Callable[[Errand], None] | None = None
     ) -> Errand:
@@ -46,6 +60,7 @@ class Saver:
             Unavailable: there is no helper, and will be none.
         """
         if image.fd is None:
+            self.close()  # it may have begun to prepare
             raise Unavailable("this process can share no memory")
         errand = self._last = Errand(then)
         with self._lock:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copyreg
 import ctypes
+import functools
 import io
+import os
 import pickle
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -40,6 +43,7 @@ class Snapshots:
         self._archive = Archive(())
         self._sizes: list[int] = []
         self._targets = _Targets(bytearray(1))
+        self._pickler: type[_Pickler] = _Pickler
 
     def take(self, state: Any) -> Contents:
         """Have the image hold ``state``; on return it may be changed.
@@ -48,10 +52,7 @@ class Snapshots:
             Unusual: this is not the way for it.
             Exception: something in it cannot be pickled.
         """
-        file = io.BytesIO()
-        pickler = _Pickler(file)
-        pickler.dump(state)
-        pickled = file.getbuffer()
+        pickler, pickled = self._pickle(state)
         sizes = [storage.nbytes() for storage in pickler.storages]
         if sizes != self._sizes:  # mostly they are those of the last time
             self._archive, self._sizes = Archive(sizes), sizes
@@ -59,9 +60,18 @@ class Snapshots:
         memory = self.image.memory(archive.end)
         if self._targets.memory is not memory:
             self._targets = _Targets(memory)
-        self._targets.copy(pickler.storages, archive.records)
+        self._targets.copy(pickler.storages, pickler.names, archive.records)
         memory[archive.pickle.start : archive.pickle.start + len(pickled)] = pickled
         return Contents(sizes, len(pickled))
+
+    def _pickle(self, state: Any) -> tuple[_Pickler, bytes]:
+        """The pickle of a state, and who made it."""
+        while True:
+            pickler = self._pickler()
+            try:
+                return pickler, pickler.result(state)
+            except _Hidden:
+                self._pickler = _ThoroughPickler
 
     def put(self, file: memoryview) -> Contents:
         """Have the image hold a whole file."""
@@ -83,11 +93,11 @@ class _Targets:
         self._whole = torch.frombuffer(memory, dtype=torch.uint8)
         self._address = self._whole.data_ptr()
 
-    def copy(self, storages: list[torch.UntypedStorage], records: list[Record]) -> None:
+    def copy(self, storages: list[torch.UntypedStorage], names: list[Name], records: list[Record]) -> None:
         """Copy each storage to where its record is, from whatever device, and return when that is done."""
         targets, sources, devices = [], [], set()
-        for storage, record in zip(storages, records, strict=False):
-            if record.size <= SMALL and storage.device.type == "cpu":
+        for storage, (_, _, location, _), record in zip(storages, names, records, strict=False):
+            if record.size <= SMALL and location == "cpu":
                 ctypes.memmove(self._address + record.start, storage.data_ptr(), record.size)
             else:
                 targets.append(self._whole[record.start : record.start + record.size])
@@ -102,66 +112,113 @@ class _Targets:
                 torch.cuda.current_stream(device).synchronize()
 
 
-class _Stored:
-    """Stands in a pickle for a storage."""
+class _Hidden(Exception):
+    """There is a storage outside of plain tensors."""
 
-    __slots__ = ("pid",)
 
-    def __init__(self, pid: tuple[object, ...]) -> None:
-        self.pid = pid
+Name = tuple[str, int, str, int]
+"""What a storage is called in a pickle: the class for which it stands, in ``torch``, its number, its location (as
+``torch.load`` takes it) and its elements."""
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _pickled(kind: str, number: int, location: str, elements: int) -> bytes:
+    """A :data:`Name` as a persistent id, in opcodes that use no memo; see :mod:`pickletools`."""
+    found = getattr(torch, kind)
+    stands_for = f"c{found.__module__}\n{found.__qualname__}\n".encode()
+    count = pickle.dumps(elements, PROTOCOL)[2:-1]
+    return b"(" + _unicode("storage") + stands_for + _unicode(str(number)) + _unicode(location) + count + b"tQ"
+
+
+def _unicode(text: str) -> bytes:
+    data = text.encode()
+    return b"X" + struct.pack("<I", len(data)) + data
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles as ``torch.save`` does, and keeps the storages that it meets, in the order of their numbers."""
+    """Pickles as ``torch.save`` does, and keeps the storages that it meets, in the order of their numbers.
 
-    def __init__(self, file: io.BytesIO) -> None:
-        super().__init__(file, PROTOCOL)
-        self.dispatch_table: dict[type, Callable[[Any], Any]] = {**copyreg.dispatch_table, torch.Tensor: self._reduce}
+    Storages have persistent ids, for which C's pickler would ask for every object there is. So in their place it is
+    given integers that no state has, and :meth:`result` puts the ids there.
+    """
+
+    def __init__(self) -> None:
+        self._file = io.BytesIO()
+        super().__init__(self._file, PROTOCOL)
+        self.dispatch_table: dict[type, Callable[[Any], Any]] = {
+            **copyreg.dispatch_table, **_REFUSED, torch.Tensor: self._reduce,
+        }  # fmt: skip
         self.storages: list[torch.UntypedStorage] = []
-        self._stored: dict[int, tuple[object, _Stored]] = {}
-        self._storages = {torch.UntypedStorage, torch.storage.TypedStorage, *torch._storage_classes}
-        self._types = torch.storage._dtype_to_storage_type_map()
+        self.names: list[Name] = []
+        self._known: dict[int, tuple[object, int]] = {}
+        self._mark = os.urandom(7) + b"\x40"
+        self._high = int.from_bytes(self._mark, "little") << 32
 
-    def persistent_id(self, obj: Any) -> Any:
-        """How a storage is named."""
-        kind = type(obj)
-        if kind is _Stored:
-            return obj.pid
-        if kind not in self._storages:
-            return None
-        if kind is torch.UntypedStorage:
-            return self._store(obj, torch.uint8, kind, obj.nbytes()).pid
-        if kind is not torch.storage.TypedStorage:
-            raise Unusual(f"a storage of type {kind.__name__}")
-        storage = obj._untyped_storage
-        return self._store(storage, obj.dtype, getattr(torch, obj._pickle_storage_type()), obj._size()).pid
+    def result(self, state: Any) -> bytes:
+        """The pickle."""
+        self.dump(state)
+        parts = self._file.getvalue().split(self._mark)
+        for i, part in enumerate(parts[:-1]):  # each ends with the opcode LONG1, a length, and the lower four bytes
+            parts[i] = part[:-6] + _pickled(*self.names[int.from_bytes(part[-4:], "little")])
+        return b"".join(parts)
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
         """What ``Tensor.__reduce_ex__`` makes of a plain tensor, in a tenth of the time."""
         dtype = tensor.dtype
-        name = self._types.get(dtype)
+        kind = _TYPES.get(dtype)
         if (
-            name is None or tensor.__dict__ or tensor.layout is not torch.strided or tensor.device.type not in _PLAIN
-            or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor._backward_hooks
+            kind is None or not (tensor.is_cpu or tensor.is_cuda) or tensor.layout is not torch.strided
+            or tensor.__dict__ or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor._backward_hooks
         ):  # fmt: skip
             return tensor.__reduce_ex__(PROTOCOL)
         storage = tensor.untyped_storage()
-        stored = self._store(storage, dtype, getattr(torch, name), storage.nbytes() // dtype.itemsize)
-        args = (stored, tensor.storage_offset(), tuple(tensor.size()), tensor.stride(), tensor.requires_grad, None)
+        known = self._known.get(storage._cdata)
+        if known is None or known[0] is not dtype:
+            number = self._number(storage, dtype, kind, storage.nbytes() // dtype.itemsize, tensor.is_cpu)
+        else:
+            number = known[1]
+        size = tuple(tensor.shape)
+        args = (self._high | number, tensor.storage_offset(), size, tensor.stride(), tensor.requires_grad, None)
         return torch._utils._rebuild_tensor_v2, args
 
-    def _store(self, storage: torch.UntypedStorage, dtype: torch.dtype, kind: type, count: int) -> _Stored:
-        known = self._stored.get(storage._cdata)
+    def _number(
+        self, storage: torch.UntypedStorage, dtype: torch.dtype, kind: str, elements: int, on_host: bool
+    ) -> int:
+        """The number of a storage, which it is given now if it has none."""
+        known = self._known.get(storage._cdata)
         if known is not None:
             if known[0] is not dtype:
                 raise Unusual("one storage with two types")
             return known[1]
-        device = storage.device
-        location = "cpu" if device.type == "cpu" else torch.serialization.location_tag(storage)
-        stored = _Stored(("storage", kind, str(len(self.storages)), location, count))
-        self._stored[storage._cdata] = dtype, stored
+        number = len(self.storages)
+        location = "cpu" if on_host else torch.serialization.location_tag(storage)
+        self.names.append((kind, number, location, elements))
+        self._known[storage._cdata] = dtype, number
         self.storages.append(storage)
-        return stored
+        return number
 
 
-_PLAIN = ("cpu", "cuda")
+class _ThoroughPickler(_Pickler):
+    """Finds storages that are not in a plain tensor, too."""
+
+    def persistent_id(self, obj: Any) -> Any:
+        """How a storage is named."""
+        found = type(obj)
+        if found not in _REFUSED:
+            return None
+        storage, dtype, kind, elements = obj, torch.uint8, "UntypedStorage", 0
+        if found is torch.storage.TypedStorage:
+            storage, dtype, kind, elements = obj._untyped_storage, obj.dtype, obj._pickle_storage_type(), obj._size()
+        elif found is not torch.UntypedStorage:
+            raise Unusual(f"a storage of type {found.__name__}")
+        number = self._number(storage, dtype, kind, elements or storage.nbytes(), storage.device.type == "cpu")
+        kind, _, location, elements = self.names[number]
+        return ("storage", getattr(torch, kind), str(number), location, elements)
+
+
+def _refuse(storage: object) -> Any:
+    raise _Hidden
+
+
+_REFUSED = dict.fromkeys([torch.UntypedStorage, torch.storage.TypedStorage, *torch._storage_classes], _refuse)
+_TYPES = torch.storage._dtype_to_storage_type_map()

@@ -12,6 +12,8 @@ from det_core._optional import require
 from det_core.core._checkpoint._aside._errand import Errand, Unavailable
 from det_core.core._checkpoint._aside._image import Image
 from det_core.core._checkpoint._aside._order import Contents, Order, commit_image, do_all, write_image
+from det_core.core._checkpoint._aside._prepare import Announcement
+from det_core.core._checkpoint._aside._processor import current
 from det_core.core._checkpoint._aside._saver import Saver
 from det_core.core._checkpoint._background import Job
 from det_core.storage import DirectoryStore, Manifest, Progress, Store
@@ -51,7 +53,30 @@ class States:
         self._all: list[Snapshots] = []
         self._errands: dict[str, Errand] = {}
         """Those that are over, by storage_id, until :meth:`commit` asks for them."""
+        self._prepared: dict[str, int] = {}
+        """The helper that was told to prepare a checkpoint, by storage_id."""
         self._lent: list[tuple[Snapshots, Callable[[], bool]]] = []
+
+    def prepare(self, announcement: Announcement) -> None:
+        """Have the helper do what it can do before the state is there; :meth:`commit` follows, or :meth:`forget`."""
+        if self._saver is None:
+            return
+        message = {"do": "prepare", "root": self._store.root, "announcement": announcement, "processor": current()}
+        try:
+            self._prepared[announcement.storage_id] = self._saver.say(message)
+        except Unavailable as e:
+            self._do_without(e)
+
+    def forget(self, announcement: Announcement) -> None:
+        """What was prepared is not going to be saved. The helper is ended, so that it does nothing for it later."""
+        if self._prepared.pop(announcement.storage_id, None) is None:
+            return
+        if self._saver is not None:
+            self._saver.close()
+        try:
+            self._directory.settle(announcement.storage_id, announcement.owner)
+        except StorageError as e:
+            log.warning("what was prepared for checkpoint %s stays: %s", announcement.storage_id, e)
 
     def snapshot(self, state: Any) -> Shot:
         """Copy a state; on return it may be changed. Its memory is used again unless it is :meth:`lend`.
@@ -97,30 +122,42 @@ class States:
             return False
         return True
 
-    def commit(self, order: Order, shot: Shot, job: Job) -> Manifest:
-        """Make a checkpoint of it, in the helper, or here if there can be none."""
+    def commit(self, order: Order, shot: Shot, job: Job) -> tuple[Manifest, bool]:
+        """Make a checkpoint of it, in the helper, or here if there can be none.
+
+        Returns:
+            what it holds, and whether the reports before it are on the disk, too.
+        """
         if self._saver is None:
-            return self._commit_here(order, shot, job)
-        store = self._store
-        assert isinstance(store, DirectoryStore)
+            return self._commit_here(order, shot, job), False
         try:
             errand = self._errands.pop(order.storage_id, None)
             answer = errand.result() if errand else self._saver.ask(shot.image, self._message(order), job)
         except Unavailable as e:
             self._do_without(e)
-            return self._commit_here(order, shot, job)
+            return self._commit_here(order, shot, job), False
         except BaseException as e:
-            if isinstance(e, StorageError) or (saved := store.settle(order.storage_id, order.owner)) is None:
+            if isinstance(e, StorageError) or (saved := self._directory.settle(order.storage_id, order.owner)) is None:
                 job.tick()  # if it was stopped, that is why
                 raise
-            return saved
-        return Manifest.decode(answer["manifest"].encode(), f"checkpoint {order.storage_id}")
+            return saved, False
+        finally:
+            self._prepared.pop(order.storage_id, None)
+        return Manifest.decode(answer["manifest"].encode(), f"checkpoint {order.storage_id}"), answer["flushed"]
+
+    @property
+    def _directory(self) -> DirectoryStore:
+        assert isinstance(self._store, DirectoryStore)
+        return self._store
 
     def _message(self, order: Order) -> dict[str, Any]:
-        return {"do": "commit", "root": self._store.root, "order": order}
+        prepared = self._prepared.get(order.storage_id)
+        return {"do": "commit", "root": self._store.root, "order": order, "prepared": prepared}
 
     def _commit_here(self, order: Order, shot: Shot, job: Job) -> Manifest:
-        return do_all(commit_image(self._store, order, shot.image), self._ticking(job))
+        if self._prepared.pop(order.storage_id, None) is not None:
+            self._directory.settle(order.storage_id, order.owner)
+        return do_all(commit_image(self._directory, order, shot.image), self._ticking(job))
 
     def write(self, shot: Shot, path: str, job: Job) -> None:
         """Write the file to ``path``."""

@@ -1,0 +1,200 @@
+"""What a helper does for a background save before the state is there, and where it runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from det_core.core._checkpoint import CheckpointContext
+from det_core.core._checkpoint._aside import Announcement, _processor
+from det_core.core._checkpoint._aside._prepare import Preparation
+from det_core.core._checkpoint._aside._processor import Distance, current
+from det_core.storage import DirectoryStore
+from support.checkpoints import RUN, STEPS, Recorder, alone, listed, nothing_is_left_over
+
+torch = pytest.importorskip("torch")
+
+
+class Reports:
+    """Reports in a file; counts who brings them to the disk."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.file = path
+        self.flushed = 0
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+
+def context_with(reports: Reports, root: Path, recorder: Recorder) -> CheckpointContext:
+    return CheckpointContext(
+        alone(),
+        DirectoryStore(root),
+        run_id=RUN,
+        restart=0,
+        reports=reports,
+        registered=recorder.registered.append,
+        deleted=lambda *_: None,
+        restored=lambda *_: None,
+    )
+
+
+def wait_until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+class TestReports:
+    """What was reported before a checkpoint is on the disk when that is complete."""
+
+    def test_the_helper_brings_them_there(self, tmp_path: Path) -> None:
+        (tmp_path / "journal").write_text("{}\n")
+        reports, recorder = Reports(tmp_path / "journal"), Recorder()
+        context = context_with(reports, tmp_path / "store", recorder)
+        context.save({"a": torch.ones(3)}, STEPS, blocking=False)
+        context.close()
+        assert len(recorder.registered) == 1 and reports.flushed == 0
+
+    @pytest.mark.parametrize("file", ["gone", None])
+    def test_what_it_cannot_bring_there_this_process_does(self, file: str | None, tmp_path: Path) -> None:
+        reports, recorder = Reports(tmp_path / file if file else None), Recorder()
+        context = context_with(reports, tmp_path / "store", recorder)
+        context.save({"a": torch.ones(3)}, STEPS, blocking=False)
+        context.close()
+        assert len(recorder.registered) == 1 and reports.flushed == 1
+
+    @pytest.mark.parametrize("blocking", [True, False])
+    def test_of_files_that_the_script_writes_this_process_does(self, blocking: bool, tmp_path: Path) -> None:
+        (tmp_path / "journal").write_text("{}\n")
+        reports, recorder = Reports(tmp_path / "journal"), Recorder()
+        context = context_with(reports, tmp_path / "store", recorder)
+        with context.store_path(STEPS, blocking=blocking) as (path, _):
+            (path / "weights").write_bytes(b"1")
+        context.close()
+        assert len(recorder.registered) == 1 and reports.flushed == 1
+
+    def test_the_disk_refuses(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(_: int) -> None:
+            raise OSError(5, "Input/output error")
+
+        store, owner = DirectoryStore(tmp_path / "store"), alone_owner(tmp_path)
+        preparation = Preparation(store, Announcement("x", owner, str(tmp_path / "journal")))
+        (tmp_path / "journal").write_text("{}\n")
+        (tmp_path / "store").mkdir()
+        monkeypatch.setattr(os, "fsync", refuse)
+        preparation.run()
+        assert not preparation.flushed and preparation.staging is not None
+
+
+def alone_owner(folder: Path):  # type: ignore[no-untyped-def]
+    """The owner of what this process writes."""
+    context = Recorder().context(alone(), folder / "unused")
+    try:
+        return context._owner()
+    finally:
+        context.close()
+
+
+class TestWhatIsPrepared:
+    """The folder."""
+
+    def test_is_removed_if_the_state_cannot_be_had(self, tmp_path: Path) -> None:
+        recorder = Recorder()
+        context = recorder.context(alone(), tmp_path / "store")
+        for _ in range(3):
+            with pytest.raises(Exception, match="pickle"):
+                context.save({"function": lambda: 1}, STEPS, blocking=False)
+        saved = context.save({"a": 1}, STEPS, blocking=False)
+        context.close()
+        assert listed(tmp_path / "store") == [saved]
+        nothing_is_left_over(tmp_path / "store", restart=0)
+
+    @pytest.mark.parametrize("state", [{"a": torch.arange(3.0)}, {"function": lambda: 1}])
+    def test_by_a_helper_that_died_is_no_obstacle(
+        self, state: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        recorder = Recorder()
+        context = recorder.context(alone(), tmp_path / "store")
+        context.save({}, STEPS, blocking=False)
+        wait_until(lambda: recorder.registered)
+        states = context._writer._states
+        assert states._saver is not None
+        first, take = states._saver.pid, states.snapshot
+
+        def kill_and_take(state: object) -> object:
+            """The helper has made the folder, and ends."""
+            aside = tmp_path / "store" / ".det_core-tmp"
+            wait_until(lambda: list(aside.iterdir()))
+            assert states._saver is not None and first is not None
+            os.kill(first, signal.SIGKILL)
+            wait_until(lambda: states._saver is not None and states._saver.pid is None)
+            return take(state)
+
+        monkeypatch.setattr(states, "snapshot", kill_and_take)
+        if "a" in state:
+            context.save(state, STEPS, blocking=False)
+        else:
+            with pytest.raises(Exception, match="pickle"):
+                context.save(state, STEPS, blocking=False)
+        context.close()
+        assert len(listed(tmp_path / "store")) == (2 if "a" in state else 1)
+        nothing_is_left_over(tmp_path / "store", restart=0)
+
+
+class TestDistance:
+    """From the processor of the thread that trains."""
+
+    def test_is_kept_and_given_up(self) -> None:
+        mine = os.sched_getaffinity(0)
+        if len(mine) == 1:
+            pytest.skip("this machine has one processor")
+        ready, done = threading.Event(), threading.Event()
+        thread = threading.Thread(target=lambda: (ready.set(), done.wait(60)))
+        thread.start()
+        try:
+            assert ready.wait(60) and thread.native_id is not None
+            distance = Distance([thread.native_id])
+            for processor in (*mine, -1):
+                distance.keep(processor)
+                assert os.sched_getaffinity(thread.native_id) == mine - {processor}
+            assert os.sched_getaffinity(0) == mine
+        finally:
+            done.set()
+            thread.join()
+
+    def test_nowhere_to_go(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5})
+        told: list[object] = []
+        monkeypatch.setattr(os, "sched_setaffinity", lambda thread, allowed: told.append((thread, allowed)))
+        Distance([1]).keep(5)
+        assert told == [(1, {5})]
+
+    def test_it_may_be_forbidden(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(*_: object) -> None:
+            raise PermissionError(1, "Operation not permitted")
+
+        monkeypatch.setattr(os, "sched_setaffinity", refuse)
+        Distance([os.getpid()]).keep(current())
+
+    def test_the_processor_is_known(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        before = os.sched_getaffinity(0)
+        try:
+            for processor in before:
+                os.sched_setaffinity(0, {processor})
+                assert current() == processor
+        finally:
+            os.sched_setaffinity(0, before)
+        monkeypatch.setattr(_processor.ctypes, "CDLL", lambda _: object())
+        _processor._sched_getcpu.cache_clear()
+        try:
+            assert current() == -1
+        finally:
+            _processor._sched_getcpu.cache_clear()
