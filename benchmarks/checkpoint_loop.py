@@ -6,8 +6,9 @@ be slower at one time than at another; of the ratios within the pairs the median
 once is not in it; a row of its own tells what the first checkpoint costs. Rows without a bound, of a quarter of the
 pairs, tell what ``torch.save`` costs in the loop: alone, into a new file, with nothing of ours around it, and in the
 block of ``store_path(..., blocking=False)``.
-Twice: with torch's threads on all processors, so that whatever else runs takes time from them, and with one processor
-left to the background. ``--blocking`` measures ``blocking=True``, too.
+Three times: as the quickstart's README runs it, on two ranks under torchrun; as one process with one processor left to
+the background; and as one process with torch's threads on all processors, where those that wait for work spin, so that
+whatever else runs takes time from them. ``--blocking`` measures ``blocking=True``, too.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Loop:
         args = SimpleNamespace(batch_size=32, lr=1e-3, width=32, seed=1, load=None, save=None)
         self.ctx = ctx
         self.trainer = train.Trainer(args, ctx)
+        self.chief = ctx.distributed.rank == 0
         self.cross_entropy = train.cross_entropy
         self.step = 0
         self.batches = iter(())  # type: ignore[var-annotated]
@@ -58,7 +60,7 @@ class Loop:
         """Seconds that a stretch takes."""
         begin = time.perf_counter()
         for _ in range(SAVES):
-            if way != "none":
+            if self.chief and way != "none":
                 self.save(way)
             for _ in range(EVERY):
                 self.train()
@@ -89,7 +91,8 @@ class Loop:
         loss.backward()
         trainer.optimizer.step()
         self.step += 1
-        self.ctx.train.report_training_metrics(self.step, {"loss": loss.item()})
+        if self.chief:
+            self.ctx.train.report_training_metrics(self.step, {"loss": loss.item()})
         self.ctx.preempt.should_preempt()
 
 
@@ -97,13 +100,16 @@ def measure(rounds: int, store: str, ways: tuple[str, ...]) -> dict[str, Any]:
     """The seconds of stretches in pairs, without checkpoints and with, by way; and those of the first checkpoint."""
     from det_core import core
 
-    with core.init(checkpoint_storage=store, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+    distributed = core.DistributedContext.detect()
+    mode = core.TensorboardMode.MANUAL
+    with core.init(distributed=distributed, checkpoint_storage=store, tensorboard_mode=mode) as ctx:
         beside = Path(store).with_name("beside")
-        beside.mkdir()
+        beside.mkdir(exist_ok=True)
         loop = Loop(ctx, beside)
         loop.stretch("none")
         begin = time.perf_counter()
-        loop.save(BOUNDED)
+        if loop.chief:
+            loop.save(BOUNDED)
         first = time.perf_counter() - begin
         found: dict[str, list[tuple[float, float]]] = {}
         for way in ways:
@@ -122,24 +128,30 @@ def pair(loop: Loop, way: str, *, first: bool) -> tuple[float, float]:
     return loop.stretch("none"), loop.stretch(way)
 
 
-def in_child(threads: int, rounds: int, ways: tuple[str, ...], folder: Path | None) -> tuple[dict[str, Any], int]:
-    """What :func:`measure` finds in a process whose torch has so many threads, and the bytes of a checkpoint."""
+def in_child(
+    ranks: int, threads: int, rounds: int, ways: tuple[str, ...], folder: Path | None
+) -> tuple[dict[str, Any], int]:
+    """What :func:`measure` finds on so many ranks with so many threads each, and the bytes of a checkpoint."""
     work = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=folder))
-    command = [sys.executable, "-m", "benchmarks.checkpoint_loop", "--child", "--folder", str(work / "store")]
+    command = [sys.executable]
+    if ranks > 1:
+        command += ["-m", "det_core.launch.torch_distributed", "--nproc-per-node", str(ranks)]
+    command += [__file__, "--child", str(work / "found"), "--folder", str(work / "store")]
     command += ["--rounds", str(rounds)] + ["--blocking"] * ("blocking" in ways)
     environment = {**os.environ, "DET_CORE_HOME": str(work / "home"), "OMP_NUM_THREADS": str(threads)}
+    environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
+    null = subprocess.DEVNULL
     try:
-        done = subprocess.run(
-            command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=TIMEOUT, env=environment
-        )
+        subprocess.run(command, check=True, stdout=null, stderr=null, timeout=TIMEOUT, env=environment)
+        found = json.loads((work / "found").read_text())
         size = max(path.stat().st_size for path in (work / "store").rglob("state.pt"))
     finally:
         shutil.rmtree(work)
-    return json.loads(done.stdout.splitlines()[-1]), size
+    return found, size
 
 
-def rows_of(threads: int, found: dict[str, Any], ways: tuple[str, ...]) -> list[list[object]]:
-    """The rows of the table for one number of threads."""
+def rows_of(ranks: int, threads: int, found: dict[str, Any], ways: tuple[str, ...]) -> list[list[object]]:
+    """The rows of the table for one number of ranks and threads."""
     rows: list[list[object]] = []
     for way in ways:
         pairs = found["pairs"][way]
@@ -147,8 +159,8 @@ def rows_of(threads: int, found: dict[str, Any], ways: tuple[str, ...]) -> list[
         each = statistics.median(saving - none for none, saving in pairs) / SAVES * 1e3
         step = statistics.median(none for none, _ in pairs) / SAVES / EVERY * 1e3
         met = ratio <= BOUND if way == BOUNDED else None
-        rows.append([threads, way, len(pairs), step, each, f"{ratio:.4f}", met])
-    rows.append([threads, "first checkpoint ever", 1, None, found["first"] * 1e3, None, None])
+        rows.append([ranks, threads, way, len(pairs), step, each, f"{ratio:.4f}", met])
+    rows.append([ranks, threads, "first checkpoint ever", 1, None, found["first"] * 1e3, None, None])
     return rows
 
 
@@ -158,19 +170,21 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=150, help="pairs of stretches; default: 150")
     parser.add_argument("--folder", type=Path, help="where to save; default: a temporary folder")
     parser.add_argument("--blocking", action="store_true", help="also without the background")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     ways = (*WAYS, "blocking") if arguments.blocking else WAYS
     if arguments.child:
-        print(json.dumps(measure(arguments.rounds, str(arguments.folder), ways)))
+        found = measure(arguments.rounds, str(arguments.folder), ways)
+        if int(os.environ.get("RANK", 0)) == 0:
+            arguments.child.write_text(json.dumps(found))
         return 0
     processors = len(os.sched_getaffinity(0))
     rows: list[list[object]] = []
-    for threads in dict.fromkeys((max(1, processors - 1), processors)):
-        found, size = in_child(threads, arguments.rounds, ways, arguments.folder)
-        rows += rows_of(threads, found, ways)
+    for ranks, threads in dict.fromkeys(((2, 1), (1, max(1, processors - 1)), (1, processors))):
+        found, size = in_child(ranks, threads, arguments.rounds, ways, arguments.folder)
+        rows += rows_of(ranks, threads, found, ways)
     title = f"The quickstart on {processors} processors, a checkpoint of {size / 1e6:.1f} MB every {EVERY} steps"
-    columns = ["threads", "checkpoints", "pairs", "ms/step without", "ms each", "times none", f"<= {BOUND}"]
+    columns = ["ranks", "threads", "checkpoints", "pairs", "ms/step without", "ms each", "times none", f"<= {BOUND}"]
     print_table(title, columns, rows)
     return int(any(row[-1] is False for row in rows))
 
