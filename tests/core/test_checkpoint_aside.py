@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from det_core import core
 from det_core.core._checkpoint import CheckpointContext
 from det_core.core._checkpoint._aside import Announcement, _processor
 from det_core.core._checkpoint._aside._prepare import Preparation
 from det_core.core._checkpoint._aside._processor import Distance, current
+from det_core.journal import Journal
 from det_core.storage import DirectoryStore
 from support.checkpoints import RUN, STEPS, Recorder, alone, listed, nothing_is_left_over
 
@@ -80,6 +82,19 @@ class TestReports:
             (path / "weights").write_bytes(b"1")
         context.close()
         assert len(recorder.registered) == 1 and reports.flushed == 1
+
+    def test_in_a_run_they_are_its_journal(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        flush, flushed = Journal.flush, []
+        monkeypatch.setattr(Journal, "flush", lambda journal: (flushed.append(journal.file), flush(journal)))
+        mode = core.TensorboardMode.MANUAL
+        with core.init(checkpoint_storage=str(tmp_path / "store"), tensorboard_mode=mode) as ctx:
+            before = len(flushed)
+            for step in range(3):
+                ctx.train.report_training_metrics(step, {"loss": step})
+                ctx.checkpoint.save({}, {"steps_completed": step}, blocking=False, if_busy="wait")
+                wait_until(lambda: not ctx.checkpoint._writer._background.under_way())
+            assert flushed[before:] == [None], "by this process only the first time, when the file was new"
+        assert len(listed(tmp_path / "store")) == 3
 
     def test_the_disk_refuses(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(_: int) -> None:

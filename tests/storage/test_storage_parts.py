@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
-from det_core.storage import Disk, FileEntry, Header, Manifest, Owner, scan
+from det_core.storage import Disk, FileEntry, Header, Manifest, Owner, _io, scan
 from det_core.storage._copy import Copier, Job, pieces, share
+from det_core.storage._io import OPEN
 from det_core.storage._names import glob_pattern, is_inner_path, parents
 from det_core.storage._pool import in_threads
 
@@ -326,3 +327,26 @@ class TestDisk:
     def test_removing_what_is_gone_is_no_error(self, tmp_path: Path) -> None:
         Disk("here").remove_tree(str(tmp_path / "gone"))
         Disk("here").remove_file(str(tmp_path / "gone"))
+
+    def test_many_are_on_their_way_before_the_first_is_awaited(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        began: list[int] = []
+
+        class Counting(Disk):
+            def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+                if operation == "sync":
+                    synced.append((path, len(began)))
+                return super().do(operation, path, function, *args)
+
+        paths, synced = [], []
+        monkeypatch.setattr(_io, "start_writing", began.append)
+        for number in range(2 * OPEN + 3):
+            paths.append(str(tmp_path / f"{number}"))
+            Path(paths[-1]).write_bytes(b"1")
+        paths[1] = str(tmp_path)
+        Counting("store").sync_all(paths)
+        assert [path for path, _ in synced] == paths
+        assert [count for _, count in synced] == [OPEN] * OPEN + [2 * OPEN] * OPEN + [2 * OPEN + 3] * 3
+        with pytest.raises(StorageError, match=f"store: cannot open {tmp_path}/gone"):
+            Counting("store").sync_all([paths[0], f"{tmp_path}/gone"])
