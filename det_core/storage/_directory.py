@@ -48,6 +48,8 @@ class DirectoryStore:
 
     def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, patience: float = PATIENCE) -> None:
         self._patience = patience
+        self._writer: Owner | None = None
+        """For whom all is there that is needed, and who has collected what others left."""
         self._root = os.path.abspath(os.fspath(root))
         self._disk = disk or Disk(self._root)
         self._marks = Marks(self._disk, f"{self._root}/{ASIDE}")
@@ -66,16 +68,11 @@ class DirectoryStore:
         return self._disk
 
     def begin(self, storage_id: str, owner: Owner, *, alone: bool = False) -> DirectoryStaging:
-        """Make a staging folder, after collecting what the run left behind; ``alone``: one without parts."""
+        """Make a staging folder; before ``owner``'s first, collect what its run left. ``alone``: one without parts."""
         check_storage_id(storage_id)
         ticket = f"{storage_id}.{owner.tag}"
-        self._make_root()
-        try:
-            self.collect(owner)
-        except StorageError as e:
-            log.warning("what a dead writer left stays: %s", e)
         staging = f"{self._root}/{ASIDE}/{ticket}"
-        self._disk.do("make folder", staging, os.mkdir, staging)
+        self._make_staging(staging, owner)
         begun = DirectoryStaging(self._disk, self._root, ticket, storage_id, None, alone=alone)
         if alone:
             return begun
@@ -85,6 +82,22 @@ class DirectoryStore:
             begun.abort()
             raise
         return begun
+
+    def _make_staging(self, path: str, owner: Owner) -> None:
+        """Make a folder for one checkpoint; before an owner's first, and whenever the root is gone, all it needs."""
+        if self._writer == owner:
+            try:
+                return self._disk.do("make folder", path, os.mkdir, path)
+            except StorageError as e:
+                if e.errno not in (errno.ENOENT, errno.ENOTDIR):
+                    raise
+        self._make_root()
+        try:
+            self.collect(owner)
+        except StorageError as e:
+            log.warning("what a dead writer left stays: %s", e)
+        self._disk.do("make folder", path, os.mkdir, path)
+        self._writer = owner
 
     @property
     def shared(self) -> bool:

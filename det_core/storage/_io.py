@@ -7,8 +7,7 @@ import functools
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from det_core._errors import StorageError
@@ -18,6 +17,30 @@ OPEN = 64
 """Files that are open at a time to be synced."""
 SYNC_FILE_RANGE_WRITE = 2
 """<linux/fs.h>; Python has no name for it."""
+
+
+class Opened:
+    """A file descriptor that a ``with`` closes. Many are opened for each checkpoint, so this is no generator.
+
+    Args:
+        disk: the door.
+        path: what is open.
+        fd: the descriptor.
+    """
+
+    __slots__ = ("_disk", "_fd", "_path")
+
+    def __init__(self, disk: Disk, path: str, fd: int) -> None:
+        self._disk, self._path, self._fd = disk, path, fd
+
+    def __enter__(self) -> int:
+        return self._fd
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._disk.do("close", self._path, os.close, self._fd)
+        else:
+            os.close(self._fd)
 
 
 class Disk:
@@ -48,16 +71,9 @@ class Disk:
 
     # The few compounds that everything else is made of.
 
-    @contextmanager
-    def opened(self, path: str, flags: int, mode: int = 0o666) -> Iterator[int]:
-        """An open file descriptor, closed at the end whatever happens."""
-        fd = self.do("open", path, os.open, path, flags | os.O_CLOEXEC, mode)
-        try:
-            yield fd
-        except BaseException:
-            os.close(fd)
-            raise
-        self.do("close", path, os.close, fd)
+    def opened(self, path: str, flags: int, mode: int = 0o666) -> Opened:
+        """An open file descriptor, closed at the end of a ``with`` whatever happens."""
+        return Opened(self, path, self.do("open", path, os.open, path, flags | os.O_CLOEXEC, mode))
 
     def write_all(self, fd: int, path: str, data: memoryview | bytes, offset: int = 0) -> None:
         """Write all of ``data`` at ``offset``, however many calls it takes."""
@@ -89,15 +105,24 @@ class Disk:
         self.do("rename", path, os.rename, aside, path)
         self.sync_folder(os.path.dirname(path))
 
-    def sync_all(self, paths: Sequence[str]) -> None:
-        """Make files and folders durable: many are on their way to the disk before the first is waited for."""
-        for begin in range(0, len(paths), OPEN):
-            with ExitStack() as stack:
-                some = [(stack.enter_context(self.opened(p, os.O_RDONLY)), p) for p in paths[begin : begin + OPEN]]
-                for fd, _ in some:
-                    start_writing(fd)
-                for fd, path in some:
-                    self.do("sync", path, os.fsync, fd)
+    def sync_all(self, files: Sequence[str], folders: Sequence[str]) -> None:
+        """Make files and folders durable: many files are on their way to the disk before the first is waited for."""
+        for begin in range(0, len(files), OPEN):
+            self._sync_together(files[begin : begin + OPEN])
+        for folder in folders:
+            self.sync_folder(folder)
+
+    def _sync_together(self, paths: Sequence[str]) -> None:
+        descriptors: list[int] = []
+        try:
+            for path in paths:
+                descriptors.append(self.do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC))
+                start_writing(descriptors[-1])
+            for path, fd in zip(paths, descriptors, strict=True):
+                self.do("sync", path, os.fsync, fd)
+        finally:
+            for fd in descriptors:
+                os.close(fd)
 
     def sync_folder(self, path: str) -> None:
         """Make a folder's entries durable."""
@@ -106,7 +131,7 @@ class Disk:
 
     def make_folders(self, path: str) -> None:
         """Make a folder and those above it that are missing."""
-        self.do("make folder", path, lambda: os.makedirs(path, exist_ok=True))
+        self.do("make folder", path, _make_folders, path)
 
     def make_durable_folder(self, path: str) -> None:
         """Make a folder and those above it, each an entry that is on disk; nothing if it is there."""
@@ -135,12 +160,7 @@ class Disk:
         return None if found is None else found.st_mtime
 
     def _lstat(self, path: str) -> os.stat_result | None:
-        try:
-            return self.do("look at", path, os.lstat, path)
-        except StorageError as e:
-            if e.errno in (errno.ENOENT, errno.ENOTDIR):
-                return None
-            raise
+        return self.do("look at", path, _lstat, path)
 
     def remove_file(self, path: str) -> None:
         """Remove a file or a link; one that is gone is no error."""
@@ -173,6 +193,21 @@ class Disk:
                 self.remove_tree(entry.path)
             else:
                 self.remove_file(entry.path)
+
+
+def _make_folders(path: str) -> None:
+    try:
+        os.mkdir(path)  # mostly it is the one that is missing
+    except OSError:
+        if not os.path.isdir(path):
+            os.makedirs(path, exist_ok=True)
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def start_writing(fd: int, offset: int = 0, size: int = 0) -> None:

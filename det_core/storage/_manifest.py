@@ -11,6 +11,7 @@ A file has one digest per chunk of ``chunk_size`` bytes, an empty file none.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -119,10 +120,14 @@ class Manifest:
             raise CheckpointCorrupt(f"{where}: its manifest cannot be read ({type(e).__name__}: {e})") from e
 
 
+def encode_metadata(metadata: Mapping[str, Any]) -> bytes:
+    """What is stored as metadata.json: a key a line."""
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in metadata.items()]
+    return ("{\n" + ",\n".join(lines) + "\n}" if lines else "{}").encode()
+
+
 def decode_metadata(data: bytes, where: str) -> dict[str, Any]:
     """Read a stored metadata.json; raises CheckpointCorrupt, in which ``where`` names the checkpoint."""
-    import json
-
     try:
         found = json.loads(data)
     except ValueError as e:
@@ -157,4 +162,7 @@ def _entry(f: dict[str, Any], chunk: int, where: str) -> FileEntry:
     return FileEntry(f["size"], tuple(f["digests"]))
 
 
-__all__ = ["ALGORITHM", "CHUNK", "METADATA", "VERSION", "FileEntry", "Header", "Manifest", "decode_metadata"]
+__all__ = [
+    "ALGORITHM", "CHUNK", "METADATA", "VERSION", "FileEntry", "Header", "Manifest", "decode_metadata",
+    "encode_metadata",
+]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable
 
 INNER = ".det_core"
@@ -12,6 +11,8 @@ MANIFEST = ".det_core/manifest.json"
 METADATA = "metadata.json"
 RESERVED = ("tensorboard",)
 """Names in a store's root that are of no checkpoint."""
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+"""The category Cc of Unicode."""
 
 
 def check_storage_id(storage_id: object) -> str:
@@ -30,7 +31,7 @@ def check_storage_id(storage_id: object) -> str:
         raise ValueError(f"storage_id {storage_id!r} holds a path separator: it must be the bare name of a checkpoint")
     if storage_id in RESERVED:
         raise ValueError(f"storage_id {storage_id!r} is the name of a folder that lies beside checkpoints")
-    if any(unicodedata.category(c) == "Cc" for c in storage_id) or len(storage_id.encode("utf-8", "replace")) > 200:
+    if _CONTROL.search(storage_id) or len(storage_id.encode("utf-8", "replace")) > 200:
         raise ValueError(f"storage_id {storage_id!r} holds a control character or is longer than 200 bytes")
     return storage_id
 

@@ -28,8 +28,7 @@ class Owner:
     @classmethod
     def current(cls, run_id: str, restart: int) -> Owner:
         """This process."""
-        pid = os.getpid()
-        return cls(_short(run_id), restart, host_identity(), pid, _own_start(pid))
+        return _current(run_id, restart, os.getpid())
 
     @property
     def tag(self) -> str:
@@ -57,6 +56,12 @@ class Owner:
             return False
         found = _start_time(self.pid)
         return found is None or found not in (UNKNOWN, self.started)
+
+
+@functools.lru_cache(maxsize=16)
+def _current(run_id: str, restart: int, pid: int) -> Owner:
+    """A process is asked for itself at every checkpoint."""
+    return Owner(_short(run_id), restart, host_identity(), pid, _own_start(pid))
 
 
 def _short(text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 from det_core._errors import CheckpointError, StorageError
 from det_core.storage._copy import Copier, Job, Progress, entry_of
 from det_core.storage._io import Disk
-from det_core.storage._manifest import FileEntry, Header, Manifest
+from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata
 from det_core.storage._names import INNER, MANIFEST, METADATA
 from det_core.storage._scan import Listing, Source, scan
 
@@ -52,6 +51,11 @@ class DirectoryStaging:
         """This rank's folder, made on first use."""
         self._disk.make_folders(self._own)
         return Path(self._own)
+
+    @property
+    def folder(self) -> str:
+        """The same, where it has been made: by whoever began, if one process writes all of it."""
+        return self._own
 
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
         """Copy a folder in, durably."""
@@ -104,13 +108,13 @@ class DirectoryStaging:
             header: what the manifest says of the checkpoint.
             unsynced: those of the files that are not durable yet.
         """
-        disk, tree, text = self._disk, self._tree, json.dumps(metadata, indent=2).encode()
+        disk, tree, text = self._disk, self._tree, encode_metadata(metadata)
         disk.make_folders(f"{tree}/{INNER}")
         disk.write_file(f"{tree}/{METADATA}", text, sync=False)
         manifest = Manifest({**files, METADATA: entry_of(text)}, tuple(directories), header)
         disk.write_file(f"{tree}/{MANIFEST}", manifest.encode(), sync=False)
-        written = (*unsynced, METADATA, MANIFEST, *manifest.directories, INNER, "")
-        disk.sync_all([f"{tree}/{path}".rstrip("/") for path in written])
+        folders = [f"{tree}/{path}".rstrip("/") for path in (*manifest.directories, INNER, "")]
+        disk.sync_all([f"{tree}/{path}" for path in (*unsynced, METADATA, MANIFEST)], folders)
         self._list()
         self._open = False
         if self._tree == self._base:

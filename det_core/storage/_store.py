@@ -130,7 +130,7 @@ class Store(Protocol):
         """The door to this machine's file system, also for the folders that scripts give."""
 
     def begin(self, storage_id: str, owner: Owner) -> Staging:
-        """Start a checkpoint; what ``owner``'s run left behind unfinished is collected first."""
+        """Start a checkpoint; before the first of ``owner``, what its run left behind unfinished is collected."""
 
     def join(self, ticket: str, part: int) -> Staging:
         """The staging of another rank; ``part`` is this rank.

@@ -118,6 +118,26 @@ def alone_owner(folder: Path):  # type: ignore[no-untyped-def]
         context.close()
 
 
+class TestWhatIsTold:
+    """What the helper made of it."""
+
+    @pytest.mark.parametrize("name", ["state.pt", "folder/of/state.pt"])
+    def test_is_what_the_store_has(self, name: str, tmp_path: Path) -> None:
+        recorder = Recorder()
+        context = recorder.context(alone(), tmp_path / "store")
+        saved = context.save({"a": torch.ones(3)}, STEPS, name=name, blocking=False)
+        context.close()
+        manifest = DirectoryStore(tmp_path / "store").open(saved).manifest
+        (told,) = recorder.registered
+        assert told["resources"] == manifest.resources and set(manifest.files) == {name, "metadata.json"}
+        assert told["time"] == manifest.header.time and told["ordinal"] == manifest.header.ordinal == 1
+        assert (told["storage_id"], told["steps_completed"], told["metadata"]) == (
+            saved,
+            STEPS["steps_completed"],
+            STEPS,
+        )
+
+
 class TestWhatIsPrepared:
     """The folder."""
 

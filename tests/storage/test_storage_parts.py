@@ -17,6 +17,7 @@ from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage import Disk, FileEntry, Header, Manifest, Owner, _io, scan
 from det_core.storage._copy import Copier, Job, pieces, share
 from det_core.storage._io import OPEN
+from det_core.storage._manifest import decode_metadata, encode_metadata
 from det_core.storage._names import glob_pattern, is_inner_path, parents
 from det_core.storage._pool import in_threads
 
@@ -296,6 +297,21 @@ class TestScan:
             scan(Disk("here"), str(tmp_path / "nothing"))
 
 
+class TestMetadata:
+    @given(st.dictionaries(st.text(), st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )))  # fmt: skip
+    def test_comes_back(self, metadata: dict[str, Any]) -> None:
+        assert decode_metadata(encode_metadata(metadata), "here") == metadata
+
+    def test_has_a_key_a_line(self) -> None:
+        data = encode_metadata({"steps_completed": 3, "name": "ä", "more": {"a": [1, float("inf")]}})
+        lines = ["{", '  "steps_completed": 3,', '  "name": "\\u00e4",', '  "more": {"a": [1, Infinity]}', "}"]
+        assert data.decode().splitlines() == lines
+        assert encode_metadata({}) == b"{}"
+
+
 class TestDisk:
     def test_a_folder_that_fills_again_is_removed_at_last(self, tmp_path: Path) -> None:
         class Nfs(Disk):
@@ -344,9 +360,9 @@ class TestDisk:
         for number in range(2 * OPEN + 3):
             paths.append(str(tmp_path / f"{number}"))
             Path(paths[-1]).write_bytes(b"1")
-        paths[1] = str(tmp_path)
-        Counting("store").sync_all(paths)
-        assert [path for path, _ in synced] == paths
-        assert [count for _, count in synced] == [OPEN] * OPEN + [2 * OPEN] * OPEN + [2 * OPEN + 3] * 3
-        with pytest.raises(StorageError, match=f"store: cannot open {tmp_path}/gone"):
-            Counting("store").sync_all([paths[0], f"{tmp_path}/gone"])
+        Counting("store").sync_all(paths, [str(tmp_path)])
+        assert [path for path, _ in synced] == [*paths, str(tmp_path)]
+        assert [count for _, count in synced] == [OPEN] * OPEN + [2 * OPEN] * OPEN + [2 * OPEN + 3] * 4
+        for gone in (([paths[0], f"{tmp_path}/gone"], []), ([], [f"{tmp_path}/gone"])):
+            with pytest.raises(StorageError, match=f"store: cannot open {tmp_path}/gone"):
+                Counting("store").sync_all(*gone)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 from det_core._errors import StorageError
 from det_core.storage._copy import Job, Progress
 from det_core.storage._io import Disk
-from det_core.storage._manifest import FileEntry, Header, Manifest
+from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata
 from det_core.storage._names import MANIFEST, METADATA
 from det_core.storage._objects._door import Door
 from det_core.storage._objects._keys import ASIDE, folder_of, mark_body, parse_writer_mark, writer_mark
@@ -114,7 +113,7 @@ class ObjectStaging:
         from xxhash import xxh3_128_hexdigest
 
         self._refuse_if_taken("commit")
-        text = json.dumps(metadata, indent=2).encode()
+        text = encode_metadata(metadata)
         entry = {METADATA: FileEntry(len(text), (xxh3_128_hexdigest(text),))}
         manifest = Manifest({**files, **entry}, tuple(directories), header)
 

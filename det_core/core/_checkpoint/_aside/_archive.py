@@ -14,7 +14,6 @@ APPNOTE.TXT 6.3.10 (4.3.7 local headers, 4.3.12 central directory, 4.3.14 ZIP64,
 from __future__ import annotations
 
 import functools
-import itertools
 import struct
 import sys
 from collections.abc import Generator, Sequence
@@ -100,27 +99,33 @@ class Archive:
         """
         for record, content in zip(self.records[-len(_FIXED) :], _FIXED.values(), strict=True):
             memory[record.start : record.start + record.size] = content
-        headers, directory, places, end = self._headers
+        around, directory, end = self._around
         checked = 0
-        for record, header, place in zip(self.records, headers, places, strict=True):
-            check = _CHECK.pack(crc32(memory[record.start : record.start + record.size]))
-            header[_LOCAL_CHECK : _LOCAL_CHECK + 4] = directory[place : place + 4] = check
-            memory[record.header : record.start] = header
-            checked += record.size + len(header)
+        for header, start, stop, before, after, place in around:
+            check = _CHECK.pack(crc32(memory[start:stop]))
+            memory[header:start] = before + check + after
+            directory[place : place + 4] = check
+            checked += stop - header
             if checked >= TURN:
                 checked = 0
                 yield 0
         return bytes(directory) + end
 
     @functools.cached_property
-    def _headers(self) -> tuple[list[bytearray], bytearray, list[int], bytes]:
-        """The headers, the directory, where in it checksums belong, and what follows it; all but the checksums."""
-        headers = [bytearray(_local(record, 0)) for record in self.records]
-        entries = [_central(record, 0) for record in self.records]
-        begins = itertools.accumulate((len(entry) for entry in entries), initial=_CENTRAL_CHECK)
-        directory = bytearray(b"".join(entries))
-        places = list(begins)[:-1]
-        return headers, directory, places, _end(len(self.records), len(directory), self.end)
+    def _around(self) -> tuple[list[tuple[int, int, int, bytes, bytes, int]], bytearray, bytes]:
+        """What lies around the records, all but the checksums.
+
+        Of each record the places of its header, of its bytes and of their end, what its header has before the checksum
+        and after it, and where in the directory that belongs; then the directory, and what follows it.
+        """
+        around, directory = [], bytearray()
+        for record in self.records:
+            header = _local(record, 0)
+            before, after = header[:_LOCAL_CHECK], header[_LOCAL_CHECK + 4 :]
+            place = len(directory) + _CENTRAL_CHECK
+            around.append((record.header, record.start, record.start + record.size, before, after, place))
+            directory += _central(record, 0)
+        return around, directory, _end(len(self.records), len(directory), self.end)
 
 
 @functools.lru_cache(maxsize=2)

@@ -85,6 +85,7 @@ class Helper:
         self._images: dict[int, Image] = {}
         self._tasks: queue.SimpleQueue[Task] = queue.SimpleQueue()
         self._task: Task | None = None
+        self._last: DirectoryStore | None = None
         self._prepared: dict[str, tuple[Preparation, Task]] = {}
 
     def serve(self) -> None:
@@ -111,14 +112,14 @@ class Helper:
                 self._tasks.put(self._task)
 
     def _prepare(self, message: dict[str, Any]) -> Task:
-        preparation = Preparation(DirectoryStore(message["root"]), Announcement.decode(message["announcement"]))
+        preparation = Preparation(self._store(message["root"]), Announcement.decode(message["announcement"]))
         task = Task(_once(preparation.run), quiet=True)
         self._prepared[message["announcement"]["storage_id"]] = preparation, task
         return task
 
     def _commit(self, message: dict[str, Any]) -> Task:
         order, image = Order.decode(message["order"]), self._images[message["image"]]
-        store, prepared = DirectoryStore(message["root"]), self._prepared.pop(order.storage_id, None)
+        store, prepared = self._store(message["root"]), self._prepared.pop(order.storage_id, None)
 
         def steps() -> Steps[dict[str, Any]]:
             staging, flushed = None, False
@@ -129,7 +130,7 @@ class Helper:
             elif message["prepared"]:  # by another process, which is gone
                 store.settle(order.storage_id, order.owner)
             manifest = yield from commit_image(store, order, image, staging)
-            return {"manifest": manifest.encode().decode(), "flushed": flushed}
+            return {**order.encode_outcome(manifest), "flushed": flushed}
 
         return Task(steps())
 
@@ -141,6 +142,12 @@ class Helper:
             return {"size": entry.size}
 
         return Task(steps())
+
+    def _store(self, root: str) -> DirectoryStore:
+        """The one of this root, which looks after what others left there before it begins its first checkpoint."""
+        if self._last is None or self._last.root != root:
+            self._last = DirectoryStore(root)
+        return self._last
 
     def _idle(self) -> None:
         """Work at low priority."""

@@ -59,6 +59,26 @@ class Order:
         """From what JSON makes of one."""
         return cls(**{**body, "contents": Contents(**body["contents"]), "owner": Owner(**body["owner"])})
 
+    @property
+    def folders(self) -> list[str]:
+        """The folders in the checkpoint."""
+        return sorted(folders_of([self.name]))
+
+    def header(self, time: str) -> Header:
+        """What the manifest says of the checkpoint, committed at ``time``."""
+        return Header(self.run_id, self.restart, self.ordinal, time, self.steps_completed, self.storage_id)
+
+    def encode_outcome(self, manifest: Manifest) -> dict[str, Any]:
+        """What the process that asked does not know of the checkpoint that was made of it, for JSON."""
+        assert manifest.header is not None
+        files = {path: [entry.size, entry.digests] for path, entry in manifest.files.items()}
+        return {"time": manifest.header.time, "files": files}
+
+    def decode_outcome(self, outcome: dict[str, Any]) -> Manifest:
+        """The checkpoint that was made of it, from what JSON makes of :meth:`encode_outcome`."""
+        files = {path: FileEntry(size, tuple(digests)) for path, (size, digests) in outcome["files"].items()}
+        return Manifest(files, tuple(self.folders), self.header(outcome["time"]))
+
 
 Steps = Generator[int, None, Result]
 """Work that yields the number of bytes done since it did before; what it returns is the outcome."""
@@ -101,11 +121,9 @@ def commit_image(
     """Make a checkpoint from an image, durable before it is listed; if that fails nothing is left."""
     staging = staging or store.begin(order.storage_id, order.owner, alone=True)
     try:
-        entry = yield from write_image(store.disk, f"{staging.path}/{order.name}", image, order.contents)
-        now = _clock.iso(_clock.now())
-        header = Header(order.run_id, order.restart, order.ordinal, now, order.steps_completed, order.storage_id)
-        folders = sorted(folders_of([order.name]))
-        return staging.commit({order.name: entry}, folders, order.metadata, header, unsynced=[order.name])
+        entry = yield from write_image(store.disk, f"{staging.folder}/{order.name}", image, order.contents)
+        header = order.header(_clock.iso(_clock.now()))
+        return staging.commit({order.name: entry}, order.folders, order.metadata, header, unsynced=[order.name])
     except BaseException:
         remove(staging)
         raise

@@ -40,8 +40,8 @@ class Snapshots:
 
     def __init__(self, image: Image) -> None:
         self.image = image
-        self._archive = Archive(())
         self._sizes: list[int] = []
+        self._storages = self._archive = Archive(()).with_pickle(0)
         self._targets = _Targets(bytearray(1))
         self._pickler: type[_Pickler] = _Pickler
 
@@ -53,10 +53,11 @@ class Snapshots:
             Exception: something in it cannot be pickled.
         """
         pickler, pickled = self._pickle(state)
-        sizes = [storage.nbytes() for storage in pickler.storages]
-        if sizes != self._sizes:  # mostly they are those of the last time
-            self._archive, self._sizes = Archive(sizes), sizes
-        archive = self._archive.with_pickle(len(pickled))
+        sizes, archive = pickler.sizes, self._archive
+        if sizes != self._sizes or len(pickled) != archive.pickle.size:  # mostly they are those of the last time
+            if sizes != self._sizes:
+                self._storages, self._sizes = Archive(sizes), sizes
+            archive = self._archive = self._storages.with_pickle(len(pickled))
         memory = self.image.memory(archive.end)
         if self._targets.memory is not memory:
             self._targets = _Targets(memory)
@@ -149,6 +150,8 @@ class _Pickler(pickle.Pickler):
             **copyreg.dispatch_table, **_REFUSED, torch.Tensor: self._reduce,
         }  # fmt: skip
         self.storages: list[torch.UntypedStorage] = []
+        self.sizes: list[int] = []
+        """Bytes of each."""
         self.names: list[Name] = []
         self._known: dict[int, tuple[object, int]] = {}
         self._mark = os.urandom(7) + b"\x40"
@@ -168,22 +171,20 @@ class _Pickler(pickle.Pickler):
         kind = _TYPES.get(dtype)
         if (
             kind is None or not (tensor.is_cpu or tensor.is_cuda) or tensor.layout is not torch.strided
-            or tensor.__dict__ or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor._backward_hooks
+            or tensor.__dict__ or tensor._backward_hooks or tensor.is_neg() or (dtype.is_complex and tensor.is_conj())
         ):  # fmt: skip
             return tensor.__reduce_ex__(PROTOCOL)
         storage = tensor.untyped_storage()
         known = self._known.get(storage._cdata)
         if known is None or known[0] is not dtype:
-            number = self._number(storage, dtype, kind, storage.nbytes() // dtype.itemsize, tensor.is_cpu)
+            number = self._number(storage, dtype, kind, storage.nbytes(), tensor.is_cpu)
         else:
             number = known[1]
         size = tuple(tensor.shape)
         args = (self._high | number, tensor.storage_offset(), size, tensor.stride(), tensor.requires_grad, None)
         return torch._utils._rebuild_tensor_v2, args
 
-    def _number(
-        self, storage: torch.UntypedStorage, dtype: torch.dtype, kind: str, elements: int, on_host: bool
-    ) -> int:
+    def _number(self, storage: torch.UntypedStorage, dtype: torch.dtype, kind: str, size: int, on_host: bool) -> int:
         """The number of a storage, which it is given now if it has none."""
         known = self._known.get(storage._cdata)
         if known is not None:
@@ -192,7 +193,8 @@ class _Pickler(pickle.Pickler):
             return known[1]
         number = len(self.storages)
         location = "cpu" if on_host else torch.serialization.location_tag(storage)
-        self.names.append((kind, number, location, elements))
+        self.names.append((kind, number, location, size // dtype.itemsize))
+        self.sizes.append(size)
         self._known[storage._cdata] = dtype, number
         self.storages.append(storage)
         return number
@@ -206,12 +208,12 @@ class _ThoroughPickler(_Pickler):
         found = type(obj)
         if found not in _REFUSED:
             return None
-        storage, dtype, kind, elements = obj, torch.uint8, "UntypedStorage", 0
+        storage, dtype, kind = obj, torch.uint8, "UntypedStorage"
         if found is torch.storage.TypedStorage:
-            storage, dtype, kind, elements = obj._untyped_storage, obj.dtype, obj._pickle_storage_type(), obj._size()
+            storage, dtype, kind = obj._untyped_storage, obj.dtype, obj._pickle_storage_type()
         elif found is not torch.UntypedStorage:
             raise Unusual(f"a storage of type {found.__name__}")
-        number = self._number(storage, dtype, kind, elements or storage.nbytes(), storage.device.type == "cpu")
+        number = self._number(storage, dtype, kind, storage.nbytes(), storage.device.type == "cpu")
         kind, _, location, elements = self.names[number]
         return ("storage", getattr(torch, kind), str(number), location, elements)
 
@@ -221,4 +223,5 @@ def _refuse(storage: object) -> Any:
 
 
 _REFUSED = dict.fromkeys([torch.UntypedStorage, torch.storage.TypedStorage, *torch._storage_classes], _refuse)
-_TYPES = torch.storage._dtype_to_storage_type_map()
+_TYPES = {dtype: kind for dtype, kind in torch.storage._dtype_to_storage_type_map().items() if not kind.startswith("Q")}
+"""The storages of tensors that are not quantized."""

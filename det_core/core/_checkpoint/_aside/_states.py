@@ -143,7 +143,7 @@ class States:
             return saved, False
         finally:
             self._prepared.pop(order.storage_id, None)
-        return Manifest.decode(answer["manifest"].encode(), f"checkpoint {order.storage_id}"), answer["flushed"]
+        return order.decode_outcome(answer), answer["flushed"]
 
     @property
     def _directory(self) -> DirectoryStore:

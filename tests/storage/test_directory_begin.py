@@ -1,0 +1,82 @@
+"""What a directory store does before it begins a checkpoint, and how often."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core._errors import StorageError
+from det_core.storage import DirectoryStore, Disk, Header, Owner
+
+OWNER = Owner.current("run", 0)
+DEAD = replace(OWNER, pid=2**22 + 1, started=5)
+
+
+class Counting(Disk):
+    """Keeps what is done, by operation and path."""
+
+    def __init__(self) -> None:
+        super().__init__("store")
+        self.done: list[tuple[str, str]] = []
+
+    def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+        self.done.append((operation, path))
+        return super().do(operation, path, function, *args)
+
+
+def save(store: DirectoryStore, storage_id: str, owner: Owner = OWNER) -> None:
+    staging = store.begin(storage_id, owner, alone=True)
+    staging.commit({}, [], {"steps_completed": 1}, Header("run", 0, 1, "2026-11-23T00:00:00Z", 1, storage_id))
+
+
+def left_by_the_dead(store: DirectoryStore) -> Path:
+    folder = Path(store.root, ".det_core-tmp", f"left.{DEAD.tag}")
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_what_others_left_is_looked_for_once_an_owner(tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    left = left_by_the_dead(store)
+    save(store, "one")
+    assert not left.exists()
+    left = left_by_the_dead(store)
+    save(store, "two")
+    assert left.exists()
+    save(store, "three", Owner.current("run", 1))
+    assert not left.exists()
+
+
+def test_later_ones_take_one_call(tmp_path: Path) -> None:
+    disk = Counting()
+    store = DirectoryStore(tmp_path / "store", disk=disk)
+    save(store, "one")
+    disk.done.clear()
+    store.begin("two", OWNER, alone=True)
+    assert disk.done == [("make folder", f"{tmp_path}/store/.det_core-tmp/two.{OWNER.tag}")]
+
+
+@pytest.mark.parametrize("gone", [".", ".det_core-tmp"])
+def test_a_root_that_was_removed_is_made_again(gone: str, tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    save(store, "one")
+    shutil.rmtree(tmp_path / "store" / gone)
+    save(store, "two")
+    assert "two" in [found.storage_id for found in store.list()]
+
+
+def test_a_refusal_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    save(store, "one")
+
+    def refuse(path: str, *_: object) -> None:
+        raise OSError(28, "No space left on device", path)
+
+    monkeypatch.setattr(os, "mkdir", refuse)
+    with pytest.raises(StorageError, match=r"store: cannot make folder .*/two\..*: No space left on device"):
+        store.begin("two", OWNER)
