@@ -37,8 +37,8 @@ async def running(bench: Bench, tmp_path: Path, script: str = f"echo ready; {FOR
 
 LEAVES = (
     "(setsid sleep 1000 & echo $! >> {pids}); (env -i sleep 1000 & echo $! >> {pids});"
-    "sh -c 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000' & echo $! >> {pids}; echo $$ >> {pids};"
-    "echo ready; exec 2>/dev/null; while :; do sleep 0.1; done"  # a shell may tell that its sleep was killed
+    "sh -c 'trap \"\" TERM HUP INT; sleep 1000; sleep 1000' 2>/dev/null & echo $! >> {pids}; echo $$ >> {pids};"
+    "echo ready; exec 2>/dev/null; while :; do sleep 0.1; done"  # both shells may tell that their sleeps were killed
 )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copyreg
 import ctypes
-import functools
 import io
 import os
 import pickle
@@ -24,6 +23,9 @@ SMALL = 256 << 10
 """Bytes that one thread copies faster than torch has begun to."""
 
 
+_MIXED = "one storage with two types"
+
+
 class Unusual(Exception):
     """Only ``torch.save`` itself can tell what becomes of it."""
 
@@ -40,7 +42,9 @@ class Snapshots:
 
     def __init__(self, image: Image) -> None:
         self.image = image
-        self._sizes: list[int] = []
+        self._ids = _Ids()
+        self._known: tuple[list[Name], list[int]] = [], []
+        """The names and sizes of the storages of the last state: mostly they are those of the next."""
         self._storages = self._archive = Archive(()).with_pickle(0)
         self._targets = _Targets(bytearray(1))
         self._pickler: type[_Pickler] = _Pickler
@@ -53,24 +57,26 @@ class Snapshots:
             Exception: something in it cannot be pickled.
         """
         pickler, pickled = self._pickle(state)
-        sizes, archive = pickler.sizes, self._archive
-        if sizes != self._sizes or len(pickled) != archive.pickle.size:  # mostly they are those of the last time
-            if sizes != self._sizes:
-                self._storages, self._sizes = Archive(sizes), sizes
-            archive = self._archive = self._storages.with_pickle(len(pickled))
+        known = pickler.names, pickler.sizes
+        if known != self._known:
+            self._storages, self._known = Archive(pickler.sizes), known
+            self._archive = self._storages.with_pickle(len(pickled))
+        elif len(pickled) != self._archive.pickle.size:
+            self._archive = self._storages.with_pickle(len(pickled))
+        archive = self._archive
         memory = self.image.memory(archive.end)
         if self._targets.memory is not memory:
             self._targets = _Targets(memory)
         self._targets.copy(pickler.storages, pickler.names, archive.records)
         memory[archive.pickle.start : archive.pickle.start + len(pickled)] = pickled
-        return Contents(sizes, len(pickled))
+        return Contents(pickler.sizes, len(pickled))
 
     def _pickle(self, state: Any) -> tuple[_Pickler, bytes]:
         """The pickle of a state, and who made it."""
         while True:
             pickler = self._pickler()
             try:
-                return pickler, pickler.result(state)
+                return pickler, pickler.result(state, self._ids)
             except _Hidden:
                 self._pickler = _ThoroughPickler
 
@@ -93,22 +99,41 @@ class _Targets:
         self.memory = memory
         self._whole = torch.frombuffer(memory, dtype=torch.uint8)
         self._address = self._whole.data_ptr()
+        self._records: list[Record] = []
+        self._small: list[tuple[int, int, int]] = []
+        """Number, address and bytes of each storage that one thread copies."""
+        self._large: list[tuple[int, torch.Tensor]] = []
+        """Number and place of each that torch does."""
 
     def copy(self, storages: list[torch.UntypedStorage], names: list[Name], records: list[Record]) -> None:
-        """Copy each storage to where its record is, from whatever device, and return when that is done."""
-        targets, sources, devices = [], [], set()
-        for storage, (_, _, location, _), record in zip(storages, names, records, strict=False):
+        """Copy each storage to where its record is, from whatever device, and return when that is done.
+
+        Args:
+            storages: what is copied.
+            names: what they are called; the same ones for the same ``records``.
+            records: theirs, and maybe more behind them.
+        """
+        if records is not self._records:
+            self._plan(names, records)
+        move = ctypes.memmove
+        for number, address, size in self._small:
+            move(address, storages[number].data_ptr(), size)
+        if self._large:
+            self._copy_by_torch([storages[number] for number, _ in self._large])
+
+    def _plan(self, names: list[Name], records: list[Record]) -> None:
+        self._records, self._small, self._large = records, [], []
+        for number, ((_, _, location, _), record) in enumerate(zip(names, records, strict=False)):
             if record.size <= SMALL and location == "cpu":
-                ctypes.memmove(self._address + record.start, storage.data_ptr(), record.size)
+                self._small.append((number, self._address + record.start, record.size))
             else:
-                targets.append(self._whole[record.start : record.start + record.size])
-                sources.append(torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage))
-                devices.add(storage.device)
-        if not targets:
-            return
+                self._large.append((number, self._whole[record.start : record.start + record.size]))
+
+    def _copy_by_torch(self, storages: list[torch.UntypedStorage]) -> None:
+        sources = [torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage) for storage in storages]
         with torch.no_grad():
-            torch._foreach_copy_(targets, sources, non_blocking=True)
-        for device in devices:
+            torch._foreach_copy_([target for _, target in self._large], sources, non_blocking=True)
+        for device in {storage.device for storage in storages}:
             if device.type == "cuda":
                 torch.cuda.current_stream(device).synchronize()
 
@@ -122,7 +147,20 @@ Name = tuple[str, int, str, int]
 ``torch.load`` takes it) and its elements."""
 
 
-@functools.lru_cache(maxsize=1 << 14)
+class _Ids:
+    """Persistent ids in opcodes. Those of the last state are kept, as mostly they are those of the next."""
+
+    def __init__(self) -> None:
+        self._names: list[Name] = []
+        self._ids: list[bytes] = []
+
+    def of(self, names: list[Name]) -> list[bytes]:
+        """The ids of storages that are called so."""
+        if names != self._names:
+            self._names, self._ids = names, [_pickled(*name) for name in names]
+        return self._ids
+
+
 def _pickled(kind: str, number: int, location: str, elements: int) -> bytes:
     """A :data:`Name` as a persistent id, in opcodes that use no memo; see :mod:`pickletools`."""
     found = getattr(torch, kind)
@@ -157,12 +195,12 @@ class _Pickler(pickle.Pickler):
         self._mark = os.urandom(7) + b"\x40"
         self._high = int.from_bytes(self._mark, "little") << 32
 
-    def result(self, state: Any) -> bytes:
+    def result(self, state: Any, known: _Ids) -> bytes:
         """The pickle."""
         self.dump(state)
-        parts = self._file.getvalue().split(self._mark)
+        parts, ids = self._file.getvalue().split(self._mark), known.of(self.names)
         for i, part in enumerate(parts[:-1]):  # each ends with the opcode LONG1, a length, and the lower four bytes
-            parts[i] = part[:-6] + _pickled(*self.names[int.from_bytes(part[-4:], "little")])
+            parts[i] = part[:-6] + ids[int.from_bytes(part[-4:], "little")]
         return b"".join(parts)
 
     def _reduce(self, tensor: torch.Tensor) -> Any:
@@ -176,21 +214,18 @@ class _Pickler(pickle.Pickler):
             return tensor.__reduce_ex__(PROTOCOL)
         storage = tensor.untyped_storage()
         known = self._known.get(storage._cdata)
-        if known is None or known[0] is not dtype:
-            number = self._number(storage, dtype, kind, storage.nbytes(), tensor.is_cpu)
-        else:
+        if known is None:
+            number = self._add(storage, dtype, kind, storage.nbytes(), tensor.is_cpu)
+        elif known[0] is dtype:
             number = known[1]
+        else:
+            raise Unusual(_MIXED)
         size = tuple(tensor.shape)
         args = (self._high | number, tensor.storage_offset(), size, tensor.stride(), tensor.requires_grad, None)
         return torch._utils._rebuild_tensor_v2, args
 
-    def _number(self, storage: torch.UntypedStorage, dtype: torch.dtype, kind: str, size: int, on_host: bool) -> int:
-        """The number of a storage, which it is given now if it has none."""
-        known = self._known.get(storage._cdata)
-        if known is not None:
-            if known[0] is not dtype:
-                raise Unusual("one storage with two types")
-            return known[1]
+    def _add(self, storage: torch.UntypedStorage, dtype: torch.dtype, kind: str, size: int, on_host: bool) -> int:
+        """The number of a storage, which it is given now."""
         number = len(self.storages)
         location = "cpu" if on_host else torch.serialization.location_tag(storage)
         self.names.append((kind, number, location, size // dtype.itemsize))
@@ -213,7 +248,11 @@ class _ThoroughPickler(_Pickler):
             storage, dtype, kind = obj._untyped_storage, obj.dtype, obj._pickle_storage_type()
         elif found is not torch.UntypedStorage:
             raise Unusual(f"a storage of type {found.__name__}")
-        number = self._number(storage, dtype, kind, storage.nbytes(), storage.device.type == "cpu")
+        known = self._known.get(storage._cdata)
+        if known is not None and known[0] is not dtype:
+            raise Unusual(_MIXED)
+        on_host = storage.device.type == "cpu"
+        number = known[1] if known else self._add(storage, dtype, kind, storage.nbytes(), on_host)
         kind, _, location, elements = self.names[number]
         return ("storage", getattr(torch, kind), str(number), location, elements)
 
