@@ -48,7 +48,7 @@ PUBLIC = {
         Follower Journal Line PendingValue Record Row RunFolder RunRecord RunSummary Tail hold list_runs read_run tails
     """,
     "det_core.storage": """
-        AnyOf Candidate DirectoryStaging DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer
+        AnyOf Candidate DirectoryStore Disk Draft FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer
         Listing Manifest Owner Progress RetentionPolicy Selector Source Staging Store StoredCheckpoint Verdict
         check_policy check_storage_id copy_in digests folders_of give_back host_identity judge link_in open_store plan
         public_storage scan take_away write_memory

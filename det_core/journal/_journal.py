@@ -144,14 +144,23 @@ class Journal:
             TypeError, ValueError: the body cannot be stored; the message gives the path.
             ContextClosed: as for :meth:`metrics`.
         """
-        from det_core.journal._line import encode
-        from det_core.journal._row import settled
+        from det_core.journal import _line
 
-        plain, nonfinite = settled(body, kind)
         with self._lock:
             self._start()
             now = self._now()
-            line = encode({"kind": kind, "seq": self._seq, "time": now, "body": plain}, nonfinite)
+            line = _line.straight({"kind": kind, "seq": self._seq, "time": now, "body": body})
+            if line is not None:
+                self._seq += 1
+                self._out.write(line, now)
+                return
+        from det_core.journal._row import settled
+
+        plain, nonfinite = settled(body, kind)  # not under the lock, as it may wait for a device
+        with self._lock:
+            self._start()
+            now = self._now()
+            line = _line.encode({"kind": kind, "seq": self._seq, "time": now, "body": plain}, nonfinite)
             self._seq += 1
             self._out.write(line, now)
 

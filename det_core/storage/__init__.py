@@ -2,6 +2,7 @@
 
 from det_core.storage._copy import Progress, digests
 from det_core.storage._directory import DirectoryStore
+from det_core.storage._draft import Draft
 from det_core.storage._io import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest
 from det_core.storage._memory import write_memory
@@ -24,15 +25,14 @@ from det_core.storage._retention import (
 )
 from det_core.storage._scan import Listing, Selector, Source, scan
 from det_core.storage._snapshot import copy_in, give_back, link_in, take_away
-from det_core.storage._staging import DirectoryStaging
 from det_core.storage._store import Staging, Store, StoredCheckpoint
 
 __all__ = [
     "AnyOf",
     "Candidate",
-    "DirectoryStaging",
     "DirectoryStore",
     "Disk",
+    "Draft",
     "FileEntry",
     "Header",
     "KeepBest",

@@ -9,13 +9,15 @@ import logging
 import os
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from det_core import _clock
 from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
 from det_core.storage._copy import Copier, Job
+from det_core.storage._draft import Draft
 from det_core.storage._io import Disk
 from det_core.storage._manifest import Header, Manifest
 from det_core.storage._marks import BELIEVED, Marks, held_by
@@ -67,15 +69,10 @@ class DirectoryStore:
         """The door to the file system."""
         return self._disk
 
-    def begin(self, storage_id: str, owner: Owner, *, alone: bool = False) -> DirectoryStaging:
-        """Make a staging folder; before ``owner``'s first, collect what its run left. ``alone``: one without parts."""
-        check_storage_id(storage_id)
-        ticket = f"{storage_id}.{owner.tag}"
-        staging = f"{self._root}/{ASIDE}/{ticket}"
-        self._make_staging(staging, owner)
-        begun = DirectoryStaging(self._disk, self._root, ticket, storage_id, None, alone=alone)
-        if alone:
-            return begun
+    def begin(self, storage_id: str, owner: Owner) -> DirectoryStaging:
+        """Make a staging folder; before ``owner``'s first, collect what its run left."""
+        staging = self._make_staging(storage_id, owner)
+        begun = DirectoryStaging(self._disk, self._root, f"{storage_id}.{owner.tag}", storage_id, None)
         try:
             self._disk.do("make folder", staging, os.mkdir, f"{staging}/tree")
         except StorageError:
@@ -83,11 +80,22 @@ class DirectoryStore:
             raise
         return begun
 
-    def _make_staging(self, path: str, owner: Owner) -> None:
+    def draft(self, storage_id: str, owner: Owner, name: str, metadata: Mapping[str, Any]) -> Draft:
+        """Lay out a checkpoint of one file, ``name``, that this process will write; else as :meth:`begin`."""
+        staging = self._make_staging(storage_id, owner)
+        try:
+            return Draft(self._disk, staging, f"{self._root}/{storage_id}", name, metadata)
+        except BaseException:
+            self._disk.remove_tree(staging)
+            raise
+
+    def _make_staging(self, storage_id: str, owner: Owner) -> str:
         """Make a folder for one checkpoint; before an owner's first, and whenever the root is gone, all it needs."""
+        path = f"{self._root}/{ASIDE}/{check_storage_id(storage_id)}.{owner.tag}"
         if self._writer == owner:
             try:
-                return self._disk.do("make folder", path, os.mkdir, path)
+                self._disk.do("make folder", path, os.mkdir, path)
+                return path
             except StorageError as e:
                 if e.errno not in (errno.ENOENT, errno.ENOTDIR):
                     raise
@@ -98,6 +106,7 @@ class DirectoryStore:
             log.warning("what a dead writer left stays: %s", e)
         self._disk.do("make folder", path, os.mkdir, path)
         self._writer = owner
+        return path
 
     @property
     def shared(self) -> bool:

@@ -90,6 +90,10 @@ class Disk:
                 parts.append(part)
         return b"".join(parts)
 
+    def create(self, path: str) -> int:
+        """An open file that did not exist."""
+        return self.do("open", path, os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+
     def write_file(self, path: str, data: bytes, *, sync: bool = True) -> None:
         """Write a small file, and sync it; it must not exist."""
         with self.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:

@@ -13,11 +13,19 @@ PIECE = 1 << 20
 
 
 def write_memory(disk: Disk, path: str, parts: Iterable[memoryview | bytes]) -> Generator[int, None, FileEntry]:
-    """Write a new file from ``parts``, one after the other. It is not synced.
+    """Write a new file, which must not exist; its folder is made if need be. See :func:`write_parts`."""
+    disk.make_folders(os.path.dirname(path))
+    with disk.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        return (yield from write_parts(disk, fd, path, parts))
+
+
+def write_parts(disk: Disk, fd: int, path: str, parts: Iterable[memoryview | bytes]) -> Generator[int, None, FileEntry]:
+    """Write an empty file from ``parts``, one after the other. It is not synced.
 
     Args:
         disk: the door.
-        path: the file, which must not exist; its folder is made if need be.
+        fd: the file.
+        path: where it is, for messages.
         parts: its bytes.
 
     Yields:
@@ -31,19 +39,17 @@ def write_memory(disk: Disk, path: str, parts: Iterable[memoryview | bytes]) -> 
     """
     from xxhash import xxh3_128
 
-    disk.make_folders(os.path.dirname(path))
     digests, digest, offset, begun = [], xxh3_128(), 0, 0
-    with disk.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
-        for piece in _cut(parts):
-            digest.update(piece)
-            disk.write_all(fd, path, piece, offset)
-            offset += len(piece)
-            if offset % CHUNK == 0:
-                digests.append(digest.hexdigest())
-                digest = xxh3_128()
-                start_writing(fd, begun, offset - begun)
-                begun = offset
-            yield len(piece)
+    for piece in _cut(parts):
+        digest.update(piece)
+        disk.write_all(fd, path, piece, offset)
+        offset += len(piece)
+        if offset % CHUNK == 0:
+            digests.append(digest.hexdigest())
+            digest = xxh3_128()
+            start_writing(fd, begun, offset - begun)
+            begun = offset
+        yield len(piece)
     if offset % CHUNK:
         digests.append(digest.hexdigest())
     return FileEntry(offset, tuple(digests))

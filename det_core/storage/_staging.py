@@ -30,16 +30,13 @@ class DirectoryStaging:
         ticket: the staging folder's name.
         storage_id: the checkpoint's name.
         part: the rank that writes into a folder of its own; None: straight into ``tree``.
-        alone: one process writes all of it and brings nothing from elsewhere, so the folder itself is ``tree``.
     """
 
-    def __init__(
-        self, disk: Disk, root: str, ticket: str, storage_id: str, part: int | None, *, alone: bool = False
-    ) -> None:
+    def __init__(self, disk: Disk, root: str, ticket: str, storage_id: str, part: int | None) -> None:
         self._disk = disk
         self._root = root
         self._base = f"{root}/{ASIDE}/{ticket}"
-        self._tree = self._base if alone else f"{self._base}/tree"
+        self._tree = f"{self._base}/tree"
         self._own = self._tree if part is None else f"{self._base}/part-{part}"
         self._chief = not part
         self._open = True
@@ -51,11 +48,6 @@ class DirectoryStaging:
         """This rank's folder, made on first use."""
         self._disk.make_folders(self._own)
         return Path(self._own)
-
-    @property
-    def folder(self) -> str:
-        """The same, where it has been made: by whoever began, if one process writes all of it."""
-        return self._own
 
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
         """Copy a folder in, durably."""
@@ -96,8 +88,6 @@ class DirectoryStaging:
         directories: Sequence[str],
         metadata: Mapping[str, Any],
         header: Header,
-        *,
-        unsynced: Sequence[str] = (),
     ) -> Manifest:
         """Write metadata.json and the manifest, sync them and every folder, rename, and sync the root.
 
@@ -106,7 +96,6 @@ class DirectoryStaging:
             directories: the folders in it.
             metadata: what goes into metadata.json.
             header: what the manifest says of the checkpoint.
-            unsynced: those of the files that are not durable yet.
         """
         disk, tree, text = self._disk, self._tree, encode_metadata(metadata)
         disk.make_folders(f"{tree}/{INNER}")
@@ -114,28 +103,14 @@ class DirectoryStaging:
         manifest = Manifest({**files, METADATA: entry_of(text)}, tuple(directories), header)
         disk.write_file(f"{tree}/{MANIFEST}", manifest.encode(), sync=False)
         folders = [f"{tree}/{path}".rstrip("/") for path in (*manifest.directories, INNER, "")]
-        disk.sync_all([f"{tree}/{path}" for path in (*unsynced, METADATA, MANIFEST)], folders)
-        self._list()
+        disk.sync_all([f"{tree}/{path}" for path in (METADATA, MANIFEST)], folders)
+        list_checkpoint(disk, tree, f"{self._root}/{self.storage_id}")
         self._open = False
-        if self._tree == self._base:
-            return manifest
         try:
             disk.remove_tree(self._base)
         except StorageError as e:
             log.warning("checkpoint %s is complete, but its empty staging folder stays: %s", self.storage_id, e)
         return manifest
-
-    def _list(self) -> None:
-        """Give the checkpoint its name; if that cannot be made durable, take it back."""
-        disk, final = self._disk, f"{self._root}/{self.storage_id}"
-        if disk.exists(final):
-            raise disk.error("commit", final, FileExistsError(errno.EEXIST, "a checkpoint of that id is there"))
-        disk.do("rename", final, os.rename, self._tree, final)
-        try:
-            disk.sync_folder(self._root)
-        except StorageError:
-            disk.do("rename", self._tree, os.rename, final, self._tree)
-            raise
 
     def abort(self) -> None:
         """Remove the staging folder; a rank that is not the chief only what is its own."""
@@ -181,3 +156,24 @@ class DirectoryStaging:
             target = f"{self._own}/{job.name}"
             self._disk.do("rename", target, os.rename, job.target, target)
         self._disk.remove_tree(aside)
+
+
+def list_checkpoint(disk: Disk, tree: str, final: str) -> None:
+    """Give a complete checkpoint its name; if that cannot be made durable, take it back.
+
+    Args:
+        disk: the door.
+        tree: where it is, all of it on the disk.
+        final: ``<root>/<storage_id>``.
+
+    Raises:
+        StorageError: the disk refused, or something has that name.
+    """
+    if disk.exists(final):
+        raise disk.error("commit", final, FileExistsError(errno.EEXIST, "a checkpoint of that id is there"))
+    disk.do("rename", final, os.rename, tree, final)
+    try:
+        disk.sync_folder(os.path.dirname(final))
+    except StorageError:
+        disk.do("rename", tree, os.rename, final, tree)
+        raise

@@ -101,12 +101,13 @@ class TestReports:
             raise OSError(5, "Input/output error")
 
         store, owner = DirectoryStore(tmp_path / "store"), alone_owner(tmp_path)
-        preparation = Preparation(store, Announcement("x", owner, str(tmp_path / "journal")))
+        preparation = Preparation(store, Announcement("x", owner, "state.pt", {}, str(tmp_path / "journal")))
         (tmp_path / "journal").write_text("{}\n")
         (tmp_path / "store").mkdir()
         monkeypatch.setattr(os, "fsync", refuse)
         preparation.run()
-        assert not preparation.flushed and preparation.staging is not None
+        assert not preparation.flushed and preparation.draft is not None
+        preparation.draft.abort()
 
 
 def alone_owner(folder: Path):  # type: ignore[no-untyped-def]

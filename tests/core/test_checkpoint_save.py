@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import copyreg
+import gc
+import json
 import logging
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,6 +83,21 @@ def odd_state() -> dict[str, Any]:
     }
 
 
+class Odd:
+    """Something that torch knows nothing of."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def _untouched(grad: torch.Tensor) -> torch.Tensor:
+    return grad
+
+
+ODD = {"complex", "conjugated", "unsigned", "sparse"}
+"""What of it is left to torch, and with it all tensors of its state."""
+
+
 def equal(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         if a.is_sparse:
@@ -112,6 +133,104 @@ class TestWhatIsSaved:
         with zipfile.ZipFile(tmp_path / "store" / storage_id / "state.pt") as archive:
             assert archive.testzip() is None
         nothing_is_left_over(tmp_path / "store", restart=0)
+
+    @pytest.mark.parametrize("kind", odd_state())
+    def test_each_kind_alone(self, kind: str, tmp_path: Path) -> None:
+        from det_core.core._checkpoint._aside._pickling import Pickling
+
+        state = odd_state()[kind]
+        pickling = Pickling()
+        with context_on(tmp_path) as (context, _):
+            ids = [context.save(state, STEPS, blocking=False) for _ in range(2)]
+        pickling.pickle(state)
+        assert pickling._thorough == (kind in ODD)
+        for storage_id in ids:
+            assert equal(state, load(tmp_path, storage_id, weights_only=True))
+
+    def test_tensors_that_look_different_the_next_time(self, tmp_path: Path) -> None:
+        """What tensors become in the pickle is kept: for the same tensors, not for what they are next."""
+        state = {name: torch.arange(12.0) for name in ("resized", "set", "strided", "grad", "as before", "data")}
+        beside = torch.arange(40.0)
+        changes = [
+            lambda: state["resized"].resize_(3, 2),
+            lambda: state["set"].set_(beside.untyped_storage(), 5, (2, 3), (10, 1)),
+            lambda: state["strided"].as_strided_((2, 2), (1, 3), 1),
+            lambda: state["grad"].requires_grad_(),
+            lambda: setattr(state["data"], "data", torch.arange(3, dtype=torch.int16)),
+            lambda: state["as before"].untyped_storage().resize_(4 * 20),
+            lambda: state.update(more=beside),
+            lambda: state.update(more=beside.double()),
+        ]
+        expected = []
+        with context_on(tmp_path) as (context, _):
+            for change in changes:
+                change()
+                expected.append(copy.deepcopy({name: t.detach().clone() for name, t in state.items()}))
+                storage_id = context.save(state, STEPS, blocking=False)
+                file = tmp_path / "by_torch.pt"
+                torch.save(state, file)
+                context.save({}, STEPS, blocking=False)  # waits for the one before
+                found, by_torch = load(tmp_path, storage_id), torch.load(file)
+                assert equal(by_torch, found) and equal(list(state.values()), list(found.values()))
+                assert all(
+                    found[name].untyped_storage().nbytes() == by_torch[name].untyped_storage().nbytes()
+                    for name in found
+                )
+
+    @pytest.mark.parametrize("blocking", [True, False])
+    def test_metadata_that_is_not_finite(self, blocking: bool, tmp_path: Path) -> None:
+        metadata = {**STEPS, "loss": math.nan, "best": -math.inf, "none": None}
+        with context_on(tmp_path) as (context, recorder):
+            storage_id = context.save({"a": torch.ones(1)}, metadata, blocking=blocking)
+        stored = json.loads((tmp_path / "store" / storage_id / "metadata.json").read_text())
+        assert repr(stored) == repr(metadata) == repr(recorder.registered[0]["metadata"])
+
+    @pytest.mark.filterwarnings("ignore:backward hook")
+    @pytest.mark.parametrize("special", ["negative", "hook", "attribute"])
+    def test_tensors_that_become_special(self, special: str, tmp_path: Path) -> None:
+        tensor = torch.arange(4.0)
+        state = [tensor, torch.ones(3)]
+        with context_on(tmp_path) as (context, _):
+            context.save(state, STEPS, blocking=False)
+            if special == "negative":
+                state[0] = tensor = torch.complex(tensor, tensor).conj().imag
+                assert tensor.is_neg()
+            elif special == "hook":
+                tensor.requires_grad_()
+                tensor.register_hook(_untouched)
+            else:
+                tensor.note = "kept"
+            storage_id = context.save(state, STEPS, blocking=False)
+        found = load(tmp_path, storage_id, weights_only=False)
+        assert torch.equal(found[0], tensor)
+        assert found[0].is_neg() == tensor.is_neg()
+        assert getattr(found[0], "note", "") == ("kept" if special == "attribute" else "")
+
+    def test_classes_that_are_registered_between_two(self, tmp_path: Path) -> None:
+        """``copyreg`` counts from the next save on, also for what had a way before."""
+        state = {"odd": Odd(1), "tensor": torch.ones(2)}
+        with context_on(tmp_path) as (context, _):
+            before = context.save(state, STEPS, blocking=False)
+            copyreg.pickle(Odd, lambda odd: (Odd, (odd.number + 1,)))
+            try:
+                after = context.save(state, STEPS, blocking=False)
+            finally:
+                del copyreg.dispatch_table[Odd]
+        numbers = [load(tmp_path, i, weights_only=False)["odd"].number for i in (before, after)]
+        assert numbers == [1, 2]
+
+    def test_what_cannot_be_pickled_is_forgotten(self, tmp_path: Path) -> None:
+        """The next state is whole, and nothing of the failed one is kept."""
+        kept = torch.ones(5)
+        seen = weakref.ref(kept)
+        with context_on(tmp_path) as (context, _):
+            with pytest.raises(Exception, match="pickle"):
+                context.save([kept, lambda: 1], STEPS, blocking=False)
+            storage_id = context.save([torch.zeros(2)], STEPS, blocking=False)
+            del kept
+            gc.collect()
+            assert seen() is None
+        assert equal([torch.zeros(2)], load(tmp_path, storage_id))
 
     def test_what_changes_after_the_call_does_not_reach_it(self, tmp_path: Path) -> None:
         weights, steps = torch.arange(100_000.0), [0]

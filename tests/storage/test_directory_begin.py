@@ -30,7 +30,7 @@ class Counting(Disk):
 
 
 def save(store: DirectoryStore, storage_id: str, owner: Owner = OWNER) -> None:
-    staging = store.begin(storage_id, owner, alone=True)
+    staging = store.begin(storage_id, owner)
     staging.commit({}, [], {"steps_completed": 1}, Header("run", 0, 1, "2026-11-23T00:00:00Z", 1, storage_id))
 
 
@@ -52,13 +52,13 @@ def test_what_others_left_is_looked_for_once_an_owner(tmp_path: Path) -> None:
     assert not left.exists()
 
 
-def test_later_ones_take_one_call(tmp_path: Path) -> None:
+def test_later_ones_take_two_calls(tmp_path: Path) -> None:
     disk = Counting()
     store = DirectoryStore(tmp_path / "store", disk=disk)
     save(store, "one")
     disk.done.clear()
-    store.begin("two", OWNER, alone=True)
-    assert disk.done == [("make folder", f"{tmp_path}/store/.det_core-tmp/two.{OWNER.tag}")]
+    store.begin("two", OWNER)
+    assert disk.done == [("make folder", f"{tmp_path}/store/.det_core-tmp/two.{OWNER.tag}")] * 2
 
 
 @pytest.mark.parametrize("gone", [".", ".det_core-tmp"])

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 
 from det_core._errors import CheckpointError, ContextClosed, DistributedError, StorageError
+from det_core.core._checkpoint._latch import Latch
 from det_core.core._distributed import LaneLike
 
 log = logging.getLogger("det_core.checkpoint")
@@ -31,26 +32,21 @@ class Job:
         """Why it failed."""
         self.told = False
         """Whether somebody was told that."""
-        self.awaited = False
-        """Whether somebody waits for it, or has."""
         self.elsewhere = False
         """Whether it is not the thread that does it, but somebody who ends it when it is done."""
         self._work = work
-        self._over = threading.Event()
+        self._over = Latch()
         self._stop: BaseException | None = None
-        self._when_awaited: Callable[[], None] = _nothing
         self._when_stopped: Callable[[], None] = _nothing
 
     @property
     def over(self) -> bool:
         """Whether it is over, well or not."""
-        return self._over.is_set()
+        return self._over.is_set
 
-    def entrust(self, when_awaited: Callable[[], None], when_stopped: Callable[[], None]) -> None:
-        """Name who is to be called, in whichever thread, when somebody waits for it, and when it is to stop."""
-        self._when_awaited, self._when_stopped = when_awaited, when_stopped
-        if self.awaited:
-            when_awaited()
+    def entrust(self, when_stopped: Callable[[], None]) -> None:
+        """Name who is to be called, in whichever thread, when it is to stop."""
+        self._when_stopped = when_stopped
         if self._stop is not None:
             when_stopped()
 
@@ -73,13 +69,11 @@ class Job:
 
     def end(self) -> None:
         """Let go of those who wait for it."""
-        self._when_awaited = self._when_stopped = _nothing
+        self._when_stopped = _nothing
         self._over.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is over; whether it is."""
-        self.awaited = True
-        self._when_awaited()
         return self._over.wait(timeout)
 
     def failure(self) -> BaseException | None:
@@ -145,6 +139,11 @@ class Background:
         with self._changed:
             self._resigned[job.storage_id] = job
             self._changed.notify_all()
+
+    @property
+    def concerned(self) -> bool:
+        """Whether there may be jobs that are not over, or whose failure nobody was told."""
+        return bool(self._jobs or self._failed)
 
     def under_way(self) -> list[Job]:
         """The jobs that are not over, in the order in which they were added."""

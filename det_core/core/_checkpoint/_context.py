@@ -150,7 +150,7 @@ class CheckpointContext:
         ``torch.load`` reads the file, also with ``weights_only=True``. With ``blocking=False`` this is the way to save
         that costs a training loop least: the call copies the tensors, from whichever devices, into memory that is kept
         for that, pickles everything else, and returns; the state may be changed at once. A process beside this one
-        writes the file and commits it, at a low priority. It is started by the first such call
+        writes the file and commits it. It is started by the first such call
         and ends with the context, and with this process however that ends.
 
         That takes memory of the size of the state, on this machine, and once more when a checkpoint of all ranks is

@@ -8,6 +8,7 @@ from typing import Any
 
 from det_core._errors import CheckpointConflict
 
+_SIMPLE = {str, int, float, bool, type(None)}
 HOW = 'pass metadata={"steps_completed": N, ...}, N being the batches (or what else you count) trained so far'
 
 
@@ -17,6 +18,12 @@ def plain_metadata(metadata: object) -> dict[str, Any]:
     Raises:
         ValueError: it is no dictionary, or holds what JSON cannot; the message has the path of the key.
     """
+    if (
+        type(metadata) is dict
+        and _SIMPLE.issuperset(map(type, metadata.values()))
+        and set(map(type, metadata)) == {str}
+    ):
+        return metadata.copy()
     if not isinstance(metadata, Mapping):
         raise ValueError(f"metadata must be a dictionary, not {type(metadata).__name__}: {HOW}")
     plain = _plain(metadata, "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import os
@@ -28,6 +29,7 @@ log = logging.getLogger("det_core.checkpoint")
 LANE = "checkpoint"
 UPLOAD_LANE = "upload"
 IfBusy = Literal["wait", "refuse"]
+IF_BUSY = ("wait", "refuse")
 
 
 class _Known(NamedTuple):
@@ -134,7 +136,7 @@ class CheckpointWriter:
         if_busy: str,
     ) -> str:
         """Store a state of torch as one file; returns the storage_id."""
-        torch = require("torch", extra="torch", purpose="checkpoint.save()")
+        torch = self._torch
         check_name(name)
         if blocking or shard or not self._states.direct:
             handle = self.begin("save" if blocking else "save(blocking=False)", metadata, shard, if_busy)
@@ -155,16 +157,20 @@ class CheckpointWriter:
             return handle.storage_id
         return self._save_aside(state, metadata, name, if_busy)
 
+    @functools.cached_property
+    def _torch(self) -> Any:
+        return require("torch", extra="torch", purpose="checkpoint.save()")
+
     def _save_aside(self, state: Any, metadata: Mapping[str, Any] | None, name: str, if_busy: str) -> str:
         """In the background, by one rank: nothing is done here but to copy."""
         self._admit(self._writers("save(blocking=False)", False), if_busy)
         plain = self._metadata(metadata, False)
         storage_id, owner, reports = new_storage_id(), self._owner(), self._reports
-        self._committing(storage_id)
         file = None if reports is None else reports.file
-        announcement = Announcement(storage_id, owner, None if file is None else str(file))
+        announcement = Announcement(storage_id, owner, name, plain, None if file is None else str(file))
         self._states.prepare(announcement)
         try:
+            self._committing(storage_id)
             shot = self._states.snapshot(state)
         except BaseException:
             self._states.forget(announcement)
@@ -250,9 +256,11 @@ class CheckpointWriter:
 
         One that some rank has not come to yet must not be waited for: that rank may come to it later.
         """
+        if not together.shared and if_busy in IF_BUSY and not self._background.concerned:
+            return
 
         def known() -> _Known:
-            if if_busy not in ("wait", "refuse"):
+            if if_busy not in IF_BUSY:
                 raise ValueError(f"if_busy={if_busy!r}: expected 'wait' or 'refuse'")
             jobs = [*self._background.under_way(), *self._background.untold()]
             return _Known(if_busy, {job.storage_id: job.over for job in jobs})

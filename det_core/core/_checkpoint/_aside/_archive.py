@@ -100,9 +100,9 @@ class Archive:
         for record, content in zip(self.records[-len(_FIXED) :], _FIXED.values(), strict=True):
             memory[record.start : record.start + record.size] = content
         around, directory, end = self._around
-        checked = 0
+        checked, pack = 0, _CHECK.pack
         for header, start, stop, before, after, place in around:
-            check = _CHECK.pack(crc32(memory[start:stop]))
+            check = pack(crc32(memory[start:stop]))
             memory[header:start] = before + check + after
             directory[place : place + 4] = check
             checked += stop - header

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import json
 import os
 import socket
 import struct
@@ -10,7 +12,13 @@ from typing import Any
 
 import orjson
 
-_LENGTH = struct.Struct("!Q")
+_HEAD = struct.Struct("!Q?")
+"""The bytes of what follows, and whether a descriptor comes with it."""
+READ = 4 << 10
+"""Bytes read at a time."""
+_INT = struct.Struct("@i")
+_ROOM = socket.CMSG_LEN(_INT.size)
+"""Bytes for one descriptor."""
 
 
 class Channel:
@@ -22,6 +30,8 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
+        self._read = bytearray()
+        self._fds: list[int] = []
 
     def send(self, message: dict[str, Any], fd: int | None = None) -> None:
         """Say something; ``fd`` is open on the other side then.
@@ -30,7 +40,9 @@ class Channel:
             OSError: nobody listens.
         """
         data = orjson.dumps(message)
-        data = _LENGTH.pack(len(data)) + data
+        if b"null" in data:  # which orjson makes of numbers that are not finite, too
+            data = json.dumps(message, default=dataclasses.asdict).encode()
+        data = _HEAD.pack(len(data), fd is not None) + data
         sent = socket.send_fds(self.socket, [data], [fd]) if fd is not None else 0
         if sent < len(data):
             self.socket.sendall(data[sent:])
@@ -41,26 +53,28 @@ class Channel:
         Raises:
             EOFError: the other side is gone.
         """
+        while len(self._read) < _HEAD.size:
+            self._receive_more()
+        size, with_fd = _HEAD.unpack_from(self._read)
+        end = _HEAD.size + size
+        while len(self._read) < end:
+            self._receive_more()
+        message = _decoded(bytes(self._read[_HEAD.size : end]))
+        del self._read[:end]
+        return message, self._fds.pop(0) if with_fd else None
+
+    def _receive_more(self) -> None:
         try:
-            head, fds, _, _ = socket.recv_fds(self.socket, _LENGTH.size, 1)
-            head += self._read(_LENGTH.size - len(head)) if head else b""
-            if not head:
-                raise EOFError
-            for fd in fds:
-                os.set_inheritable(fd, False)
-            return orjson.loads(self._read(*_LENGTH.unpack(head))), fds[0] if fds else None
+            data, found, _, _ = self.socket.recvmsg(READ, _ROOM)
         except ConnectionError as e:
             raise EOFError from e
-
-    def _read(self, size: int) -> bytes:
-        parts = []
-        while size:
-            part = self.socket.recv(min(size, 1 << 20))
-            if not part:
-                raise EOFError
-            parts.append(part)
-            size -= len(part)
-        return b"".join(parts)
+        if not data:
+            raise EOFError
+        self._read += data
+        for _, _, descriptor in found:
+            (fd,) = _INT.unpack(descriptor)
+            os.set_inheritable(fd, False)
+            self._fds.append(fd)
 
     def hang_up(self) -> None:
         """Both sides read no more, in processes that were forked meanwhile, too."""
@@ -70,3 +84,10 @@ class Channel:
     def close(self) -> None:
         """Let go of the socket."""
         self.socket.close()
+
+
+def _decoded(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:  # there is a NaN or an infinity in it
+        return json.loads(data)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 from det_core._errors import CheckpointError, StorageError
+from det_core.core._checkpoint._latch import Latch
 
 
 class Unavailable(Exception):
@@ -26,7 +26,7 @@ class Errand:
 
     def __init__(self, then: Callable[[Errand], None] | None = None) -> None:
         self._then = then
-        self._over = threading.Event()
+        self._over = Latch()
         self._answer: dict[str, Any] = {}
         self._error: Exception | None = None
 
@@ -57,7 +57,7 @@ class Errand:
             HelperDied: it ended; what it did until then is not known.
             StorageError, CheckpointError: what it could not do, and why.
         """
-        assert self._over.is_set()
+        assert self._over.is_set
         if self._error is not None:
             raise self._error
         if "done" in self._answer:

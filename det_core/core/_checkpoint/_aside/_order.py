@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from collections.abc import Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from det_core import _clock
-from det_core.core._checkpoint._agree import remove
+from det_core._errors import StorageError
 from det_core.core._checkpoint._aside._archive import archive_of
 from det_core.core._checkpoint._aside._image import Image
 from det_core.storage import (
-    DirectoryStaging,
     DirectoryStore,
     Disk,
+    Draft,
     FileEntry,
     Header,
     Manifest,
@@ -24,6 +25,7 @@ from det_core.storage import (
     write_memory,
 )  # fmt: skip
 
+log = logging.getLogger("det_core.checkpoint")
 Result = TypeVar("Result")
 
 
@@ -35,8 +37,8 @@ class Contents:
     """Bytes of each."""
     pickled: int
     """Bytes."""
-    whole: int | None = None
-    """Bytes of the file, if the image holds all of it."""
+    whole: int = 0
+    """Bytes of the file, if the image holds all of it; 0: it does not."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,13 @@ Steps = Generator[int, None, Result]
 """Work that yields the number of bytes done since it did before; what it returns is the outcome."""
 
 
-def do_all(steps: Steps[Result], progress: Progress) -> Result:
+def do_all(steps: Steps[Result], progress: Progress | None = None) -> Result:
     """Do all steps, telling ``progress`` after each; what that raises stops the work."""
     try:
         while True:
-            progress(next(steps))
+            done = next(steps)
+            if progress is not None:
+                progress(done)
     except StopIteration as e:
         return e.value  # type: ignore[no-any-return]
     except BaseException as e:
@@ -106,24 +110,35 @@ def _let_go(error: BaseException | None) -> None:
 
 def write_image(disk: Disk, path: str, image: Image, contents: Contents) -> Steps[FileEntry]:
     """Write the file that an image holds to ``path``; raises StorageError."""
-    if contents.whole is not None:
-        memory = memoryview(image.memory(contents.whole))
-        return (yield from write_memory(disk, path, [memory[: contents.whole]]))
+    parts = yield from _parts(image, contents)
+    return (yield from write_memory(disk, path, parts))
+
+
+def commit_image(store: DirectoryStore, order: Order, image: Image, draft: Draft | None = None) -> Steps[Manifest]:
+    """Make a checkpoint from an image, durable before it is listed; if that fails nothing is left."""
+    draft = draft or store.draft(order.storage_id, order.owner, order.name, order.metadata)
+    try:
+        entry = yield from _write(draft, image, order.contents)
+        return draft.commit(entry, order.header(_clock.iso(_clock.now())))
+    except BaseException:
+        try:
+            draft.abort()
+        except StorageError as e:  # there is something that matters more
+            log.warning("what was written of checkpoint %s could not be removed: %s", order.storage_id, e)
+        raise
+
+
+def _write(draft: Draft, image: Image, contents: Contents) -> Steps[FileEntry]:
+    """A frame of its own has the memory: a logged error may keep those that were there before it."""
+    parts = yield from _parts(image, contents)
+    return (yield from draft.write(parts))
+
+
+def _parts(image: Image, contents: Contents) -> Steps[list[memoryview | bytes]]:
+    """The file that an image holds."""
+    if contents.whole:
+        return [memoryview(image.memory(contents.whole))[: contents.whole]]
     archive = archive_of(tuple(contents.storages), contents.pickled)
     memory = memoryview(image.memory(archive.end))
     rest = yield from archive.seal(memory)
-    return (yield from write_memory(disk, path, [memory[: archive.end], rest]))
-
-
-def commit_image(
-    store: DirectoryStore, order: Order, image: Image, staging: DirectoryStaging | None = None
-) -> Steps[Manifest]:
-    """Make a checkpoint from an image, durable before it is listed; if that fails nothing is left."""
-    staging = staging or store.begin(order.storage_id, order.owner, alone=True)
-    try:
-        entry = yield from write_image(store.disk, f"{staging.folder}/{order.name}", image, order.contents)
-        header = order.header(_clock.iso(_clock.now()))
-        return staging.commit({order.name: entry}, order.folders, order.metadata, header, unsynced=[order.name])
-    except BaseException:
-        remove(staging)
-        raise
+    return [memory[: archive.end], rest]

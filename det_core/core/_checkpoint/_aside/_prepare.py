@@ -5,13 +5,14 @@ While the training thread pickles and copies, the threads that compute for it ha
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 from dataclasses import dataclass
 from typing import Any
 
-from det_core._errors import StorageError
-from det_core.storage import DirectoryStaging, DirectoryStore, Owner
+from det_core.storage import DirectoryStore, Draft, Owner
+
+log = logging.getLogger("det_core.checkpoint")
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,9 @@ class Announcement:
 
     storage_id: str
     owner: Owner
+    name: str
+    """The file's path in the checkpoint."""
+    metadata: dict[str, Any]
     reports: str | None
     """The file with what was reported before it; None: that is not asked for."""
 
@@ -30,30 +34,34 @@ class Announcement:
 
 
 class Preparation:
-    """Has the reports on the disk, and a folder to write into.
+    """Has the reports on the disk, and all of the checkpoint that can be there before the state.
 
     Args:
         store: where the checkpoint is to lie.
         announcement: what is known of it.
 
     Attributes:
+        storage_id: of the checkpoint.
         flushed: whether the reports are on the disk.
-        staging: where to write; None: there is none yet.
+        draft: the checkpoint so far; None: there is nothing yet.
     """
 
     def __init__(self, store: DirectoryStore, announcement: Announcement) -> None:
         self._store = store
         self._announcement = announcement
+        self.storage_id = announcement.storage_id
         self.flushed = False
-        self.staging: DirectoryStaging | None = None
+        self.draft: Draft | None = None
 
     def run(self) -> None:
         """Do it, as far as that can be done: whoever saves tries again what failed, and is told then."""
         told = self._announcement
-        if told.reports is not None:
+        try:
+            self.draft = self._store.draft(told.storage_id, told.owner, told.name, told.metadata)
+        except Exception as e:
+            log.debug("checkpoint %s is not prepared: %s", told.storage_id, e)
+        if told.reports is not None:  # after what waits for nothing, as then the training thread may be done copying
             self.flushed = _synced(told.reports)
-        with contextlib.suppress(StorageError):
-            self.staging = self._store.begin(told.storage_id, told.owner, alone=True)
 
 
 def _synced(path: str) -> bool:

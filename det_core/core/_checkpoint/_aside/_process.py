@@ -106,12 +106,6 @@ class HelperProcess:
                 raise Gone
             self._send(message)
 
-    def hurry(self, errand: Errand) -> None:
-        """Somebody waits for this: it is to be done as fast as if it were done here."""
-        with self._lock:
-            if self._errand is errand:
-                self._send({"do": "hurry", "processor": -1})
-
     def kill(self, errand: Errand) -> None:
         """End the process, if this is what it does."""
         with self._lock:
@@ -119,8 +113,10 @@ class HelperProcess:
                 self._process.kill()
 
     def _send(self, message: dict[str, Any], fd: int | None = None) -> None:
-        with contextlib.suppress(OSError):  # it has ended, which the listener is about to hear
+        try:
             self._channel.send(message, fd)
+        except OSError as e:
+            log.debug("the helper has ended, which the listener is about to hear: %s", e)
 
     def close(self) -> None:
         """Hang up, and see that it ends; nothing in a forked child, whose process it is not."""

@@ -24,7 +24,6 @@ class Saver:
         self._lock = threading.Lock()
         self._process: HelperProcess | None = None
         self._last: Errand | None = None
-        self._hurried = False
 
     @property
     def pid(self) -> int | None:
@@ -52,8 +51,7 @@ class Saver:
         Args:
             image: the memory.
             message: what to do.
-            job: of which this is the work. Once somebody waits for that the helper works like anybody else, and if it
-                is stopped the helper is ended in the middle of its work.
+            job: of which this is the work: if it is stopped the helper is ended in the middle of it.
             then: called with the errand when it is over, in another thread.
 
         Raises:
@@ -64,7 +62,6 @@ class Saver:
             raise Unavailable("this process can share no memory")
         errand = self._last = Errand(then)
         with self._lock:
-            hurry, self._hurried = self._hurried, False  # who was waited for once is no longer left to idle time
             while True:
                 process = self._started()
                 try:
@@ -72,9 +69,7 @@ class Saver:
                     break
                 except Gone:
                     continue
-        if hurry:
-            process.hurry(errand)
-        job.entrust(lambda: self._hurry(process, errand), lambda: process.kill(errand))
+        job.entrust(lambda: process.kill(errand))
         return errand
 
     def ask(self, image: Image, message: dict[str, Any], job: Job) -> dict[str, Any]:
@@ -99,15 +94,10 @@ class Saver:
             atexit.register(self._at_exit)
         return self._process
 
-    def _hurry(self, process: HelperProcess, errand: Errand) -> None:
-        self._hurried = True
-        process.hurry(errand)
-
     def _at_exit(self) -> None:
         """A script ends that never closed its context: what it saved last is saved."""
         process, errand = self._process, self._last
         if process is not None and errand is not None and not process.forked:
-            process.hurry(errand)
             while not errand.wait(LOOK):
                 continue
         self.close()

@@ -85,18 +85,15 @@ class States:
             OSError: there is no memory for it.
             Exception: it cannot be pickled.
         """
-        from det_core.core._checkpoint._aside._snapshot import Snapshots, Unusual
-
         self._lent = [(snapshots, over) for snapshots, over in self._lent if not over()]
         free = [s for s in self._all if all(s is not lent for lent, _ in self._lent)]
         if not free:
+            from det_core.core._checkpoint._aside._snapshot import Snapshots
+
             free = [Snapshots(Image())]
             self._all += free
-        try:
-            return Shot(free[0], free[0].take(state))
-        except Unusual as e:
-            log.debug("torch.save itself has to save this state: %s", e)
-            return Shot(free[0], free[0].put(serialized(state)))
+        contents = free[0].take(state)
+        return Shot(free[0], free[0].put(serialized(state)) if contents is None else contents)
 
     def lend(self, shot: Shot, over: Callable[[], bool]) -> None:
         """Let the memory of a snapshot be as it is until ``over()``."""
