@@ -106,6 +106,7 @@ class Sink:
         self._check_from = self._check_until = 0.0
         self._folder_synced = False
         self._torn = False
+        self._legible: tuple[_File, _Kept] | None = None
         self._start = 0
         self._info: dict[str, Any] | None = None
         self.offset = 0
@@ -139,7 +140,9 @@ class Sink:
             self.offset = os.lseek(self._fd, 0, os.SEEK_END) - self._files[-1].shift
             raise
         if done != len(line):
-            return self._failed(_short(), line, owner, step)
+            self._failed(_short(), line, owner, step)
+            self._note_part(done)
+            return IN_MEMORY
         if not self._check_from <= now < self._check_until:
             self._look(now)
         return at
@@ -187,7 +190,7 @@ class Sink:
             ReportsNotKept: lines that are in no file with a name.
         """
         self.flush()
-        lost = self._dropped + len(self._kept) + sum(map(self._count, self._unlinked))
+        lost = self._dropped + len(self._kept) - self._legible_kept + sum(map(self._count, self._unlinked))
         problem = self._problem
         self.abandon()
         if lost:
@@ -226,6 +229,22 @@ class Sink:
         self._note(error)
         self._put_off()
         return IN_MEMORY
+
+    def _note_part(self, done: int) -> None:
+        """So many bytes of the first line in memory are in the file; all but the newline is as good as all to readers.
+
+        It stays in memory all the same: who follows a file waits for the newline.
+        """
+        if self._kept and done == len(self._kept[0].line) - 1:
+            self._legible = self._files[-1], self._kept[0]
+
+    @property
+    def _legible_kept(self) -> bool:
+        """Whether one of the lines in memory can be read from a file, too."""
+        if self._legible is None:
+            return False
+        file, line = self._legible
+        return not file.gone and any(kept is line for kept in self._kept)
 
     def _keep(self, line: bytes, owner: Owner | None, step: int) -> None:
         self._trouble = True
@@ -368,6 +387,7 @@ class Sink:
             whole += 1
             if kept.owner is not None:
                 kept.owner.placed(kept.step, kept.line, self.file, at)
+        self._note_part(end - self.offset)
         self.offset = end
         return whole
 

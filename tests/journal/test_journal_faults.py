@@ -18,6 +18,7 @@ import pytest
 
 from det_core._errors import ReportsNotKept
 from det_core.journal import Journal, RunFolder, _sink, list_runs, read_run
+from det_core.journal._doors import Doors
 from support.journals import FailingDoors, lines, open_journal, written
 
 
@@ -252,6 +253,35 @@ def test_a_disk_that_stays_full(small_disk: Path) -> None:
     assert list(found) == list(range(len(found)))
     assert 100 < len(found) < 10_000
     assert f"{10_000 - len(found)} report(s)" in str(e.value)
+
+
+def test_a_disk_that_is_full_at_any_byte_of_a_line(tmp_path: Path) -> None:
+    counts = set()
+    for room in range(400, 900):
+        folder = tmp_path / str(room)
+        journal = open_journal(folder, doors=_Room(room))
+        for step in range(10):
+            journal.metrics("training", step, {"a": step})
+        with pytest.raises(ReportsNotKept) as e:
+            journal.close()
+        counts.add(len(written(folder)))
+        assert f"{10 - len(written(folder))} report(s)" in str(e.value)
+    assert {2, 3, 4} < counts
+
+
+class _Room(Doors):
+    """A disk that takes so many bytes."""
+
+    def __init__(self, room: int) -> None:
+        self._room = room
+
+    def write(self, fd: int, data: bytes) -> int:  # type: ignore[override]
+        """As much as there is room for."""
+        if not self._room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        done = os.write(fd, data[: self._room])
+        self._room -= done
+        return done
 
 
 @pytest.fixture
