@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import subprocess
 import sys
@@ -128,9 +127,7 @@ def pair(loop: Loop, way: str, *, first: bool) -> tuple[float, float]:
     return loop.stretch("none"), loop.stretch(way)
 
 
-def in_child(
-    ranks: int, threads: int, rounds: int, ways: tuple[str, ...], folder: Path | None
-) -> tuple[dict[str, Any], int]:
+def in_child(ranks: int, threads: int, rounds: int, ways: tuple[str, ...], folder: Path) -> tuple[dict[str, Any], int]:
     """What :func:`measure` finds on so many ranks with so many threads each, and the bytes of a checkpoint."""
     work = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=folder))
     command = [sys.executable]
@@ -141,13 +138,9 @@ def in_child(
     environment = {**os.environ, "DET_CORE_HOME": str(work / "home"), "OMP_NUM_THREADS": str(threads)}
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
     null = subprocess.DEVNULL
-    try:
-        subprocess.run(command, check=True, stdout=null, stderr=null, timeout=TIMEOUT, env=environment)
-        found = json.loads((work / "found").read_text())
-        size = max(path.stat().st_size for path in (work / "store").rglob("state.pt"))
-    finally:
-        shutil.rmtree(work)
-    return found, size
+    subprocess.run(command, check=True, stdout=null, stderr=null, timeout=TIMEOUT, env=environment)
+    found = json.loads((work / "found").read_text())
+    return found, max(path.stat().st_size for path in (work / "store").rglob("state.pt"))
 
 
 def rows_of(ranks: int, threads: int, found: dict[str, Any], ways: tuple[str, ...]) -> list[list[object]]:
@@ -180,9 +173,11 @@ def main() -> int:
         return 0
     processors = len(os.sched_getaffinity(0))
     rows: list[list[object]] = []
-    for ranks, threads in dict.fromkeys(((2, 1), (1, max(1, processors - 1)), (1, processors))):
-        found, size = in_child(ranks, threads, arguments.rounds, ways, arguments.folder)
-        rows += rows_of(ranks, threads, found, ways)
+    # Nothing is deleted before the end: ext4 without a journal is slow to make files for minutes after that.
+    with tempfile.TemporaryDirectory(prefix="checkpoint_loop-", dir=arguments.folder) as folder:
+        for ranks, threads in dict.fromkeys(((2, 1), (1, max(1, processors - 1)), (1, processors))):
+            found, size = in_child(ranks, threads, arguments.rounds, ways, Path(folder))
+            rows += rows_of(ranks, threads, found, ways)
     title = f"The quickstart on {processors} processors, a checkpoint of {size / 1e6:.1f} MB every {EVERY} steps"
     columns = ["ranks", "threads", "checkpoints", "pairs", "ms/step without", "ms each", "times none", f"<= {BOUND}"]
     print_table(title, columns, rows)

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterable, Mapping
 from typing import Any
 
 from det_core.storage._copy import entry_of
-from det_core.storage._io import Disk, start_writing
+from det_core.storage._io import Disk, leave_memory, start_writing
 from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata
 from det_core.storage._memory import write_parts
 from det_core.storage._names import INNER, MANIFEST, METADATA, folders_of
@@ -82,6 +82,7 @@ class Draft:
             self._disk.do("sync", f"{self._tree}/{path}", os.fsync, fd)
         while self._open:
             path, fd = self._open.popitem()
+            leave_memory(fd)
             self._disk.do("close", f"{self._tree}/{path}", os.close, fd)
         for path, fd in self._folders.items():
             self._disk.do("sync", path, os.fsync, fd)

@@ -138,3 +138,25 @@ def test_one_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     assert open_files() == before
     assert not os.listdir(tmp_path / ".det_core-tmp")
     assert store.list() == []
+
+
+def test_what_is_on_the_disk_is_no_longer_in_memory(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    with open(other, "wb") as f:
+        f.write(bytes(1 << 20))
+        os.fsync(f.fileno())
+    if not in_memory(other):
+        pytest.skip("the file system does not say what is in memory")
+    save(DirectoryStore(tmp_path / "store"), parts=(bytes(1 << 20),))
+    files = [path for path in (tmp_path / "store" / "one").rglob("*") if path.is_file()]
+    assert len(files) == 3
+    assert [path for path in files if in_memory(path)] == []
+
+
+def in_memory(path: Path) -> bool:
+    """Whether the beginning of a file can be read without waiting for the disk."""
+    with open(path, "rb") as f:
+        try:
+            return os.preadv(f.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+        except OSError:
+            return False

@@ -21,15 +21,35 @@ _ROOM = socket.CMSG_LEN(_INT.size)
 """Bytes for one descriptor."""
 
 
+def connected() -> tuple[Channel, Channel]:
+    """Both ends of a new connection.
+
+    Raises:
+        OSError: there are no more descriptors.
+    """
+    there, from_here = socket.socketpair()
+    try:
+        here, from_there = socket.socketpair()
+    except OSError:
+        there.close()
+        from_here.close()
+        raise
+    return Channel(here, from_here), Channel(there, from_there)
+
+
 class Channel:
     """One end of a connection.
 
+    There is a pair of stream sockets for either direction: whoever reads from a socket wakes those that wait at its
+    other end, whatever they wait for, and nobody waits at an end that is only written to.
+
     Args:
-        end: of a pair of stream sockets.
+        incoming: what is read from.
+        outgoing: what is written to.
     """
 
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
+    def __init__(self, incoming: socket.socket, outgoing: socket.socket) -> None:
+        self.incoming, self.outgoing = incoming, outgoing
         self._read = bytearray()
         self._fds: list[int] = []
 
@@ -43,9 +63,9 @@ class Channel:
         if b"null" in data:  # which orjson makes of numbers that are not finite, too
             data = json.dumps(message, default=dataclasses.asdict).encode()
         data = _HEAD.pack(len(data), fd is not None) + data
-        sent = socket.send_fds(self.socket, [data], [fd]) if fd is not None else 0
+        sent = socket.send_fds(self.outgoing, [data], [fd]) if fd is not None else 0
         if sent < len(data):
-            self.socket.sendall(data[sent:])
+            self.outgoing.sendall(data[sent:])
 
     def receive(self) -> tuple[dict[str, Any], int | None]:
         """What the other side says next, and a descriptor that came with it.
@@ -65,7 +85,7 @@ class Channel:
 
     def _receive_more(self) -> None:
         try:
-            data, found, _, _ = self.socket.recvmsg(READ, _ROOM)
+            data, found, _, _ = self.incoming.recvmsg(READ, _ROOM)
         except ConnectionError as e:
             raise EOFError from e
         if not data:
@@ -78,12 +98,14 @@ class Channel:
 
     def hang_up(self) -> None:
         """Both sides read no more, in processes that were forked meanwhile, too."""
-        with contextlib.suppress(OSError):  # the other side was faster
-            self.socket.shutdown(socket.SHUT_RDWR)
+        for end in (self.outgoing, self.incoming):
+            with contextlib.suppress(OSError):  # the other side was faster
+                end.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Let go of the socket."""
-        self.socket.close()
+        """Let go of the sockets."""
+        self.incoming.close()
+        self.outgoing.close()
 
 
 def _decoded(data: bytes) -> Any:

@@ -7,13 +7,12 @@ import json
 import logging
 import os
 import select
-import socket
 import subprocess
 import sys
 import threading
 from typing import Any
 
-from det_core.core._checkpoint._aside._channel import Channel
+from det_core.core._checkpoint._aside._channel import connected
 from det_core.core._checkpoint._aside._errand import Errand, HelperDied, Unavailable
 from det_core.core._checkpoint._aside._image import Image
 
@@ -26,7 +25,7 @@ LEAVING = 0.2
 """Seconds that it gets once it has hung up."""
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from det_core.core._checkpoint._aside._helper import main; main(int(sys.argv[2]), int(sys.argv[3]))"
+    "from det_core.core._checkpoint._aside._helper import main; main(*map(int, sys.argv[2:]))"
 )
 
 
@@ -45,19 +44,24 @@ class HelperProcess:
     """
 
     def __init__(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            arguments = [json.dumps(sys.path), str(theirs.fileno()), str(os.getpid())]
-            try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", _CODE, *arguments], pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                )  # fmt: skip
-            except (OSError, ValueError) as e:
-                ours.close()
-                raise Unavailable(str(e)) from e
+        try:
+            ours, theirs = connected()
+        except OSError as e:
+            raise Unavailable(str(e)) from e
+        descriptors = [theirs.incoming.fileno(), theirs.outgoing.fileno()]
+        arguments = [json.dumps(sys.path), *map(str, descriptors), str(os.getpid())]
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _CODE, *arguments], pass_fds=descriptors,
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            )  # fmt: skip
+        except (OSError, ValueError) as e:
+            ours.close()
+            raise Unavailable(str(e)) from e
+        finally:
+            theirs.close()
         self._parent = os.getpid()
-        self._channel = Channel(ours)
+        self._channel = ours
         self._lock = threading.Lock()
         self._known: set[int] = set()
         self._errand: Errand | None = None
@@ -136,7 +140,7 @@ class HelperProcess:
     def _listen(self) -> None:
         problem: Exception | None = None
         try:
-            if not select.select([self._channel.socket], [], [], START)[0]:
+            if not select.select([self._channel.incoming], [], [], START)[0]:
                 self._process.kill()
             while True:
                 answer, _ = self._channel.receive()
