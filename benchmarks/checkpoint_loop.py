@@ -2,10 +2,10 @@
 
 One process trains the quickstart's model in stretches of 100 steps, in turn without checkpoints and with one every 20
 steps: ``save(trainer.state(), ..., blocking=False)``. Which comes first changes from pair to pair, as the machine may
-be slower at one time than at another; of the ratios within the pairs the median is taken. What is imported or started
-once is not in it; a row of its own tells what the first checkpoint costs. Rows without a bound, of a quarter of the
-pairs, tell what ``torch.save`` costs in the loop: alone, into a new file, with nothing of ours around it, and in the
-block of ``store_path(..., blocking=False)``.
+be slower at one time than at another; of the ratios within the pairs the median is taken, and the interval in which it
+lies with 95 % probability. What is imported or started once is not in it; a row of its own tells what the first
+checkpoint costs. Rows without a bound, of a quarter of the pairs, tell what ``torch.save`` costs in the loop: alone,
+into a new file, with nothing of ours around it, and in the block of ``store_path(..., blocking=False)``.
 Three times: as the quickstart's README runs it, on two ranks under torchrun; as one process with one processor left to
 the background; and as one process with torch's threads on all processors, where those that wait for work spin, so that
 whatever else runs takes time from them. ``--blocking`` measures ``blocking=True``, too.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -148,13 +149,24 @@ def rows_of(ranks: int, threads: int, found: dict[str, Any], ways: tuple[str, ..
     rows: list[list[object]] = []
     for way in ways:
         pairs = found["pairs"][way]
-        ratio = statistics.median(saving / none for none, saving in pairs)
+        ratios = [saving / none for none, saving in pairs]
+        ratio = statistics.median(ratios)
         each = statistics.median(saving - none for none, saving in pairs) / SAVES * 1e3
         step = statistics.median(none for none, _ in pairs) / SAVES / EVERY * 1e3
         met = ratio <= BOUND if way == BOUNDED else None
-        rows.append([ranks, threads, way, len(pairs), step, each, f"{ratio:.4f}", met])
-    rows.append([ranks, threads, "first checkpoint ever", 1, None, found["first"] * 1e3, None, None])
+        rows.append([ranks, threads, way, len(pairs), step, each, f"{ratio:.4f}", interval(ratios), met])
+    rows.append([ranks, threads, "first checkpoint ever", 1, None, found["first"] * 1e3, None, None, None])
     return rows
+
+
+def interval(values: list[float]) -> str:
+    """Where the median of what ``values`` are drawn from lies with 95 % probability, whatever their distribution.
+
+    Between two order statistics: how many values are below the median is binomial, here by its normal approximation.
+    """
+    ordered, middle, half = sorted(values), len(values) / 2, 1.96 * math.sqrt(len(values)) / 2
+    low, high = max(0, math.floor(middle - half)), min(len(values) - 1, math.ceil(middle + half))
+    return f"{ordered[low]:.3f} to {ordered[high]:.3f}"
 
 
 def main() -> int:
@@ -179,8 +191,8 @@ def main() -> int:
             found, size = in_child(ranks, threads, arguments.rounds, ways, Path(folder))
             rows += rows_of(ranks, threads, found, ways)
     title = f"The quickstart on {processors} processors, a checkpoint of {size / 1e6:.1f} MB every {EVERY} steps"
-    columns = ["ranks", "threads", "checkpoints", "pairs", "ms/step without", "ms each", "times none", f"<= {BOUND}"]
-    print_table(title, columns, rows)
+    columns = ["ranks", "threads", "checkpoints", "pairs", "ms/step without", "ms each", "times none", "95 %"]
+    print_table(title, [*columns, f"<= {BOUND}"], rows)
     return int(any(row[-1] is False for row in rows))
 
 
