@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -234,3 +236,39 @@ class TestDistance:
             assert current() == -1
         finally:
             _processor._sched_getcpu.cache_clear()
+
+
+def test_a_helper_that_there_are_no_descriptors_for_leaves_none_open() -> None:
+    done = subprocess.run([sys.executable, "-c", NO_DESCRIPTORS], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+NO_DESCRIPTORS = """
+import os, resource
+from det_core.core._checkpoint._aside._errand import Unavailable
+from det_core.core._checkpoint._aside._process import HelperProcess
+
+def all_that_are_left():
+    found = []
+    while True:
+        try:
+            found.append(os.dup(0))
+        except OSError:
+            return found
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+taken = all_that_are_left()
+for room in range(7):  # two are enough for one direction; from four on there are none for starting the process
+    free = [taken.pop() for _ in range(room)]
+    for fd in free:
+        os.close(fd)
+    try:
+        HelperProcess()
+    except Unavailable as e:
+        assert "Too many open files" in str(e), e
+    else:
+        raise AssertionError("it was started")
+    again = all_that_are_left()
+    assert len(again) == room, (len(again), room)
+    taken += again
+"""
