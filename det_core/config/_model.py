@@ -61,7 +61,9 @@ class Reproducibility(Section):
 class RetentionPolicy(Section):
     """How long logs are kept."""
 
-    log_retention_days: Annotated[int, integer(-1, 32767)] | None = option(None, "days; -1: for ever", unused=True)
+    log_retention_days: Annotated[int, integer(-1, 32767)] | None = option(
+        None, "days; -1: for ever", unused=True, anyway=-1
+    )
 
 
 class ExperimentFile(Section):

@@ -75,7 +75,13 @@ def at(value: Any, path: tuple[str | int, ...]) -> Any:
 
 
 def option(
-    default: Any, description: str, *, alias: str | None = None, unused: bool = False, secret: bool = False
+    default: Any,
+    description: str,
+    *,
+    alias: str | None = None,
+    unused: bool = False,
+    anyway: Any = None,
+    secret: bool = False,
 ) -> Any:
     """A key of a section.
 
@@ -83,10 +89,11 @@ def option(
         default: what it is if it is left out; ``...`` if it must not be.
         description: for the reference of the experiment file.
         alias: its name in the file, where Python does not allow that name.
-        unused: it has no effect here, and the user is told so.
+        unused: it has no effect here, and the user is told so,
+        anyway: but for this value, which asks for what is done here in any case.
         secret: no message repeats its value.
     """
-    marks = {"unused": unused, "secret": secret}
+    marks = {"unused": unused, "anyway": anyway, "secret": secret}
     if isinstance(default, list | dict):
         return Field(default_factory=default.copy, description=description, json_schema_extra={**marks})
     if alias is None:
@@ -96,8 +103,17 @@ def option(
 
 def marked(info: FieldInfo, mark: str) -> bool:
     """Whether a key is ``unused`` or ``secret``."""
+    return bool(_mark(info, mark))
+
+
+def done_anyway(info: FieldInfo) -> Any:
+    """The value of an unused key that asks for what is done in any case; None: there is none."""
+    return _mark(info, "anyway")
+
+
+def _mark(info: FieldInfo, mark: str) -> Any:
     extra = info.json_schema_extra
-    return isinstance(extra, dict) and bool(extra.get(mark))
+    return extra.get(mark) if isinstance(extra, dict) else None
 
 
 class Kinds:

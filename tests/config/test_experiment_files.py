@@ -79,6 +79,7 @@ def test_what_has_no_effect_is_said_in_one_warning_and_the_launcher_in_another()
         ("retention_policy.log_retention_days", 0, True),
         ("retention_policy.log_retention_days", 30, True),
         ("retention_policy.log_retention_days", None, False),
+        ("retention_policy.log_retention_days", -1, False),
         ("environment.force_pull_image", False, False),
     ],
 )
