@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from det_core.config._entrypoint import foreign_launchers
 from det_core.config._model import ExperimentFile
 from det_core.config._searchers import Halving
-from det_core.config._section import done_anyway, marked
+from det_core.config._section import marked
 
 
 def remarks(file: ExperimentFile) -> Iterator[str]:
@@ -35,8 +35,8 @@ def _wants(value: object) -> bool:
 def _unused(section: BaseModel, path: str) -> Iterator[str]:
     for name, info in type(section).model_fields.items():
         value = getattr(section, name)
-        without_it = (info.get_default(call_default_factory=True), done_anyway(info))
-        if marked(info, "unused") and _wants(value) and value not in without_it:
+        as_without = (info.get_default(call_default_factory=True), marked(info, "anyway"))
+        if marked(info, "unused") and _wants(value) and value not in as_without:
             yield path + name
         elif isinstance(value, BaseModel):
             yield from _unused(value, f"{path}{name}.")

@@ -89,8 +89,8 @@ def option(
         default: what it is if it is left out; ``...`` if it must not be.
         description: for the reference of the experiment file.
         alias: its name in the file, where Python does not allow that name.
-        unused: it has no effect here, and the user is told so,
-        anyway: but for this value, which asks for what is done here in any case.
+        unused: it has no effect here, and the user is told so.
+        anyway: a value of an unused key that the user is not told of, as it asks for what is done in any case.
         secret: no message repeats its value.
     """
     marks = {"unused": unused, "anyway": anyway, "secret": secret}
@@ -101,17 +101,8 @@ def option(
     return Field(default, alias=alias, description=description, json_schema_extra={**marks})
 
 
-def marked(info: FieldInfo, mark: str) -> bool:
-    """Whether a key is ``unused`` or ``secret``."""
-    return bool(_mark(info, mark))
-
-
-def done_anyway(info: FieldInfo) -> Any:
-    """The value of an unused key that asks for what is done in any case; None: there is none."""
-    return _mark(info, "anyway")
-
-
-def _mark(info: FieldInfo, mark: str) -> Any:
+def marked(info: FieldInfo, mark: str) -> Any:
+    """What :func:`option` was given for a key as ``unused``, ``anyway`` or ``secret``; None: it is no option."""
     extra = info.json_schema_extra
     return extra.get(mark) if isinstance(extra, dict) else None
 
