@@ -293,9 +293,15 @@ with alone() as distributed:
 
     turn = asyncio.Lock()
 
+    def is_there_a_whole_one():
+        found = [path.stat() for path in Path(sys.argv[2]).glob("cache/*/aside-*/f*")]
+        return any(one.st_blocks * 512 >= one.st_size for one in found)
+
     async def attempt(operation, key, function, *args):
         async with turn:
             if sum(job.door.came.values()) > 36 << 20:
+                while not is_there_a_whole_one():  # what came is written by others
+                    await asyncio.sleep(0.01)
                 os.kill(os.getpid(), signal.SIGKILL)
             return await type(job.door).attempt(job.door, operation, key, function, *args)
 

@@ -9,7 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -200,16 +202,22 @@ def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
         assert "because its wrapper had died" in job.err
 
 
-def test_the_launchers_folder_goes_with_it(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder in whose folders a socket can lie, however long the path of pytest's own is."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+def test_the_launchers_folder_goes_with_it(tmp_path: Path, short: Path) -> None:
     script = write(tmp_path, "stubborn.py", STUBBORN)
-    with launched(PLAIN, "2", sys.executable, script, folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
+    with launched(PLAIN, "2", sys.executable, script, folder=tmp_path, TMPDIR=str(short)) as job:
         job.wait_for("ready", times=2)
-        (folder,) = (tmp_path / "tmp").iterdir()
+        (folder,) = short.iterdir()
         assert folder.stat().st_mode & 0o777 == 0o700
         job.process.kill()
         job.nothing_left()
-        assert list((tmp_path / "tmp").iterdir()) == []
+        assert list(short.iterdir()) == []
 
 
 def test_an_agent_that_fails_for_a_reason_of_its_own(tmp_path: Path) -> None:
@@ -284,12 +292,11 @@ def test_a_job_survives_a_hang_up_it_was_told_to_ignore(tmp_path: Path) -> None:
     assert "got SIGTERM\n" in job.out
 
 
-def test_a_stranger_at_the_socket_disturbs_nothing(tmp_path: Path) -> None:
-    (tmp_path / "tmp").mkdir()
+def test_a_stranger_at_the_socket_disturbs_nothing(tmp_path: Path, short: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
-    with launched(PLAIN, "1", sys.executable, script, folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
+    with launched(PLAIN, "1", sys.executable, script, folder=tmp_path, TMPDIR=str(short)) as job:
         job.wait_for("ready")
-        (path,) = (tmp_path / "tmp").glob("*/s")
+        (path,) = short.glob("*/s")
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
             stranger.connect(str(path))
             stranger.send(b"\xff\xfe rubbish")
