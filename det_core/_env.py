@@ -12,7 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeVar
 
+_Default = TypeVar("_Default", int, None)
+
+LIMIT_BATCHES = "PT_ACC_LIMIT_BATCHES"
+"""The one variable that det_core also sets: ``det_core.accelerated.utils.LimitBatches``."""
 LAUNCH_PREFIXES = ("HOROVOD_", "MPI_LOCAL", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PET_")
 LAUNCH_NAMES = frozenset(
     [
@@ -31,6 +36,7 @@ LAUNCH_NAMES = frozenset(
         "USE_TORCH_DISTRIBUTED",
         "USE_DEEPSPEED",
         "USE_HOROVOD",
+        "DET_MANUAL_INIT_DISTRIBUTED",
     ]
 )
 
@@ -80,6 +86,11 @@ class Environment:
     """``DET_CORE_MASTER_TIMEOUT``: seconds for which a question is put again to a master that does not answer."""
     ship_timeout: float = 120.0
     """``DET_CORE_SHIP_TIMEOUT``: seconds that the end of a run may take to bring the last reports to the master."""
+    allow_pickle: bool = False
+    """``DET_CORE_ALLOW_PICKLE``: 1 lets checkpoints of trials hold pickles that run code when they are read."""
+    limit_batches: int | None = None
+    """``PT_ACC_LIMIT_BATCHES``: trainers of ``det_core.accelerated`` train and evaluate on so many batches of a loader;
+    ``none``: on all."""
     launch: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What a framework's launcher or a job scheduler set for this process."""
 
@@ -103,7 +114,7 @@ class Environment:
             cuda_visible_devices=e.get("CUDA_VISIBLE_DEVICES"),
             grace=_number(e, "DET_CORE_GRACE"),
             cache=Path(e["DET_CORE_CACHE"]).expanduser().absolute() if e.get("DET_CORE_CACHE") else None,
-            cache_bytes=_count(e, "DET_CORE_CACHE_BYTES", cls.cache_bytes),
+            cache_bytes=_count(e, "DET_CORE_CACHE_BYTES", cls.cache_bytes, "bytes"),
             master=e.get("DET_MASTER") or None,
             user_token=e.get("DET_USER_TOKEN") or None,
             master_cert=e.get("DET_MASTER_CERT_FILE") or None,
@@ -112,8 +123,18 @@ class Environment:
             run_dir=Path(e["DET_CORE_RUN_DIR"]).absolute() if e.get("DET_CORE_RUN_DIR") else None,
             master_timeout=_number(e, "DET_CORE_MASTER_TIMEOUT") or cls.master_timeout,
             ship_timeout=_number(e, "DET_CORE_SHIP_TIMEOUT") or cls.ship_timeout,
+            allow_pickle=e.get("DET_CORE_ALLOW_PICKLE") == "1",
+            limit_batches=None if e.get(LIMIT_BATCHES) == "none" else _count(e, LIMIT_BATCHES, None, "batches"),
             launch=MappingProxyType({k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}),
         )
+
+
+def exchange(name: str, value: str | None) -> str | None:
+    """Set a variable of this process and of what it starts, or with None remove it; what it was before."""
+    earlier = os.environ.pop(name, None)
+    if value is not None:
+        os.environ[name] = value
+    return earlier
 
 
 def inherited() -> dict[str, str]:
@@ -121,6 +142,11 @@ def inherited() -> dict[str, str]:
     return {
         k: v for k, v in os.environ.items() if not k.startswith(("DET_", *LAUNCH_PREFIXES)) and k not in LAUNCH_NAMES
     }
+
+
+def tell_local_rank(local_rank: int) -> None:
+    """Set LOCAL_RANK where the launcher has not: DeepSpeed's engines read nothing else."""
+    os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
 
 def _default_home() -> Path:
@@ -153,12 +179,12 @@ def _number(e: Mapping[str, str], name: str) -> float | None:
     return value
 
 
-def _count(e: Mapping[str, str], name: str, default: int) -> int:
+def _count(e: Mapping[str, str], name: str, default: _Default, unit: str) -> int | _Default:
     text = e.get(name)
     if not text:
         return default
     if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{name}={text!r}: expected a number of bytes, 0 or more")
+        raise ValueError(f"{name}={text!r}: expected a number of {unit}, 0 or more")
     return int(text)
 
 

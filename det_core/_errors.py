@@ -35,6 +35,8 @@
     ├── StoreError                a master's database cannot be used; the message says why, and what to do
     │   ├── StoreLocked           another master uses it
     │   └── StoreConflict         what was reported contradicts what is recorded (also a ValueError)
+    ├── InvalidExperimentException  a mistake in a trial class, or in how it is used (also a ValueError)
+    ├── InternalException         what is only known in training was asked for before (also a RuntimeError)
     └── MissingExtra              an optional dependency is not installed (also an ImportError)
 
 User mistakes in arguments raise ValueError or TypeError; calls in the wrong order or on the wrong rank raise
@@ -233,6 +235,14 @@ class StoreLocked(StoreError):
 
 class StoreConflict(StoreError, ValueError):
     """What was reported contradicts what is recorded; the message says what stands."""
+
+
+class InvalidExperimentException(DetCoreError, ValueError):
+    """A mistake in a trial class, or in how it is used; the message names the method."""
+
+
+class InternalException(DetCoreError, RuntimeError):
+    """What is only known in training was asked for before; the message names the method."""
 
 
 class MissingExtra(DetCoreError, ImportError):

@@ -26,6 +26,8 @@ class TrialInfo:
         experiment_id: the ID of its experiment.
         trial_seed: the random seed for this trial.
         hparams: the hyperparameter values selected for this trial.
+        config: the configuration of its experiment.
+        steps_completed: those of the checkpoint to start from; 0 without one.
     """
 
     def __init__(
@@ -44,8 +46,8 @@ class TrialInfo:
         self.experiment_id = experiment_id
         self.trial_seed = trial_seed
         self.hparams = hparams
-        self._config = config
-        self._steps_completed = steps_completed
+        self.config = config
+        self.steps_completed = steps_completed
         self._trial_run_id = trial_run_id
         self._debug = debug
         self._inter_node_network_interface = inter_node_network_interface
@@ -217,7 +219,7 @@ class ClusterInfo:
     @property
     def user_data(self) -> dict[str, Any]:
         """The ``data`` section of the experiment's config; empty without one or without a trial."""
-        data = self._trial_info._config.get("data") if self._trial_info else None
+        data = self._trial_info.config.get("data") if self._trial_info else None
         return data if isinstance(data, dict) else {}
 
     @property

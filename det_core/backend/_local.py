@@ -80,6 +80,11 @@ class LocalBackend:
             return None
         return min(values) if self._smaller_is_better else max(values)
 
+    def last_validation(self) -> int | None:
+        """The last of the run's rows that no later restart has superseded."""
+        steps = (row.steps_completed for row in self._run().iter_rows("validation"))
+        return max((step for step in steps if step is not None), default=None)
+
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """The journal has it already."""
         return dict(metadata)

@@ -41,6 +41,9 @@ class Backend(Protocol):
     def best_validation(self) -> float | None:
         """The best searcher metric reported so far in the whole experiment. Any rank may ask."""
 
+    def last_validation(self) -> int | None:
+        """The last step at which a validation was reported; None: none was. Any rank may ask."""
+
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the run's metadata; returns what is now set. Any rank may ask."""
 

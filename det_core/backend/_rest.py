@@ -131,6 +131,12 @@ class RestBackend:
             return None
         return None if metric is None else float(metric)
 
+    def last_validation(self) -> int | None:
+        """What the master knows of the trial."""
+        trial = self._call("GET", f"/api/v1/trials/{self._task.trial_id}").get("trial") or {}
+        steps = (trial.get("latestValidation") or {}).get("totalBatches")
+        return None if steps is None else int(steps)
+
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Replace what the master has."""
         body = {"metadata": dict(metadata), "runId": self._task.trial_id}

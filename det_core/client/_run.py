@@ -45,7 +45,7 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``running``, ``completed``, ``preempted``, ``failed`` or ``died`` (it ended without a word)."""
+        """``running``, ``completed``, ``stopped``, ``preempted``, ``failed`` or ``died`` (it ended without a word)."""
         return self._summary.state
 
     @property

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
         KeepNewer,
         RetentionPolicy,
     )
-    from det_core.core._context import Context
+    from det_core.core._context import Context, current_context
     from det_core.core._distributed import DistributedContext
     from det_core.core._init import init
     from det_core.core._preempt import PreemptContext, PreemptMode
     from det_core.core._profiler import ProfilerContext
+    from det_core.core._random_state import random_state, set_random_state
     from det_core.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
     from det_core.core._tensorboard import TensorboardMode
     from det_core.core._train import EarlyExitReason, TrainContext
@@ -48,7 +49,10 @@ __all__ = [
     "TensorboardMode",
     "TrainContext",
     "Unit",
+    "current_context",
     "init",
+    "random_state",
+    "set_random_state",
 ]
 
 _HOMES = {
@@ -72,7 +76,10 @@ _HOMES = {
     "TensorboardMode": "_tensorboard",
     "TrainContext": "_train",
     "Unit": "_searcher",
+    "current_context": "_context",
     "init": "_init",
+    "random_state": "_random_state",
+    "set_random_state": "_random_state",
 }
 """The module that each name stands in."""
 

@@ -119,9 +119,16 @@ def first_line(run: BareRun, latest_checkpoint: str | None) -> str:
     return f"run {run.run_id} resumed (restart {run.restart}) {start}, in {run.path}"
 
 
+def ending_of(outcome: str, detail: str) -> str:
+    """An outcome of a run in words."""
+    if outcome == "stopped":
+        return f"stopped by the script: {detail}" if detail else "stopped by the script"
+    return outcome.replace("_", " ") + (f" ({detail})" if detail else "")
+
+
 def last_line(run: BareRun, outcome: str, detail: str) -> str:
     """What a bare run says when it ends."""
-    ending = outcome.replace("_", " ") + (f" ({detail})" if detail else "")
+    ending = ending_of(outcome, detail)
     if outcome in ("completed", "invalid_hp"):
         return f"run {run.run_id} {ending}; to look at it: det-core runs show {run.run_id}"
     return f"run {run.run_id} {ending}; to resume it: DET_CORE_RESUME={run.run_id} {run.command}"

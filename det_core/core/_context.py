@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Callable
+from contextvars import ContextVar
 from types import TracebackType
+from typing import Any
 
 from det_core._errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
 from det_core._info import ClusterInfo
@@ -33,7 +36,11 @@ class Context:
         searcher: says what to train.
         profiler: samples the machine.
         info: what the cluster says of this task; None in a bare run.
+        managed: whether this is a trial of an experiment, under a master; False in a bare run.
+        hparams: the hyperparameters of this trial; empty in a bare run.
+        config: the experiment's configuration; None in a bare run.
         latest_checkpoint: the storage_id to start from; None: from scratch.
+        steps_completed: those of that checkpoint; 0 without one.
         run_id: what ``det-core runs`` knows this run by.
     """
 
@@ -55,6 +62,11 @@ class Context:
         self.searcher = searcher
         self.profiler = profiler
         self.info: ClusterInfo | None = ground.info
+        trial = ground.info.trial if ground.asks_master and ground.info is not None else None
+        self.managed = ground.asks_master
+        self.hparams: dict[str, Any] = {} if trial is None else trial.hparams
+        self.config: dict[str, Any] | None = None if trial is None else trial.config
+        self.steps_completed = ground.steps_completed
         self.latest_checkpoint = ground.latest_checkpoint
         self.run_id = ground.run.run_id
         self._journal = ground.journal
@@ -62,15 +74,21 @@ class Context:
         self._run = ground.run
         self._stores = [ground.store, *ground.elsewhere.values()]
         self._closed = False
+        self._outer: Context | None = None
+        _OPEN.add(self)
 
     def __enter__(self) -> Context:
         if self._closed:
             raise ContextClosed("this context is closed; each run needs a core.init() of its own")
+        self._outer = _CURRENT.get()
+        _CURRENT.set(self)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if _CURRENT.get() is self:
+            _CURRENT.set(self._outer)
         if isinstance(error, InvalidHP):
             self._end_job(error)
         try:
@@ -83,6 +101,16 @@ class Context:
                 error.add_note(str(failure))
         if isinstance(error, InvalidHP):
             raise SystemExit(0) from error
+
+    @property
+    def last_validation(self) -> int | None:
+        """The last step at which a validation was reported, by any restart; None: none was. Any rank may ask.
+
+        In a bare run that is of the rows that stand: once an earlier checkpoint is restored, later ones do not.
+        """
+        if self._closed:
+            raise ContextClosed("last_validation was asked of a context that is closed")
+        return self._backend.last_validation()
 
     def alert(self, title: str | None = None, description: str | None = None, level: str = "info") -> None:
         """Bring something to a person's attention: by the master, or in a bare run by a line in the log.
@@ -123,6 +151,7 @@ class Context:
         if self._closed:
             return
         self._closed = True
+        _OPEN.discard(self)
         outcome, detail = self._outcome(error)
         failures: dict[str, BaseException] = {}
         interrupt: KeyboardInterrupt | None = None
@@ -163,7 +192,7 @@ class Context:
         ]
 
     def _outcome(self, error: BaseException | None) -> tuple[str, str]:
-        """``completed``, ``preempted``, ``invalid_hp`` or ``failed``, and what there is to say of it."""
+        """``completed``, ``stopped``, ``preempted``, ``invalid_hp`` or ``failed``, and what there is to say of it."""
         if isinstance(error, InvalidHP):
             return "invalid_hp", str(error)
         if isinstance(error, KeyboardInterrupt):
@@ -177,4 +206,34 @@ class Context:
         for rank, farewell in sorted(self.distributed.departed().items()):
             if farewell.get("outcome") == "failed":
                 return "failed", f"rank {rank}: {farewell.get('detail')}"
-        return ("preempted" if self.preempt.acknowledged else "completed"), ""
+        if self.preempt.acknowledged:
+            return "preempted", ""
+        if self.preempt.stopped_by_script:
+            return "stopped", self.preempt.reason or ""
+        return "completed", ""
+
+
+_CURRENT: ContextVar[Context | None] = ContextVar("det_core_context", default=None)
+_OPEN: weakref.WeakSet[Context] = weakref.WeakSet()
+
+
+def current_context() -> Context | None:
+    """The context that is open here: of the innermost ``with core.init()`` around the caller, else the only open one.
+
+    For a library that is called inside a training script, and was not handed the context.
+
+    Raises:
+        RuntimeError: several are open in this process, and none of them around the caller.
+    """
+    context = _CURRENT.get()
+    while context is not None:
+        if not context._closed:
+            return context
+        context = context._outer
+    found = [context for context in list(_OPEN) if not context._closed]
+    if len(found) > 1:
+        raise RuntimeError(
+            f"{len(found)} contexts of core.init() are open in this process, and none around this call: "
+            "say which one is meant (core_context=)"
+        )
+    return found[0] if found else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
+from det_core import _clock
 from det_core._env import Environment
-from det_core._errors import ContextClosed
+from det_core._errors import ContextClosed, PeerLost
 from det_core.core._environments import Detector, Ranks, detector, find
 from det_core.core._solo import SoloLane
 
@@ -29,6 +31,9 @@ class LaneLike(Protocol):
 
     def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
         """The chief's object on every rank."""
+
+    def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
+        """Return once every rank is there."""
 
 
 class DistributedContext:
@@ -97,6 +102,7 @@ class DistributedContext:
         self.local_rank, self.local_size = local_rank, local_size
         self.cross_rank, self.cross_size = cross_rank, cross_size
         self._closed = False
+        self._attached: dict[str, Callable[[], None]] = {}
         self._links: Links | None = None
         if size > 1:
             from det_core.ipc import connect
@@ -242,6 +248,21 @@ class DistributedContext:
         """Return the ``stuff`` of this machine's ``local_rank`` 0 on every rank of this machine."""
         return self._local_user.broadcast(stuff)
 
+    def barrier(self, name: str = "") -> None:
+        """Return once every rank has called this.
+
+        Args:
+            name: appears where messages say what is waited for, as in the warning when a rank is missing.
+
+        Raises:
+            PeerLost, CollectiveMismatch, CollectiveTimeout: as any collective.
+        """
+        self._user.barrier(name)
+
+    def barrier_local(self, name: str = "") -> None:
+        """``barrier`` among the ranks of this machine."""
+        self._local_user.barrier(name)
+
     # numbers
 
     def get_rank(self) -> int:
@@ -295,6 +316,49 @@ class DistributedContext:
         """The ranks that have said goodbye so far, each with the ``farewell`` it gave to :meth:`close`."""
         return {} if self._closed or self._links is None else self._links.everyone.departed()
 
+    def raise_if_left(self, within: float = 2.0) -> None:
+        """Raise if another rank has left with an error, or died.
+
+        A framework's own collective says only that a connection was closed; who closed it, and why, is known here a
+        moment later. Call it when such a collective has failed::
+
+            try:
+                loss.backward()
+            except RuntimeError as e:
+                ctx.distributed.raise_if_left()
+                raise
+
+        Args:
+            within: seconds to wait for that news.
+
+        Raises:
+            PeerLost: with the rank and its error.
+            ContextClosed: this context is closed.
+        """
+        deadline = _clock.monotonic() + within
+        while True:
+            self.check()
+            failures = {} if self._links is None else self._links.everyone.failures()
+            if failures:
+                raise PeerLost("; ".join(f"rank {rank} has left after {failures[rank]}" for rank in sorted(failures)))
+            if self._links is None or (left := deadline - _clock.monotonic()) <= 0:
+                return
+            time.sleep(min(0.02, left))
+
+    def attach(self, what: str, close: Callable[[], None]) -> None:
+        """Have ``close()`` called when this context is closed, before the links go.
+
+        Raises:
+            RuntimeError: there is one of its kind already.
+        """
+        if what in self._attached:
+            raise RuntimeError(f"this DistributedContext has a {what} already; close that first")
+        self._attached[what] = close
+
+    def detach(self, what: str) -> None:
+        """It is closed."""
+        self._attached.pop(what, None)
+
     def _check_open(self) -> None:
         if self._closed:
             raise ContextClosed("this DistributedContext is closed")
@@ -308,6 +372,8 @@ class DistributedContext:
         """
         if self._closed:
             return
+        for close_it in list(self._attached.values()):
+            close_it()
         self._closed = True
         if self._links is not None:
             self._links.close(farewell=farewell, failure=failure)

@@ -47,9 +47,12 @@ class Ground:
         store: where checkpoints lie.
         storage: what opens that store again, for the record.
         latest_checkpoint: the storage_id to start from.
+        steps_completed: those of that checkpoint; 0 without one.
         elsewhere: by storage_id, the stores of checkpoints that lie in another one.
         beside: the folder below the store's root that event files are copied to; None: they stay in the run's folder.
         units: what the searcher's lengths count.
+        metric: the validation metric that is searched over; None: nothing says.
+        smaller_is_better: which end of it is best.
         agent_id: names the machine in the profiler's metrics.
         first_lines: what a person is told when it starts.
         info: what the cluster says of this task.
@@ -65,6 +68,9 @@ class Ground:
     beside: str | None
     units: Unit | None
     agent_id: str
+    steps_completed: int = 0
+    metric: str | None = None
+    smaller_is_better: bool = True
     elsewhere: Mapping[str, Store] = field(default_factory=dict)
     first_lines: tuple[str, ...] = ()
     info: ClusterInfo | None = None

@@ -42,6 +42,7 @@ def init(
     max_length: int | Mapping[str, int] | None = None,
     name: str | None = None,
     resume: str | None = None,
+    metric: str | None = None,
     searcher_metric: str | None = None,
     smaller_is_better: bool = True,
     retention: RetentionPolicy | None = None,
@@ -61,8 +62,9 @@ def init(
             ``{"epochs": 10}``. Left out: 1.
         name: what ``resume="latest"`` goes by. Left out: the script's absolute path.
         resume: ``"latest"`` or the id of a run to continue. Left out: ``DET_CORE_RESUME``, else a new run.
-        searcher_metric: the validation metric of ``ctx.train.get_experiment_best_validation()`` in a bare run. Left
-            out: the metric that operations are completed with.
+        metric: the validation metric of ``ctx.searcher.metric`` and ``ctx.train.get_experiment_best_validation()`` in
+            a bare run. Left out, the latter goes by the metric that operations are completed with.
+        searcher_metric: another name of ``metric``.
         smaller_is_better: which end of that metric is best.
         retention: which of this run's checkpoints stay, such as ``core.KeepLatest(3) | core.KeepBest(1, "loss")``.
             Applied whenever a new one is complete. Left out: all stay.
@@ -76,12 +78,16 @@ def init(
         RunNotFound, RunLocked: the run to resume is not there, or is being written.
         MasterError: this is a trial of an experiment, and its master does not answer, or refuses.
 
-    In a trial of an experiment the master says what ``name``, ``resume``, ``searcher_metric`` and ``smaller_is_better``
+    In a trial of an experiment the master says what ``name``, ``resume``, ``metric`` and ``smaller_is_better``
     say elsewhere, and they are not looked at; nor is ``max_length``, if the experiment's configuration has one.
     ``checkpoint_storage``, left out, is that of the configuration.
     """
     environment = Environment.read()
-    _check(distributed, preempt_mode, tensorboard_mode, name, resume, searcher_metric, environment)
+    texts = {"name": name, "resume": resume, "metric": metric, "searcher_metric": searcher_metric}
+    _check(distributed, preempt_mode, tensorboard_mode, texts, environment)
+    if None not in (metric, searcher_metric) and metric != searcher_metric:
+        raise ValueError(f"metric={metric!r} and searcher_metric={searcher_metric!r} are two names of one argument")
+    metric = searcher_metric if metric is None else metric
     if retention is not None:
         check_policy(retention)
     length, units = configured_length(1 if max_length is None else max_length)
@@ -96,7 +102,7 @@ def init(
     cached = environment.cache or environment.home / "cache"
     cache = CheckpointCache(cached / "checkpoints", environment.cache_bytes)
     choices = _Choices(
-        preempt_mode, tensorboard_mode, length, units, searcher_metric, smaller_is_better, retention, environment.grace
+        preempt_mode, tensorboard_mode, length, units, metric, smaller_is_better, retention, environment.grace
     )
     with ExitStack() as undo:
         if given is not None:
@@ -134,7 +140,7 @@ class _Choices(NamedTuple):
     tensorboard_mode: TensorboardMode | None
     length: int
     units: Unit | None
-    searcher_metric: str | None
+    metric: str | None
     smaller_is_better: bool
     retention: RetentionPolicy | None
     grace: float | None
@@ -150,7 +156,7 @@ def _bare(
 ) -> Ground:
     """What a run without a master stands on; ``given`` is a store that is not the run's own folder."""
     store = given or open_store(None, default=run.path / "checkpoints")
-    latest = on_chief(distributed, "init", lambda: store.newest(run.run_id) if run.resumed else None)
+    latest, steps_completed = on_chief(distributed, "init", lambda: _newest(store, run))
     return Ground(
         run=run,
         journal=Journal(run.path, run_id=run.run_id, restart=run.restart, rank=distributed.rank),
@@ -158,18 +164,27 @@ def _bare(
             run.path,
             length=choices.length,
             latest_checkpoint=latest,
-            searcher_metric=choices.searcher_metric,
+            searcher_metric=choices.metric,
             smaller_is_better=choices.smaller_is_better,
         ),
         store=store,
         storage=None if given is None else public_storage(checkpoint_storage, given),
         latest_checkpoint=latest,
+        steps_completed=steps_completed,
+        metric=choices.metric,
+        smaller_is_better=choices.smaller_is_better,
         beside=None if given is None else f"tensorboard/{run.run_id}",
         units=choices.units,
         agent_id=os.uname().nodename,
         first_lines=(*run.remarks, first_line(run, latest)),
         info=info,
     )
+
+
+def _newest(store: Store, run: BareRun) -> tuple[str | None, int]:
+    """The checkpoint that a resumed run starts from, with its step."""
+    found = store.list(run.run_id) if run.resumed else []
+    return (found[-1].storage_id, found[-1].steps_completed) if found else (None, 0)
 
 
 def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointCache, choices: _Choices) -> Context:
@@ -183,11 +198,12 @@ def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointC
         else lambda source, name: store.put_beside(source, f"{ground.beside}/{name}"),
         where=f"{store.root}/{ground.beside}",
         rank=distributed.rank,
+        steps_completed=ground.steps_completed,
     )
     facts = CheckpointFacts(ground, tensorboard, choices.retention)
     preempt = PreemptContext(
         distributed, choices.preempt_mode, acknowledge=backend.acknowledge_preemption, record=journal.record,
-        master=backend if ground.asks_master else None,
+        master=backend if ground.asks_master else None, signals=not ground.asks_master,
     )  # fmt: skip
     if distributed.rank == 0:
         for line in ground.first_lines:
@@ -200,11 +216,15 @@ def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointC
             distributed, store, run_id=run.run_id, restart=run.restart, committing=facts.committing,
             reports=journal, registered=facts.registered, deleted=facts.deleted, restored=facts.restored,
             described=backend.checkpoint_metadata, elsewhere=ground.elsewhere, cache=cache,
+            latest=ground.latest_checkpoint,
             deadline=lambda: _deadline(preempt, choices.grace), say=say if distributed.rank == 0 else logger.debug,
         ),
         preempt=preempt,
         train=TrainContext(distributed, journal, backend, tensorboard),
-        searcher=SearcherContext(distributed, backend, record=journal.record, units=ground.units),
+        searcher=SearcherContext(
+            distributed, backend, record=journal.record, units=ground.units, metric=ground.metric,
+            smaller_is_better=ground.smaller_is_better,
+        ),
         profiler=ProfilerContext(distributed, journal.metrics, agent_id=ground.agent_id),
         ground=ground,
     )  # fmt: skip
@@ -223,9 +243,7 @@ def _check(
     distributed: Any,
     preempt_mode: Any,
     tensorboard_mode: Any,
-    name: Any,
-    resume: Any,
-    searcher_metric: Any,
+    texts: Mapping[str, Any],
     environment: Environment,
 ) -> None:
     """Refuse what cannot work, before anything is made."""
@@ -235,7 +253,7 @@ def _check(
         raise TypeError(f"preempt_mode must be a core.PreemptMode, not {preempt_mode!r}")
     if tensorboard_mode is not None and not isinstance(tensorboard_mode, TensorboardMode):
         raise TypeError(f"tensorboard_mode must be a core.TensorboardMode, not {tensorboard_mode!r}")
-    for argument, value in (("name", name), ("resume", resume), ("searcher_metric", searcher_metric)):
+    for argument, value in texts.items():
         if value is not None and (not isinstance(value, str) or not value.strip()):
             raise ValueError(f"{argument}={value!r}: expected a text that is not empty, or None")
     if distributed is None and (ranks := launched_ranks(environment)) is not None:

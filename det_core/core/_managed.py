@@ -26,6 +26,7 @@ from det_core.backend.rest import (
     credentials,
     write_task,
 )
+from det_core.core._bare import ending_of
 from det_core.core._distributed import DistributedContext
 from det_core.core._ground import Ground
 from det_core.core._managed_storage import lent, master_storage, opened, storage_of_start
@@ -60,7 +61,7 @@ class ManagedRun:
 
     def last_line(self, outcome: str, detail: str) -> str:
         """What the trial's log says when it ends."""
-        return f"trial {self.trial_id} {outcome.replace('_', ' ')}{f' ({detail})' if detail else ''}"
+        return f"trial {self.trial_id} {ending_of(outcome, detail)}"
 
     def release(self) -> None:
         """Let go of the folder, and of SIGTERM."""
@@ -113,7 +114,7 @@ def open_managed_run(
         known = on_chief(
             distributed, "init", lambda: _prepare(environment, info, session, checkpoint_storage, given, held, task)
         )
-        config = info.trial._config
+        config = info.trial.config
         configured = config.get("checkpoint_storage")
         store = given or opened(configured, environment, foreign=not known.master.ours)
         elsewhere = lent(info.latest_checkpoint, known.start, store, environment)
@@ -133,7 +134,10 @@ def open_managed_run(
         return Ground(
             run=run, journal=journal, backend=backend, store=store,
             storage=public_storage(configured if checkpoint_storage is None else checkpoint_storage, store),
-            latest_checkpoint=info.latest_checkpoint, elsewhere=elsewhere, beside=_beside(info), units=_units(task),
+            latest_checkpoint=info.latest_checkpoint, steps_completed=info.trial.steps_completed,
+            metric=task.searcher.get("metric"),
+            smaller_is_better=task.searcher.get("smaller_is_better", True) is not False,
+            elsewhere=elsewhere, beside=_beside(info), units=_units(task),
             agent_id=info.agent_id, first_lines=(_first_line(info, None if environment.run_dir else path),),
             info=info, asks_master=True, undo=undo.pop_all().close,
         )  # fmt: skip
@@ -162,7 +166,7 @@ def _prepare(
     """On the chief: ask what the master is, tell it where checkpoints go, and take the folder."""
     trial = info.trial
     master = about(session)
-    chosen = checkpoint_storage if given is not None else trial._config.get("checkpoint_storage")
+    chosen = checkpoint_storage if given is not None else trial.config.get("checkpoint_storage")
     body = {"runId": trial.trial_id, "checkpointStorage": master_storage(chosen, given, foreign=not master.ours)}
     storage_id = session.call("POST", "/api/v1/runs/start", body).get("storageId")
     start = storage_of_start(session, info.latest_checkpoint, body["checkpointStorage"]) if master.ours else None
@@ -211,7 +215,7 @@ def _task(info: ClusterInfo, max_length: int | Mapping[str, int] | None) -> Task
         trial_run_id=trial._trial_run_id,
         task_id=info.task_id,
         allocation_id=info.allocation_id,
-        searcher=trial._config.get("searcher") or {},
+        searcher=trial.config.get("searcher") or {},
         latest_checkpoint=info.latest_checkpoint,
         max_length=max_length,
     )

@@ -103,11 +103,25 @@ class SearcherContext:
         backend: who says what is next.
         record: journals a fact under a kind.
         units: what lengths count, if that was configured.
+
+    Attributes:
+        metric: the validation metric that is searched over, as the experiment's configuration or
+            ``core.init(metric=)`` says; None: nothing says.
+        smaller_is_better: which end of it is best.
     """
 
     def __init__(
-        self, distributed: DistributedContext, backend: Backend, *, record: _Record, units: Unit | None = None
+        self,
+        distributed: DistributedContext,
+        backend: Backend,
+        *,
+        record: _Record,
+        units: Unit | None = None,
+        metric: str | None = None,
+        smaller_is_better: bool = True,
     ) -> None:
+        self.metric = metric
+        self.smaller_is_better = smaller_is_better
         self._distributed = distributed
         self._backend = backend
         self._record = record

@@ -26,3 +26,7 @@ class SoloLane:
         """``obj``."""
         self._check()
         return obj
+
+    def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
+        """Nobody else is to come."""
+        self._check()

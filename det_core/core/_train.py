@@ -163,6 +163,32 @@ class TrainContext:
         self._require_open("upload_tensorboard_files")
         self._tensorboard.upload(selector, mangler)
 
+    def write_scalars(self, steps_completed: int, values: Mapping[str, float]) -> None:
+        """Write numbers to this rank's event file, under their own names; nothing is reported.
+
+        For what TensorBoard is to show beside the metrics, in both modes. Takes about 2 µs: a thread writes the file.
+        Without the extra ``tensorboard`` nothing is written, and the log says so once.
+
+        Args:
+            steps_completed: the step of the points.
+            values: tag and number; what is no number is left out.
+        """
+        self._tensorboard.points(steps_completed, values)
+
+    def sync_tensorboard(self) -> None:
+        """Bring what this rank has of event files now to where they are kept, in both modes.
+
+        In the mode AUTO that happens with every checkpoint and at the end as well, on the chief. Files of a writer of
+        the script's in :meth:`get_tensorboard_path`, such as ``torch.utils.tensorboard.SummaryWriter``, are among them,
+        once that has flushed them. Each file is copied again only if it has changed. A worker's are kept in a folder
+        ``rank-N`` beside the chief's; without a ``checkpoint_storage``, a run's files stay where they are.
+
+        Raises:
+            TensorboardError: a file cannot be read or written; the message names it.
+        """
+        self._require_open("sync_tensorboard")
+        self._tensorboard.ship()
+
     def close(self) -> None:
         """Finish the event files."""
         self._closed = True

@@ -32,6 +32,8 @@ class Control:
         self._star = star
         self.departed: dict[int, dict[str, Any]] = {}
         """The ranks that said goodbye, with their farewells."""
+        self.failures: dict[int, str] = {}
+        """Those that did so because of an error, with its text."""
         self._handlers: dict[str, Handler] = {}
         self._kept: dict[str, list[tuple[int, Any]]] = {}
         self._ready: Callable[[], None] = lambda: None
@@ -172,12 +174,12 @@ class Control:
 
     def _on_goodbye(self, peer: Peer, frame: Frame) -> None:
         farewell, peer.failure = pickle.loads(frame.segments[0])
-        self._depart({peer.rank: farewell})
+        self._depart({peer.rank: (farewell, peer.failure)})
         peer.departed = True
         self._star.departures += 1
         peer.tell(encode(Kind.GOODBYE_SEEN, rank=self._star.rank))
         if self._star.rank == 0:
-            body = pickle.dumps({peer.rank: farewell}, protocol=5)
+            body = pickle.dumps({peer.rank: (farewell, peer.failure)}, protocol=5)
             for other in self._star.others():
                 other.tell(encode(Kind.DEPARTED, body=body))
         self._star.wake_all()
@@ -186,8 +188,10 @@ class Control:
         peer.goodbye_seen = True
         self._star.stir()
 
-    def _depart(self, more: Mapping[int, dict[str, Any]]) -> None:
-        self.departed = {**self.departed, **more}  # a new one: callers read it at any time
+    def _depart(self, more: Mapping[int, tuple[dict[str, Any], str | None]]) -> None:
+        # new ones: callers read them at any time
+        self.failures = {**self.failures, **{rank: text for rank, (_, text) in more.items() if text is not None}}
+        self.departed = {**self.departed, **{rank: farewell for rank, (farewell, _) in more.items()}}
 
     def _on_ask(self, peer: Peer, frame: Frame) -> None:
         text = self._star.open_lane(frame.name).describe()

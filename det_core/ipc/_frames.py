@@ -59,18 +59,24 @@ class Op(IntEnum):
     gather = 1
     allgather = 2
     broadcast = 3
+    barrier = 4
 
 
 class Call(NamedTuple):
-    """One collective call of one rank: the ``number``-th on its lane."""
+    """One collective call of one rank: the ``number``-th on its lane.
+
+    ``label`` is what the script calls it; only the rank itself knows that.
+    """
 
     lane: str
     op: Op
     number: int
+    label: str = ""
 
     def __str__(self) -> str:
         lane = "" if self.lane == "user" else f" on lane {self.lane!r}"
-        return f"{self.op.name} (call {self.number}{lane})"
+        label = f" {self.label!r}" if self.label else ""
+        return f"{self.op.name}{label} (call {self.number}{lane})"
 
 
 class BadFrame(Exception):

@@ -1,4 +1,4 @@
-"""Collectives: gather, allgather, broadcast, on a sequence of calls of their own.
+"""Collectives: gather, allgather, broadcast, barrier, on a sequence of calls of their own.
 
 The ``user`` lane has sockets of its own, which the calling thread reads itself: no other thread wakes up for a
 collective. All other lanes, and all links between machines, are read by the ipc thread, which hands the frames over.
@@ -98,13 +98,22 @@ class Lane:
             self._send(star.in_order(), call, segments, timeout)
         return obj
 
+    def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
+        """Return once every rank has called this.
+
+        Args:
+            name: what messages on this rank call it.
+            timeout: as in :meth:`gather`, and so are errors.
+        """
+        (self._contribute if self._star.rank else self._collect)(Op.barrier, dump(None), timeout, name)
+
     # the two sides of a call
 
-    def _contribute(self, op: Op, segments: list[Segment] | None, timeout: float | None) -> Frame:
+    def _contribute(self, op: Op, segments: list[Segment] | None, timeout: float | None, label: str = "") -> Frame:
         """A worker's side: send the item, if there is one, and wait for the chief's answer."""
         star = self._star
         with self._my_turn():
-            call = self._enter(op)
+            call = self._enter(op, label)
             chief = star.peers[0]
             if segments is not None:
                 self._send((chief,), call, segments, timeout)
@@ -117,11 +126,11 @@ class Lane:
             chief.used(frame, star.rank)
         return frame
 
-    def _collect(self, op: Op, own: list[Segment], timeout: float | None) -> list[Sequence[Segment]]:
-        """The chief's side of gather and allgather: wait for every item, then answer."""
+    def _collect(self, op: Op, own: list[Segment], timeout: float | None, label: str = "") -> list[Sequence[Segment]]:
+        """The chief's side of gather, allgather and barrier: wait for every item, then answer."""
         star = self._star
         with self._my_turn():
-            call = self._enter(op)
+            call = self._enter(op, label)
             peers = star.in_order()
             pending = [self._inlet.waiting[p.rank] for p in peers]
             try:
@@ -148,14 +157,15 @@ class Lane:
             raise self._star.trouble.error()
         return self._turn
 
-    def _enter(self, op: Op) -> Call:
+    def _enter(self, op: Op, label: str = "") -> Call:
         star = self._star
         if star.trouble is not None:
             raise star.trouble.error()
         if self._given_up is not None:
             star.mismatch(f"rank {star.name(0)} gave up {self._given_up}, so no further call can follow on this lane")
         try:
-            return self.roll.enter(star.rank, op)
+            call = self.roll.enter(star.rank, op)
+            return call._replace(label=label) if label else call
         except Disagreement as e:
             self._disagree(e)
 

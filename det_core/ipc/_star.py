@@ -152,6 +152,10 @@ class Star:
         """The ranks that said goodbye, with the farewell each gave to ``close``."""
         return MappingProxyType(self.control.departed)
 
+    def failures(self) -> Mapping[int, str]:
+        """The ranks that said goodbye because of an error, with its text."""
+        return MappingProxyType(self.control.failures)
+
     # for lanes
 
     def name(self, rank: int) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 VERSION = 1
 STEPS = 2**63
+DICTS = frozenset([dict])
 
 
 class Journal:
@@ -99,24 +100,26 @@ class Journal:
                 and type(steps_completed) is int
                 and state.last < steps_completed < STEPS
                 and type(metrics) is dict
-                and batch_metrics is None
+                and (
+                    batch_metrics is None
+                    or (type(batch_metrics) is list and DICTS.issuperset(map(type, batch_metrics)))
+                )
             ):
                 now = self._now()
                 seq = self._seq
                 self._seq = seq + 1
+                record: dict[str, Any] = {
+                    "kind": "metrics",
+                    "seq": seq,
+                    "time": now,
+                    "group": group,
+                    "steps_completed": steps_completed,
+                    "metrics": metrics,
+                }
+                if batch_metrics is not None:
+                    record["batch_metrics"] = batch_metrics
                 try:
-                    line = self._dumps(
-                        {
-                            "kind": "metrics",
-                            "seq": seq,
-                            "time": now,
-                            "group": group,
-                            "steps_completed": steps_completed,
-                            "metrics": metrics,
-                        },
-                        None,
-                        self._flags,
-                    )
+                    line = self._dumps(record, None, self._flags)
                 except TypeError:  # not plain JSON: the careful path knows more, and names what it cannot take
                     line = None
                 # orjson writes NaN and infinities as null, without a word. A search for one byte is much faster than

@@ -124,8 +124,8 @@ class RunSummary:
     def state(self) -> str:
         """``running``, or how the last restart ended, from what each of its ranks has said last.
 
-        ``completed``, ``preempted``, ``interrupted`` or ``invalid_hp``; ``failed`` if any rank failed; ``died`` if any
-        rank ended without a word.
+        ``completed``, ``stopped`` (the script asked for it), ``preempted``, ``interrupted`` or ``invalid_hp``;
+        ``failed`` if any rank failed; ``died`` if any rank ended without a word.
         """
         if self.live:
             return "running"

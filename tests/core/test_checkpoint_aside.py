@@ -272,3 +272,30 @@ for room in range(7):  # two are enough for one direction; from four on there ar
     assert len(again) == room, (len(again), room)
     taken += again
 """
+
+
+_FORKING = """
+import os, threading, time
+from det_core.core._checkpoint._aside._process import HelperProcess
+for _ in range(12):
+    found = []
+    starting = threading.Thread(target=lambda: found.append(HelperProcess()))
+    starting.start()
+    children = []
+    while starting.is_alive() and len(children) < 200:  # as a DataLoader's workers are, while a helper is being started
+        if (pid := os.fork()) == 0:
+            time.sleep(4)
+            os._exit(0)
+        children.append(pid)
+    began = time.monotonic()
+    starting.join()
+    assert time.monotonic() - began < 3, f"the helper started after {time.monotonic() - began:.1f} s"
+    for pid in children:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    found[0].close()
+"""
+
+
+def test_a_helper_starts_while_the_script_forks() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", _FORKING], check=True, timeout=60)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import CollectiveTimeout, ContextClosed, PeerLost, RendezvousError
+from det_core._errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, PeerLost, RendezvousError
 from support.ranks import free_port, running
 from support.threads import as_ranks
 
@@ -250,3 +251,131 @@ def test_the_deadline_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> Non
         core.DistributedContext(
             rank=1, size=2, local_rank=1, local_size=2, cross_rank=0, cross_size=1, pub_port=free_port()
         )
+
+
+def test_nobody_leaves_a_barrier_before_all_have_come() -> None:
+    come: list[int] = []
+
+    def work(distributed: core.DistributedContext) -> tuple[int, int]:
+        time.sleep(0.05 * distributed.rank)
+        come.append(distributed.rank)
+        distributed.barrier("here")
+        first = len(come)
+        distributed.barrier_local()
+        return first, distributed.allgather(distributed.rank)[-1]
+
+    assert as_ranks(3, work) == [(3, 2)] * 3
+    assert core.DistributedContext.detect().barrier("alone") is None  # type: ignore[func-returns-value]
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_barrier_says_its_name_and_who_is_missing(missing: int) -> None:
+    said: list[str] = []
+
+    def work(distributed: core.DistributedContext) -> None:
+        if distributed.rank == missing:
+            come.wait(30)
+            return
+        with pytest.raises(CollectiveTimeout) as e:
+            distributed.lane("user").barrier("evaluation is done", timeout=0.3)
+        said.append(str(e.value))
+        come.set()
+
+    come = threading.Event()
+    as_ranks(2, work)
+    assert said[0].startswith("barrier 'evaluation is done' (call 1) took longer than 0.3 s: waits for ")
+    assert f"rank {missing} " in said[0]
+
+
+def test_ranks_that_call_a_barrier_and_something_else_are_told() -> None:
+    def work(distributed: core.DistributedContext) -> None:
+        distributed.barrier("mine") if distributed.rank else distributed.gather(1)
+
+    with pytest.raises(CollectiveMismatch, match=r"rank 0 called gather \(call 1\), rank 1 called barrier \(call 1\)"):
+        as_ranks(2, work)
+
+
+LEFT = """
+    import sys, threading, time
+    from det_core import core
+
+    how, culprit = sys.argv[1], int(sys.argv[2])
+    distributed = core.DistributedContext.detect()
+
+    def work():
+        with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+            if distributed.rank == culprit:
+                time.sleep(0.2)
+                raise ValueError("bad sample 4711")
+            try:
+                if how == "barrier":
+                    ctx.distributed.barrier("evaluation")
+                elif how == "gather":
+                    ctx.distributed.gather(None)
+                else:
+                    ctx.distributed.raise_if_left(10)
+            except Exception as e:
+                print("raised", type(e).__name__, e, flush=True)
+
+    threads = [threading.Thread(target=work)] if "thread" in sys.argv else []
+    for thread in threads:
+        thread.start()
+        thread.join()
+    if not threads:
+        work()
+"""
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+@pytest.mark.parametrize("how", ["barrier", "gather", "raise_if_left"])
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_who_waits_for_a_rank_that_raised_is_told_its_name_and_message(
+    tmp_path: Path, how: str, where: str, culprit: int
+) -> None:
+    with running(LEFT, 3, tmp_path, args=(how, str(culprit), where)) as ranks:
+        status = ranks.wait()
+    assert where == "thread" or (status[culprit] == 1 and status.count(0) == 2)
+    for rank in {0, 1, 2} - {culprit}:
+        said = ranks.output(rank)
+        assert "raised PeerLost" in said and "ValueError: bad sample 4711" in said and f"rank {culprit} " in said, said
+
+
+TORCH = """
+    import sys
+    import torch
+    from det_core import core
+
+    distributed = core.DistributedContext.detect()
+    torch.distributed.init_process_group("gloo")
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+        for step in range(100):
+            if step == 20 and distributed.rank == 1:
+                raise ValueError("bad sample 4711")
+            try:
+                model(torch.ones(2, 4)).sum().backward()
+            except RuntimeError as e:
+                ctx.distributed.raise_if_left()
+                raise
+"""
+
+
+def test_who_broke_a_collective_of_torchs(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    with running(TORCH, 2, tmp_path) as ranks:
+        status = ranks.wait()
+    # gloo's threads outlive their group, and may abort the interpreter at its end, all said
+    assert status[0] != 0 and "PeerLost: rank 1 has left after ValueError: bad sample 4711" in ranks.output(0)
+
+
+def test_nobody_has_left() -> None:
+    def work(distributed: core.DistributedContext) -> None:
+        distributed.raise_if_left(within=0.05)
+        distributed.barrier()
+
+    as_ranks(2, work)
+    alone = core.DistributedContext.detect()
+    alone.raise_if_left()
+    alone.close()
+    with pytest.raises(ContextClosed):
+        alone.raise_if_left()

@@ -230,7 +230,7 @@ HANDLERS = """
         child = os.fork()
         if child == 0:
             os.kill(os.getpid(), signal.SIGINT)
-            os._exit(0 if not ctx.preempt._side.stop_at else 1)
+            os._exit(int(ctx.preempt.requested))
         assert os.waitpid(child, 0)[1] == 0
         os.kill(os.getpid(), signal.SIGUSR1)
         assert ctx.preempt.should_preempt()

@@ -14,11 +14,12 @@ from typing import Any
 
 import pytest
 
-from det_core import core
+from det_core import client, core
 from det_core._errors import MissingExtra, TensorboardError
 from det_core.core._tensorboard import _writer
 from det_core.core._tensorboard._file import EventFile
 from det_core.core._tensorboard._writer import EventWriter
+from support.threads import as_ranks
 
 pytest.importorskip("tensorboard")
 
@@ -332,3 +333,91 @@ def test_a_context_writes_what_is_reported_and_a_resumed_run_has_every_step_once
     assert [step for step, _ in found["training/loss"]] == list(range(1, 9))
     assert [step for step, _ in found["validation/accuracy"]] == list(range(1, 9))
     assert set(found) == {"training/loss", "validation/accuracy"}
+
+
+@pytest.mark.parametrize("mode", [core.TensorboardMode.AUTO, core.TensorboardMode.MANUAL])
+def test_scalars_of_their_own_names_are_written_in_both_modes(mode: core.TensorboardMode, home: Path) -> None:
+    torch = pytest.importorskip("torch")
+    with core.init(tensorboard_mode=mode) as ctx:
+        for step in range(1, 4):
+            ctx.train.write_scalars(step, {"Loss/train": 1 / step, "device": torch.tensor(step)})
+        ctx.train.report_training_metrics(3, {"loss": 0.5})
+        folder = ctx.train.get_tensorboard_path()
+    found = points(folder)
+    assert found.pop("training/loss", None) == ([(3, 0.5)] if mode is core.TensorboardMode.AUTO else None)
+    assert found == {
+        "Loss/train": [(step, pytest.approx(1 / step)) for step in (1, 2, 3)],
+        "device": [(step, float(step)) for step in (1, 2, 3)],
+    }
+    assert client.run(ctx.run_id).metrics("Loss").empty, "nothing of it is reported"
+
+
+def test_scalars_without_the_extra_are_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("det_core.core._tensorboard._mode.installed", lambda: False)
+    with core.init() as ctx:
+        for step in range(3):
+            ctx.train.write_scalars(step, {"loss": 1.0})
+    assert caplog.text.count("no event files are written") == 1 and "pip install" in caplog.text
+
+
+@pytest.mark.parametrize("mode", [core.TensorboardMode.AUTO, core.TensorboardMode.MANUAL])
+def test_what_there_is_now_is_shipped(mode: core.TensorboardMode, tmp_path: Path) -> None:
+    with core.init(tensorboard_mode=mode, checkpoint_storage=tmp_path / "store") as ctx:
+        kept = tmp_path / "store" / "tensorboard" / ctx.run_id
+        ctx.train.sync_tensorboard()
+        assert not kept.exists()
+        ctx.train.write_scalars(1, {"x": 1.0})
+        ctx.train.sync_tensorboard()
+        assert points(kept) == {"x": [(1, 1.0)]}
+        (ctx.train.get_tensorboard_path() / "mine.txt").write_text("mine")
+        with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, _):
+            (path / "f").write_text("f")
+        assert (kept / "mine.txt").exists() == (mode is core.TensorboardMode.AUTO), "with a checkpoint, if AUTO"
+        ctx.train.write_scalars(2, {"x": 2.0})
+    shipped = [(1, 1.0), (2, 2.0)] if mode is core.TensorboardMode.AUTO else [(1, 1.0)]
+    assert points(kept) == {"x": shipped}
+
+
+def test_the_files_of_each_rank_are_kept_apart(tmp_path: Path) -> None:
+    def rank(distributed: core.DistributedContext) -> str:
+        mode = core.TensorboardMode.MANUAL
+        store = tmp_path / "store"
+        with core.init(distributed=distributed, tensorboard_mode=mode, checkpoint_storage=store) as ctx:
+            ctx.train.write_scalars(1, {"rank": distributed.rank})
+            ctx.train.sync_tensorboard()
+            return ctx.run_id
+
+    run_id = as_ranks(2, rank)[0]
+    kept = tmp_path / "store" / "tensorboard" / run_id
+    assert points(kept / "rank-1") == {"rank": [(1, 1.0)]}
+    assert sorted(p.name == "rank-1" for p in kept.iterdir()) == [False, True]
+
+
+def test_a_writer_of_the_users_beside_ours(tmp_path: Path) -> None:
+    """Two writers, a file each; both curves have every step once, also after a resume, and each file is kept once."""
+    tensorboard = pytest.importorskip("torch.utils.tensorboard")
+    store = tmp_path / "store"
+    for first, last in ((1, 8), (6, 12)):
+        with core.init(name="mine", resume="latest", checkpoint_storage=store) as ctx:
+            if first > 1:
+                with ctx.checkpoint.resume():
+                    assert ctx.steps_completed == 5
+            with tensorboard.SummaryWriter(ctx.train.get_tensorboard_path()) as writer:
+                for step in range(first, last):
+                    writer.add_scalar("mine", first + step / 100, step)
+                    ctx.train.report_training_metrics(step, {"loss": first + step / 100})
+                    if step == 5:
+                        with ctx.checkpoint.store_path({"steps_completed": 5}) as (path, _):
+                            (path / "f").write_text("f")
+                writer.flush()
+                ctx.train.sync_tensorboard()
+            folder = ctx.train.get_tensorboard_path()
+        time.sleep(1.1)  # SummaryWriter names its files by the second
+    kept = store / "tensorboard" / ctx.run_id
+    expected = [(step, pytest.approx((1 if step < 6 else 6) + step / 100)) for step in range(1, 12)]
+    for place in (folder, kept):
+        assert points(place) == {"mine": expected, "training/loss": expected}
+        assert len(list(place.rglob("*tfevents*"))) == 4
+    assert sorted(p.read_bytes() for p in kept.iterdir()) == sorted(p.read_bytes() for p in folder.iterdir())

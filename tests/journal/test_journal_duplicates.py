@@ -140,3 +140,24 @@ def test_one_curve_after_the_other(tmp_path: Path) -> None:
     found = written(tmp_path, "curves")
     assert len(found) == 2000
     assert found[1234] == dict.fromkeys("abcdefgh", 1234)
+
+
+def test_batch_metrics_of_later_rows_are_kept_and_compared_like_those_of_the_first(tmp_path: Path) -> None:
+    """Rows after the first go a quicker way, if they are plain JSON."""
+    numpy = pytest.importorskip("numpy")
+    journal = open_journal(tmp_path)
+    given: list[list[dict[str, Any]]] = [
+        [{"x": 0.5}], [{"x": 1.5, "accuracy": 1}, {}], [], [{"x": float("nan"), "u": None}], [{"x": numpy.float32(2)}],
+    ]  # fmt: skip
+    for step, batches in enumerate(given, 1):
+        for _ in range(2):
+            journal.metrics("training", step, {"a": step}, batches)
+    with pytest.raises(ValueError, match="step 2, batch_metrics"):
+        journal.metrics("training", 2, {}, [{"x": 9}])
+    with pytest.raises(TypeError, match=r"batch_metrics\[1\] must be a dict, not int"):
+        journal.metrics("training", 9, {}, [{}, 3])  # type: ignore[list-item]
+    journal.close()
+    rows = read_run(tmp_path).rows("training", batches=True)
+    assert [repr(row.batch_metrics) for row in rows] == [
+        "[{'x': 0.5}]", "[{'x': 1.5, 'accuracy': 1}, {}]", "[]", "[{'x': nan, 'u': None}]", "[{'x': 2.0}]",
+    ]  # fmt: skip

@@ -25,7 +25,7 @@ class Overloaded(Exception):
 
 
 class FaultyDoor(Door):
-    """A door whose ``at``-th try of a call (from 1) fails.
+    """A door whose ``at``-th try of a call (from 1) fails; calls run side by side, so which one that is may differ.
 
     Args:
         bucket: the driver.
@@ -34,12 +34,14 @@ class FaultyDoor(Door):
             ``503``: it is overloaded and says when to come again; ``short``: a body comes without its last byte;
             ``EIO``, ``ENOSPC``, ``EACCES``: it refuses for good; ``dead``: it and all after it fail;
             ``exit``: the process ends without a word before the request, ``exit-after``: after it.
+        only: count the calls alone whose operation begins with one of these.
     """
 
-    def __init__(self, bucket: Bucket, at: int = 0, how: str = "reset") -> None:
+    def __init__(self, bucket: Bucket, at: int = 0, how: str = "reset", only: tuple[str, ...] = ("",)) -> None:
         super().__init__(bucket, patience=2.0)
         self.at = at
         self.how = how
+        self.only = only
         self.calls = 0
         self.struck = ""
         """The operation that failed."""
@@ -48,6 +50,8 @@ class FaultyDoor(Door):
         return self
 
     async def attempt(self, operation: str, key: str, function: Callable[..., Awaitable[T]], *args: Any) -> T:
+        if not operation.startswith(self.only):
+            return await super().attempt(operation, key, function, *args)
         self.calls += 1
         if self.calls != self.at and not (self.calls > self.at > 0 and self.how == "dead"):
             return await super().attempt(operation, key, function, *args)

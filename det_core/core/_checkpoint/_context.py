@@ -17,6 +17,7 @@ from det_core.core._checkpoint._handle import CheckpointHandle
 from det_core.core._checkpoint._mode import DownloadMode
 from det_core.core._checkpoint._reader import CheckpointReader
 from det_core.core._checkpoint._record import CheckpointRecord, Reports
+from det_core.core._checkpoint._upload import FolderOrFolders
 from det_core.core._checkpoint._writer import CheckpointWriter, IfBusy
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import raise_if_ended
@@ -44,6 +45,7 @@ class CheckpointContext:
         restored: called with a storage_id, its steps_completed and the run that wrote it (None: it does not say), once
             per process and checkpoint, when a ``restore_path()`` begins.
         described: called with a storage_id; what a master has as its metadata, None: ask the store.
+        latest: the checkpoint that this process starts from.
         elsewhere: by storage_id, the stores of checkpoints that lie in another one.
         cache: where this machine keeps copies of checkpoints; needed where ``store`` is no directory.
         progress: called with the number of bytes that were copied or checked since it was last called.
@@ -65,6 +67,7 @@ class CheckpointContext:
         deleted: Callable[[str, Mapping[str, int]], None],
         restored: Callable[[str, int | None, str | None], None],
         described: Callable[[str], dict[str, Any] | None] = lambda _: None,
+        latest: str | None = None,
         elsewhere: Mapping[str, Store] = MappingProxyType({}),
         cache: CheckpointCache | None = None,
         progress: Progress | None = None,
@@ -77,6 +80,7 @@ class CheckpointContext:
         self._restart = restart
         self._deleted = deleted
         self._described = described
+        self._latest = latest
         self._elsewhere = elsewhere
         self._writer = CheckpointWriter(
             distributed, store, run_id=run_id, restart=restart, owner=self._owner, committing=committing,
@@ -90,7 +94,7 @@ class CheckpointContext:
 
     def upload(
         self,
-        ckpt_dir: str | os.PathLike[str] | None,
+        ckpt_dir: FolderOrFolders | None,
         metadata: Mapping[str, Any] | None = None,
         *,
         shard: bool = False,
@@ -106,11 +110,13 @@ class CheckpointContext:
         metadata, has that name. Nor is a folder ``.det_core``, as restored checkpoints have one.
 
         Args:
-            ckpt_dir: the folder. With ``shard=True``, None for a rank that has nothing to upload.
+            ckpt_dir: the folder; or several, as ``{"best": DIR, "last": DIR}``, each of which becomes a folder of that
+                name in the checkpoint. With ``shard=True``, None for a rank that has nothing to upload.
             metadata: what to remember with it, at least ``{"steps_completed": N}``. With ``shard=True`` the
                 dictionaries of all ranks are merged.
             shard: every rank calls, and the checkpoint is the union of their folders. Otherwise only the chief may.
-            selector: called with paths relative to the folder (folders end in a slash); says which to upload.
+            selector: called with paths as they will be in the checkpoint (folders end in a slash); says which to
+                upload.
             blocking: False: return as soon as the files may be changed again (they are cloned where the file system
                 can, else copied), and save them in the background. A failure is raised by the next call on
                 ``ctx.checkpoint``, or when the context is closed, which waits.
@@ -141,11 +147,12 @@ class CheckpointContext:
         metadata: Mapping[str, Any] | None = None,
         *,
         name: str = "state.pt",
+        files: Mapping[str, bytes | os.PathLike[str]] | None = None,
         shard: bool = False,
         blocking: bool = True,
         if_busy: IfBusy = "wait",
     ) -> str:
-        """Save a state of torch, such as ``{"model": model.state_dict(), …}``, as a checkpoint of one file.
+        """Save a state of torch, such as ``{"model": model.state_dict(), …}``, as a file of a checkpoint, ``name``.
 
         ``torch.load`` reads the file, also with ``weights_only=True``. With ``blocking=False`` this is the way to save
         that costs a training loop least: the call copies the tensors, from whichever devices, into memory that is kept
@@ -161,7 +168,9 @@ class CheckpointContext:
             state: what ``torch.save`` takes.
             metadata: what to remember with it, at least ``{"steps_completed": N}``.
             name: the file's path in the checkpoint.
-            shard: every rank calls, each with a name of its own. Otherwise only the chief may.
+            files: what else is in the checkpoint: by path there, the bytes of a file, or a file or folder to copy. They
+                are written or copied before the call returns, also with ``blocking=False``.
+            shard: every rank calls, each with names of its own. Otherwise only the chief may.
             blocking: False: return as soon as the state is copied, as with :meth:`upload`.
             if_busy: as in :meth:`upload`.
 
@@ -171,11 +180,12 @@ class CheckpointContext:
         Raises:
             ValueError, RuntimeError, CheckpointConflict, CheckpointBusy, StorageError, CheckpointError: as in
                 :meth:`upload`.
+            TypeError: ``files`` holds something else.
             MissingExtra: torch is not installed.
             Exception: what in the state cannot be pickled. Nothing was done.
         """
         self._check()
-        return self._writer.save(state, metadata, name, shard, blocking, if_busy)
+        return self._writer.save(state, metadata, name, files or {}, shard, blocking, if_busy)
 
     @contextmanager
     def store_path(
@@ -287,6 +297,27 @@ class CheckpointContext:
         with self._reader.restore_path(storage_id, download_mode, selector) as path:
             yield path
 
+    @contextmanager
+    def resume(
+        self,
+        download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
+        *,
+        selector: Selector | None = None,
+    ) -> Iterator[Path | None]:
+        """The folder to start from, or None, as ``with ctx.checkpoint.resume() as path:``.
+
+        It is that of ``ctx.latest_checkpoint``: what the master hands over, or the newest checkpoint of a run that is
+        resumed. It stays the same while this process runs, however often it is asked for.
+
+        Arguments and errors as in :meth:`restore_path`: by default, every rank enters.
+        """
+        if self._latest is None:
+            self._check()
+            yield None
+            return
+        with self.restore_path(self._latest, download_mode, selector=selector) as path:
+            yield path
+
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """The metadata of a checkpoint, on any rank.
 
@@ -298,6 +329,23 @@ class CheckpointContext:
         self._writer.raise_failures()
         found = self._described(storage_id)
         return self._reader.metadata(storage_id) if found is None else found
+
+    def is_own(self, storage_id: str) -> bool:
+        """Whether this run wrote a checkpoint, or under a master a trial of its experiment, on any rank.
+
+        Its manifest says so, with which every file is compared when it is read; one without is nobody's. Ask before
+        files are read that run code, such as pickles.
+
+        Raises:
+            CheckpointNotFound: there is no such checkpoint.
+        """
+        self._check()
+        self._writer.raise_failures()
+        run_id = self._reader.written_by(storage_id)
+        if run_id is None or run_id == self._run_id:
+            return run_id is not None
+        experiment, of_a_trial, _ = self._run_id.partition(".")
+        return bool(of_a_trial) and experiment.isdigit() and run_id.partition(".")[0] == experiment
 
     def delete(self, storage_id: str) -> None:
         """Delete a checkpoint, on any rank. It stops being listed before its bytes go; doing it again is no error.

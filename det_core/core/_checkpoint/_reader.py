@@ -128,6 +128,11 @@ class CheckpointReader:
         """The metadata of a checkpoint."""
         return self._store_of(storage_id).open(storage_id).metadata()
 
+    def written_by(self, storage_id: str) -> str | None:
+        """The run that wrote a checkpoint; None: it has no manifest that says so."""
+        header = self._store_of(storage_id).open(storage_id).manifest.header
+        return None if header is None else header.run_id
+
     def forget(self, storage_id: str) -> None:
         """What was compared of a checkpoint does not count any more: it was deleted."""
         for mode in DownloadMode:

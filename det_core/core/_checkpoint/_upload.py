@@ -1,29 +1,41 @@
-"""The folder that a rank gives to ``upload()``."""
+"""What a rank gives to ``upload()``, a folder or several, and the files beside a state in ``save()``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
 from det_core.core._checkpoint._agree import Offering
-from det_core.storage import Disk, Listing, Selector, copy_in, host_identity, link_in, scan, take_away
+from det_core.storage import Disk, Listing, Selector, Source, copy_in, host_identity, link_in, scan, take_away
+from det_core.storage._names import INNER, METADATA, is_inner_path
+
+FolderOrFolders = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 
 
 class Folder:
-    """A rank's folder, or that it has none.
+    """A rank's folder, its folders by name, or that it has none.
 
     Args:
         disk: the door to this machine's file system.
-        ckpt_dir: the folder; None: this rank has nothing to give.
-        selector: which of its paths are wanted.
+        ckpt_dir: the folder, or several; None: this rank has nothing to give.
+        selector: which paths of the checkpoint are wanted.
+
+    Raises:
+        ValueError: folders with names that they cannot have in a checkpoint.
     """
 
-    def __init__(self, disk: Disk, ckpt_dir: str | os.PathLike[str] | None, selector: Selector | None) -> None:
+    def __init__(self, disk: Disk, ckpt_dir: FolderOrFolders | None, selector: Selector | None) -> None:
         self._disk = disk
-        self._path = None if ckpt_dir is None else os.path.abspath(os.fspath(ckpt_dir))
+        folders = ckpt_dir if isinstance(ckpt_dir, Mapping) else {} if ckpt_dir is None else {"": ckpt_dir}
+        self._paths = {name: os.path.abspath(os.fspath(path)) for name, path in folders.items()}
+        self._given = ckpt_dir is not None
         self._selector = selector
+        for name in self._paths if isinstance(ckpt_dir, Mapping) else ():
+            check_name(name)
+            if "/" in name:
+                raise ValueError(f"ckpt_dir has a folder named {name!r}: expected a name without a slash")
 
     def check(self, root: str) -> None:
         """See that it can be uploaded to the store at ``root``.
@@ -32,21 +44,31 @@ class Folder:
             ValueError: there is no such folder, or the store lies in it, and nothing says what to leave out.
             RuntimeError: a selector without a folder.
         """
-        if self._path is None:
+        if not self._given:
             if self._selector is not None:
                 raise RuntimeError("upload() was given a selector, but no ckpt_dir to select from")
             return
-        path = os.path.realpath(self._path)
-        if not os.path.isdir(path):
-            raise ValueError(f"ckpt_dir {self._path} is not a folder")
-        if self._selector is None and os.path.realpath(root).startswith(path.rstrip("/") + "/"):
-            raise ValueError(f"ckpt_dir {path} holds the checkpoint store {root}: save into another folder")
+        if not self._paths:
+            raise ValueError("ckpt_dir={} names no folder")
+        for given in self._paths.values():
+            path = os.path.realpath(given)
+            if not os.path.isdir(path):
+                raise ValueError(f"ckpt_dir {given} is not a folder")
+            if self._selector is None and os.path.realpath(root).startswith(path.rstrip("/") + "/"):
+                raise ValueError(f"ckpt_dir {path} holds the checkpoint store {root}: save into another folder")
 
     def offer(self, metadata: dict[str, Any]) -> Offering:
         """What is wanted of it, with this rank's metadata."""
-        if self._path is None:
+        if not self._given:
             return Offering(Listing(), metadata, given=False)
-        return Offering(scan(self._disk, self._path, self._selector), metadata, identity(self._path))
+        if "" in self._paths:
+            return Offering(scan(self._disk, self._paths[""], self._selector), metadata, identity(self._paths[""]))
+        whole = Listing()
+        for name, path in self._paths.items():
+            found = _below(name, self._disk, path, self._selector)
+            whole = Listing(whole.files | found.files, whole.directories + found.directories, whole.links + found.links)
+        same = tuple((name, identity(path)) for name, path in self._paths.items())
+        return Offering(whole, metadata, same)
 
     def bring(self, listing: Listing, target: Path, consume: bool) -> None:
         """Have its files in ``target``, as they are now: as copies, or under a second name."""
@@ -57,7 +79,71 @@ class Folder:
         take_away(self._disk, listing)
 
 
+class Extras:
+    """Files beside a state, by their paths in the checkpoint: bytes, or a file or folder to copy.
+
+    Args:
+        disk: the door to this machine's file system.
+        files: the bytes or the path of each.
+        beside: the path of the state's own file.
+
+    Raises:
+        TypeError, ValueError: one of them cannot be in the checkpoint; the message names it.
+    """
+
+    def __init__(self, disk: Disk, files: Mapping[str, bytes | os.PathLike[str]], *, beside: str) -> None:
+        self._disk = disk
+        self._files = dict(files)
+        for name, content in self._files.items():
+            check_name(name)
+            if name == beside:
+                raise ValueError(f"files[{name!r}] has the name of the state's own file")
+            if isinstance(content, bytes | bytearray | memoryview):
+                continue
+            if isinstance(content, str) or not isinstance(content, os.PathLike):
+                raise TypeError(
+                    f"files[{name!r}] is a {type(content).__name__}: expected bytes (text.encode()) or a pathlib.Path"
+                )
+            if not os.path.exists(content):
+                raise ValueError(f"files[{name!r}]: {os.fspath(content)} does not exist")
+
+    def write(self, folder: Path) -> None:
+        """Put them into ``folder``."""
+        for name, content in self._files.items():
+            if isinstance(content, os.PathLike):
+                self._copy(name, os.path.abspath(content), folder)
+            else:
+                path = folder / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+
+    def _copy(self, name: str, path: str, folder: Path) -> None:
+        if os.path.isdir(path):
+            listing = _below(name, self._disk, path, None)
+        else:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            listing = Listing({name: Source(path, os.path.getsize(path))})
+        copy_in(self._disk, listing, os.fspath(folder))
+
+
+def check_name(name: str) -> None:
+    """Raise ValueError unless a file of a checkpoint can have this name."""
+    if not isinstance(name, str) or not is_inner_path(name) or name.split("/", 1)[0] in (INNER, METADATA):
+        raise ValueError(f"name={name!r}: expected the name of a file in the checkpoint, such as 'state.pt'")
+
+
 def identity(folder: str) -> Hashable:
     """What tells a folder from any other, also on another host. An inode alone does not, nor does its path."""
     found = os.stat(folder)
     return host_identity(), found.st_dev, found.st_ino
+
+
+def _below(name: str, disk: Disk, path: str, selector: Selector | None) -> Listing:
+    """What lies in a folder, as it is called in the checkpoint that has it under ``name``."""
+    wanted = None if selector is None else lambda inner: selector(f"{name}/{inner}")
+    found = scan(disk, path, wanted, leave=(INNER,))
+    return Listing(
+        {f"{name}/{inner}": source for inner, source in found.files.items()},
+        [f"{name}/", *(f"{name}/{inner}" for inner in found.directories)],
+        [f"{name}/{inner}" for inner in found.links],
+    )

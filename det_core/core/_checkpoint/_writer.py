@@ -20,10 +20,9 @@ from det_core.core._checkpoint._handle import CheckpointHandle, Means
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata, plain_metadata
 from det_core.core._checkpoint._record import CheckpointRecord, Reports, record_of
 from det_core.core._checkpoint._together import Together
-from det_core.core._checkpoint._upload import Folder
+from det_core.core._checkpoint._upload import Extras, Folder, FolderOrFolders, check_name
 from det_core.core._distributed import DistributedContext
 from det_core.storage import FileEntry, Header, Listing, Owner, Progress, Selector, Staging, Store
-from det_core.storage._names import INNER, METADATA, is_inner_path
 
 log = logging.getLogger("det_core.checkpoint")
 LANE = "checkpoint"
@@ -87,7 +86,7 @@ class CheckpointWriter:
 
     def upload(
         self,
-        ckpt_dir: str | os.PathLike[str] | None,
+        ckpt_dir: FolderOrFolders | None,
         metadata: Mapping[str, Any] | None,
         shard: bool,
         selector: Selector | None,
@@ -131,16 +130,19 @@ class CheckpointWriter:
         state: Any,
         metadata: Mapping[str, Any] | None,
         name: str,
+        files: Mapping[str, bytes | os.PathLike[str]],
         shard: bool,
         blocking: bool,
         if_busy: str,
     ) -> str:
-        """Store a state of torch as one file; returns the storage_id."""
+        """Store a state of torch as one file, and perhaps others beside it; returns the storage_id."""
         torch = self._torch
         check_name(name)
-        if blocking or shard or not self._states.direct:
+        extras = Extras(self._store.disk, files, beside=name)
+        if blocking or shard or files or not self._states.direct:
             handle = self.begin("save" if blocking else "save(blocking=False)", metadata, shard, if_busy)
             try:
+                extras.write(handle.path)
                 if blocking:
                     path = handle.path / name
                     path.parent.mkdir(parents=True, exist_ok=True)
@@ -348,12 +350,6 @@ def new_storage_id() -> str:
     import uuid
 
     return str(uuid.uuid4())
-
-
-def check_name(name: str) -> None:
-    """Raise ValueError unless a file of a checkpoint can have this name."""
-    if not is_inner_path(name) or name.split("/", 1)[0] in (INNER, METADATA):
-        raise ValueError(f"name={name!r}: expected the name of a file in the checkpoint, such as 'state.pt'")
 
 
 def _name(blocking: bool, consume: bool) -> str:

@@ -18,26 +18,29 @@ class EventFile:
     """A file ``events.out.tfevents.<time>.<host>.<pid>`` in ``folder``, which it makes.
 
     Args:
-        folder: a folder; file names sort by the time at which they were opened. first_step: the step of
-            the first row. If there are older event files, it is written first as the start of a session:
-            TensorBoard then drops the older files' points from that step on.
+        folder: a folder; file names sort by the time at which they were opened.
+        older: whether an earlier session has left event files there. If so, the first step is written as the start
+            of a session: TensorBoard then drops from that step on what it has read so far.
     """
 
-    def __init__(self, folder: Path, *, first_step: int) -> None:
+    def __init__(self, folder: Path, *, older: bool) -> None:
         # These two modules need nothing but protobuf; the rest of the package imports numpy, boto3 and more.
         event = require("tensorboard.compat.proto.event_pb2", extra="tensorboard", purpose="writing event files")
         summary = require("tensorboard.compat.proto.summary_pb2", extra="tensorboard", purpose="writing event files")
-        self._event, self._value, self._summary = event.Event, summary.Summary.Value, summary.Summary
+        self._event, self._session, self._value, self._summary = (
+            event.Event,
+            event.SessionLog,
+            summary.Summary.Value,
+            summary.Summary,
+        )
         folder.mkdir(parents=True, exist_ok=True)
-        older = any("tfevents" in name for name in os.listdir(folder))
         now = time.time()
         name = f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
         self.path = folder / name
         self._records = Records(self.path)
         self._write(self._event(wall_time=now, file_version="brain.Event:2"))
-        if older:
-            start = event.SessionLog(status=event.SessionLog.START)
-            self._write(self._event(wall_time=now, step=first_step, session_log=start))
+        self._older = older
+        self._started_at: int | None = None
 
     def write(self, wall_time: float, step: int, values: Sequence[tuple[str, Scalar]]) -> None:
         """Append one point to each tag.
@@ -45,8 +48,16 @@ class EventFile:
         Args:
             wall_time: seconds since the epoch.
             step: the step of the points.
-            values: tag and number of each; kept with the precision of a 32-bit float, as TensorBoard does.
+            values: tag and number of each; kept with the precision of a 32-bit float, as TensorBoard does. None: the
+                session starts here, points follow.
         """
+        if self._older and (self._started_at is None or step < self._started_at):
+            start = self._session(status=self._session.START)
+            self._write(self._event(wall_time=wall_time, step=step, session_log=start))
+            self._started_at = step
+        if not values:
+            return
+        self._older = False
         points = [self._value(tag=t, simple_value=v if isinstance(v, float) else v()) for t, v in values]
         self._write(self._event(wall_time=wall_time, step=step, summary=self._summary(value=points)))
 

@@ -11,6 +11,17 @@ import os
 import struct
 from pathlib import Path
 
+try:
+    from google_crc32c import value as _crc32c
+except ImportError:  # tensorboard may be there without our extra
+
+    def _crc32c(data: bytes) -> int:
+        """In Python: 4 µs an event instead of 0.2, in a thread that shares the interpreter with the training."""
+        crc = 0xFFFFFFFF
+        for byte in data:
+            crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8
+        return crc ^ 0xFFFFFFFF
+
 
 class Records:
     """A new file of records; an existing one is emptied."""
@@ -34,10 +45,7 @@ class Records:
 
 
 def _checksum(data: bytes) -> bytes:
-    crc, table = 0xFFFFFFFF, _TABLE
-    for byte in data:
-        crc = table[(crc ^ byte) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
+    crc = _crc32c(data)
     return struct.pack("<I", (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF)
 
 

@@ -63,8 +63,12 @@ class Copies:
             self._copy(source / path, target)
         return list(plan)
 
-    def sync(self, source: Path) -> list[str]:
+    def sync(self, source: Path, below: str = "") -> list[str]:
         """Copy the files below ``source`` whose size or time of change is another one than when they were copied last.
+
+        Args:
+            source: a folder; one that is not there holds no files.
+            below: begins each name there; a folder's ends in a slash.
 
         Returns:
             The names copied to.
@@ -76,9 +80,9 @@ class Copies:
         for path in _files(source):
             state = _state(source / path)
             if self._copied.get(path) != state:
-                self._copy(source / path, path.as_posix())
+                self._copy(source / path, below + path.as_posix())
                 self._copied[path] = state  # from before: a file that has grown meanwhile is copied again
-                copied.append(path.as_posix())
+                copied.append(below + path.as_posix())
         return copied
 
     def _copy(self, path: Path, name: str) -> None:

@@ -10,14 +10,14 @@ Scalar = float | Callable[[], float]
 """A number, or what waits for one that is still on its way from a device."""
 
 
-def scalars_of(group: str, metrics: Mapping[str, Any]) -> list[tuple[str, Scalar]]:
-    """Return tag and number for each number in ``metrics``; what is no number is left out.
+def scalars_of(prefix: str, metrics: Mapping[str, Any]) -> list[tuple[str, Scalar]]:
+    """Return tag and number for each number in ``metrics``; what is no number is left out. ``prefix`` begins each tag.
 
     A number on a device is copied on its stream, so that nothing waits for the device here and a later
     change in place does not count.
     """
     found: list[tuple[str, Scalar]] = []
-    _collect(f"{group}/", metrics, found)
+    _collect(prefix, metrics, found)
     return found
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core._errors import TensorboardError
 from det_core._optional import require
-from det_core.core._tensorboard._mode import installed
+from det_core.core._tensorboard._mode import has_events, installed
 from det_core.core._tensorboard._values import Scalar, scalars_of
 
 if TYPE_CHECKING:
@@ -46,25 +46,28 @@ DRAIN = 60.0
 """Seconds that ``flush`` and ``close`` wait for the thread."""
 
 _Row = tuple[float, int, list[tuple[str, Scalar]]]
+_FLOATS = frozenset([float])
 
 
 class EventWriter:
     """Writes scalars into one event file in ``folder``, opened at the first row.
 
-    A file that follows others in the same folder (a resumed run) begins with a mark by which TensorBoard
-    drops what the earlier ones hold from its first step on, so that a curve has every step once.
+    A file that follows those of an earlier session (a resumed run) begins with a mark by which TensorBoard
+    drops what they hold from its first step on, so that a curve has every step once.
 
     Args:
         folder: where the event file goes; it exists.
+        older: whether there are files of an earlier session; None: every event file that is there now is one.
 
     Raises:
         MissingExtra: tensorboard is not installed.
     """
 
-    def __init__(self, folder: Path, *, max_queued: int = MAX_QUEUED) -> None:
+    def __init__(self, folder: Path, *, older: bool | None = None, max_queued: int = MAX_QUEUED) -> None:
         if not installed():
             require("tensorboard.compat", extra="tensorboard", purpose="writing TensorBoard event files")
         self._folder = folder
+        self._older = has_events(folder) if older is None else older
         self._max_queued = max_queued
         self._rows: deque[_Row | threading.Event] = deque()
         self._wake = threading.Condition()
@@ -86,10 +89,23 @@ class EventWriter:
             steps: the step of the points; None: nothing is written.
             metrics: numbers, Python's, numpy's or torch's, and nested dictionaries of them.
         """
-        if steps is None or self._closing or self._pid != os.getpid():
-            return
-        values = scalars_of(group, metrics)
-        if not values:
+        if steps is not None and (values := scalars_of(f"{group}/", metrics)):
+            self._take(steps, values)
+
+    def points(self, steps: int, values: Mapping[str, Any]) -> None:
+        """Write one point to each tag soon; what is no number is left out. Never raises."""
+        found: list[tuple[str, Scalar]] = list(values.items())
+        if not _FLOATS.issuperset(map(type, values.values())):
+            found = scalars_of("", values)
+        if found:
+            self._take(steps, found)
+
+    def begin(self, steps: int) -> None:
+        """Mark that a session starts at this step, before any of its points."""
+        self._take(steps, [])
+
+    def _take(self, steps: int, values: list[tuple[str, Scalar]]) -> None:
+        if self._closing or self._pid != os.getpid():
             return
         if self._failure is not None or (len(self._rows) >= self._max_queued and not self._wait_for_room()):
             self._lost += 1
@@ -191,7 +207,7 @@ class EventWriter:
                         item.set()
                         continue
                     self._unflushed += 1
-                    file = file or EventFile(self._folder, first_step=item[1])
+                    file = file or EventFile(self._folder, older=self._older)
                     file.write(*item)
                     flush_at = flush_at or time.monotonic() + FLUSH_EVERY
                 if flush_at is not None and time.monotonic() >= flush_at:

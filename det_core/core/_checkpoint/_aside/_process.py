@@ -12,7 +12,7 @@ import sys
 import threading
 from typing import Any
 
-from det_core.core._checkpoint._aside._channel import connected
+from det_core.core._checkpoint._aside._channel import Channel, connected
 from det_core.core._checkpoint._aside._errand import Errand, HelperDied, Unavailable
 from det_core.core._checkpoint._aside._image import Image
 
@@ -27,6 +27,12 @@ _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from det_core.core._checkpoint._aside._helper import main; main(*map(int, sys.argv[2:]))"
 )
+
+
+_STARTING = threading.Lock()
+# A process that is forked while a helper is being started, a DataLoader's worker say, would keep the pipe open by which
+# Popen hears that the helper runs, and Popen would wait for that worker to end. So forks wait for the start.
+os.register_at_fork(before=_STARTING.acquire, after_in_parent=_STARTING.release, after_in_child=_STARTING.release)
 
 
 class Gone(Exception):
@@ -44,6 +50,18 @@ class HelperProcess:
     """
 
     def __init__(self) -> None:
+        with _STARTING:
+            ours = self._start()
+        self._parent = os.getpid()
+        self._channel = ours
+        self._lock = threading.Lock()
+        self._known: set[int] = set()
+        self._errand: Errand | None = None
+        self._begun = self._gone = False
+        self._listener = threading.Thread(target=self._listen, name="det_core-saved", daemon=True)
+        self._listener.start()
+
+    def _start(self) -> Channel:
         try:
             ours, theirs = connected()
         except OSError as e:
@@ -60,14 +78,7 @@ class HelperProcess:
             raise Unavailable(str(e)) from e
         finally:
             theirs.close()
-        self._parent = os.getpid()
-        self._channel = ours
-        self._lock = threading.Lock()
-        self._known: set[int] = set()
-        self._errand: Errand | None = None
-        self._begun = self._gone = False
-        self._listener = threading.Thread(target=self._listen, name="det_core-saved", daemon=True)
-        self._listener.start()
+        return ours
 
     @property
     def pid(self) -> int:

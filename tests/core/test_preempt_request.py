@@ -1,0 +1,330 @@
+"""Stops that the script asks for: ``ctx.preempt.request()``."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from det_core import client, core
+from det_core.core import PreemptContext
+from det_core.errors import ContextClosed
+from support.ours import config, opened, variables
+from support.ranks import Ranks, running
+from support.running_master import Running
+
+ROUNDS = """
+    import json, os, random, signal, sys
+    from det_core import core
+
+    rounds, signals, seed = map(int, sys.argv[1:])
+    distributed = core.DistributedContext.from_torch_distributed()
+    rank, size = distributed.rank, distributed.size
+
+    def one_round(ctx, rng, round, calls, also):
+        '''Steps with a collective each, until a call returns True; what this rank saw.'''
+        asker, asks_at = rng.randrange(size), calls + rng.randint(1, 8)
+        target, pause = rng.randrange(size), rng.random()
+        while True:
+            ctx.distributed.allgather(None)
+            calls += 1
+            if ctx.preempt.should_preempt():
+                return calls, asks_at
+            if calls == asks_at:
+                if rank == asker:
+                    ctx.preempt.request(f"round {round}, rank {rank}")
+                if also and rank == target:
+                    os.kill(os.getpid(), signal.SIGTERM)
+
+    if signals:
+        for round in range(rounds):
+            rng = random.Random(seed + round)
+            with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+                seen = []
+                calls = 0
+                while not seen or seen[-1][2] != "signal":
+                    calls, asks_at = one_round(ctx, rng, round, calls, not seen)
+                    seen.append([calls, asks_at, ctx.preempt.reason])
+                    assert ctx.preempt.acknowledged == (rank == 0 and ctx.preempt.reason == "signal")
+                assert ctx.preempt.should_preempt(), "a preemption stays"
+                print("seen " + json.dumps(seen), flush=True)
+            distributed = core.DistributedContext.from_torch_distributed()
+        distributed.close()
+    else:
+        rng = random.Random(seed)
+        with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+            calls = 0
+            for round in range(rounds):
+                calls, asks_at = one_round(ctx, rng, round, calls, False)
+                print("seen " + json.dumps([[calls, asks_at, ctx.preempt.reason]]), flush=True)
+            assert not ctx.preempt.acknowledged
+"""
+
+
+def seen(ranks: Ranks, rank: int) -> list[list[tuple[int, int, str]]]:
+    return [json.loads(line[5:]) for line in ranks.output(rank).splitlines() if line.startswith("seen ")]
+
+
+def test_a_request_on_any_rank_stops_all_at_one_call_a_hundred_times(tmp_path: Path) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    with running(ROUNDS, 4, tmp_path, args=("100", "0", str(seed))) as ranks:
+        assert ranks.wait() == [0] * 4, ranks.output(0)
+    told = [seen(ranks, rank) for rank in range(4)]
+    assert len(told[0]) == 100 and all(each == told[0] for each in told)
+    for round_, [[call, asked_at, reason]] in enumerate(told[0]):
+        assert asked_at < call <= asked_at + 2
+        assert reason.startswith(f"round {round_}, rank ")
+
+
+@pytest.mark.parametrize(("size", "rounds"), [(1, 25), (4, 100)])
+def test_a_request_and_a_signal_at_one_moment(tmp_path: Path, size: int, rounds: int) -> None:
+    """Whichever comes first, all ranks stop at the same calls for the same reasons, and the preemption is not lost."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    with running(ROUNDS, size, tmp_path, args=(str(rounds), "1", str(seed))) as ranks:
+        assert ranks.wait() == [0] * size, ranks.output(0)
+    told = [seen(ranks, rank) for rank in range(size)]
+    assert len(told[0]) == rounds and all(each == told[0] for each in told), told
+    for stops in told[0]:
+        assert stops[0][0] <= stops[0][1] + 2
+        assert [reason for *_, reason in stops[:-1]] != ["signal"]
+
+
+WITH_MASTER = """
+    import json, random, sys, threading, time
+    import requests
+    from det_core import core
+
+    seed, pause_url, token = int(sys.argv[1]), *sys.argv[2:]
+    distributed = core.DistributedContext.from_torch_distributed()
+    rank, rng = distributed.rank, random.Random(seed)
+
+    def pause():
+        headers = {"Grpc-Metadata-x-allocation-token": f"Bearer {token}"}
+        assert requests.post(pause_url, headers=headers, timeout=30).status_code == 200
+
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+        asker, at, apart = rng.randrange(4), rng.randrange(2, 100), rng.random() * 0.03
+        ctx.preempt.should_preempt()
+        stops, calls = [], 1
+        while "master" not in [reason for _, reason in stops]:
+            ctx.distributed.allgather(None)
+            calls += 1
+            if ctx.preempt.should_preempt():
+                stops.append([calls, ctx.preempt.reason])
+            if rank == asker and calls == at:
+                pausing = threading.Thread(target=pause)
+                pausing.start()
+                time.sleep(apart)  # about as long as the master's word takes
+                ctx.preempt.request("mine")
+        if rank == asker:
+            pausing.join()
+        print("seen " + json.dumps(stops), flush=True)
+"""
+
+
+def test_a_request_and_the_masters_preemption_at_one_moment(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    master = Running(tmp_path / "home", 100 << 20)
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    try:
+        for round_ in range(4):
+            folder = tmp_path / str(round_)
+            folder.mkdir()
+            spec = replace(master.a_trial(config(folder)), master_url=master.url)
+            url = f"{master.url}/api/v1/experiments/{spec.experiment_id}/pause"
+            args = (str(seed + round_), url, master.token)
+            with running(WITH_MASTER, 4, folder, env=variables(spec, folder), args=args) as ranks:
+                assert ranks.wait() == [0] * 4, ranks.output(0)
+            told = [seen(ranks, rank) for rank in range(4)]
+            assert all(each == told[0] for each in told) and told[0], told
+            master.end(spec.allocation_id, 0)
+            master.until(spec.experiment_id, "STATE_PAUSED")
+    finally:
+        master.close()
+
+
+def test_a_trial_that_stops_itself_is_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stop is not acknowledged, so the master does not start the trial again."""
+    (tmp_path / "home").mkdir()
+    master = Running(tmp_path / "home", 100 << 20)
+    try:
+        spec = replace(master.a_trial(config(tmp_path)), master_url=master.url)
+        with opened(spec, tmp_path, monkeypatch) as ctx:
+            assert not ctx.preempt.should_preempt()
+            ctx.preempt.request("early stopping")
+            assert ctx.preempt.should_preempt() and not ctx.preempt.acknowledged
+        master.end(spec.allocation_id, 0)
+        master.until(spec.experiment_id, "STATE_COMPLETED")
+        trial = master.ask("GET", f"trials/{spec.trial_id}").json["trial"]
+        assert (trial["state"], trial["restarts"]) == ("STATE_COMPLETED", 0)
+    finally:
+        master.close()
+
+
+def test_alone(capfd: pytest.CaptureFixture[str]) -> None:
+    with core.init() as ctx:
+        preempt = ctx.preempt
+        assert not preempt.should_preempt() and not preempt.requested and preempt.reason is None
+        preempt.request("NaN in the loss")
+        preempt.request("asked twice")
+        assert preempt.requested
+        assert preempt.should_preempt()
+        assert preempt.reason == "NaN in the loss" and not preempt.acknowledged and not preempt.requested
+        assert not preempt.should_preempt(), "a stop of the script's own is over once it is answered"
+        preempt.request()
+        assert preempt.should_preempt() and preempt.reason == ""
+        preempt.request("the last word")
+        assert preempt.should_preempt()
+    run = client.run(ctx.run_id)
+    assert run.state == "stopped"
+    said = capfd.readouterr().err
+    assert f"run {ctx.run_id} stopped by the script: the last word; to resume it: DET_CORE_RESUME=" in said
+
+
+def test_a_run_that_goes_on_after_its_stop_is_completed() -> None:
+    with core.init() as ctx:
+        ctx.preempt.request()
+        assert ctx.preempt.should_preempt()
+        assert not ctx.preempt.should_preempt()
+    assert client.run(ctx.run_id).state == "completed"
+
+
+def test_a_signal_after_a_request_is_a_preemption() -> None:
+    with core.init() as ctx:
+        ctx.preempt.should_preempt()
+        ctx.preempt.request("mine")
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert ctx.preempt.should_preempt() and ctx.preempt.reason == "signal" and ctx.preempt.acknowledged
+        assert ctx.preempt.should_preempt() and ctx.preempt.requested
+        ctx.preempt.request("too late")
+        assert ctx.preempt.should_preempt() and ctx.preempt.reason == "signal"
+
+
+def test_a_preemption_asked_for_in_a_thread_beside_the_loop() -> None:
+    with core.init() as ctx:
+        for number in range(50):
+            thread = threading.Thread(target=ctx.preempt.request, args=(str(number),))
+            thread.start()
+            while not ctx.preempt.should_preempt():
+                time.sleep(0)
+            thread.join()
+            assert ctx.preempt.reason == str(number)
+
+
+def test_mistakes() -> None:
+    ctx = core.init()
+    with pytest.raises(ValueError, match="stands for a preemption"):
+        ctx.preempt.request("signal")
+    with pytest.raises(TypeError, match="reason must be a string, not int"):
+        ctx.preempt.request(3)  # type: ignore[arg-type]
+    ctx.close()
+    with pytest.raises(ContextClosed, match="request"):
+        ctx.preempt.request()
+
+
+MODES = """
+    import sys, time
+    from det_core import core
+
+    mode = core.PreemptMode[sys.argv[1]]
+    asker = int(sys.argv[2])
+    distributed = core.DistributedContext.from_torch_distributed()
+    with core.init(distributed=distributed, preempt_mode=mode) as ctx:
+        for round in range(5):
+            distributed.barrier(f"round {round}")
+            if distributed.rank == asker:
+                distributed.star.call_soon(lambda: time.sleep(0.02))  # the next call comes before the decision
+                ctx.preempt.request(f"round {round}")
+            if mode is core.PreemptMode.ChiefOnly and distributed.rank:
+                assert distributed.broadcast(None) == f"round {round}"
+            else:
+                while not ctx.preempt.should_preempt():
+                    assert distributed.rank != asker or mode is core.PreemptMode.WorkersAskChief
+                    time.sleep(0.002)
+                assert ctx.preempt.reason == f"round {round}"
+                if mode is core.PreemptMode.ChiefOnly:
+                    distributed.broadcast(ctx.preempt.reason)
+        distributed.barrier()
+        if distributed.rank == 0 or mode is not core.PreemptMode.ChiefOnly:
+            assert not ctx.preempt.should_preempt()
+"""
+
+
+@pytest.mark.parametrize("mode", ["ChiefOnly", "WorkersAskMaster", "WorkersAskChief"])
+@pytest.mark.parametrize("asker", [0, 1])
+def test_in_every_mode(tmp_path: Path, mode: str, asker: int) -> None:
+    with running(MODES, 2, tmp_path, args=(mode, str(asker))) as ranks:
+        assert ranks.wait() == [0, 0], ranks.output(0) + ranks.output(1)
+
+
+def test_in_the_last_call_before_closing_nobody_hangs(tmp_path: Path) -> None:
+    code = """
+        import random, sys
+        from det_core import core
+
+        for round in range(40):
+            rng = random.Random(round)
+            distributed = core.DistributedContext.from_torch_distributed()
+            with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+                for _ in range(rng.randrange(3)):
+                    ctx.preempt.should_preempt()
+                if distributed.rank in (rng.randrange(3), rng.randrange(3)):
+                    ctx.preempt.request("and leave")
+        print("left", flush=True)
+    """
+    with running(code, 3, tmp_path) as ranks:
+        assert ranks.wait() == [0] * 3, ranks.output(0)
+
+
+ALONE = """
+    import os, signal, sys
+    from det_core import core
+
+    distributed = core.DistributedContext.from_torch_distributed()
+    before = signal.getsignal(signal.SIGTERM)
+    preempt = core.PreemptContext(distributed)
+    for step in range(1, 100):
+        distributed.allgather(None)
+        if step == 7 and distributed.rank == 1:
+            preempt.request("patience is at its end")
+        if preempt.should_preempt():
+            break
+    assert signal.getsignal(signal.SIGTERM) is before
+    print("stopped", step, preempt.reason, flush=True)
+    distributed.close()
+    try:
+        preempt.should_preempt()
+    except Exception as e:
+        print("closed:", e, flush=True)
+"""
+
+
+def test_the_agreement_without_a_context(tmp_path: Path) -> None:
+    with running(ALONE, 2, tmp_path, env={"DET_CORE_HOME": str(tmp_path / "none")}) as ranks:
+        assert ranks.wait() == [0, 0], ranks.output(0)
+    for rank in range(2):
+        assert "closed: should_preempt() was called on a context that is closed" in ranks.output(rank)
+    stopped = {line for rank in range(2) for line in ranks.output(rank).splitlines() if "stopped" in line}
+    assert stopped <= {"stopped 7 patience is at its end", "stopped 8 patience is at its end"} and len(stopped) == 1
+    assert not (tmp_path / "none").exists(), "it records nothing"
+
+
+def test_a_distributed_context_has_one_agreement_at_a_time() -> None:
+    with core.DistributedContext.detect() as distributed:
+        first = PreemptContext(distributed)
+        with pytest.raises(RuntimeError, match="has a PreemptContext already"):
+            PreemptContext(distributed)
+        first.close()
+        again = PreemptContext(distributed)
+        again.request("x")
+        assert again.should_preempt() and not again.should_preempt()

@@ -1,0 +1,83 @@
+"""``core.random_state()``: out of torch.load and JSON, and back."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core import core
+
+numpy = pytest.importorskip("numpy")
+torch = pytest.importorskip("torch")
+
+
+def drawn() -> list[Any]:
+    """What each generator gives next; the odd number of normals leaves one in store."""
+    return [
+        [random.random() for _ in range(3)], random.gauss(0, 1),
+        numpy.random.rand(3).tolist(), numpy.random.standard_normal(),
+        torch.rand(3).tolist(), torch.randn(1).tolist(),
+    ]  # fmt: skip
+
+
+def test_the_same_numbers_again() -> None:
+    drawn()
+    state = core.random_state()
+    before = drawn()
+    assert drawn() != before
+    core.set_random_state(state)
+    assert drawn() == before
+
+
+def test_it_is_what_weights_only_reads(tmp_path: Path) -> None:
+    state = core.random_state()
+    before = drawn()
+    torch.save({"random": [state, state]}, tmp_path / "state.pt")
+    core.set_random_state(torch.load(tmp_path / "state.pt", weights_only=True)["random"][1])
+    assert drawn() == before
+
+
+def test_lists_of_json_will_do_where_torch_is_left_out() -> None:
+    state = core.random_state()
+    kept = json.loads(json.dumps({key: state[key] for key in ("python", "numpy")}))
+    before = drawn()[:4]
+    core.set_random_state(kept)
+    assert drawn()[:4] == before
+
+
+def test_what_is_not_imported_is_left_out_and_imported_when_it_is_put_back() -> None:
+    script = (
+        "import sys, random\nfrom det_core import core\n"
+        "state = core.random_state()\n"
+        "assert list(state) == ['python'] and 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
+        "import numpy\nassert list(core.random_state()) == ['python', 'numpy']\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+    script = (
+        "import sys\nfrom det_core import core\ncore.set_random_state(eval(sys.argv[1]))\n"
+        "import numpy\nprint(numpy.random.rand())"
+    )
+    numpy.random.seed(5)
+    state = {key: value for key, value in core.random_state().items() if key in ("python", "numpy")}
+    done = subprocess.run([sys.executable, "-c", script, repr(state)], capture_output=True, text=True, timeout=60)
+    assert float(done.stdout) == numpy.random.rand(), done.stderr
+
+
+def test_something_else_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected what core.random_state\(\) returns, found the keys 'model'"):
+        core.set_random_state({"model": 1})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda() -> None:
+    torch.rand(1, device="cuda")
+    state = core.random_state()
+    before = torch.rand(4, device="cuda").tolist()
+    core.set_random_state({**state, "cuda": [each.cuda() for each in state["cuda"]]})
+    assert torch.rand(4, device="cuda").tolist() == before
