@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 # How many tests run at a time; 0: one, in pytest's own process.
 JOBS ?= 2
 
-.PHONY: help setup demo test test-rgw test-postgres test-launchers test-timm test-long lint docs bench ci system-deps clean
+.PHONY: help setup demo test test-trainings test-rgw test-postgres test-launchers test-timm test-long lint docs bench ci system-deps clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,8 +20,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## train the quickstart on two ranks, interrupt it, resume it, show what is kept
 	$(PY) examples/quickstart/demo.py
 
-test: setup lint  ## all tests but the slow proofs
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not rgw and not postgres and not frameworks and not timm' $(ARGS)
+test: setup lint  ## all tests but whole trainings and the slow proofs
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not rgw and not postgres and not frameworks and not timm and not trainings' $(ARGS)
+
+test-trainings: setup  ## whole trainings: killed and resumed in every way once, and examples
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'trainings and not long and not frameworks' tests $(ARGS)
 
 test-rgw: setup  ## the tests against Ceph's S3 server, which `make ci` installs
 	$(PY) -m pytest -m 'rgw and not long' $(ARGS)
@@ -39,9 +42,9 @@ test-launchers: setup  ## the launchers around torchrun, horovodrun, deepspeed, 
 # The venv of examples/timm_port: torch, timm, a torchvision that works without CUDA.
 TIMM := $(CURDIR)/.venvs/timm
 
-test-timm:  ## the port of timm's training in five steps: bare, under the launcher, as experiments
+test-timm:  ## the port of timm's training in five steps, as experiments too; timm in the accelerated Trainer
 	tests/support/timm.sh $(TIMM)
-	$(TIMM)/bin/python -m pytest -m 'timm and not long' tests/examples/test_timm_port.py $(ARGS)
+	$(TIMM)/bin/python -m pytest -m 'timm and not long' tests/examples/test_timm_port.py tests/accelerated/test_timm.py $(ARGS)
 
 test-long: setup  ## the slow proofs: random kills by the hundred, soak
 	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PY) -m pytest -m long --timeout 3600 $(ARGS)
@@ -69,7 +72,7 @@ system-deps:  ## the system packages CI needs (the only target that uses apt)
 	    openmpi-bin slurm-wlm munge iproute2 openssh-server pdsh cmake g++ make python3-dev; }; fi
 
 ci: export CI := 1
-ci: system-deps test test-rgw test-postgres test-launchers test-timm  ## what .ci/run calls
+ci: system-deps test test-trainings test-rgw test-postgres test-launchers test-timm  ## what .ci/run calls
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) .venvs build dist *.egg-info demo-home

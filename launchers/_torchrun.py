@@ -66,6 +66,10 @@ class Parser(argparse.ArgumentParser):
             except UsageError as e:
                 failure = none if "required: training_script" in str(e) else e
                 continue
+            if unknown == ["--trial"]:  # its place is behind a --, where it takes the place of a script
+                place = words.index("--trial")
+                self.set_defaults(**defaults)
+                return self.split([*words[:place], "--", *words[place:]])
             if unknown:
                 raise UsageError(f"unknown option: {' '.join(unknown)} (see --help)")
             namespace.given = {name for name in _LEFT_OUT if getattr(namespace, name) is not None}

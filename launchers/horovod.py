@@ -166,7 +166,7 @@ def _of_the_trial() -> list[str]:
     info = get_cluster_info()
     if info is None or info.task_type != "TRIAL":
         return []
-    config: dict[str, Any] = info.trial._config
+    config: dict[str, Any] = info.trial.config
     chosen = config.get("optimizations") or {}
     options = ["--cache-capacity", "1024", "--no-hierarchical-allreduce", "--no-hierarchical-allgather"]
     if chosen.get("auto_tune_tensor_fusion"):

@@ -18,6 +18,10 @@ ALLOWED: dict[str, set[str]] = {
     "backend": {"journal"},
     "core": {"backend", "journal", "storage", "ipc"},
     "launch": {"backend"},
+    "_training": set(),
+    "pytorch": {"core", "_training", "errors"},
+    "accelerated": {"core", "_training", "errors"},
+    "exec": {"pytorch", "config"},
     "testing": {"backend", "core", "journal", "search", "storage", "ipc", "master"},
     "client": {"config", "journal", "storage", "core"},
     "master": {"config", "search", "journal", "storage"},
@@ -56,6 +60,21 @@ def test_arrows_only_point_down() -> None:
         for name in sorted(_imports(path) - ALLOWED[room] - CELLAR - {room})
     ]
     assert not wrong
+
+
+def test_deepspeed_stands_on_trials_and_is_loaded_when_asked_for() -> None:
+    """Its room lies in theirs: nothing of theirs imports it, and it imports the framework inside functions alone."""
+    room = PACKAGE / "pytorch" / "deepspeed"
+    below = [path for path in (PACKAGE / "pytorch").glob("*.py") if "pytorch.deepspeed" in path.read_text()]
+    at_once = [
+        path
+        for path in room.glob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        if name.split(".")[0] == "deepspeed"
+    ]
+    assert len(list(room.glob("*.py"))) > 6 and not below and not at_once
 
 
 def test_every_room_is_named() -> None:

@@ -8,16 +8,24 @@ from typing import Any
 
 from det_core._errors import ConfigError, ConfigErrors
 from det_core._optional import require
-from det_core.config._entrypoint import entrypoint_command, entrypoint_needs, entrypoint_script
+from det_core.config._entrypoint import (
+    binds,
+    entrypoint_command,
+    entrypoint_needs,
+    entrypoint_script,
+    entrypoint_trial,
+)
 from det_core.config._experiment import Experiment
 
 __all__ = [
     "ConfigError",
     "ConfigErrors",
     "Experiment",
+    "binds",
     "entrypoint_command",
     "entrypoint_needs",
     "entrypoint_script",
+    "entrypoint_trial",
     "parse_experiment",
     "read_changes",
     "read_overrides",

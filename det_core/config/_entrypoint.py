@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import posixpath
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 LAUNCHERS = ("torch_distributed", "deepspeed", "horovod", "mpi", "tensorflow", "wrap_rank")
 """The modules of det_core.launch that stand in for foreign ones of the same name."""
@@ -30,6 +32,51 @@ def entrypoint_command(entrypoint: str | Sequence[str]) -> list[str]:
     if _TRIAL_CLASS.fullmatch(entrypoint):
         return ["python3", "-m", "det_core.launch.torch_distributed", "--", "--trial", entrypoint]
     return ["sh", "-c", _ours(entrypoint)]
+
+
+def entrypoint_trial(entrypoint: str | Sequence[str]) -> tuple[str, str] | None:
+    """Module and name of the trial class that an entrypoint runs; None: it runs none, or only a shell could tell."""
+    if isinstance(entrypoint, str) and _TRIAL_CLASS.fullmatch(entrypoint):
+        module, _, name = entrypoint.partition(":")
+        return module, name
+    for words in _commands(entrypoint):
+        for before, word in pairwise(words):
+            if before in ("--trial", "det_core.exec.harness") and _TRIAL_CLASS.fullmatch(word):
+                module, _, name = word.partition(":")
+                return module, name
+    return None
+
+
+def binds(source: str, name: str) -> bool:
+    """Whether a module's source binds a name at its top level, as far as can be seen without running it.
+
+    A class, a function, an import or an assignment does; ``import *`` may. Source that cannot be read counts as well:
+    importing it will tell.
+    """
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return True
+    found: set[str] = set()
+    for node in _top_level(tree.body):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            found |= {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+        else:
+            found |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    return name.partition(".")[0] in found or "*" in found
+
+
+def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """The statements of a module, those within ``if``, ``try`` and ``with`` among them."""
+    for node in body:
+        yield node
+        for block in ("body", "orelse", "finalbody"):
+            if isinstance(node, ast.If | ast.Try | ast.With):
+                yield from _top_level(getattr(node, block, []))
+        for handler in getattr(node, "handlers", []):
+            yield from _top_level(handler.body)
 
 
 def foreign_launchers(entrypoint: str | Sequence[str]) -> list[str]:

@@ -17,7 +17,7 @@ def script_command(script: str, arguments: list[str], *, module: bool = False, n
 
     ``python script.py …`` runs as it stands, with the python that the shell would take. Otherwise a ``.py`` file, or
     any other file that is not executable, runs under the python that runs the launcher, as under ``torchrun``, and an
-    executable runs as a command.
+    executable runs as a command. ``--trial module:Class …`` runs that class, with the options of the harness after it.
 
     Args:
         script: the first word after the options.
@@ -29,7 +29,9 @@ def script_command(script: str, arguments: list[str], *, module: bool = False, n
         UsageError: there is no such script or command.
     """
     if script == "--trial":
-        raise UsageError("--trial: trial classes are not there yet; give a script")
+        if not arguments:
+            raise UsageError("--trial: expected MODULE:CLASS, as in --trial model_def:MyTrial")
+        return [sys.executable, "-m", "det_core.exec.harness", *arguments]
     if module and no_python:
         raise UsageError("-m runs a module with python and --no-python runs a command: give one of them")
     if module:

@@ -11,6 +11,8 @@ from typing import NoReturn
 from ._command import script_command
 from ._options import Options, UsageError, add_options, read_options
 
+TRIALS = ("torch_distributed", "horovod", "deepspeed")
+"""The launchers under which trial classes run."""
 _COUNT = re.compile(r"[1-9]\d{0,5}")
 
 
@@ -47,7 +49,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, name: str, program: str, grace: float | None = None) -> None:
         super().__init__(prog=f"python -m det_core.launch.{name}", add_help=False, allow_abbrev=False)
-        self._program = program
+        self._name, self._program = name, program
         self._words: list[str] = []
         self.add_argument("-h", "--help", action="store_true")
         self.add_argument("-m", "--module", action="store_true")
@@ -96,7 +98,9 @@ class Parser(argparse.ArgumentParser):
             raise HelpWanted
         rest = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
         if asked.trial is not None:
-            raise UsageError("--trial: trial classes are not there yet; give a script")
+            rest = ["--trial", asked.trial, *rest]
+        if rest[:1] == ["--trial"] and self._name not in TRIALS:
+            raise UsageError(f"--trial: trial classes run under {', '.join(TRIALS)}, not under {self._name}")
         if not rest:
             raise UsageError("no script to run (see --help)")
         run = script_command(rest[0], rest[1:], module=asked.module, no_python=asked.no_python)

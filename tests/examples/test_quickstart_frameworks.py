@@ -23,7 +23,7 @@ from support import frameworks
 from support.person import Person
 from support.running_master import wait_until
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = [pytest.mark.trainings, pytest.mark.timeout(1200)]
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLE = ROOT / "examples" / "quickstart_frameworks"

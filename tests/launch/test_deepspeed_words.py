@@ -117,7 +117,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         "-H hosts s.py": "hosts:2: expected node2 slots=N",
         "--nnodes 2 s.py": "--node-rank R",
         "--bind_cores_to_rank s.py": "needs a -- before the script",
-        "--trial module:Class": "trial classes are not there yet",
+        "-- --trial": "--trial: expected MODULE:CLASS",
     }
     for line, text in cases.items():
         with launched(DEEPSPEED, *line.split(), folder=tmp_path) as launcher:

@@ -58,7 +58,7 @@ def test_bad_input_is_one_line(tmp_path: Path, path: str) -> None:
         "--hosts localhost:1,no-such-host.invalid:1 s.py": (2, "the first host is localhost"),
         "--nnodes 2 s.py": (2, "--hosts A:2,B:2"),
         "--report-bindings s.py": (2, "an option of mpirun needs a --"),
-        "--trial module:Class": (2, "trial classes are not there yet"),
+        "--trial module:Class": (2, "trial classes run under torch_distributed, horovod, deepspeed, not under mpi"),
     }
     for line, (status, text) in cases.items():
         with launched(MPI, *line.split(), folder=tmp_path, PATH=path) as job:

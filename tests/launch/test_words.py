@@ -81,8 +81,8 @@ def test_a_number_of_all_processes_in_the_programs_own_spelling() -> None:
         (["--nproc-per-node"], "--nproc-per-node: expected one argument"),
         (["--fast", "train.py"], "unknown option: --fast"),
         (["--verb", "train.py"], "unknown option: --verb"),
-        (["--trial", "module:Class"], "trial classes are not there yet"),
-        (["--", "--trial", "module:Class"], "trial classes are not there yet"),
+        (["--trial", "module:Class"], "--trial: trial classes run under torch_distributed, horovod, deepspeed, not"),
+        (["--", "--trial", "module:Class"], "--trial: trial classes run under"),
         (["-m", "--no-python", "train.py"], "-m runs a module"),
     ],
 )

@@ -58,7 +58,7 @@ mkdir -p "$wheels"
 command -v cmake >/dev/null || pip install 'cmake<4'
 [ -n "$(wheel horovod)" ] || build_horovod
 [ -n "$(wheel deepspeed)" ] || pip wheel --no-build-isolation --no-deps -w "$wheels" "deepspeed==$DEEPSPEED"
-pip install "$(wheel horovod)" "$(wheel deepspeed)" -e "$root[examples]"
+pip install "$(wheel horovod)" "$(wheel deepspeed)" -e "$root[examples,master]"
 ln -sfn "$TORCH_EXTENSIONS_DIR" "$venv/torch_extensions" # where the tests find it
 compile_for_deepspeed
 echo "$made" >"$stamp"

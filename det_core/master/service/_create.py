@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
 from det_core._errors import DetCoreError
-from det_core.config import ConfigErrors, Experiment, entrypoint_needs, entrypoint_script, parse_experiment
+from det_core.config import (
+    ConfigErrors,
+    Experiment,
+    binds,
+    entrypoint_needs,
+    entrypoint_script,
+    entrypoint_trial,
+    parse_experiment,
+)
 from det_core.master._errors import Conflict, Invalid, NotFound
-from det_core.master.engines import check_archive, unpack_archive
+from det_core.master.engines import check_archive, read_archived, unpack_archive
 from det_core.master.scheduler import State
 from det_core.master.service._live import LiveExperiment
 from det_core.master.store import checkpoints, contexts, experiments, trials
@@ -95,6 +103,7 @@ async def draft(
             digest = await hub.store.write(lambda conn: contexts.put(conn, context))
     warm_start = await hub.store.read(lambda conn: _warm_start(conn, spec))
     search = await make_search(hub, spec, digest, context)
+    await asyncio.to_thread(_check_trial_class, spec, files, context)
     spec = replace(spec, warnings=[*spec.warnings, *_of_script(spec, files)])
     return Draft(spec, _text(config), digest, search, warm_start)
 
@@ -116,6 +125,27 @@ def _of_script(spec: Experiment, files: frozenset[str]) -> list[str]:
             raise Invalid(missing + hint)
         return [missing + hint]
     return []
+
+
+def _check_trial_class(spec: Experiment, files: frozenset[str], context: bytes | None) -> None:
+    """Look whether the class that the entrypoint names is in the context directory; nothing is imported.
+
+    Raises:
+        Invalid: it certainly is not, and no startup hook makes it.
+    """
+    found = entrypoint_trial(spec.entrypoint or "")
+    if found is None or "startup-hook.sh" in files:
+        return
+    module, name = found
+    paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
+    path = next((path for path in paths if path in files), None)
+    if path is None:
+        raise Invalid(
+            f"entrypoint: {module}:{name} needs {paths[0]}, and there is no such file in the context directory"
+        )
+    assert context is not None
+    if not binds(read_archived(io.BytesIO(context), path).decode(errors="replace"), name):
+        raise Invalid(f"entrypoint: {module}:{name} needs a class {name}, and {path} has none")
 
 
 def _text(config: str | Mapping[str, Any]) -> str:

@@ -1,0 +1,38 @@
+"""torch's process group of the ranks that a launcher started, and the device of each."""
+
+from __future__ import annotations
+
+import atexit
+
+import torch
+
+
+def make_group() -> bool:
+    """Make torch's default process group of the ranks in the environment; False: there is one already.
+
+    It lives as long as the process, so that a script may train again: ranks that end a group and make another at the
+    same address may meet the store of the one before.
+
+    Raises:
+        ValueError: the environment does not say who the ranks are.
+    """
+    if torch.distributed.is_initialized():
+        return False
+    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    atexit.register(destroy_group)
+    return True
+
+
+def destroy_group() -> None:
+    """End the default process group, if there is one."""
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+def local_device(local_rank: int) -> torch.device:
+    """The device of one of this machine's ranks, made the current one: a GPU where there are any, else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device

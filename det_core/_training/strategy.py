@@ -1,0 +1,179 @@
+"""How models are spread over processes: one class a way, behind one protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+PREFIX = "module."
+
+
+class Strategy(Protocol):
+    """A way to spread models over processes. Every rank makes the same calls in the same order."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where models and batches of this rank go."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Move a model to the device and spread it; what is to be called in its place."""
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The model as the user has built it."""
+
+    def backward(
+        self, loss: Tensor, gradient: Tensor | None = None, retain_graph: bool = False, create_graph: bool = False
+    ) -> None:
+        """Compute gradients, as ``loss.backward()``; averaged over ranks outside of :meth:`no_sync`."""
+
+    def step(self, optimizer: Optimizer, scaler: Any = None) -> bool:
+        """Step an optimizer, by a GradScaler if there is one; False: that skipped it, as gradients were not finite."""
+
+    def no_sync(self, models: Sequence[nn.Module]) -> AbstractContextManager[Any]:
+        """While it lasts, gradients stay this rank's own."""
+
+    def evaluating(self, models: Sequence[nn.Module]) -> AbstractContextManager[Any]:
+        """While it lasts, ranks may call the models different numbers of times."""
+
+    def state(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+        """The states of models and optimizers in lists, under ``models_state_dict`` and ``optimizers_state_dict``."""
+
+    def load(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], state: Mapping[str, Any]) -> None:
+        """Put models and optimizers to what :meth:`state` returned, here or under another strategy.
+
+        Raises:
+            RuntimeError: the state is that of another model; the message has torch's list of differences.
+        """
+
+
+class OneProcess:
+    """Models that this process has alone.
+
+    Args:
+        device: where they go.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """Moved to the device."""
+        return model.to(self.device)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """The same."""
+        return model
+
+    def backward(
+        self, loss: Tensor, gradient: Tensor | None = None, retain_graph: bool = False, create_graph: bool = False
+    ) -> None:
+        """By torch."""
+        if gradient is None and not retain_graph and not create_graph:
+            loss.backward()
+        else:
+            loss.backward(gradient, retain_graph, create_graph)
+
+    def step(self, optimizer: Optimizer, scaler: Any = None) -> bool:
+        """By the optimizer, or the scaler."""
+        if scaler is None:
+            optimizer.step()
+            return True
+        scaler.step(optimizer)
+        # update() has not run yet: what the scaler has found is kept for each optimizer until then
+        found = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"] if scaler.is_enabled() else {}
+        return not any(bool(inf.item()) for inf in found.values())
+
+    def no_sync(self, models: Sequence[nn.Module]) -> AbstractContextManager[Any]:
+        """They always are."""
+        return nullcontext()
+
+    def evaluating(self, models: Sequence[nn.Module]) -> AbstractContextManager[Any]:
+        """Nobody else calls them."""
+        return nullcontext()
+
+    def state(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Any]:
+        """Of the models as the user has built them."""
+        return {
+            "models_state_dict": [self.unwrap(model).state_dict() for model in models],
+            "optimizers_state_dict": [optimizer.state_dict() for optimizer in optimizers],
+        }
+
+    def load(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], state: Mapping[str, Any]) -> None:
+        """Keys may begin with ``module.``, as those of a DistributedDataParallel do."""
+        for model, saved in zip(models, state["models_state_dict"], strict=True):
+            load_model(self.unwrap(model), saved)
+        for optimizer, saved in zip(optimizers, state["optimizers_state_dict"], strict=True):
+            optimizer.load_state_dict(saved)
+
+
+class DDP(OneProcess):
+    """Models that every rank has whole, with gradients averaged over the ranks (torch's DistributedDataParallel)."""
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        """A model without a parameter that trains only becomes rank 0's, as there is nothing to average."""
+        model = model.to(self.device)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            for tensor in (*model.parameters(), *model.buffers()):
+                torch.distributed.broadcast(tensor.detach(), 0)
+            return model
+        return _Parallel(model)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """What is inside."""
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            inner: nn.Module = model.module
+            return inner
+        return model
+
+    def no_sync(self, models: Sequence[nn.Module]) -> AbstractContextManager[Any]:
+        """Of those that are spread."""
+        stack = ExitStack()
+        for model in _spread(models):
+            stack.enter_context(model.no_sync())
+        return stack
+
+    @contextmanager
+    def evaluating(self, models: Sequence[nn.Module]) -> Iterator[None]:
+        """DDP may broadcast buffers (a BatchNorm's, say) in a forward pass, in which a rank without a batch would be
+        missed; here they are broadcast before."""
+        before = [(model, model.require_forward_param_sync) for model in _spread(models) if model.broadcast_buffers]
+        for model, _ in before:
+            for buffer in model.module.buffers():
+                torch.distributed.broadcast(buffer, 0)
+            model.require_forward_param_sync = False
+        try:
+            yield
+        finally:
+            for model, required in before:
+                model.require_forward_param_sync = required
+
+
+class _Parallel(nn.parallel.DistributedDataParallel):
+    """Gives attributes of the user's model as if it were that."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+
+def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
+    """Load a model's state, whose keys may all begin with ``module.``."""
+    if saved and all(key.startswith(PREFIX) for key in saved) and not _has_module(model):
+        saved = {key.removeprefix(PREFIX): value for key, value in saved.items()}
+    model.load_state_dict(saved)
+
+
+def _has_module(model: nn.Module) -> bool:
+    """Whether the user's own model calls a part of it ``module``."""
+    return any(name == "module" for name, _ in model.named_children())
+
+
+def _spread(models: Sequence[nn.Module]) -> list[nn.parallel.DistributedDataParallel]:
+    return [model for model in models if isinstance(model, nn.parallel.DistributedDataParallel)]

@@ -1,0 +1,41 @@
+"""A Trainer for ordinary models: ``Trainer(model, loss_func, optimizer).train(dataset, num_epochs)``."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import det_core
+from det_core._optional import require
+from det_core.accelerated.trainer import Trainer, TrainerPlaceholderValues
+
+__version__ = det_core.__version__
+
+__all__ = ["Trainer", "TrainerPlaceholderValues", "__version__", "notebook_launcher", "set_seed"]
+
+
+def notebook_launcher(function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Start a function on several processes out of a notebook: accelerate's own ``notebook_launcher``.
+
+    Args:
+        function: trains, in each process.
+        args, kwargs: ``args=()``, ``num_processes=None``, ``mixed_precision="no"``, ``use_port="29500"`` and more, as
+            accelerate has them.
+
+    Raises:
+        MissingExtra: accelerate is not installed.
+    """
+    accelerate = require("accelerate", extra="accelerate", purpose="starting processes from a notebook")
+    accelerate.notebook_launcher(function, *args, **kwargs)
+
+
+def set_seed(seed: int) -> None:
+    """Seed the generators of python, numpy (where it is imported) and torch with its devices."""
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed & 0xFFFFFFFF)

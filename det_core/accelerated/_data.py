@@ -1,0 +1,185 @@
+"""A loader's batches, epoch by epoch: in an order of (seed, epoch), this rank's share, from any batch on.
+
+That makes the position of a training two numbers, and a resume in the middle of an epoch exact.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, SequentialSampler
+
+from det_core._env import Environment
+from det_core._training.data_order import SeededDataset, rebuilt
+from det_core._training.devices import mover
+from det_core.accelerated.utils import epoch_seed
+
+logger = logging.getLogger("det_core.accelerated")
+
+
+class EpochOrder(Sampler[Any]):
+    """This rank's share of the batches of indices of an epoch, from some batch on.
+
+    Args:
+        batches: all batches of indices of an epoch.
+        rank, size: this rank takes the batches ``n`` with ``n % size == rank``.
+        even: ranks that run short begin again with the epoch's first batches, so that all have equally many.
+        numbered: yield ``(n, indices)``, ``n`` counted through all epochs, for a :class:`SeededDataset`.
+    """
+
+    def __init__(self, batches: Any, *, rank: int, size: int, even: bool, numbered: bool) -> None:
+        self._batches, self._rank, self._size, self._even, self._numbered = batches, rank, size, even, numbered
+        self.epoch = self.first = 0
+
+    def __len__(self) -> int:
+        return share(len(self._batches), self._rank, self._size, self._even)
+
+    def __iter__(self) -> Iterator[Any]:
+        size, first = self._size, self.first
+        number = self.epoch << 32 if self._numbered else 0
+        for n, indices in enumerate(completed(self._batches, size) if self._even else self._batches):
+            if n % size == self._rank and n // size >= first:
+                yield (number + n, indices) if self._numbered else indices
+
+
+class EpochGenerator(torch.Generator):
+    """Takes the place of a sampler's own generator, which is left as it was; a sampler may keep it for later runs.
+
+    Attributes:
+        own_seed: the seed of the one in whose place it is; None, if there was none.
+    """
+
+    own_seed: int | None = None
+
+
+class EpochLoader:
+    """What the Trainer iterates over in place of a user's loader, whose attributes it has.
+
+    A torch ``DataLoader`` of a map-style dataset is rebuilt around an :class:`EpochOrder`. Anything else is iterated
+    as it is: every rank draws all of its batches and takes its share, and a resume in the middle of an epoch passes
+    over batches.
+
+    Args:
+        loader: the user's.
+        seed: what the order of shuffled epochs comes from.
+        rank, size: which of the ranks this is.
+        even: as in :class:`EpochOrder`.
+        device: where batches go.
+    """
+
+    def __init__(self, loader: Any, *, seed: int, rank: int, size: int, even: bool, device: torch.device) -> None:
+        self.loader = loader
+        self._seed, self._even, self._device = seed, even, device
+        self._epoch = self._first = 0
+        sampler = _sampler(loader)
+        if isinstance(sampler, DistributedSampler):
+            rank, size = 0, 1  # the user has shared it out
+        self._rank, self._size = rank, size
+        self._sampler = sampler
+        self._generator: EpochGenerator | None = None
+        self._order: EpochOrder | None = None
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return
+        if hasattr(sampler, "generator"):
+            if not isinstance(sampler.generator, EpochGenerator):
+                generator = EpochGenerator()
+                generator.own_seed = None if sampler.generator is None else sampler.generator.initial_seed()
+                sampler.generator = generator
+            self._generator = sampler.generator
+            self._seed = seed if self._generator.own_seed is None else self._generator.own_seed
+        batches = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        numbered = loader.num_workers > 0 and loader.batch_sampler is not None
+        self._order = EpochOrder(batches, rank=rank, size=size, even=even, numbered=numbered)
+        dataset = SeededDataset(loader.dataset, self._seed) if numbered else loader.dataset
+        self._rebuilt = rebuilt(loader, self._order, dataset)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "loader":  # asked for by pickle and copy before there is any
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __len__(self) -> int:
+        if self._order is not None:
+            return len(self._order)
+        return share(len(self.loader), self._rank, self._size, self._even)
+
+    def reseed(self, seed: int) -> None:
+        """Order epochs by another seed, unless the loader's own generator gives it."""
+        if self._generator is None or self._generator.own_seed is None:
+            self._seed = seed
+            if self._order is not None and isinstance(self._rebuilt.dataset, SeededDataset):
+                self._rebuilt.dataset.order_seed = seed
+
+    def begin(self, epoch: int, first: int = 0) -> None:
+        """Say which epoch the next iteration is of, counted from 0, and with which batch of this rank it begins."""
+        self._epoch, self._first = epoch, first
+        if first and not self._is_exact:
+            logger.warning(
+                "this training goes on in the middle of an epoch whose order is not known to be that of before: for an "
+                "exact resume use shuffle=True, or a sampler with a generator= or a set_epoch()"
+            )
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._generator is not None:
+            self._generator.manual_seed(epoch_seed(self._seed, self._epoch))
+        for part in (self._sampler, getattr(self.loader, "batch_sampler", None), getattr(self.loader, "dataset", None)):
+            if callable(set_epoch := getattr(part, "set_epoch", None)):
+                set_epoch(self._epoch)
+        if self._order is not None:
+            self._order.epoch, self._order.first = self._epoch, self._first
+            batches: Iterator[Any] = iter(self._rebuilt)
+        else:
+            stream = completed(self.loader, self._size) if self._even else iter(self.loader)
+            # passed over now, as that draws random numbers: those of the batches to come are put back after it
+            deque(itertools.islice(stream, self._first * self._size), maxlen=0)
+            batches = itertools.islice(stream, self._rank, None, self._size)
+        return batches if self._device.type == "cpu" else map(mover(self._device), batches)
+
+    @property
+    def _is_exact(self) -> bool:
+        if self._order is None:
+            return False
+        known = isinstance(self._sampler, SequentialSampler) or self._generator is not None
+        return known or hasattr(self._sampler, "set_epoch")
+
+
+def share(whole: int, rank: int, size: int, even: bool) -> int:
+    """How many of an epoch's batches a rank gets."""
+    return -(-whole // size) if even else whole // size + (whole % size > rank)
+
+
+def completed(batches: Any, size: int) -> Iterator[Any]:
+    """An epoch's batches, and its first ones again until each of ``size`` ranks has equally many."""
+    head: list[Any] = []
+    n = -1
+    for n, batch in enumerate(batches):
+        if n < size - 1:
+            head.append(batch)
+        yield batch
+    if head:
+        yield from itertools.islice(itertools.cycle(head), -(n + 1) % size)
+
+
+def _sampler(loader: Any) -> Any:
+    """What orders a loader's indices: its sampler, or that of its own batch_sampler."""
+    return getattr(getattr(loader, "batch_sampler", None), "sampler", getattr(loader, "sampler", None))
+
+
+def default_workers() -> int:
+    """Worker processes of a loader: this machine's share of the processors that this process may use, at least 1."""
+    local = int(Environment.read().launch.get("LOCAL_WORLD_SIZE", 1))
+    return max(len(os.sched_getaffinity(0)) // local, 1)
+
+
+def length_of(loader: Any) -> int | None:
+    """How many batches a loader has; None: it does not know."""
+    try:
+        return len(loader)
+    except TypeError:
+        return None

@@ -1,0 +1,402 @@
+"""Docking to the core: every call that a Trainer makes of ``core.init()``'s context, and the agreement of its ranks."""
+
+from __future__ import annotations
+
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from det_core.accelerated import _state
+from det_core.accelerated._data import length_of
+from det_core.accelerated._events import NAN_LOSS
+from det_core.accelerated.tracking import RunHistory
+
+if TYPE_CHECKING:
+    from det_core import core
+    from det_core.accelerated._loop import TrainingLoop
+
+PREEMPTIONS = ("signal", "master")
+"""The reasons of a stop after which the trial goes on later."""
+PROGRESS_EVERY = 64
+"""Updates between two looks at the clock, for reports of progress at most once a second."""
+
+
+def open_context(given: core.Context | None) -> core.Context | None:
+    """The context to train in: the one given, else the one that is open. Imports nothing if nobody has."""
+    if given is not None or "det_core.core._context" not in sys.modules:
+        return given
+    from det_core import core
+
+    return core.current_context()
+
+
+class Ranks:
+    """The ranks of a training, and their agreement on when to stop.
+
+    Args:
+        distributed: the ranks.
+        preempt: the agreement.
+        is_ours: whether both were opened for this run alone.
+    """
+
+    def __init__(self, distributed: core.DistributedContext, preempt: core.PreemptContext, is_ours: bool) -> None:
+        self.distributed, self.preempt, self._is_ours = distributed, preempt, is_ours
+
+    @classmethod
+    def of(cls, context: core.Context | None) -> Ranks:
+        """Those of a context; without one, of the processes that a launcher started."""
+        if context is not None:
+            return cls(context.distributed, context.preempt, is_ours=False)
+        from det_core import core
+
+        distributed = core.DistributedContext.detect()
+        return cls(distributed, core.PreemptContext(distributed), is_ours=True)
+
+    def close(self, error: BaseException | None) -> None:
+        """Leave the others; after an error, they are told of it."""
+        if self._is_ours:
+            self.distributed.close(failure=error)
+
+
+class Managed:
+    """A trial's training runs under one context: resumes, reports, checkpoints, operations of a search.
+
+    Args:
+        context: the context.
+    """
+
+    def __init__(self, context: core.Context) -> None:
+        self.context: core.Context = weakref.proxy(context)  # which has the key of what holds this
+        self.is_past = False
+        """Whether the run that begins had ended before this process was started, or is for after a preemption."""
+        self.has_left = False
+        """Whether a run was preempted: what a script does after it waits until it is resumed."""
+        self.due = 0
+        """Updates of the run at which :meth:`after_update` has something to do."""
+        self._chief = context.distributed.rank == 0
+        self._number = 0
+        self._steps = 0
+        self._saved_at = (0, 0, 0, False)
+        self._has_stopped = False
+        self._has_resumed = False
+        self._reported: dict[str, tuple[int, set[str]]] = {}
+        self._counts: dict[str, int] = {}
+        self._operations: Any = None
+        self._operation: core.SearcherOperation | None = None
+        self._said_at = 0.0
+        self._epoch_clock = (0.0, 0)
+
+    @classmethod
+    def of(cls, context: core.Context) -> Managed:
+        """The one of a context, which counts the runs of all its Trainers."""
+        if context not in _MANAGED:
+            _MANAGED[context] = cls(context)
+        return _MANAGED[context]
+
+    @property
+    def trial_seed(self) -> int | None:
+        """The seed of the trial; None in a bare run."""
+        info = self.context.info
+        return info.trial.trial_seed if self.context.managed and info is not None else None
+
+    @property
+    def trial_id(self) -> int:
+        """The trial; 0 in a bare run."""
+        info = self.context.info
+        return info.trial.trial_id if self.context.managed and info is not None else 0
+
+    # a run begins and ends
+
+    def begin(self, trainer: TrainingLoop, resume_from: Any, report_every: int | None, every: int | str | None) -> None:
+        """Restore what this run goes on from; see :attr:`is_past`."""
+        if self.has_left:
+            trainer.print("The training before was preempted: this one begins after the resume")
+            trainer.preempted = self.is_past = True
+            return
+        self._number += 1
+        self.is_past = self._has_stopped = False
+        self._report_every, self._every = report_every, every
+        trainer._run.base, self._counts = self._steps, counts_of(trainer.run_history)
+        self._saved_at = self._place(trainer)
+        if resume_from is None and not self._has_resumed and self.context.latest_checkpoint is not None:
+            with self.context.checkpoint.resume() as folder:
+                assert folder is not None
+                counters = _state.read_counters(folder)
+                if counters["trial_id"] != self.trial_id:
+                    _state.apply(trainer, folder, anew=True)
+                    trainer.print("Begun with the model and the optimizer of another trial's checkpoint")
+                    self._has_resumed = True
+                number = 0 if self._has_resumed else counters["run"]
+                self.is_past, self._has_resumed = number > self._number, number <= self._number
+                if self.is_past:
+                    fits = _state.pass_over(trainer, folder, counters)
+                    trainer.print(
+                        f"Training run {self._number} of this script had ended before: going on to the next, with the "
+                        + (f"model of run {number}" if fits else "model as it is: the checkpoint has another")
+                    )
+                    return
+                if number == self._number:
+                    self._restore(trainer, folder, bool(counters.get("stopped")))
+        if self._chief:
+            self.context.train.set_status("training")
+        if trainer._profile:
+            self.context.profiler.on()
+
+    def _restore(self, trainer: TrainingLoop, folder: Any, stopped: bool) -> None:
+        _state.apply(trainer, folder)
+        for callback in trainer.callback_handler:
+            if hasattr(callback, "restore_files"):
+                callback.restore_files(folder)
+        run = trainer._run
+        self._has_stopped = run.left = stopped  # nothing is left to train
+        self._saved_at, self._counts = self._place(trainer), counts_of(trainer.run_history)
+        where = f"at batch {run.batch} of epoch {run.epoch + 1}" if run.epoch < run.num_epochs else "at the end"
+        where += ", where it was stopped for good" if stopped else ""
+        trainer.print(f"Resumed {where}, after {trainer.steps_completed} updates")
+
+    def start(self, trainer: TrainingLoop) -> None:
+        """Take the first operation of a search, once callbacks have their states back."""
+        if self.context.managed:
+            self._operations = iter(self.context.searcher.operations())
+            self._next_operation(trainer)
+            self._complete_reached(trainer)
+        self._plan(trainer)
+
+    def end(self, trainer: TrainingLoop, stopped: Exception | None) -> None:
+        """Complete an operation that is open, and save what is not saved; after a NaN neither."""
+        if stopped is not None and str(stopped).startswith(NAN_LOSS):
+            return
+        self._has_stopped = self._has_stopped or stopped is not None
+        if self._operation is not None:
+            self._complete(trainer, best=self._has_stopped)
+        self.save(trainer)
+
+    def close(self, trainer: TrainingLoop, stopped: Exception | None) -> None:
+        """However the run has ended, after all callbacks; a trial whose loss was NaN is not worth repeating."""
+        self._steps = trainer.steps_completed
+        if trainer._profile:
+            self.context.profiler.off()
+        if self._chief and stopped is not None and str(stopped).startswith(NAN_LOSS):
+            from det_core import core
+
+            self.context.train.report_early_exit(core.EarlyExitReason.INVALID_HP)
+
+    # in a run
+
+    def after_update(self, trainer: TrainingLoop) -> None:
+        """Report, save, complete an operation: what is due after this update."""
+        run = trainer._run
+        if run.batch != run.length:  # else the epoch's report is of this update too, and a stop would part the two
+            self._report_window(trainer)
+        self._complete_reached(trainer)
+        if isinstance(self._every, int) and run.updates % self._every == 0:
+            self.save(trainer)
+        self._say_progress(trainer, now=False)
+        self._plan(trainer)
+
+    def after_epoch(self, trainer: TrainingLoop) -> None:
+        """Save, complete an operation, say how far this is."""
+        self._say_progress(trainer, now=True)
+        self._complete_reached(trainer)
+        if self._every == "epoch":
+            self.save(trainer)
+        self._plan(trainer)
+
+    def _plan(self, trainer: TrainingLoop) -> None:
+        updates = trainer._run.updates
+        periods = [PROGRESS_EVERY, self._report_every, self._every if isinstance(self._every, int) else None]
+        self.due = min((updates // period + 1) * period for period in periods if period)
+        if self._operation is not None and (target := self._target(trainer)[1]) is not None:
+            self.due = min(self.due, target - trainer._run.base)
+
+    def save(self, trainer: TrainingLoop) -> None:
+        """Save a checkpoint, in the background, unless this place in the training is saved already."""
+        if self._saved_at == self._place(trainer):
+            return
+        self._saved_at = self._place(trainer)
+        everyone = self.context.distributed.gather(_state.own(trainer))
+        if everyone is None:
+            return
+        files: dict[str, Any] = {f"rng_rank{rank}.pth": state for rank, state in enumerate(everyone)}
+        files[_state.COUNTERS] = _state.counters(trainer, self._number, self.trial_id, self._has_stopped)
+        for callback in trainer.callback_handler:
+            if hasattr(callback, "checkpoint_files"):
+                files.update(callback.checkpoint_files())
+        metadata = {"steps_completed": trainer.steps_completed, "epoch": trainer.run_history.current_epoch}
+        if (value := self._metric(trainer, default=None)) is not None:
+            metadata[str(self.context.searcher.metric)] = value
+        self.context.checkpoint.save(_state.whole(trainer), metadata, files=files, blocking=False)
+
+    def _place(self, trainer: TrainingLoop) -> tuple[int, int, int, bool]:
+        return trainer.steps_completed, trainer._run.epoch, trainer._run.batch, self._has_stopped
+
+    # the operations of a search
+
+    def _next_operation(self, trainer: TrainingLoop) -> None:
+        self._operation = next(self._operations, None)
+        if self._operation is None:
+            trainer._run.ended, trainer._run.left = True, bool(trainer._run.batch)
+            return
+        epochs = self._target(trainer)[0]
+        if epochs is not None and epochs > trainer._run.num_epochs:
+            trainer.print(
+                f"The search asks for {epochs} epochs: num_epochs={trainer._run.num_epochs} ends the training before"
+            )
+
+    def _target(self, trainer: TrainingLoop) -> tuple[int | None, int | None]:
+        """The operation's length: epochs or updates."""
+        from det_core import core
+
+        assert self._operation is not None
+        unit, length = self.context.searcher.get_configured_units(), self._operation.length
+        if unit is core.Unit.BATCHES:
+            return None, length
+        if unit is core.Unit.RECORDS:
+            size = trainer.run_config.train_total_batch_size
+            if size is None:
+                raise ValueError("a search in records needs a loader with a batch size: give its lengths in batches")
+            return None, max(length // size, 1)
+        return length, None
+
+    def _complete_reached(self, trainer: TrainingLoop) -> None:
+        """Complete the operations whose length is reached."""
+        run = trainer._run
+        if run.batch and run.batch == length_of(trainer._train_dataloader):
+            return  # the epoch's end evaluates, and looks again
+        while self._operation is not None:
+            epochs, updates = self._target(trainer)
+            if (trainer.steps_completed < updates) if updates is not None else (run.batch or run.epoch < (epochs or 0)):
+                break
+            if trainer.eval_dataset is not None and run.batch:  # an epoch's end has evaluated already
+                trainer._run_eval_epoch(trainer._eval_dataloader)
+            self._complete(trainer)
+            self.save(trainer)
+            self._next_operation(trainer)
+
+    def _complete(self, trainer: TrainingLoop, best: bool = False) -> None:
+        operation, self._operation = self._operation, None
+        if self._chief and operation is not None:
+            operation.report_completed(self._metric(trainer, best=best))
+
+    def _metric(self, trainer: TrainingLoop, *, best: bool = False, default: Any = ...) -> Any:
+        """The searched-over metric's latest value in the history, or its best."""
+        searcher, history = self.context.searcher, trainer.run_history
+        names = list(history.get_metric_names())
+        if searcher.metric not in names:
+            if default is not ...:
+                return default
+            raise ValueError(
+                f"the search is over the metric {searcher.metric!r}, and the history has {', '.join(names) or 'none'}"
+            )
+        values = [float(value) for value in history.get_metric_values(searcher.metric)]
+        numbers = [value for value in values if value == value]
+        return values[-1] if not best or not numbers else (min if searcher.smaller_is_better else max)(numbers)
+
+    def _say_progress(self, trainer: TrainingLoop, *, now: bool) -> None:
+        clock = time.monotonic()
+        if not self._chief or (clock - self._said_at < 1.0 and not now):
+            return
+        self._said_at = clock
+        run = trainer._run
+        if self._operation is not None:
+            in_epochs = self._target(trainer)[0] is not None
+            self._operation.report_progress(run.epoch if in_epochs else self._in_unit(trainer))
+        elif not self.context.managed:
+            part = run.batch / run.length if run.length else 0.0
+            self.context.train.report_progress(min(1.0, (run.epoch + part) / run.num_epochs))
+
+    def _in_unit(self, trainer: TrainingLoop) -> int:
+        from det_core import core
+
+        records = self.context.searcher.get_configured_units() is core.Unit.RECORDS
+        return trainer.steps_completed * (trainer.run_config.train_total_batch_size if records else 1)
+
+    # reports
+
+    def start_epoch(self, trainer: TrainingLoop) -> None:
+        """Measure an epoch's speed from here."""
+        self._epoch_clock = (time.monotonic(), trainer._loss_tracker.running_count)
+
+    def report_epoch(self, trainer: TrainingLoop) -> None:
+        """Report an epoch's training metrics."""
+        self._report_window(trainer)
+        if not self._chief:
+            return
+        history, (began, before) = trainer.run_history, self._epoch_clock
+        counts, told = counts_of(history), self._counts
+        updated = [n for n, count in counts.items() if "train" in n and count > told.get(n, 0)]
+        self._counts = counts
+        metrics = {name: history.get_latest_metric(name) for name in updated}
+        samples = (trainer._loss_tracker.running_count - before) * trainer._strategy.num_processes
+        metrics |= {"epoch": history.current_epoch, **learning_rates(trainer)}
+        if (seconds := time.monotonic() - began) > 0 and samples:
+            metrics["samples_per_second"] = samples / seconds
+        self._report("training", trainer.steps_completed, metrics)
+
+    def _report_window(self, trainer: TrainingLoop) -> None:
+        """If it is time, report the mean loss of all ranks since the last such report in this epoch; no device is
+        waited for."""
+        run, tracker = trainer._run, trainer._loss_tracker
+        total, count = tracker.total_loss, tracker.running_count
+        if not self._report_every or run.updates % self._report_every or count == run.window[1]:
+            return
+        sums = trainer._strategy.sums([total - run.window[0], count - run.window[1]])
+        run.window = (total, count)
+        if self._chief:
+            self._report(
+                "training", trainer.steps_completed, {"train_loss": sums[0] / sums[1], **learning_rates(trainer)}
+            )
+
+    def report_evaluation(self, trainer: TrainingLoop, before: Mapping[str, int], group: str) -> None:
+        """Report what an evaluation has recorded.
+
+        Args:
+            trainer: the trainer.
+            before: how many values each metric had before it.
+            group: ``validation`` or ``evaluation``.
+        """
+        if not self._chief:
+            return
+        history = trainer.run_history
+        updated = [name for name, count in counts_of(history).items() if count > before.get(name, 0)]
+        metrics = {name: history.get_latest_metric(name) for name in updated}
+        again = self._report(group, trainer.steps_completed, metrics)
+        if again and group == "evaluation":
+            trainer.print(
+                f"Not reported, as there is a report of an evaluation at step {trainer.steps_completed} already: "
+                + ", ".join(again)
+            )
+
+    def _report(self, group: str, step: int, metrics: Mapping[str, Any]) -> list[str]:
+        """Report metrics, at one step each name once, as a second value would be an error; those left out."""
+        at, names = self._reported.get(group, (-1, set()))
+        new = {name: value for name, value in metrics.items() if at != step or name not in names}
+        self._reported[group] = (step, set(new) | (names if at == step else set()))
+        if not new:
+            return list(metrics)
+        if group == "training":
+            self.context.train.report_training_metrics(step, new)
+        elif group == "validation":
+            self.context.train.report_validation_metrics(step, new)
+        else:
+            self.context.train.report_metrics(group, step, new)
+        return [name for name in metrics if name not in new]
+
+
+_MANAGED: weakref.WeakKeyDictionary[core.Context, Managed] = weakref.WeakKeyDictionary()
+"""By context, since a script may train several times, by several Trainers, and its runs are counted."""
+
+
+def counts_of(history: RunHistory) -> dict[str, int]:
+    """How many values each metric has."""
+    return {name: len(history.get_metric_values(name)) for name in history.get_metric_names()}
+
+
+def learning_rates(trainer: TrainingLoop) -> dict[str, float]:
+    """The rate of each parameter group."""
+    rates = [
+        float(group["lr"]) for optimizer in trainer.optimizers for group in optimizer.param_groups if "lr" in group
+    ]
+    return {"learning_rate": rates[0]} if len(rates) == 1 else {f"learning_rate_{i}": r for i, r in enumerate(rates)}

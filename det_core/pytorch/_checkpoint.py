@@ -1,0 +1,344 @@
+"""What a trial's checkpoint holds, in which file: writing it, reading it, applying it.
+
+The layout is that of the contract's §10, so that what reads the original's checkpoints reads these: ``state_dict.pth``
+(models without ``module.``, optimizers, schedulers, scaler, callbacks, the chief's random states), ``trial_state.json``
+(counters and position; ``trial_state.pkl`` beside it for the original), ``rng_rank<r>.pth`` (random states of each
+rank), ``gradients_rank<r>.pth`` (only between two updates with ``aggregation_frequency``), ``load_data.json`` and
+``code/``. Nothing that we have written is unpickled beyond what ``weights_only`` admits.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import json
+import logging
+import os
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import det_core
+from det_core import core
+from det_core._env import Environment
+from det_core._training.data_order import Position
+from det_core.errors import CheckpointError
+from det_core.pytorch._callback import Hooks
+from det_core.pytorch._context import PyTorchTrialContext
+from det_core.pytorch._loop import Counters
+from det_core.pytorch._original import (
+    as_current,
+    find_state,
+    load_weights,
+    original_random_state,
+    read_counters,
+)
+from det_core.pytorch._trial import Trial
+from det_core.pytorch._trial_context import TrialContext
+
+logger = logging.getLogger("det_core.pytorch")
+STATE = "state_dict.pth"
+VERSION = 1
+CODE_LIMIT = 32 << 20
+"""Bytes of the working directory that go into a checkpoint; a larger one is left out."""
+CODE_FILES = 5000
+NEVER = frozenset([".git", "__pycache__", ".venv", "venv", "node_modules"])
+
+
+@dataclass
+class Content:
+    """A checkpoint's content, apart from its files."""
+
+    counters: Counters
+    position: Position | None = None
+    """None: it was written by the original, or by somebody else."""
+    state: dict[str, Any] = field(default_factory=dict)
+    """What ``state_dict.pth`` holds."""
+    random: dict[str, Any] | None = None
+    """The random states for this rank."""
+    gradients: list[torch.Tensor | None] | None = None
+    """This rank's aggregated gradients; None: it was saved right after an update."""
+    step: int = 0
+    """What the checkpoint is listed with."""
+    folder: Path | None = None
+    """Where it was read from."""
+
+
+def read(folder: Path, distributed: core.DistributedContext) -> Content:
+    """What the checkpoint in ``folder`` holds for this rank; nothing is applied.
+
+    Raises:
+        CheckpointError: there is no file of a known layout, or it holds something else.
+    """
+    state = as_current(load_weights(find_state(folder)))
+    counters, position = read_progress(folder)
+    own = folder / f"rng_rank{distributed.rank}.pth"
+    if position is not None and position.size == distributed.size and own.exists():
+        random = load_weights(own)
+    else:
+        random = random_state_of(state)
+    return Content(counters, position, state, random, _gradients(folder, distributed), folder=folder)
+
+
+def _gradients(folder: Path, distributed: core.DistributedContext) -> list[torch.Tensor | None] | None:
+    """This rank's aggregated gradients; of another number of ranks the mean, which their exchange leaves as it is."""
+    files = sorted(folder.glob("gradients_rank*.pth"))
+    own = folder / f"gradients_rank{distributed.rank}.pth"
+    if len(files) == distributed.size and own.exists():
+        mine: list[torch.Tensor | None] = load_weights(own)
+        return mine
+    each = zip(*map(load_weights, files), strict=True)
+    return [None if g[0] is None else torch.stack(g).mean(0) for g in each] if files else None
+
+
+def read_progress(folder: Path) -> tuple[Counters, Position | None]:
+    """How far the trial was, and where in its data; None: the original wrote it, or somebody else."""
+    saved = read_counters(folder) or {}
+    counters = Counters(**{name: int(saved[name]) for name in asdict(Counters()) if name in saved})
+    if not (ours := folder / "trial_state.json").exists():
+        return counters, None
+    told = json.loads(ours.read_text()).get("position")
+    return counters, Position.from_dict(told) if told else None
+
+
+def random_state_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The random states in a state of ours or of the original's, as ``core.set_random_state()`` takes them."""
+    random: dict[str, Any] | None = state.get("rng_state")
+    return random if random is None or "python" in random else original_random_state(random)
+
+
+def apply(content: Content, context: PyTorchTrialContext, hooks: Hooks) -> None:
+    """Put models, optimizers, schedulers, the scaler and callbacks to where they were."""
+    state = content.state
+    models, optimizers = context.models, context.optimizers
+    for name, have in (("models", models), ("optimizers", optimizers), ("lr_schedulers", context.lr_schedulers)):
+        saved = state.get(f"{name}_state_dict", [])
+        if len(saved) != len(have):
+            raise CheckpointError(f"the checkpoint holds {len(saved)} {name}, and the trial has wrapped {len(have)}")
+    context._strategy.load(models, optimizers, state)
+    for scheduler, saved in zip(context.lr_schedulers, state.get("lr_schedulers_state_dict", []), strict=True):
+        scheduler.load_state_dict(saved)
+    if context._scaler is not None and "scaler_state_dict" in state:
+        context._scaler.load_state_dict(state["scaler_state_dict"])
+    elif (context._scaler is not None) != ("scaler_state_dict" in state):
+        where = "the checkpoint has none" if context._scaler is not None else "the trial has wrapped none"
+        logger.warning("the state of the gradient scaler is not restored: %s", where)
+    if content.gradients is not None:
+        context._go_on_with(content.gradients)
+    apply_callbacks(hooks, state)
+
+
+def apply_callbacks(hooks: Hooks, state: Mapping[str, Any]) -> None:
+    """Put callbacks to where they were."""
+    known = state.get("callbacks") or {}
+    for name, callback in hooks.named.items():
+        if name in known:
+            callback.load_state_dict(known[name])
+        elif hooks.is_stateful(name):
+            logger.warning("callback %r has a load_state_dict(), but the checkpoint holds no state of it", name)
+
+
+class Files:
+    """What a checkpoint of any trial holds beside its models; of one fit.
+
+    Args:
+        trial: the user's.
+        context: its context.
+        hooks: its callbacks.
+        kind: what the original calls such a trial.
+    """
+
+    def __init__(self, trial: Trial, context: TrialContext, hooks: Hooks, kind: str) -> None:
+        self._trial, self._context, self._hooks, self._kind = trial, context, hooks, kind
+        self._code: dict[str, bytes | Path] | None = None
+        self._checked = False
+
+    def metadata(self, content: Content) -> dict[str, Any]:
+        """What the checkpoint is listed with."""
+        return {
+            "steps_completed": content.step, "determined_version": det_core.__version__,
+            "framework": f"torch-{torch.__version__}", "format": "pickle",
+        }  # fmt: skip
+
+    def files(self, content: Content) -> dict[str, bytes | Path]:
+        """How far the trial is, how its class is found, and its code."""
+        counters = asdict(content.counters)
+        position = None if content.position is None else content.position.to_dict()
+        if self._code is None:
+            self._code = {f"code/{name}": content for name, content in code_files(Path.cwd())}
+        return {
+            "trial_state.json": json.dumps({**counters, "position": position, "version": VERSION}).encode(),
+            "trial_state.pkl": pickle.dumps(counters, protocol=2),
+            "load_data.json": json.dumps(self._load_data(), default=_plain).encode(),
+            **self._code,
+        }
+
+    def callbacks(self) -> dict[str, Any]:
+        """The state of each callback."""
+        return {name: callback.state_dict() for name, callback in self._hooks.named.items()}
+
+    def _load_data(self) -> dict[str, Any]:
+        """How :func:`load_trial_from_checkpoint_path` finds the class, and what it gives to it."""
+        context, cls = self._context, type(self._trial)
+        return {
+            "trial_type": self._kind,
+            "experiment_config": context._exp_conf,
+            "hparams": context._hparams,
+            "trial_cls_spec": f"{cls.__module__}:{cls.__qualname__}",
+            "is_trainer": True,
+        }
+
+    def check(self, callbacks: Mapping[str, Any]) -> None:
+        """Say at the first checkpoint, not at the resume, that a callback's state cannot be read back."""
+        if self._checked:
+            return
+        self._checked = True
+        for name, saved in callbacks.items():
+            try:
+                load_weights(io.BytesIO(_saved(saved)), allow_pickle=False)
+            except CheckpointError as e:
+                logger.warning(
+                    "the state_dict() of callback %r holds what is only read back with DET_CORE_ALLOW_PICKLE=1; keep "
+                    "to tensors, numbers, strings, lists and dictionaries: %s",
+                    name, str(e.__cause__).splitlines()[0],
+                )  # fmt: skip
+
+
+def write_files(files: Mapping[str, bytes | Path], folder: Path) -> None:
+    """Write files, or copy them, into a folder."""
+    for name, given in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(given.read_bytes() if isinstance(given, Path) else given)
+
+
+class Checkpoints:
+    """Writes the checkpoints of a PyTorchTrial, of one fit.
+
+    Args:
+        trial: the user's.
+        context: its context.
+        hooks: its callbacks.
+    """
+
+    def __init__(self, trial: Trial, context: PyTorchTrialContext, hooks: Hooks) -> None:
+        self._context, self._hooks, self._core = context, hooks, context._core
+        self._files = Files(trial, context, hooks, "PyTorchTrial")
+
+    def save(self, content: Content, *, alone: bool = False) -> str:
+        """Save on the chief; the storage_id, on every rank.
+
+        Args:
+            content: counters and position.
+            alone: without a word to the other ranks, because of an error that is under way here.
+        """
+        distributed = self._context.distributed
+        own = {"rng": _saved(core.random_state())}
+        if content.counters.batches_trained % self._context._aggregation:
+            own["gradients"] = _saved(self._context._aggregated())
+        everyone = [own] if alone else distributed.gather(own)
+        storage_id = None
+        if everyone is not None:
+            files: dict[str, bytes | Path] = {
+                f"{name}_rank{rank}.pth": saved for rank, each in enumerate(everyone) for name, saved in each.items()
+            }
+            storage_id = self._save(
+                content, files, blocking=alone or "on_checkpoint_upload_end" in self._hooks.anywhere
+            )
+        return str(storage_id if alone else distributed.broadcast(storage_id))
+
+    def _save(self, content: Content, files: dict[str, bytes | Path], *, blocking: bool) -> str:
+        hooks, checkpoint = self._hooks, self._core.checkpoint
+        self._core.train.set_status("checkpointing")
+        state = self._state(core.random_state())
+        hooks.call("on_checkpoint_save_start", state)
+        self._files.check(state["callbacks"])
+        metadata, files = self._files.metadata(content), files | self._files.files(content)
+        if not (hooks.on_checkpoint_write_end or hooks.on_checkpoint_end):
+            return checkpoint.save(state, metadata, name=STATE, files=files, blocking=blocking)
+        with checkpoint.store_path(metadata, blocking=blocking) as (path, storage_id):
+            torch.save(state, path / STATE)
+            write_files(files, path)
+            hooks.call("on_checkpoint_end", str(path))
+            hooks.call("on_checkpoint_write_end", str(path))
+        return storage_id
+
+    def _state(self, random: dict[str, Any]) -> dict[str, Any]:
+        context = self._context
+        state = context._strategy.state(context.models, context.optimizers)
+        state["lr_schedulers_state_dict"] = [scheduler.state_dict() for scheduler in context.lr_schedulers]
+        state["callbacks"] = self._files.callbacks()
+        state["rng_state"] = random
+        if context._scaler is not None:
+            state["scaler_state_dict"] = context._scaler.state_dict()
+        return state
+
+
+def code_files(folder: Path) -> list[tuple[str, bytes]]:
+    """The files of the working directory, but for hidden and ignored ones; none if they are more than a model's code.
+
+    They are read now, as files in a working directory come, go and grow. What cannot be read is left out.
+    ``.detignore`` names what is left out, a pattern a line.
+    """
+    ignored = _patterns(folder / ".detignore")
+    found: list[tuple[str, bytes]] = []
+    size = 0
+    for path in _walk(folder, folder, ignored):
+        try:
+            size += path.stat().st_size
+            found.append((path.relative_to(folder).as_posix(), path.read_bytes() if size <= CODE_LIMIT else b""))
+        except OSError as e:
+            logger.warning("%s is not kept in checkpoints: %s", path, e.strerror)
+        if size > CODE_LIMIT or len(found) > CODE_FILES:
+            logger.warning(
+                "the working directory %s is not kept in checkpoints: it holds more than %d MB or %d files. Name in %s "
+                "what a model does not need, one pattern a line",
+                folder, CODE_LIMIT >> 20, CODE_FILES, folder / ".detignore",
+            )  # fmt: skip
+            return []
+    return found
+
+
+def _walk(folder: Path, top: Path, ignored: list[str]) -> Iterator[Path]:
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+    except OSError as e:
+        logger.warning("%s is not kept in checkpoints: %s", folder, e.strerror)
+        return
+    # not environments, checkpoints, and the home of runs
+    inside = {entry.name for entry in entries} & {"pyvenv.cfg", ".det_core"}
+    if folder != top and (inside or folder.resolve() == Environment.read().home.resolve()):
+        return
+    for entry in entries:
+        path = Path(entry.path)
+        name = path.relative_to(top).as_posix()
+        hidden = entry.name.startswith(".") or entry.name in NEVER
+        if hidden or any(fnmatch.fnmatch(each, p) for p in ignored for each in (name, entry.name)):
+            continue
+        if entry.is_file():
+            yield path
+        elif entry.is_dir(follow_symlinks=False):
+            yield from _walk(path, top, ignored)
+
+
+def _patterns(path: Path) -> list[str]:
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return []
+    return [line.strip().strip("/") for line in lines if line.strip() and not line.startswith("#")]
+
+
+def _plain(value: Any) -> Any:
+    """What is not JSON as what is: numpy's as lists and numbers, all else by its text."""
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()

@@ -1,0 +1,402 @@
+"""Carries out what the loop says: one method an action, around one trial, for one ``fit()``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from det_core import core
+from det_core._training.data_order import Position
+from det_core._training.progress_line import ProgressLine
+from det_core.errors import InvalidExperimentException, InvalidHP, TensorboardError
+from det_core.pytorch._callback import Hooks
+from det_core.pytorch._checkpoint import Content
+from det_core.pytorch._loop import (
+    AskStop,
+    Batch,
+    Checkpoint,
+    Counters,
+    Epoch,
+    Outcome,
+    Progress,
+    Report,
+    Schedule,
+    Train,
+    TrainUnit,
+    Validate,
+    operation,
+)
+from det_core.pytorch._reducer import check_names, training_results
+from det_core.pytorch._steps import TrialSteps
+from det_core.pytorch._trial import Trial
+from det_core.pytorch._trial_context import TrialContext
+from det_core.pytorch._validation import Validation, searcher_metric
+
+logger = logging.getLogger("det_core.pytorch")
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """What ``fit()`` was asked for, checked."""
+
+    max_length: TrainUnit | None
+    validation_period: TrainUnit | None
+    checkpoint_period: TrainUnit | None
+    reporting_period: TrainUnit | None
+    checkpoint_policy: str
+    latest_checkpoint: str | None
+    """The checkpoint to start from."""
+    step_zero_validation: bool = False
+    test_mode: bool = False
+    profiling_enabled: bool = False
+
+
+class Runner:
+    """One fit of one trial on one rank.
+
+    All ranks are told the same next action, since every answer that the loop gets is equal on every rank: a stop is
+    agreed on by the core, the policy's verdict and an operation's length are the chief's, broadcast. So there is no
+    other agreement in here; only :meth:`_train` and :meth:`_ask_stop` call ``should_preempt()``.
+
+    Args:
+        trial: the user's.
+        steps: how it is called and saved.
+        context: its context.
+        hooks: its callbacks.
+        options: what was asked for.
+    """
+
+    def __init__(
+        self, trial: Trial, steps: TrialSteps, context: TrialContext, hooks: Hooks, options: FitOptions
+    ) -> None:
+        self._steps, self._context, self._hooks, self._options = steps, context, hooks, options
+        self._core = context._core
+        self._distributed = context.distributed
+        self._chief = self._distributed.rank == 0
+        self._counters = Counters(trial_id=context.get_trial_id())
+        self._before = context._batches_before
+        """Batches of earlier fits in this context, which rows and checkpoints count as well."""
+        self._position: Position
+        self._batches: Iterator[Any] | None = None
+        self._schedule: Schedule
+        self._operation: core.SearcherOperation | None = None
+        self._length: int | None = None
+        self._line = ProgressLine() if self._chief else None
+        self._stop_told = self._saving = False
+        self._reported = True
+        """Whether all that was trained is in a report."""
+        self._validation = Validation(
+            trial, steps, context, hooks, policy=options.checkpoint_policy, test_mode=options.test_mode
+        )
+        self._carry_out: dict[type, Callable[[Any], bool | None]] = {
+            Train: self._train, Report: self._report, Progress: self._progress, Validate: self._validate,
+            Checkpoint: self._checkpoint, AskStop: self._ask_stop,
+        }  # fmt: skip
+
+    def run(self) -> None:
+        """Prepare, restore, carry out every operation, shut down.
+
+        Raises:
+            InvalidHP: out of the trial, after a checkpoint.
+            PeerLost: another rank has left; with its error's text, also where torch only says that a connection was
+                closed.
+        """
+        hooks = self._hooks
+        try:
+            hooks.agree(self._distributed, self._context._reducers.signature())
+            hooks.start_up(self._start_step(), self._options.latest_checkpoint)
+            self._prepare()
+            self._operations()
+            self._sync_tensorboard()
+        except InvalidHP:
+            self._save_alone()
+            raise
+        except RuntimeError as e:
+            if self._distributed.size > 1 and _is_broken_collective(e):
+                self._distributed.raise_if_left()
+            raise
+        finally:
+            self._context._batches_before += self._counters.batches_trained
+            self._batches = None
+            if self._line is not None:
+                self._line.close()
+            if self._context._torch_profiler is not None:
+                self._context._torch_profiler.stop()
+            hooks.shut_down()
+            self._context._stop_requested = False  # it was about this fit
+
+    # before the first batch
+
+    def _start_step(self) -> int:
+        latest = self._options.latest_checkpoint
+        if latest is None or latest == self._core.latest_checkpoint:
+            return self._core.steps_completed if latest is not None else 0
+        return int(self._core.checkpoint.get_metadata(latest).get("steps_completed", 0))
+
+    def _prepare(self) -> None:
+        """Build loaders, restore, and put the random states back last: what comes before may draw from them."""
+        latest = self._options.latest_checkpoint
+        with nullcontext() if latest is None else self._core.checkpoint.restore_path(latest) as path:
+            self._restore(None if path is None else self._steps.read(Path(path), str(latest)))
+
+    def _restore(self, content: Content | None) -> None:
+        context, hooks = self._context, self._hooks
+        seed = self._seed()
+        if content is not None and content.counters.trial_id == self._counters.trial_id:
+            self._counters = content.counters
+            self._position = self._resumed(content, seed)
+        else:
+            self._position = Position(seed, 0, 0, 0, None, self._distributed.size)
+        self._batches, length = self._steps.loaders(self._position)
+        length = self._distributed.broadcast(length)
+        if length == 0:
+            raise RuntimeError("the training loader gives no batch: its dataset is empty, or smaller than a batch")
+        context._epoch_len = length
+        options = self._options
+        self._schedule = Schedule(
+            length, options.validation_period, options.checkpoint_period, options.reporting_period
+        )
+        if content is not None:
+            self._steps.apply(content)
+            known = self._distributed.broadcast(self._core.last_validation if self._chief else None)
+            if known and known == self._counters.batches_trained:
+                self._counters.last_val = known
+        else:
+            context._begin_alike()
+        hooks.call("on_training_start")
+        if options.profiling_enabled:
+            self._core.profiler.on()
+        if content is not None and content.random is not None:
+            core.set_random_state(content.random)
+
+    def _seed(self) -> int:
+        """What the order of the data comes from: the trial's, else torch's own on the chief, which draws nothing."""
+        if self._core.managed and self._core.info is not None:
+            return self._core.info.trial.trial_seed
+        return int(self._distributed.broadcast(torch.initial_seed()))
+
+    def _resumed(self, content: Content, seed: int) -> Position:
+        if content.position is not None:
+            return content.position
+        return Position(seed, content.counters.batches_trained, 0, 0, None, self._distributed.size)
+
+    # operations
+
+    def _operations(self) -> None:
+        if self._options.step_zero_validation and not self._counters.batches_trained and not self._validated_before():
+            self._validate(Validate(completes=False))
+        if not self._core.managed:
+            length = self._in_batches(self._options.max_length)
+            self._drive(length)
+            return
+        for op in self._core.searcher.operations():
+            self._operation = op
+            outcome = self._drive(self._length_of(op))
+            if outcome is Outcome.STOPPED:
+                return
+
+    def _validated_before(self) -> bool:
+        return self._distributed.broadcast(self._core.last_validation if self._chief else None) is not None
+
+    def _drive(self, length: int | None) -> Outcome:
+        """Carry out one operation's actions."""
+        if self._options.test_mode:
+            length = self._counters.batches_trained + 1
+        self._length = length
+        actions = operation(self._counters, self._schedule, length, handed_out=self._operation is not None)
+        answer: bool | None = None
+        while True:
+            try:
+                action = actions.send(answer)
+            except StopIteration as end:
+                outcome: Outcome = end.value
+                return outcome
+            answer = bool(self._carry_out[type(action)](action))
+
+    def _length_of(self, op: core.SearcherOperation) -> int:
+        """An operation's length in batches."""
+        unit = self._core.searcher.get_configured_units()
+        if unit is core.Unit.RECORDS:
+            return max(op.length // self._context.get_global_batch_size(), 1)
+        if unit is core.Unit.EPOCHS or (unit is None and isinstance(self._options.max_length, Epoch)):
+            return self._in_batches(Epoch(op.length)) or op.length
+        if unit is None and self._options.max_length is None:
+            raise ValueError(
+                "the searcher's max_length has no unit: write it as {batches: N}, {epochs: N} or {records: N}, "
+                "or give fit(max_length=Batch(N))"
+            )
+        return op.length
+
+    def _in_batches(self, unit: TrainUnit | None) -> int | None:
+        if unit is None:
+            return None
+        assert isinstance(unit.value, int)
+        if isinstance(unit, Batch):
+            return unit.value
+        if self._schedule.epoch_len is None:
+            raise InvalidExperimentException(
+                "a length in epochs needs a training loader with a length: give it in batches, as Batch(N)"
+            )
+        return unit.value * self._schedule.epoch_len
+
+    # the actions
+
+    def _train(self, action: Train) -> bool:
+        """Train until a boundary; whether a stop was agreed on."""
+        context, counters, hooks, train_one = self._context, self._counters, self._hooks, self._steps.train
+        should_preempt, batches, epoch_len = self._core.preempt.should_preempt, self._batches, context._epoch_len
+        profiler, line = context._torch_profiler, self._line
+        if self._chief:
+            self._core.train.set_status("training")
+        for model in context.models:
+            model.train()
+        if self._reported:  # else this goes on with a workload, of which the loop had to look further ahead
+            context._reducers.reset()
+            self._reported = False
+        if profiler is not None:
+            profiler.start()
+        while (n := counters.batches_trained) < action.until:
+            epoch, in_epoch = divmod(n, epoch_len) if epoch_len else (0, n)
+            if in_epoch == 0:
+                for hook in hooks.on_training_epoch_start:
+                    hook(epoch)
+            train_one(batches, epoch, n)
+            counters.batches_trained = n + 1
+            if in_epoch + 1 == epoch_len:
+                for hook in hooks.on_training_epoch_end:
+                    hook(epoch)
+                counters.epochs_trained += 1
+            if profiler is not None:
+                profiler.step()
+            if line is not None and line.shown:
+                line.update(n + 1, self._length)
+            if context._stop_requested and not self._stop_told:
+                self._request_stop()
+            if should_preempt():
+                return True
+        return False
+
+    def _report(self, _action: Report) -> None:
+        """Report the workload that has just ended: averages over ranks and batches, and the reducers' results."""
+        context, counters = self._context, self._counters
+        rows, reducers = self._steps.buffer.take(), context._reducers
+        self._reported = True
+        check_names(rows, counters.batches_trained, self._steps.rows_per_batch)
+        slots = reducers.slots(training=True)
+        everywhere = "on_training_workload_end" in self._hooks.anywhere or reducers.any(training=True)
+        exchange = self._distributed.allgather if everywhere else self._distributed.gather
+        gathered = exchange((rows, slots)) if self._distributed.size > 1 else [(rows, slots)]
+        if gathered is None:
+            return
+        averages, per_batch = training_results([each[0] for each in gathered])
+        reduced = reducers.reduce([each[1] for each in gathered], training=True)
+        metrics = {**averages, **reduced}
+        if self._chief:
+            step = self._step
+            told = {"batches": step, "epochs": counters.epochs_trained, **metrics}
+            self._core.train.report_training_metrics(step, told, batch_metrics=per_batch)
+            if context._tensorboard:
+                self._write_scalars(step, per_batch, reduced)
+            if self._line is not None:
+                self._line.update(step, self._length, metrics)
+        self._hooks.call("on_training_workload_end", avg_metrics=metrics, batch_metrics=per_batch)
+
+    def _write_scalars(self, step: int, per_batch: list[dict[str, Any]], reduced: Mapping[str, Any]) -> None:
+        write, each = self._core.train.write_scalars, self._steps.rows_per_batch
+        first = step - len(per_batch) // each
+        names = {name: f"Determined/{name}" for name in (per_batch[0] if per_batch else ())}
+        for i, row in enumerate(per_batch):
+            write(first + i // each, {names.get(name, name): value for name, value in row.items()})
+        if reduced:
+            write(step, {f"Determined/{name}": value for name, value in reduced.items()})
+
+    def _progress(self, _action: Progress) -> None:
+        """Say how far the operation is, in the searcher's unit; in a bare run as a fraction."""
+        if not self._chief:
+            return
+        counters, op = self._counters, self._operation
+        if op is None:
+            if self._length:
+                self._core.train.report_progress(min(1.0, counters.batches_trained / self._length))
+            return
+        unit = self._core.searcher.get_configured_units()
+        if unit is core.Unit.RECORDS:
+            op.report_progress(counters.batches_trained * self._context.get_global_batch_size())
+        elif unit is core.Unit.EPOCHS or (unit is None and isinstance(self._options.max_length, Epoch)):
+            op.report_progress(counters.epochs_trained)
+        else:
+            op.report_progress(counters.batches_trained)
+
+    def _validate(self, action: Validate) -> bool:
+        """Validate, and complete the operation if this validation does; whether the policy wants a checkpoint."""
+        metrics, wanted = self._validation.run(self._counters, self._step)
+        if self._line is not None:
+            numbers = (f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, int | float))
+            self._line.say(f"validation at batch {self._step}: {'  '.join(numbers)}")
+        if self._chief and self._operation is not None:
+            value = searcher_metric(metrics, self._core.searcher)
+            if action.completes and not self._operation.completed:
+                self._operation.report_completed(value)
+        return wanted
+
+    def _checkpoint(self, _action: Checkpoint) -> None:
+        counters = self._counters
+        before, counters.last_ckpt = counters.last_ckpt, counters.batches_trained
+        self._saving = True
+        try:
+            storage_id = self._steps.save(self._content())
+        except BaseException:
+            counters.last_ckpt = before
+            raise
+        self._saving = False
+        self._hooks.call("on_checkpoint_upload_end", uuid=storage_id)
+
+    def _content(self) -> Content:
+        counters = replace(self._counters)
+        return Content(counters, self._steps.position(self._position, counters.batches_trained), step=self._step)
+
+    @property
+    def _step(self) -> int:
+        return self._before + self._counters.batches_trained
+
+    def _ask_stop(self, _action: AskStop) -> bool:
+        """Ship what is beside the record, and ask whether to stop."""
+        self._sync_tensorboard()
+        if self._context._stop_requested and not self._stop_told:
+            self._request_stop()
+        return self._core.preempt.should_preempt()
+
+    def _sync_tensorboard(self) -> None:
+        if not (self._chief and self._context._tensorboard):
+            return
+        try:
+            if self._context._writer is not None:
+                self._context._writer.flush()
+            self._core.train.sync_tensorboard()
+        except TensorboardError as e:  # a copy; the record is whole
+            logger.warning("TensorBoard's files were not copied: %s", e)
+
+    def _request_stop(self) -> None:
+        self._stop_told = True
+        self._core.preempt.request("stop requested")
+
+    def _save_alone(self) -> None:
+        """Save before an InvalidHP leaves, on the chief, without a word to the others, who may be anywhere.
+
+        One that came out of a save, from a hook, would come out of this one as well.
+        """
+        counters = self._counters
+        if self._steps.saves_alone and self._chief and not self._saving and not counters.saved:
+            counters.last_ckpt = counters.batches_trained
+            self._steps.save(self._content(), alone=True)
+
+
+def _is_broken_collective(error: RuntimeError) -> bool:
+    """Whether torch says that another rank is gone. All other errors are this rank's own, and stay what they are."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()

@@ -1,0 +1,267 @@
+"""The acceptance cases of the accelerated Trainer that are about ranks, by their numbers; ranks are real processes."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.ranks import running
+
+pytest.importorskip("torch")
+
+HEAD = """
+import json, os, sys, time
+if os.environ.get("WITHOUT_ACCELERATE"):
+    sys.modules["accelerate"] = None
+import torch
+from torch.utils.data import Dataset
+from det_core.accelerated import Trainer
+from det_core.accelerated.callbacks import StopTrainingError, TerminateOnNaNCallback, TrainerCallback
+
+RANK = int(os.environ["RANK"])
+torch.manual_seed(0)
+
+
+def say(**what):
+    print("SAID " + json.dumps(what), flush=True)
+
+
+class Rows(Dataset):
+    def __init__(self, count):
+        self.count = count
+    def __len__(self):
+        return self.count
+    def __getitem__(self, i):
+        return torch.tensor([i / self.count]), torch.tensor([3.0 * i])
+
+
+class Losses(TrainerCallback):
+    def __init__(self):
+        self.losses = []
+    def on_eval_step_end(self, trainer, batch, batch_output, **kwargs):
+        self.losses.append((batch_output["loss"].item(), batch_output["batch_size"]))
+
+
+def trainer(callbacks=(TerminateOnNaNCallback,), lr=0.01, cls=Trainer, **more):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    return cls(model, torch.nn.functional.mse_loss, optimizer, callbacks, **more)
+
+
+def train(trainer, epochs=1, rows=40, eval_rows=None, size=2, **more):
+    trainer.train(
+        Rows(rows), epochs, eval_dataset=None if eval_rows is None else Rows(eval_rows), per_device_batch_size=size,
+        train_dataloader_kwargs={"num_workers": 0}, eval_dataloader_kwargs={"num_workers": 0}, **more,
+    )
+    return trainer
+"""
+WITH_AND_WITHOUT = pytest.mark.parametrize("without", ["", "1"], ids=["accelerate", "alone"])
+
+
+def on_ranks(
+    tmp_path: Path, code: str, without: str, *, status: list[int] | None = None, within: float = 60
+) -> tuple[list[list[dict[str, Any]]], list[str]]:
+    """Run code on two ranks; what they said, and their whole output."""
+    env = {"WITHOUT_ACCELERATE": without, "OMP_NUM_THREADS": "1", "DET_CORE_HOME": str(tmp_path / "home")}
+    with running(HEAD + code, 2, tmp_path, env=env) as ranks:
+        found = ranks.wait(within)
+        outputs = [ranks.output(rank) for rank in range(2)]
+        assert found == (status or [0, 0]), "\n".join(outputs)
+        lines = [output.splitlines() for output in outputs]
+        return [[json.loads(line[5:]) for line in each if line.startswith("SAID ")] for each in lines], outputs
+
+
+@WITH_AND_WITHOUT
+def test_cases_9_12_and_16_of_ranks_that_have_no_core(tmp_path: Path, without: str) -> None:
+    """Losses over uneven shares; updates counted over all ranks; a schedule that ends on both. One after the other."""
+    said, _ = on_ranks(tmp_path, """
+import warnings
+from det_core.accelerated.schedulers import CosineLrScheduler
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    losses = Losses()
+    one = train(trainer([losses], lr=0.0), eval_rows=11)
+history = one.run_history
+say(case=9, train=history.get_latest_metric("train_loss_epoch"), eval=history.get_latest_metric("eval_loss_epoch"),
+    losses=losses.losses, warned=sum("ranks" in str(w.message) for w in caught),
+    wrapped="parallel" in type(one.model).__module__)
+
+seen = []
+class Counting(Trainer):
+    def optimizer_step(self):
+        seen.append(1)
+        super().optimizer_step()
+two = train(trainer(cls=Counting), epochs=7, max_num_train_steps=20)
+say(case=12, updates=len(seen), told=two.updates_completed, weight=two.model.weight.item())
+
+cosine = CosineLrScheduler.create_scheduler_fn(lr_min=1e-6, num_cooldown_epochs=1)
+three = train(trainer(lr=0.1), epochs=3, create_scheduler_fn=cosine)
+say(case=16, rate=three.optimizer.param_groups[0]["lr"], updates=three.updates_completed)
+three.evaluate(Rows(11), per_device_batch_size=2, dataloader_kwargs={"num_workers": 0})
+say(case=2, names=sorted(three.run_history.get_metric_names()))
+if RANK == 1:
+    time.sleep(0.5)
+    print("LATE", flush=True)
+class Tokens(Trainer):
+    def calculate_train_batch_loss(self, batch):
+        return {**super().calculate_train_batch_loss(batch), "num_items_in_batch": 9}
+    def backward_step(self, loss):
+        shares.append(round(loss.item() / self.batch_loss, 3))
+        super().backward_step(loss)
+shares = []
+train(trainer(cls=Tokens), rows=10, gradient_accumulation_steps=2)
+say(shares=shares)
+say(gathered=three.gather(torch.full((RANK + 1,), RANK), padding_value=-1).tolist())
+""", without)  # fmt: skip
+    (nine, twelve, sixteen, two, tokens, gathered), (nine_1, twelve_1, sixteen_1, *_) = said
+    assert nine["losses"] != nine_1["losses"] and len(nine["losses"]) == len(nine_1["losses"]) == 3
+    assert nine["warned"] == nine_1["warned"] == 1 and not nine["wrapped"]
+    everything = nine["losses"] + nine_1["losses"]
+    assert sum(n for _, n in everything) == 11
+    weighted = sum(loss * n for loss, n in everything) / 11
+    assert nine["eval"] == nine_1["eval"] == pytest.approx(weighted, rel=1e-6)
+    assert nine["train"] == nine_1["train"]
+    assert twelve["updates"] == twelve_1["updates"] == twelve["told"] == 10
+    assert twelve["weight"] == twelve_1["weight"]
+    assert sixteen["rate"] == sixteen_1["rate"] == 1e-6 and sixteen["updates"] == 30
+    assert two["names"] == ["evaluation_loss"]
+    assert tokens["shares"] == [1.0, 1.0, 2.0]  # two ranks of groups of two and one
+    assert gathered["gathered"] == [0, 1, 1]
+
+
+STOPS = """
+from det_core import core
+
+class Stops(TrainerCallback):
+    def __init__(self, where, error):
+        self.where, self.error, self.events = where, error, []
+        self.at = None
+    def say(self, where, trainer):
+        if where == self.where and RANK == 1 and trainer.updates_completed >= 2 and self.at is None:
+            self.at = trainer.updates_completed
+            raise self.error
+    def on_train_step_start(self, trainer, **kwargs): self.say("step start", trainer)
+    def on_train_step_end(self, trainer, **kwargs): self.say("step", trainer)
+    def on_update(self, trainer, **kwargs): self.say("update", trainer)
+    def on_eval_step_start(self, trainer, **kwargs): self.say("eval start", trainer)
+    def on_eval_step_end(self, trainer, **kwargs): self.say("eval", trainer)
+    def on_train_epoch_end(self, trainer, **kwargs): self.say("epoch", trainer)
+    def on_training_run_epoch_end(self, trainer, **kwargs): self.say("run epoch", trainer)
+    def on_stop_training_error(self, trainer, **kwargs): self.events.append("stop")
+    def on_training_run_end(self, trainer, **kwargs): self.events.append("end")
+
+class Meets(TrainerCallback):
+    # waits for the other rank after another callback has stopped this one
+    def on_train_epoch_end(self, trainer, **kwargs): trainer.gather(torch.ones(1))
+    on_train_step_start = on_train_step_end = on_update = on_training_run_epoch_end = on_train_epoch_end
+
+class Bad(Trainer):
+    where = None
+    def calculate_train_batch_loss(self, batch):
+        found = super().calculate_train_batch_loss(batch)
+        if self.where == "nan" and RANK == 1 and self.updates_completed == 2:
+            found["loss"] = found["loss"] * float("nan")
+        return found
+    def calculate_eval_batch_loss(self, batch):
+        found = super().calculate_eval_batch_loss(batch)
+        if self.where == "eval nan" and RANK == 1:
+            found["loss"] = found["loss"] * float("nan")
+        return found
+
+def stopped(where, core_context=None, on_nan="stop", accumulation=1):
+    began = time.monotonic()
+    stops = Stops(where, StopTrainingError("enough of " + where))
+    one = trainer([TerminateOnNaNCallback, stops, Meets], cls=Bad, on_nan=on_nan)
+    one.where = where
+    train(one, epochs=3, rows=20, eval_rows=12, gradient_accumulation_steps=accumulation)
+    say(where=where, updates=one.updates_completed, epoch=one.run_history.current_epoch, at=stops.at,
+        events=stops.events, seconds=time.monotonic() - began, preempted=one.preempted,
+        finite=bool(torch.isfinite(one.model.weight).all()))
+    return one
+
+WHERE = ("step", "step start", "update", "nan", "eval nan", "eval", "eval start", "epoch", "run epoch")
+"""
+
+
+@WITH_AND_WITHOUT
+def test_case_29_a_stop_on_one_rank_stops_all_at_one_update(tmp_path: Path, without: str) -> None:
+    """In a step, in an evaluation, at an epoch's end: without a core, then with one; each in one process after the
+    other, so that none leaves a thing behind that stops the next."""
+    said, outputs = on_ranks(tmp_path, STOPS + """
+for where in WHERE:
+    one = stopped(where)
+    one.where = None
+    one.evaluate(Rows(12), per_device_batch_size=2, dataloader_kwargs={"num_workers": 0})
+stopped("step", accumulation=2)
+with core.init(distributed=core.DistributedContext.detect()):
+    for where in WHERE:
+        stopped(where)
+try:
+    stopped("nan", on_nan="exit")
+except SystemExit as e:
+    say(exit=str(e))
+""", without)  # fmt: skip
+    exits = [each.pop() for each in said]
+    assert exits[0] == exits[1] == {"exit": "Exiting due to NaN loss"}, outputs[0]
+    assert len(said[0]) == len(said[1]) == 19
+    for mine, theirs in zip(*said, strict=True):
+        assert mine["updates"] == theirs["updates"] and mine["epoch"] == theirs["epoch"], (mine, theirs)
+        assert mine["events"] == theirs["events"] == ["stop", "end"] and not mine["preempted"], (mine, theirs)
+        assert mine["seconds"] < 10 and theirs["seconds"] < 10
+        if mine["where"] in ("step", "step start", "update", "nan"):
+            at = 2 if mine["where"] == "nan" else theirs["at"] - (mine["where"] == "update")  # that is after one
+            assert at + 1 <= mine["updates"] <= at + 3, (mine, theirs)
+        else:
+            assert mine["updates"] == 5 and mine["epoch"] == 1, (mine, theirs)
+    for where in ("step", "eval", "epoch"):
+        assert outputs[0].count(f"enough of {where}\n") >= 2, "rank 0 says why"
+
+
+@pytest.mark.parametrize(("where", "without"), [("step", ""), ("eval", "1"), ("core step", "1")])
+def test_any_other_exception_on_one_rank_ends_the_others_with_its_text(
+    tmp_path: Path, where: str, without: str
+) -> None:
+    began = time.monotonic()
+    _, outputs = on_ranks(tmp_path, STOPS + f"""
+where = {where!r}
+stops = Stops(where.removeprefix("core "), KeyError("lost the plot"))
+if where.startswith("core"):
+    with core.init(distributed=core.DistributedContext.detect()):
+        train(trainer([stops]), epochs=3, rows=20, eval_rows=12)
+else:
+    train(trainer([stops]), epochs=3, rows=20, eval_rows=12)
+say(end=True)
+""", without, status=[1, 1], within=40)  # fmt: skip
+    assert "rank 1 has left after" in outputs[0] or "PeerLost" in outputs[0], outputs[0]
+    assert "lost the plot" in outputs[0], outputs[0]
+    assert "raised by the callback Stops in on_" in outputs[1]
+    assert time.monotonic() - began < 40
+
+
+def test_defect_31_a_function_of_one_rank_that_fails_fails_on_all(tmp_path: Path) -> None:
+    said, _ = on_ranks(tmp_path, """
+from det_core.accelerated.utils import local_process_zero_first, local_process_zero_only, world_process_zero_only
+trainer()
+
+def told(decorate, fails):
+    @decorate
+    def function(fails):
+        if fails:
+            raise ValueError(f"on rank {RANK}")
+        return RANK
+    try:
+        return function(fails)
+    except ValueError as e:
+        return str(e)
+
+for decorate in (local_process_zero_only, world_process_zero_only, local_process_zero_first):
+    say(fails=told(decorate, True), returns=told(decorate, False))
+""", "1")  # fmt: skip
+    assert said[0] == [{"fails": "on rank 0", "returns": 0}] * 3
+    assert said[1] == [{"fails": "on rank 0", "returns": None}] * 2 + [{"fails": "on rank 0", "returns": 1}]

@@ -1,0 +1,80 @@
+"""A training that is killed or paused, with accelerate or without, ends as one that was left alone: to the last bit."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from support.accelerated import Training, assert_same, script
+
+pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+
+pytestmark = pytest.mark.trainings
+
+EPOCHS, BATCHES = 5, {1: 9, 2: 5}
+"""Batches of a rank in an epoch, by the number of ranks."""
+UPDATES = {1: 25, 2: 15}
+
+
+def assert_as_straight(other: Training, straight: Training) -> None:
+    """Weights, optimizer, averages, schedule, history, callbacks, random states; the data, batch by batch; what was
+    reported."""
+    whole, mine = straight.batches(), other.batches()
+    assert len(whole) == EPOCHS * BATCHES[straight.ranks] * straight.ranks
+    assert mine.keys() == whole.keys()
+    for place, told in mine.items():
+        assert all(one == whole[place][0] for one in told), place
+    assert_same(other.ends(), straight.ends())
+    for group in ("training", "validation"):
+        rows = [
+            [
+                (step, {k: v for k, v in metrics.items() if k != "samples_per_second"})
+                for step, metrics, _ in one.rows(group)
+            ]
+            for one in (other, straight)
+        ]
+        assert rows[0] == rows[1] and rows[0][-1][0] == UPDATES[straight.ranks], group
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_case_38_killed_and_paused_ends_as_straight(tmp_path: Path, ranks: int) -> None:
+    """Killed with accelerate, paused without it, and ended with it."""
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    every = {1: "epoch", 2: "2"}[ranks]
+    straight, other = (script(tmp_path / name, ranks, EVERY=every) for name in ("straight", "disturbed"))
+    straight.finished(accelerate=False)
+    half = EPOCHS * BATCHES[ranks] // 2
+    other.disturbed_at(rng.randrange(1, half), signal.SIGKILL, rng, accelerate=True)
+    number = rng.choice([signal.SIGTERM, signal.SIGUSR1])
+    printed = other.disturbed_at(rng.randrange(1, half - 3), number, rng, accelerate=False)
+    stopped = re.findall(r"DONE run 1 at (\d+) preempted True", printed)
+    assert len(stopped) == ranks and len(set(stopped)) == 1 and f"PREEMPTED at {stopped[0]}" in printed, printed
+    printed = other.finished(accelerate=True)
+    assert "Resumed at batch" in printed
+    assert_as_straight(other, straight)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("accelerate", [True, False], ids=["accelerate", "alone"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_case_38_killed_at_20_random_moments(tmp_path: Path, ranks: int, accelerate: bool) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    straight = script(tmp_path / "straight", ranks)
+    straight.finished(accelerate=accelerate)
+    for round_ in range(4):
+        other = script(tmp_path / f"disturbed-{round_}", ranks, PACE="0.03")
+        for _ in range(5):
+            number = rng.choice([signal.SIGKILL] * 3 + [signal.SIGTERM])
+            other.disturbed_at(rng.randrange(1, 4), number, rng, accelerate=accelerate)
+        other.finished(accelerate=accelerate)
+        assert_as_straight(other, straight)

@@ -1,0 +1,123 @@
+"""A trial of a real master, on one slot and on two: killed and paused, it ends as the straight one, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.accelerated import ONE_RUN, SCRIPT, assert_same
+from support.real_master import RealMaster, real_master, until
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("accelerate")
+
+pytestmark = pytest.mark.trainings
+
+EPOCHS = 4
+UPDATES = {1: 20, 2: 12}
+
+
+@pytest.fixture
+def master(tmp_path: Path) -> Iterator[RealMaster]:
+    with real_master(tmp_path / "home", "--slots", "2") as running:
+        yield running
+
+
+class Job:
+    """An experiment of one trial that trains by the accelerated Trainer.
+
+    Args:
+        master: the master.
+        folder: made here; where its checkpoints and what it notes go.
+        slots: of the trial.
+        accelerate: whether it has that.
+    """
+
+    def __init__(self, master: RealMaster, folder: Path, slots: int, *, accelerate: bool) -> None:
+        folder.mkdir()
+        self.master, self.folder, self.slots = master, folder, slots
+        variables = {
+            "DATA": folder, "EPOCHS": EPOCHS, "WORKERS": 0, "OMP_NUM_THREADS": 1,
+            "WITHOUT_ACCELERATE": "" if accelerate else 1,
+        }  # fmt: skip
+        launcher = "python -m det_core.launch.torch_distributed" if slots > 1 else "python"
+        self.number = master.create(
+            {
+                "name": folder.name,
+                "entrypoint": f"{launcher} script.py",
+                "searcher": {"name": "single", "metric": "eval_loss_epoch", "max_length": {"epochs": EPOCHS}},
+                "hyperparameters": {},
+                "resources": {"slots_per_trial": slots},
+                "reproducibility": {"experiment_seed": 7},
+                "max_restarts": 5,
+                "checkpoint_storage": {
+                    "type": "directory",
+                    "container_path": str(folder / "store"),
+                    "save_trial_latest": 100,
+                },
+                "environment": {"environment_variables": [f"{name}={value}" for name, value in variables.items()]},
+            },
+            {"script.py": SCRIPT + ONE_RUN},
+        )
+
+    def noted(self, rank: int) -> list[Any]:
+        """The process, and what it noted of each batch."""
+        path = self.folder / f"data-1-{rank}"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("]]")]
+
+    def after(self, batches: int) -> list[int]:
+        """Wait until so many more batches are trained; the processes."""
+        before = len(self.noted(0))
+        until(lambda: len(self.noted(0)) >= before + batches)
+        return [self.noted(rank)[-1][0] for rank in range(self.slots)]
+
+    def ended(self) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
+        """The state at the end, what was reported, and each batch as it was noted."""
+        self.master.until(self.number, "STATE_COMPLETED")
+        (trial,) = self.master.trials(self.number)
+        reported = [
+            (row["totalBatches"], {k: v for k, v in row["metrics"]["avgMetrics"].items() if k != "samples_per_second"})
+            for group in ("training", "validation")
+            for row in self.master.rows(trial["id"], group)
+        ]
+        places = self.folder.glob("store/*/trainer_state.json")
+        told = {path.parent: json.loads(path.read_text()) for path in places}
+        folder, last = max(told.items(), key=lambda item: (item[1]["updates"], item[1]["epoch"]))
+        assert (last["updates"], last["epoch"], last["batch"]) == (UPDATES[self.slots], EPOCHS, 0)
+        names = ["state.pt", *(f"rng_rank{rank}.pth" for rank in range(self.slots))]
+        batches: dict[Any, Any] = {}
+        for rank in range(self.slots):
+            for _, (epoch, step, *what) in self.noted(rank):
+                assert batches.setdefault((rank, epoch, step), what) == what
+        return {name: torch.load(folder / name, weights_only=True) for name in names}, reported, batches
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("slots", [1, 2])
+def test_killed_and_paused_under_a_master(master: RealMaster, tmp_path: Path, slots: int) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    straight = Job(master, tmp_path / "straight", slots, accelerate=False).ended()
+    job = Job(master, tmp_path / "disturbed", slots, accelerate=True)
+    os.kill(rng.choice(job.after(rng.randrange(1, 10))), signal.SIGKILL)
+    job.after(rng.randrange(1, 6))
+    master.post(f"experiments/{job.number}/pause")
+    master.until(job.number, "STATE_PAUSED")
+    master.post(f"experiments/{job.number}/activate")
+    state, reported, batches = job.ended()
+    assert reported == straight[1]
+    assert batches == straight[2]
+    assert_same(state, straight[0])
+    (trial,) = master.trials(job.number)
+    log = "".join(line["log"] for line in master.logs(trial["id"]))
+    assert log.count("Resumed at batch") + log.count("from scratch") >= 3, log
+    assert "PREEMPTED at" in log

@@ -1,0 +1,39 @@
+"""Which trial class an entrypoint names, and whether a module's source has it."""
+
+from __future__ import annotations
+
+import pytest
+
+from det_core.config import binds, entrypoint_trial
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "expected"),
+    [
+        ("model_def:MyTrial", ("model_def", "MyTrial")),
+        ("deep.er.module:MyTrial", ("deep.er.module", "MyTrial")),
+        ("python3 -m det_core.launch.torch_distributed -- --trial model_def:MyTrial", ("model_def", "MyTrial")),
+        (["python", "-m", "det_core.exec.harness", "m:T", "--config", "x"], ("m", "T")),
+        ("python train.py", None),
+        (["python", "-m", "module"], None),
+    ],
+)
+def test_the_class_of_an_entrypoint(entrypoint: str | list[str], expected: tuple[str, str] | None) -> None:
+    assert entrypoint_trial(entrypoint) == expected
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "class T: ...", "from other import T", "from other import X as T", "import T", "T = make()", "T, other = a, b",
+        "from other import *", "if x:\n  class T: ...\nelse:\n  T = None", "try:\n  pass\nexcept E:\n  T = 1",
+        "class T(:",
+    ],
+)  # fmt: skip
+def test_sources_that_have_it(source: str) -> None:
+    assert binds(source, "T")
+
+
+@pytest.mark.parametrize("source", ["", "class Other: ...", "def f():\n  T = 1", "import T.x as y", "print(T)"])
+def test_sources_that_have_not(source: str) -> None:
+    assert not binds(source, "T")

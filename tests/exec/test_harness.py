@@ -1,0 +1,203 @@
+"""A trial class as a program: what a configuration means, a person's mistakes, and the whole way, bare and searched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core.exec.harness import Mistake, bare_plan, found_class, main, period, plan_of
+from support.launcher import TORCH
+from support.person import Person
+
+FILE = """
+name: x
+entrypoint: model_def:Digits
+searcher: {name: single, metric: error, max_length: {epochs: 3}}
+hyperparameters:
+  lr: 0.1
+  deep: {hidden: {type: int, minval: 1, maxval: 4}, fixed: 7}
+min_validation_period: {epochs: 1}
+min_checkpoint_period: {records: 100}
+scheduling_unit: 5
+checkpoint_policy: all
+optimizations: {aggregation_frequency: 2, average_aggregated_gradients: false}
+"""
+
+
+def test_what_a_file_and_options_mean() -> None:
+    plan = bare_plan(FILE, ["deep.hidden=3", "global_batch_size=50", "mode=fast", "lr=0.5"], None)
+    assert plan.hparams == {
+        "lr": 0.5, "deep": {"hidden": 3, "fixed": 7}, "global_batch_size": 50, "mode": "fast",
+    }  # fmt: skip
+    assert plan.init == {"aggregation_frequency": 2, "metric": "error", "smaller_is_better": True}
+    assert plan.gradients == (False, False)
+    assert plan.fit == {
+        "checkpoint_period": ("Batch", 2), "validation_period": ("Epoch", 1), "reporting_period": ("Batch", 5),
+        "checkpoint_policy": "all", "step_zero_validation": False, "profiling_enabled": False,
+        "max_length": ("Epoch", 3),
+    }  # fmt: skip
+    assert plan.config is not None and plan.config["searcher"]["metric"] == "error"
+
+
+def test_a_range_needs_a_value_when_bare() -> None:
+    text = FILE.replace("lr: 0.1", "lr: {type: log, base: 10, minval: -2, maxval: 0}")
+    with pytest.raises(Mistake, match=r"searches over lr, deep.hidden: .*--hparam lr=… --hparam deep.hidden=…"):
+        bare_plan(text, ["global_batch_size=1"], None)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "length", "message"),
+    [
+        (None, [], None, "how long"),
+        (None, ["lr"], "3", "--hparam lr: expected NAME=VALUE"),
+        (None, [], "years=3", "--max-length years=3: expected"),
+        (None, [], "epochs=0", "--max-length epochs=0"),
+    ],
+)
+def test_mistakes_in_options(text: str | None, given: list[str], length: str | None, message: str) -> None:
+    with pytest.raises(Mistake, match=message):
+        bare_plan(text, given, length)
+
+
+def test_lengths_and_periods() -> None:
+    assert bare_plan(None, ["a=1"], "7").fit == {"max_length": ("Batch", 7)}
+    assert bare_plan(None, [], "epochs=2").fit == {"max_length": ("Epoch", 2)}
+    assert period({"batches": 0}, "p", {}) is None and period(None, "p", {}) is None
+    assert period({"records": 7}, "p", {"global_batch_size": 10}) == ("Batch", 1)
+    with pytest.raises(ValueError, match="exactly one of batches, epochs and records"):
+        period({"batches": 1, "epochs": 1}, "p", {})
+    with pytest.raises(ValueError, match="needs the hyperparameter global_batch_size"):
+        period({"records": 1}, "p", {})
+    assert plan_of({}, {}).fit["reporting_period"] == ("Batch", 100)
+
+
+MODEL = """
+import sys
+import torch
+from det_core import pytorch
+
+
+class Digits(pytorch.PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        torch.manual_seed(1)
+        self.model = context.wrap_model(torch.nn.Linear(2, 1))
+        lr = context.get_hparam("lr")
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=lr))
+
+    def loader(self):
+        x = torch.randn(40, 2, generator=torch.Generator().manual_seed(1))
+        return pytorch.DataLoader(torch.utils.data.TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4, shuffle=True)
+
+    build_training_data_loader = build_validation_data_loader = loader
+
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        loss = torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])
+        self.context.backward(loss)
+        self.context.step_optimizer(self.optimizer)
+        return loss
+
+    def evaluate_batch(self, batch):
+        return {"error": torch.nn.functional.mse_loss(self.model(batch[0]), batch[1])}
+
+
+class NoTrial:
+    pass
+"""
+
+
+@pytest.fixture
+def person(tmp_path: Path) -> Any:
+    (tmp_path / "model_def.py").write_text(MODEL)
+    somebody = Person(tmp_path)
+    yield somebody
+    somebody.leaves()
+
+
+def run(folder: Path, *words: str, status: int = 0, **env: str) -> str:
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-m", "det_core.exec.harness", *words], cwd=folder, env={**os.environ, **env},
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stderr
+
+
+def test_a_person_makes_mistakes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "model_def.py").write_text(MODEL)
+    (tmp_path / "broken.yaml").write_text("searcher: {name: single}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for spec, message in (
+        ("nowhere:Digits", "there is no module nowhere in"), ("model_def:Other", "has no class Other"),
+        ("model_def:NoTrial", "is no det_core.pytorch.PyTorchTrial"), ("model_def", "expected MODULE:CLASS"),
+    ):  # fmt: skip
+        with pytest.raises(Mistake, match=message):
+            found_class(spec)
+    sys.modules.pop("model_def")
+    assert main(["model_def:Digits", "--config", "nothing.yaml"]) == 2
+    said = run(tmp_path, "model_def:Digits", "--config", "broken.yaml", status=2)
+    assert said.startswith("error: broken.yaml: searcher.metric is missing")
+    said = run(tmp_path, "model_def:Digits", "--max-length", "3", status=1)
+    assert "error: model_def.py:12: there is no hyperparameter 'lr'" in said and "Traceback" not in said
+    (tmp_path / "records.yaml").write_text(FILE.replace("{hidden: {type: int, minval: 1, maxval: 4}, fixed: 7}", "1"))
+    assert main(["model_def:Digits", "--config", "records.yaml"]) == 2
+    assert "min_checkpoint_period is in records, which needs the hyperparameter" in capsys.readouterr().err
+    assert (
+        "--config experiment.yaml"
+        in subprocess.run(
+            [sys.executable, "-m", "det_core.exec.harness", "--help"], capture_output=True, text=True, check=True
+        ).stdout
+    )
+
+
+def test_bare_and_resumed(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "model_def.py").write_text(MODEL)
+    run(tmp_path, "model_def:Digits", "--max-length", "epochs=1", "--hparam", "lr=0.1")
+    said = run(tmp_path, "model_def:Digits", "--max-length", "epochs=2", "--hparam", "lr=0.1", DET_CORE_RESUME="latest")
+    assert "resumed (restart 1) from checkpoint" in said and "completed" in said
+
+
+def test_behind_the_launcher(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "model_def.py").write_text(MODEL)
+    words = ["--nproc-per-node", "2", "--trial", "model_def:Digits", "--max-length", "3", "--hparam", "lr=0.1"]
+    for between in ([], ["--"]):
+        done = subprocess.run(
+            [*TORCH, *words[:2], *between, *words[2:]], cwd=tmp_path, capture_output=True, text=True, timeout=100
+        )
+        assert done.returncode == 0 and "completed" in done.stderr, done.stderr
+
+
+SEARCH = """
+name: classes
+entrypoint: model_def:Digits
+hyperparameters: {lr: {type: categorical, vals: [0.01, 0.1]}}
+searcher: {name: grid, metric: error, max_length: {epochs: 2}}
+min_validation_period: {epochs: 1}
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_search_by_class(person: Any, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "search.yaml").write_text(SEARCH)
+    said = person.types("det-core", "experiment", "create", "search.yaml", ".", "--follow")
+    assert "COMPLETED, 2 trials" in said.stdout + said.stderr
+    for old, new, message in (
+        ("model_def:Digits", "model_def:Missing", "model_def:Missing needs a class Missing, and model_def.py has none"),
+        ("model_def:Digits", "other:Digits", "other:Digits needs other.py, and there is no such file"),
+    ):
+        (tmp_path / "wrong.yaml").write_text(SEARCH.replace(old, new))
+        refused = person.types("det-core", "experiment", "create", "wrong.yaml", ".", status=2)
+        assert message in refused.stderr

@@ -1,0 +1,63 @@
+"""What is imported by a trial up to its first batch: nothing heavy that a bare script does not import as well."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("torch")
+
+HEAVY = (
+    "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo", "torch._inductor", "torch.profiler",
+    "torch.utils.tensorboard", "tensorboard", "tqdm", "sympy", "requests", "fsspec", "zmq", "pydantic", "pandas",
+    "sqlite3", "rich",
+)  # fmt: skip
+BARE = """
+import json, sys, torch
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader([torch.ones(1)] * 4, batch_size=2)
+for batch in loader:
+    model(batch).sum().backward(); optimizer.step(); optimizer.zero_grad()
+    break
+print(json.dumps(sorted(sys.modules)))
+"""
+OURS = """
+import json, sys, os, torch
+from det_core import pytorch
+
+class Trial(pytorch.PyTorchTrial):
+    def __init__(self, context):
+        self.context = context
+        self.model = context.wrap_model(torch.nn.Linear(1, 1))
+        self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), lr=0.1))
+    def loader(self): return pytorch.DataLoader([torch.ones(1)] * 4, batch_size=2)
+    build_training_data_loader = build_validation_data_loader = loader
+    def train_batch(self, batch, epoch_idx, batch_idx):
+        if batch_idx == 1:
+            print(json.dumps(sorted(sys.modules)), flush=True)
+            os._exit(0)
+        self.context.backward(self.model(batch).sum())
+        self.context.step_optimizer(self.optimizer)
+        return {"loss": 1.0}
+    def evaluate_batch(self, batch): return {"x": 1.0}
+
+with pytorch.init(hparams={}) as context:
+    pytorch.Trainer(Trial(context), context).fit(max_length=pytorch.Batch(3))
+"""
+
+
+def modules(code: str) -> set[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return set(found)
+
+
+def test_nothing_heavy_before_the_first_report() -> None:
+    more = modules(OURS) - modules(BARE)
+    heavy = sorted(name for name in more if name.startswith(tuple(f"{h}." for h in HEAVY)) or name in HEAVY)
+    assert heavy == []

@@ -1,0 +1,180 @@
+"""A training by the accelerated Trainer with all that a resume may get wrong, and how to compare two of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from support.killed import Restarted
+
+SCRIPT = '''
+import json, math, os, random, sys, time
+
+given = lambda name, default: type(default)(os.environ.get(name, default))
+if os.environ.get("WITHOUT_ACCELERATE"):
+    sys.modules["accelerate"] = None
+import torch
+from det_core import core
+from det_core.accelerated import Trainer
+from det_core.accelerated.callbacks import (
+    EarlyStoppingCallback, ModelEmaCallback, SaveBestModelCallback, TerminateOnNaNCallback, TrainerCallback,
+)
+from det_core.accelerated.schedulers import CosineLrScheduler
+
+EPOCHS, RECORDS, WORKERS, PACE = given("EPOCHS", 5), given("RECORDS", 72), given("WORKERS", 2), given("PACE", 0.01)
+RANK, SIZE, EVERY, DATA = given("RANK", 0), given("WORLD_SIZE", 1), given("EVERY", "2"), given("DATA", ".")
+
+
+class Noisy(torch.utils.data.Dataset):
+    """Augmented: another record each time it is drawn."""
+
+    def __len__(self):
+        return RECORDS
+
+    def __getitem__(self, i):
+        noise = (torch.rand(4) + random.random()) * 0.1
+        return torch.full((4,), i / RECORDS) + noise, torch.tensor([i / RECORDS])
+
+
+class Told(TrainerCallback):
+    """Notes each batch in a file that outlives the process, and that random numbers may be drawn anywhere."""
+
+    def on_train_epoch_start(self, trainer, **kwargs):
+        torch.rand(1)
+
+    def on_train_step_end(self, trainer, batch, batch_output, step, **kwargs):
+        records = (batch[1] * RECORDS).round().long().flatten().tolist()
+        told = [trainer.run_history.current_epoch, step, records, batch[0].double().sum().item(), trainer.batch_loss]
+        with open(f"{DATA}/data-{RUN}-{RANK}", "a") as file:
+            file.write(json.dumps([os.getpid(), told]) + "\\n")
+        time.sleep(PACE)
+
+    def on_preempted(self, trainer, **kwargs):
+        print("PREEMPTED at", trainer.steps_completed, flush=True)
+
+
+def net():
+    torch.manual_seed(5)
+    return torch.nn.Sequential(
+        torch.nn.Linear(4, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.3), torch.nn.Linear(16, 1)
+    )
+
+
+def loaders():
+    if not WORKERS:
+        return {"num_workers": 0}
+    # Forked beside torch.distributed's threads a worker may hang; those of a forkserver outlive a kill -9 of their
+    # parent, where there is no launcher to end them.
+    if SIZE == 1:
+        return {"num_workers": WORKERS}
+    torch.multiprocessing.set_forkserver_preload(["torch", "det_core.core", "det_core.accelerated", "accelerate"])
+    return {"num_workers": WORKERS, "multiprocessing_context": "forkserver"}
+
+
+def trainer(model, callbacks):
+    return Trainer(model, torch.nn.functional.mse_loss, torch.optim.Adam(model.parameters(), lr=0.01), callbacks)
+
+
+def train(trainer, epochs=EPOCHS, **more):
+    trainer.train(
+        Noisy(), epochs, eval_dataset=Noisy(), per_device_batch_size=8, gradient_accumulation_steps=2,
+        create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(num_warmup_epochs=1),
+        train_dataloader_kwargs=loaders(), eval_dataloader_kwargs={"num_workers": 0},
+        gradient_clip_norm=1.0, report_every=3, checkpoint_every=EVERY if EVERY == "epoch" else int(EVERY), **more,
+    )
+    print(f"DONE run {RUN} at", trainer.steps_completed, "preempted", trainer.preempted, flush=True)
+'''
+ONE_RUN = """
+RUN = 1
+if __name__ == "__main__":
+    distributed = core.DistributedContext.detect() if SIZE > 1 else None
+    with core.init(name="it", resume="latest", metric="eval_loss_epoch", distributed=distributed):
+        ema = ModelEmaCallback(decay=0.9, update_every="step", save_path="ema.pt")
+        best = SaveBestModelCallback(core_upload=True)
+        train(trainer(net(), [TerminateOnNaNCallback, Told, ema, EarlyStoppingCallback(100), best]))
+"""
+
+
+class Training(Restarted):
+    """A script of the accelerated Trainer that is started again and again, with accelerate or without."""
+
+    def begin(self, *, accelerate: bool) -> Any:
+        """Start it."""
+        self.env["WITHOUT_ACCELERATE"] = "" if accelerate else "1"
+        return self.start()
+
+    def batches(self, run: int = 1) -> dict[tuple[int, int, int], list[Any]]:
+        """All that was ever noted of a batch, by rank, epoch and step."""
+        found: dict[tuple[int, int, int], list[Any]] = {}
+        for rank in range(self.ranks):
+            for _, (epoch, step, *what) in self._noted(run, rank):
+                found.setdefault((rank, epoch, step), []).append(what)
+        return found
+
+    def pids(self, run: int = 1) -> list[int]:
+        """The processes of the last start."""
+        return [noted[-1][0] for rank in range(self.ranks) if (noted := self._noted(run, rank))]
+
+    @property
+    def printed(self) -> str:
+        """What it has printed in all its starts."""
+        return self.output if (self.folder / "output").exists() else ""
+
+    def disturbed_at(self, batch: int, number: signal.Signals, rng: random.Random, *, run: int = 1, **how: Any) -> str:
+        """Start it, and send a signal to one of its ranks once it has noted so many more batches; what it printed."""
+        before, noted = len(self.printed), [len(self._noted(run, rank)) for rank in range(self.ranks)]
+        process = self.begin(**how)
+        deadline = time.monotonic() + 60
+        more = [batch] + [1] * (self.ranks - 1)  # of each rank one at least, so that its last note is of this start
+        while any(len(self._noted(run, r)) < noted[r] + more[r] for r in range(self.ranks)):
+            assert process.poll() is None and time.monotonic() < deadline, self.output[before:]
+            time.sleep(0.002)
+        os.kill(rng.choice(self.pids(run)), number)
+        status = process.wait(60)
+        printed = self.output[before:]
+        assert (status != 0) == (number == signal.SIGKILL), (status, printed)
+        return printed
+
+    def finished(self, **how: Any) -> str:
+        """Start it, and let it come to its end; what it printed."""
+        before = len(self.printed)
+        assert self.begin(**how).wait(100) == 0, self.output[before:]
+        return self.output[before:]
+
+    def _noted(self, run: int, rank: int) -> list[Any]:
+        path = self.folder / f"data-{run}-{rank}"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.endswith("]]")]
+
+    def ends(self) -> dict[str, Any]:
+        """All that the newest checkpoint holds: of every rank too."""
+        return {name: self.state(name) for name in ["state.pt", *(f"rng_rank{r}.pth" for r in range(self.ranks))]}
+
+
+def assert_same(one: Any, other: Any, where: str = "") -> None:
+    """Two states are equal to the last bit."""
+    import torch
+
+    assert type(one) is type(other), where
+    if isinstance(one, torch.Tensor):
+        assert one.dtype == other.dtype and torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys(), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}.{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), f"{where}: {one} {other}"
+        for number, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{where}[{number}]")
+    else:
+        assert one == other, f"{where}: {one} {other}"
+
+
+def script(folder: Path, ranks: int, code: str = ONE_RUN, **env: str) -> Training:
+    """One in a new folder."""
+    return Training(folder, SCRIPT + code, ranks, env)
