@@ -131,7 +131,9 @@ class DataLoader:
             rank: which of them this is: it takes batches ``rank``, ``rank + num_replicas``, ….
         """
         order = adapt_batch_sampler(self.batch_sampler, repeat=repeat, skip=skip, num_replicas=num_replicas, rank=rank)
-        return rebuilt(self._parts, order, self.dataset)
+        loader = rebuilt(self._parts, order, self.dataset)
+        loader.generator = self._generator  # workers get other seeds in each pass, as those of a loader of torch's
+        return loader
 
     def training(self, seed: int, *, rank: int, size: int, skip: int) -> torch.utils.data.DataLoader[Any]:
         """The endless loader of one rank that goes on after ``skip`` batches, the same as if it had made them."""
