@@ -8,6 +8,7 @@ Run it with ``python -m benchmarks.accelerated_loop``.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -93,8 +94,11 @@ def import_ms(python: str, module: str) -> float:
     return 1000 * statistics.median(took[1:])
 
 
-def main(names: list[str]) -> int:
+def main() -> int:
     """Print the tables; the number of bounds that are not met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-peer", action="store_true", help="without the peers, which get a venv of their own")
+    with_peer = not parser.parse_args().no_peer
     rows: list[list[Any]] = []
     missed, one = 0, 0.0
     for name, bound, measured in (
@@ -107,7 +111,7 @@ def main(names: list[str]) -> int:
         one = one or row[1]
         missed += not met
         rows.append([*row, statistics.median(found["cpu"])])
-    if "--no-peer" not in names:
+    if with_peer:
         loop, original = peer(ACCELERATE), peer(ORIGINAL)
         missed += one < 1.4 * original
         rows.append(["accelerate's loop, one process", loop, *[None] * 7])
@@ -120,11 +124,11 @@ def main(names: list[str]) -> int:
     ours = import_ms(sys.executable, "det_core.accelerated")
     missed += ours > IMPORT_MS
     imports: list[list[Any]] = [["det_core.accelerated", ours, f"<= {IMPORT_MS:g}", ours <= IMPORT_MS]]
-    if "--no-peer" not in names:
+    if with_peer:
         imports.append(["pytorch_accelerated", import_ms(str(peers_python(*PEERS)), "pytorch_accelerated"), "", None])
     print_table("milliseconds of an import once torch is imported, medians of 9", ["", "ms", "bound", "met"], imports)
     return missed
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

@@ -8,6 +8,7 @@ names one.
 
 from __future__ import annotations
 
+import argparse
 import os
 
 from benchmarks._peers import frameworks_python
@@ -19,6 +20,7 @@ BOUND = 0.95
 
 def main() -> int:
     """Print the table; the number of bounds that are not met."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     python = frameworks_python()
     env = {
         "DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(python.parent.parent / "torch_extensions"),

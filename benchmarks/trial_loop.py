@@ -8,6 +8,7 @@ Run it with ``python -m benchmarks.trial_loop``.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -154,8 +155,11 @@ def judged(name: str, bound: float, found: Mapping[str, Any]) -> tuple[list[Any]
     return row, met
 
 
-def main(names: list[str]) -> int:
+def main() -> int:
     """Print the table; the number of bounds that are not met."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--no-peer", action="store_true", help="without the peers, which get a venv of their own")
+    with_peer = not parser.parse_args().no_peer
     rows, missed = [], 0
     for name, bound, measure in (
         ("one process", 0.93, lambda: blocks(400, 30)),
@@ -165,7 +169,7 @@ def main(names: list[str]) -> int:
         row, met = judged(name, bound, measure())
         missed += not met
         rows.append(row)
-    if "--no-peer" not in names:
+    if with_peer:
         rows.append(["the original, one process", original(), "", None, None, None, "", None])
     print_table(
         f"steps per second of a PyTorchTrial, of the bare loop's, {len(os.sched_getaffinity(0))} cores",
@@ -182,4 +186,4 @@ def main(names: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())
