@@ -46,7 +46,7 @@ def test_every_block_of_python_runs(tmp_path: Path) -> None:
         Person(tmp_path).leaves()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_the_five_steps_to_a_search(tmp_path: Path) -> None:
     (code,) = [code for code in PYTHON if 'name="fit"' in code]
     (config,) = [code for language, code in BLOCKS if language == "yaml"]

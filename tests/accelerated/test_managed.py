@@ -133,7 +133,7 @@ trainer.train(rows, 1, eval_dataset=rows, train_dataloader_kwargs={"num_workers"
 trainer.evaluate(dataloader_kwargs={"num_workers": 0})
 print([name for name in sys.modules if name.startswith(("det_core.core", "det_core.ipc", "det_core.journal"))])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
 

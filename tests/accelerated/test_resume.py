@@ -41,7 +41,7 @@ def assert_as_straight(other: Training, straight: Training) -> None:
         assert rows[0] == rows[1] and rows[0][-1][0] == UPDATES[straight.ranks], group
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_case_38_killed_and_paused_ends_as_straight(tmp_path: Path, ranks: int) -> None:
     """Killed with accelerate, paused without it, and ended with it."""

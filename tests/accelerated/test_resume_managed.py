@@ -100,7 +100,7 @@ class Job:
         return {name: torch.load(folder / name, weights_only=True) for name in names}, reported, batches
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("slots", [1, 2])
 def test_killed_and_paused_under_a_master(master: RealMaster, tmp_path: Path, slots: int) -> None:
     seed = random.randrange(10**6)

@@ -337,7 +337,7 @@ new = set(sys.modules) - before
 print(sorted(n for n in new if n.split(".")[0] not in ("det_core",)))
 print(sorted(n for n in new if n.startswith(("det_core.pytorch", "det_core.core", "torch.", "numpy"))))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
     others, ours = done.stdout.splitlines()
     assert ours == "[]"
     heavy = {"accelerate", "tqdm", "requests", "fsspec", "zmq", "pydantic", "platformdirs", "rich"}

@@ -298,23 +298,25 @@ def test_ranks_that_call_a_barrier_and_something_else_are_told() -> None:
 LEFT = """
     import sys, threading, time
     from det_core import core
+    from det_core.errors import PeerLost
 
     how, culprit = sys.argv[1], int(sys.argv[2])
     distributed = core.DistributedContext.detect()
 
     def work():
         with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
-            if distributed.rank == culprit:
-                time.sleep(0.2)
-                raise ValueError("bad sample 4711")
             try:
+                ctx.distributed.barrier("all have begun")
+                if distributed.rank == culprit:
+                    time.sleep(0.2)
+                    raise ValueError("bad sample 4711")
                 if how == "barrier":
                     ctx.distributed.barrier("evaluation")
                 elif how == "gather":
                     ctx.distributed.gather(None)
                 else:
                     ctx.distributed.raise_if_left(10)
-            except Exception as e:
+            except PeerLost as e:
                 print("raised", type(e).__name__, e, flush=True)
 
     threads = [threading.Thread(target=work)] if "thread" in sys.argv else []

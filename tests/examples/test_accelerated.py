@@ -81,7 +81,7 @@ def test_it_is_fifteen_lines() -> None:
     assert len(body.splitlines()) <= 15
 
 
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(900)
 def test_every_command_of_the_readme(person: Person) -> None:
     assert len(COMMANDS) == 9
     for command in COMMANDS:

@@ -16,7 +16,7 @@ from det_core import client
 from det_core.storage import DirectoryStore
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.trainings, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.trainings, pytest.mark.timeout(600)]
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "fsdp_checkpoint"
 OPTIONS = ["--steps", "12", "--save-every", "4", "--batch-size", "16"]

@@ -48,7 +48,7 @@ def accuracy(text: str) -> float:
     return float(re.findall(r"accuracy (\d\.\d+)", text)[-1])
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_every_command_of_the_readme(person: Person) -> None:
     assert len(COMMANDS) == 12
     commands = [command for command in COMMANDS if not command.startswith("cd ")]

@@ -123,7 +123,7 @@ def run(folder: Path, *words: str, status: int = 0, **env: str) -> str:
 
     done = subprocess.run(
         [sys.executable, "-m", "det_core.exec.harness", *words], cwd=folder, env={**os.environ, **env},
-        capture_output=True, text=True, timeout=100,
+        capture_output=True, text=True, timeout=250,
     )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr
     return done.stderr
@@ -174,7 +174,7 @@ def test_behind_the_launcher(tmp_path: Path) -> None:
     words = ["--nproc-per-node", "2", "--trial", "model_def:Digits", "--max-length", "3", "--hparam", "lr=0.1"]
     for between in ([], ["--"]):
         done = subprocess.run(
-            [*TORCH, *words[:2], *between, *words[2:]], cwd=tmp_path, capture_output=True, text=True, timeout=100
+            [*TORCH, *words[:2], *between, *words[2:]], cwd=tmp_path, capture_output=True, text=True, timeout=250
         )
         assert done.returncode == 0 and "completed" in done.stderr, done.stderr
 
@@ -188,7 +188,7 @@ min_validation_period: {epochs: 1}
 """
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_search_by_class(person: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "search.yaml").write_text(SEARCH)

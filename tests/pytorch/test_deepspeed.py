@@ -12,7 +12,7 @@ import pytest
 from support.frameworks import PYTHON, need, variables
 from support.launcher import launched
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 
 HEAD = """
 from pathlib import Path

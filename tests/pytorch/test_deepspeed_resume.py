@@ -14,7 +14,7 @@ import pytest
 from support.frameworks import PYTHON, need, variables
 from support.killed import Restarted, disturb, equal_but_for_stops
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]
 
 SCRIPT = """
 import os

@@ -47,7 +47,7 @@ def disturbed_equals_straight(tmp_path: Path, ranks: int, workers: int, signals:
     assert ends(other) == ends(straight)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (2, 1)])
 def test_killed_and_stopped_by_a_signal(tmp_path: Path, ranks: int, workers: int) -> None:
     disturbed_equals_straight(tmp_path, ranks, workers, [signal.SIGKILL, signal.SIGTERM])
@@ -61,7 +61,7 @@ def test_killed_twenty_times(tmp_path: Path, ranks: int, workers: int) -> None:
         disturbed_equals_straight(tmp_path / str(round_), ranks, workers, [signal.SIGKILL] * 5)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_case_28_two_ranks_go_on_as_one_and_back(tmp_path: Path) -> None:
     """The global batch divides the dataset: the same records in the same steps, weights but for rounding.
 

@@ -121,7 +121,7 @@ def seeded() -> random.Random:
     return random.Random(seed)
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("slots", "workers"), [(1, 1), (2, 0)])
 def test_killed_and_paused(person: Person, slots: int, workers: int) -> None:
     rng, experiments = seeded(), Experiments(person, slots, workers)

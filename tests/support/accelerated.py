@@ -135,7 +135,7 @@ class Training(Restarted):
             assert process.poll() is None and time.monotonic() < deadline, self.output[before:]
             time.sleep(0.002)
         os.kill(rng.choice(self.pids(run)), number)
-        status = process.wait(60)
+        status = process.wait(200)
         printed = self.output[before:]
         assert (status != 0) == (number == signal.SIGKILL), (status, printed)
         return printed
@@ -143,7 +143,7 @@ class Training(Restarted):
     def finished(self, **how: Any) -> str:
         """Start it, and let it come to its end; what it printed."""
         before = len(self.printed)
-        assert self.begin(**how).wait(100) == 0, self.output[before:]
+        assert self.begin(**how).wait(200) == 0, self.output[before:]
         return self.output[before:]
 
     def _noted(self, run: int, rank: int) -> list[Any]:

@@ -49,7 +49,7 @@ class Restarted:
 
     def finish(self, ranks: int | None = None) -> None:
         """Start it, and let it come to its end."""
-        assert self.start(ranks).wait(100) == 0, self.output
+        assert self.start(ranks).wait(200) == 0, self.output
 
     @property
     def output(self) -> str:
@@ -72,7 +72,7 @@ class Restarted:
         for pid in rng.sample(self.pids(), 1) if self.ranks > 1 and self.pids() else [process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        status = process.wait(60)
+        status = process.wait(200)
         return status != 0 if number == signal.SIGKILL else "preempted; to resume it" in self.output[-1000:]
 
     def records(self) -> int:
