@@ -169,7 +169,7 @@ class TrainingLoop(TrainingSteps):
         return run.left or (not run.batch and (run.ended or run.epoch >= run.num_epochs))
 
     def _run_epoch(self) -> None:
-        run, handler = self._run, self.callback_handler
+        run = self._run
         if run.part:
             self._restore_random()
         else:
@@ -179,10 +179,8 @@ class TrainingLoop(TrainingSteps):
         if self.eval_dataset is not None and run.part < 2:
             self._run_eval_epoch(self._eval_dataloader)
         run.part = 2
-        with self._together():
-            self.training_run_epoch_end()
-        with self._together():
-            handler.call_event("on_training_run_epoch_end", self)
+        self._together(self.training_run_epoch_end)
+        self._together(self.callback_handler.call_event, "on_training_run_epoch_end", self)
         if run.max_steps is not None and run.ended:
             self.print(
                 f"Reached max number of training steps {run.max_steps} in epoch {self.run_history.current_epoch}"
@@ -197,29 +195,25 @@ class TrainingLoop(TrainingSteps):
         run, handler, whole = self._run, self.callback_handler, self._train_dataloader
         if not run.batch:
             self._restore_random()
-        with self._together():
-            self.train_epoch_start()
-            if not run.batch:
-                self._loss_tracker.reset()
-                run.norms, run.window = [], (0.0, 0)
-                _reset_metrics(self._train_metrics)
-        with self._together():
-            handler.call_event("on_train_epoch_start", self)
+        self._together(self.train_epoch_start)
+        if not run.batch:
+            self._loss_tracker.reset()
+            run.norms, run.window = [], (0.0, 0)
+            _reset_metrics(self._train_metrics)
+        self._together(handler.call_event, "on_train_epoch_start", self)
         if train_dl is whole:
             train_dl = self._train_dataloader  # a callback may have put another in its place
         run.length = length_of(train_dl)
         self._train_batches(train_dl)
         if run.left:
             return run.ended
-        with self._together():
-            self.train_epoch_end()
+        self._together(self.train_epoch_end)
         self._add_epoch_loss_to_run_history("train_loss_epoch")
         if run.norms:
             self.run_history.update_metric("train_gradient_norm", float(torch.stack(run.norms).mean()))
         self._record_metrics(self._train_metrics, "train_")
-        with self._together():
-            run.part = 1
-            handler.call_event("on_train_epoch_end", self)
+        run.part = 1
+        self._together(handler.call_event, "on_train_epoch_end", self)
         if self._managed is not None:
             self._managed.report_epoch(self)
         return run.ended
@@ -304,16 +298,13 @@ class TrainingLoop(TrainingSteps):
 
     def _in_step(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call what belongs to a step. If it stops the training, leave at once where there is one rank; else finish the
-        step, as the others count on it, and ask for a stop that all ranks agree on."""
+        step, as the others count on it, and note that this rank wants a stop."""
         try:
             call(*args, **kwargs)
         except StopTrainingError as stop:
             if not self._several or isinstance(stop, AgreedStop):
                 raise
-            if not self._run.has_asked:
-                self._run.stop, self._run.has_asked = stop, True
-                assert self._ranks is not None
-                self._ranks.preempt.request(str(stop))
+            self._run.stop = self._run.stop or stop
 
     def _after_update(self) -> bool:
         """What comes between an update and the next batch; whether to leave the epoch."""
@@ -337,9 +328,14 @@ class TrainingLoop(TrainingSteps):
         return run.ended or run.left
 
     def _heed_requests(self) -> None:
-        """If all ranks have agreed on it, save and leave, or, if only the script asked for it, stop training. Each
-        rank makes equally many of these calls."""
-        if self._ranks is None or not self._ranks.preempt.should_preempt():
+        """Ask for the stop that this rank wants; if all have agreed on one, save and leave, or, if only the script
+        asked for it, stop training. Each rank makes equally many of these calls."""
+        if self._ranks is None:
+            return
+        if self._run.stop is not None and not self._run.has_asked:
+            self._run.has_asked = True
+            self._ranks.preempt.request(str(self._run.stop))
+        if not self._ranks.preempt.should_preempt():
             return
         reason = str(self._ranks.preempt.reason)
         if reason not in PREEMPTIONS:
@@ -351,26 +347,17 @@ class TrainingLoop(TrainingSteps):
             self._managed.save(self)
         self.callback_handler.call_event("on_preempted", self)
 
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """A method or an event that every rank comes to: if it stops the training on one, all stop, at its end.
+    def _together(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Call a method or an event that every rank comes to: if it stops the training on one, all stop, at its end.
 
         Callbacks of an event may wait for the other ranks, as a stop on one of them comes after its last callback. A
         method may only stop where the other ranks do not wait for this one.
         """
-        run, stop = self._run, None
-        try:
-            yield
-        except AgreedStop:
-            raise
-        except StopTrainingError as e:
-            stop = e
+        self._in_step(call, *args, **kwargs)
         if not self._several:
-            if stop is not None:
-                raise stop
             return
-        stop, asked = stop or run.stop, run.has_asked
-        run.stop, run.has_asked = None, False
+        run, stop = self._run, self._run.stop
+        asked, run.stop, run.has_asked = run.has_asked, None, False
         assert self._ranks is not None
         everyone = self._ranks.distributed.allgather((None if stop is None else str(stop), asked))
         if any(asked for _, asked in everyone):  # not answered yet; later runs are not to be stopped by it
@@ -420,20 +407,16 @@ class TrainingLoop(TrainingSteps):
         self._is_intermediate = is_intermediate
         try:
             with self._evaluation_state():
-                with self._together():
-                    self.eval_epoch_start()
-                with self._together():
-                    handler.call_event("on_eval_epoch_start", self, is_intermediate=is_intermediate)
+                self._together(self.eval_epoch_start)
+                self._together(handler.call_event, "on_eval_epoch_start", self, is_intermediate=is_intermediate)
                 if valid_dl is whole:
                     valid_dl = self._eval_dataloader
                 with torch.no_grad(), self._strategy.evaluating(self.model):
                     self._eval_batches(valid_dl)
-                with self._together():
-                    self.eval_epoch_end()
+                self._together(self.eval_epoch_end)
                 self._add_epoch_loss_to_run_history("eval_loss_epoch" if kind == "eval" else f"{kind}_loss")
                 self._record_metrics(self._eval_metrics, f"{kind}_")
-                with self._together():
-                    handler.call_event("on_eval_epoch_end", self, is_intermediate=is_intermediate)
+                self._together(handler.call_event, "on_eval_epoch_end", self, is_intermediate=is_intermediate)
         finally:
             self._is_intermediate = outer
         if self._managed is not None:
@@ -460,26 +443,18 @@ class TrainingLoop(TrainingSteps):
                 module.training = training
 
     def _eval_batches(self, valid_dl: Any) -> None:
-        handler, run = self.callback_handler, self._run
-        step_start, step_end = handler.caller("on_eval_step_start"), handler.caller("on_eval_step_end")
+        step_start = self.callback_handler.caller("on_eval_step_start")
+        step_end = self.callback_handler.caller("on_eval_step_end")
         _reset_metrics(self._eval_metrics)
-
-        def fire(event: Callable[..., None] | None, **kwargs: Any) -> None:
-            try:
-                if event is not None:
-                    event(self, **kwargs)
-            except StopTrainingError as e:
-                if not self._several:
-                    raise
-                run.stop = run.stop or e  # the others count on this rank's remaining batches
-
         for batch in valid_dl:
-            fire(step_start)
+            if step_start is not None:
+                self._in_step(step_start, self)
             output = self.calculate_eval_batch_loss(batch)
             self._update_loss_tracker(output["loss"], output["batch_size"])
             if self._eval_metrics is not None:
                 self.update_metrics(self._eval_metrics, batch, output)
-            fire(step_end, batch=batch, batch_output=output)
+            if step_end is not None:
+                self._in_step(step_end, self, batch=batch, batch_output=output)
 
     # losses and metrics
 
