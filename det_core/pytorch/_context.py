@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from det_core import core
 from det_core._training.devices import mover
 from det_core._training.precision import autocast_forward
-from det_core._training.strategy import Strategy
+from det_core._training.strategy import OneProcess
 from det_core.errors import InternalException, InvalidExperimentException
 from det_core.pytorch._lr_scheduler import LRScheduler
 from det_core.pytorch._trial_context import TrialContext
@@ -38,7 +38,7 @@ class PyTorchTrialContext(TrialContext):
     def __init__(
         self,
         core_context: core.Context,
-        strategy: Strategy,
+        strategy: OneProcess,
         *,
         hparams: Mapping[str, Any] | None = None,
         exp_conf: Mapping[str, Any] | None = None,
