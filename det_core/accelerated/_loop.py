@@ -14,7 +14,7 @@ from det_core.accelerated import _state
 from det_core.accelerated._data import length_of
 from det_core.accelerated._events import NAN_LOSS, AgreedStop, CallbackHandler, StopTrainingError
 from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of
-from det_core.accelerated._steps import TrainingSteps
+from det_core.accelerated._steps import TrainingSteps, named
 from det_core.accelerated.tracking import LossTracker, RunHistory
 
 
@@ -199,7 +199,8 @@ class TrainingLoop(TrainingSteps):
         if not run.batch:
             self._loss_tracker.reset()
             run.norms, run.window = [], (0.0, 0)
-            _reset_metrics(self._train_metrics)
+            for metric in named(self._train_metrics).values():
+                metric.reset()
         self._together(handler.call_event, "on_train_epoch_start", self)
         if train_dl is whole:
             train_dl = self._train_dataloader  # a callback may have put another in its place
@@ -445,7 +446,8 @@ class TrainingLoop(TrainingSteps):
     def _eval_batches(self, valid_dl: Any) -> None:
         step_start = self.callback_handler.caller("on_eval_step_start")
         step_end = self.callback_handler.caller("on_eval_step_end")
-        _reset_metrics(self._eval_metrics)
+        for metric in named(self._eval_metrics).values():
+            metric.reset()
         for batch in valid_dl:
             if step_start is not None:
                 self._in_step(step_start, self)
@@ -477,16 +479,9 @@ class TrainingLoop(TrainingSteps):
         self.run_history.update_metric(metric_name, total / count if count else float("nan"))
 
     def _record_metrics(self, metrics: Any, prefix: str) -> None:
-        """Compute what was counted, over all ranks, and record it; a metric without a name goes by its class."""
-        if metrics is None:
-            return
-        for name, metric in (metrics if type(metrics) is dict else {type(metrics).__name__.lower(): metrics}).items():
+        """Compute what was counted, over all ranks, and record it."""
+        for name, metric in named(metrics).items():
             value = metric.compute()
             for key, one in (value if isinstance(value, Mapping) else {name: value}).items():
                 number = isinstance(one, torch.Tensor) and one.numel() == 1
                 self.run_history.update_metric(f"{prefix}{key}", one.item() if number else one)
-
-
-def _reset_metrics(metrics: Any) -> None:
-    for metric in [] if metrics is None else metrics.values() if type(metrics) is dict else [metrics]:
-        metric.reset()
