@@ -252,9 +252,11 @@ class TrainingLoop(TrainingSteps):
             run.in_epoch = run.in_step = False
 
     def _restore_random(self) -> None:
-        if self._resumed is not None:
-            _state.restore_random(self._resumed)
-            self._resumed = None
+        if self._resumed is not None and self._resumed.random is not None:
+            from det_core.core import set_random_state
+
+            set_random_state(self._resumed.random)
+        self._resumed = None
 
     def _in_groups(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Batches of a loader without a length, drawn an accumulation group ahead, so that the last one is known."""

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from det_core._training.strategy import load_model
 from det_core.errors import CheckpointError, MissingExtra
 
 if TYPE_CHECKING:
@@ -85,9 +86,10 @@ def load_checkpoint(
             raise ValueError(
                 f"{path} holds the state of a {name}, and this Trainer has none: give load_{name}=False to pass over it"
             )
-        wanted.append((name, have, saved if isinstance(saved, list) else [saved]))
-    _load_model(trainer, content["model_state_dict"], path)
-    for _, have, saved in wanted:
+        wanted.append((have, saved if isinstance(saved, list) else [saved]))
+    with _of_another_model(path):
+        load_model(trainer._strategy.bare(trainer.model), content["model_state_dict"])
+    for have, saved in wanted:
         for one, state in zip(have, saved, strict=True):
             one.load_state_dict(state)
     return content
@@ -278,14 +280,6 @@ def _apply_history(trainer: TrainingLoop, state: Mapping[str, Any]) -> None:
     history._set_epoch(state["current_epoch"])
 
 
-def restore_random(resumed: Resumed) -> None:
-    """Put the random generators back."""
-    if resumed.random is not None:
-        from det_core.core import set_random_state
-
-        set_random_state(resumed.random)
-
-
 # accelerate's layout
 
 
@@ -405,13 +399,6 @@ def _of_another_model(path: Any) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as e:
         raise CheckpointError(f"{path} does not fit this training's model and optimizers: {e}") from e
-
-
-def _load_model(trainer: TrainingLoop, state: Mapping[str, Any], path: Any) -> None:
-    from det_core._training.strategy import load_model
-
-    with _of_another_model(path):
-        load_model(trainer._strategy.bare(trainer.model), state)
 
 
 def _named(metrics: Any, name: str = "") -> Iterator[tuple[str, Any]]:
