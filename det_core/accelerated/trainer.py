@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from det_core._training.data_order import seed_generators
 from det_core.accelerated import _state
 from det_core.accelerated._accelerate import AccelerateStrategy, make_accelerator
 from det_core.accelerated._data import EpochLoader, default_workers, length_of
@@ -24,7 +23,7 @@ from det_core.accelerated._strategy import Strategy, parameters_of
 from det_core.accelerated.callbacks import DEFAULT_CALLBACKS, limited
 from det_core.accelerated.run_config import TrainerRunConfig
 from det_core.accelerated.tracking import InMemoryRunHistory, LossTracker, RunHistory
-from det_core.accelerated.utils import worker_init_fn
+from det_core.accelerated.utils import set_seed, worker_init_fn
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -250,13 +249,12 @@ class Trainer(TrainingLoop):
             StopTrainingError: a loss was NaN, and ``on_nan="raise"``.
             SystemExit: a loss was NaN, ``on_nan="exit"``, and there is no core context.
         """
-        counts = {
-            "num_epochs": num_epochs, "gradient_accumulation_steps": gradient_accumulation_steps,
-            "max_num_train_steps": max_num_train_steps, "report_every": report_every, "evaluate_every": evaluate_every,
-            "checkpoint_every": None if checkpoint_every == "epoch" else checkpoint_every,
-        }  # fmt: skip
-        _check_counts(counts)
-        _check_clips(gradient_clip_value, gradient_clip_norm)
+        _check_numbers(
+            num_epochs=num_epochs, gradient_accumulation_steps=gradient_accumulation_steps,
+            max_num_train_steps=max_num_train_steps, report_every=report_every, evaluate_every=evaluate_every,
+            checkpoint_every=None if checkpoint_every == "epoch" else checkpoint_every,
+            gradient_clip_value=gradient_clip_value, gradient_clip_norm=gradient_clip_norm,
+        )  # fmt: skip
         if self.optimizer is None:
             raise ValueError("train() needs an optimizer, and this Trainer has none")
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -327,9 +325,7 @@ class Trainer(TrainingLoop):
         self._ranks = None if strategy.num_processes == 1 and context is None else Ranks.of(context)
         self._seed = self._chosen_seed()
         if self._given_seed is not None and self._train_dataloader is not None:
-            seed_generators(self._seed + strategy.process_index)
-            if torch.cuda.is_available():
-                torch.cuda.manual_seed_all(self._seed + strategy.process_index)
+            set_seed(self._seed + strategy.process_index)
         self._move_metrics()
         many = isinstance(self.optimizer, list | tuple)
         self.model, prepared = strategy.prepare(self.model, self.optimizers)
@@ -406,16 +402,12 @@ class Trainer(TrainingLoop):
             )
         rest = samples % config.eval_total_batch_size
         if rest and rest <= config.eval_per_device_batch_size * (config.num_processes - 1):
-            warnings.warn(
-                "in the last evaluation step some ranks have no batch: gather() in calculate_eval_batch_loss() would "
-                "wait for them for ever",
-                UserWarning, stacklevel=3,
-            )  # fmt: skip
+            what = "some ranks have no batch: gather() in calculate_eval_batch_loss() would wait for them for ever"
         elif rest and rest % config.num_processes:
-            warnings.warn(
-                "in the last evaluation step ranks have batches of different sizes: gather() then needs padding_value=",
-                UserWarning, stacklevel=3,
-            )  # fmt: skip
+            what = "ranks have batches of different sizes: gather() then needs padding_value="
+        else:
+            return
+        warnings.warn(f"in the last evaluation step {what}", UserWarning, stacklevel=3)
 
     def evaluate(
         self,
@@ -535,31 +527,22 @@ def _batch_size(loader: Any) -> int | None:
 def _merged(default: dict[str, Any], given: Mapping[str, Any] | None, dataset: Any) -> dict[str, Any]:
     """The loader's arguments with the user's over them; without those that torch refuses beside them."""
     merged = {**default, **(given or {})}
-    excluded = {
-        "sampler": ("shuffle",),
-        "batch_sampler": ("shuffle", "batch_size"),
-    }
-    for name, others in excluded.items():
-        if merged.get(name) is not None:
-            merged = {key: value for key, value in merged.items() if key not in others}
-    if isinstance(dataset, IterableDataset):
+    own_batches = merged.get("batch_sampler") is not None
+    if own_batches:
+        merged.pop("batch_size", None)
+    if own_batches or merged.get("sampler") is not None or isinstance(dataset, IterableDataset):
         merged.pop("shuffle", None)
     return merged
 
 
-def _check_counts(counts: Mapping[str, Any]) -> None:
-    for name, value in counts.items():
+def _check_numbers(**values: Any) -> None:
+    for name, value in values.items():
         if value is None and name not in ("num_epochs", "gradient_accumulation_steps"):
             continue
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{name}={value!r}: expected a number of at least 1")
-        if value < (0 if name == "num_epochs" else 1):
-            raise ValueError(f"{name}={value}: expected a number of at least {0 if name == 'num_epochs' else 1}")
-
-
-def _check_clips(value: float | None, norm: float | None) -> None:
-    for name, limit in (("gradient_clip_value", value), ("gradient_clip_norm", norm)):
-        if limit is not None and not isinstance(limit, Real):
-            raise TypeError(f"{name}={limit!r}: expected a number above 0")
-        if limit is not None and not limit > 0:
-            raise ValueError(f"{name}={limit!r}: expected a number above 0")
+        kind: Any = Real if "clip" in name else int
+        least = 0 if name == "num_epochs" else 1
+        wanted = "a number above 0" if kind is Real else f"a whole number of at least {least}"
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"{name}={value!r}: expected {wanted}")
+        if not (value > 0 if kind is Real else value >= least):  # NaN is neither
+            raise ValueError(f"{name}={value!r}: expected {wanted}")
