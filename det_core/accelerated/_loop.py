@@ -22,13 +22,16 @@ from det_core.accelerated.tracking import LossTracker, RunHistory
 class Run:
     """What lives for one training run."""
 
-    num_epochs: int
-    accumulation: int
-    max_steps: int | None
+    num_epochs: int = 0
+    accumulation: int = 1
+    max_steps: int | None = None
     """Updates of all ranks together after which the run ends."""
-    clip_value: float | None
-    clip_norm: float | None
-    track_norm: bool
+    clip_value: float | None = None
+    clip_norm: float | None = None
+    track_norm: bool = False
+    evaluate_every: int | None = None
+    report_every: int | None = None
+    checkpoint_every: int | str | None = None
     updates: int = 0
     """Optimizer updates, those before a resume included."""
     base: int = 0
@@ -64,25 +67,24 @@ class TrainingLoop(TrainingSteps):
 
     callback_handler: CallbackHandler
     run_history: RunHistory
-    eval_dataset: Any
-    preempted: bool
-    batch_loss: Any
-    run_config: Any
+    eval_dataset: Any = None
+    preempted = False
+    batch_loss: Any = None
+    run_config: Any = None
     _accelerator: Any
     _loss_tracker: LossTracker
     _seed: int
     _profile: bool
-    _managed: Managed | None
-    _ranks: Ranks | None
-    _resumed: _state.Resumed | None
-    _evaluate_every: int | None
-    _train_dataloader: Any
-    _eval_dataloader: Any
-    _is_intermediate: bool
     _on_nan: str
-    _step_start: Callable[..., None] | None
-    _step_end: Callable[..., None] | None
-    _on_update: Callable[..., None] | None
+    _managed: Managed | None = None
+    _ranks: Ranks | None = None
+    _resumed: _state.Resumed | None = None
+    _train_dataloader: Any = None
+    _eval_dataloader: Any = None
+    _is_intermediate = False
+    _step_start: Callable[..., None] | None = None
+    _step_end: Callable[..., None] | None = None
+    _on_update: Callable[..., None] | None = None
 
     @property
     def updates_completed(self) -> int:
@@ -93,10 +95,6 @@ class TrainingLoop(TrainingSteps):
     def steps_completed(self) -> int:
         """Optimizer updates since the trial began: what metrics and checkpoints are counted in."""
         return self._run.base + self._run.updates
-
-    @property
-    def _batch_in_epoch(self) -> int:
-        return self._run.batch
 
     @property
     def _several(self) -> bool:
@@ -320,7 +318,7 @@ class TrainingLoop(TrainingSteps):
             self._in_step(run.after_update.pop(0))
         run.ended = run.ended or self._is_at_limit()
         is_last = run.ended or run.batch == run.length  # whose model the epoch's end evaluates
-        every = None if is_last or self.eval_dataset is None else self._evaluate_every
+        every = None if is_last or self.eval_dataset is None else run.evaluate_every
         if every and run.updates % every == 0:
             self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
         if managed is not None and run.updates >= managed.due:

@@ -6,7 +6,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from det_core.accelerated import _state
 from det_core.accelerated._data import length_of
@@ -32,17 +32,13 @@ def open_context(given: core.Context | None) -> core.Context | None:
     return core.current_context()
 
 
-class Ranks:
-    """The ranks of a training, and their agreement on when to stop.
+class Ranks(NamedTuple):
+    """The ranks of a training, and their agreement on when to stop."""
 
-    Args:
-        distributed: the ranks.
-        preempt: the agreement.
-        is_ours: whether both were opened for this run alone.
-    """
-
-    def __init__(self, distributed: core.DistributedContext, preempt: core.PreemptContext, is_ours: bool) -> None:
-        self.distributed, self.preempt, self._is_ours = distributed, preempt, is_ours
+    distributed: core.DistributedContext
+    preempt: core.PreemptContext
+    is_ours: bool
+    """Whether both were opened for this run alone."""
 
     @classmethod
     def of(cls, context: core.Context | None) -> Ranks:
@@ -56,7 +52,7 @@ class Ranks:
 
     def close(self, error: BaseException | None) -> None:
         """Leave the others; after an error, they are told of it."""
-        if self._is_ours:
+        if self.is_ours:
             self.distributed.close(failure=error)
 
 
@@ -69,12 +65,14 @@ class Managed:
 
     def __init__(self, context: core.Context) -> None:
         self.context: core.Context = weakref.proxy(context)  # which has the key of what holds this
-        self.is_past = False
-        """Whether the run that begins had ended before this process was started, or is for after a preemption."""
         self.has_left = False
         """Whether a run was preempted: what a script does after it waits until it is resumed."""
         self.due = 0
         """Updates of the run at which :meth:`after_update` has something to do."""
+        info = context.info
+        self.trial = info.trial if context.managed and info is not None else None
+        """None in a bare run."""
+        self._trial_id = 0 if self.trial is None else self.trial.trial_id
         self._chief = context.distributed.rank == 0
         self._number = 0
         self._steps = 0
@@ -95,54 +93,42 @@ class Managed:
             _MANAGED[context] = cls(context)
         return _MANAGED[context]
 
-    @property
-    def trial_seed(self) -> int | None:
-        """The seed of the trial; None in a bare run."""
-        info = self.context.info
-        return info.trial.trial_seed if self.context.managed and info is not None else None
-
-    @property
-    def trial_id(self) -> int:
-        """The trial; 0 in a bare run."""
-        info = self.context.info
-        return info.trial.trial_id if self.context.managed and info is not None else 0
-
     # a run begins and ends
 
-    def begin(self, trainer: TrainingLoop, resume_from: Any, report_every: int | None, every: int | str | None) -> None:
-        """Restore what this run goes on from; see :attr:`is_past`."""
+    def begin(self, trainer: TrainingLoop, resume_from: Any) -> bool:
+        """Restore what this run goes on from; False: it had ended before this process was started, or is for after a
+        preemption."""
         if self.has_left:
             trainer.print("The training before was preempted: this one begins after the resume")
-            trainer.preempted = self.is_past = True
-            return
+            trainer.preempted = True
+            return False
         self._number += 1
-        self.is_past = self._has_stopped = False
-        self._report_every, self._every = report_every, every
+        self._has_stopped = False
         trainer._run.base, self._counts = self._steps, counts_of(trainer.run_history)
         self._saved_at = self._place(trainer)
         if resume_from is None and not self._has_resumed and self.context.latest_checkpoint is not None:
             with self.context.checkpoint.resume() as folder:
                 assert folder is not None
                 counters = _state.read_counters(folder)
-                if counters["trial_id"] != self.trial_id:
+                number = counters["run"]
+                if counters["trial_id"] != self._trial_id:
                     _state.apply(trainer, folder, anew=True)
                     trainer.print("Begun with the model and the optimizer of another trial's checkpoint")
-                    self._has_resumed = True
-                number = 0 if self._has_resumed else counters["run"]
-                self.is_past, self._has_resumed = number > self._number, number <= self._number
-                if self.is_past:
+                elif number > self._number:
                     fits = _state.pass_over(trainer, folder, counters)
                     trainer.print(
                         f"Training run {self._number} of this script had ended before: going on to the next, with the "
                         + (f"model of run {number}" if fits else "model as it is: the checkpoint has another")
                     )
-                    return
-                if number == self._number:
+                    return False
+                elif number == self._number:
                     self._restore(trainer, folder, bool(counters.get("stopped")))
+            self._has_resumed = True
         if self._chief:
             self.context.train.set_status("training")
         if trainer._profile:
             self.context.profiler.on()
+        return True
 
     def _restore(self, trainer: TrainingLoop, folder: Any, stopped: bool) -> None:
         _state.apply(trainer, folder)
@@ -191,7 +177,7 @@ class Managed:
         if run.batch != run.length:  # else the epoch's report is of this update too, and a stop would part the two
             self._report_window(trainer)
         self._complete_reached(trainer)
-        if isinstance(self._every, int) and run.updates % self._every == 0:
+        if isinstance(run.checkpoint_every, int) and run.updates % run.checkpoint_every == 0:
             self.save(trainer)
         self._say_progress(trainer, now=False)
         self._plan(trainer)
@@ -200,16 +186,16 @@ class Managed:
         """Save, complete an operation, say how far this is."""
         self._say_progress(trainer, now=True)
         self._complete_reached(trainer)
-        if self._every == "epoch":
+        if trainer._run.checkpoint_every == "epoch":
             self.save(trainer)
         self._plan(trainer)
 
     def _plan(self, trainer: TrainingLoop) -> None:
-        updates = trainer._run.updates
-        periods = [PROGRESS_EVERY, self._report_every, self._every if isinstance(self._every, int) else None]
-        self.due = min((updates // period + 1) * period for period in periods if period)
-        if self._operation is not None and (target := self._target(trainer)[1]) is not None:
-            self.due = min(self.due, target - trainer._run.base)
+        run = trainer._run
+        periods = (PROGRESS_EVERY, run.report_every, run.checkpoint_every)
+        self.due = min((run.updates // period + 1) * period for period in periods if isinstance(period, int))
+        if self._operation is not None and (target := self._target(trainer)) is not None:
+            self.due = min(self.due, target - run.base)
 
     def save(self, trainer: TrainingLoop) -> None:
         """Save a checkpoint, in the background, unless this place in the training is saved already."""
@@ -220,13 +206,14 @@ class Managed:
         if everyone is None:
             return
         files: dict[str, Any] = {f"rng_rank{rank}.pth": state for rank, state in enumerate(everyone)}
-        files[_state.COUNTERS] = _state.counters(trainer, self._number, self.trial_id, self._has_stopped)
+        files[_state.COUNTERS] = _state.counters(trainer, self._number, self._trial_id, self._has_stopped)
         for callback in trainer.callback_handler:
             if hasattr(callback, "checkpoint_files"):
                 files.update(callback.checkpoint_files())
-        metadata = {"steps_completed": trainer.steps_completed, "epoch": trainer.run_history.current_epoch}
-        if (value := self._metric(trainer, default=None)) is not None:
-            metadata[str(self.context.searcher.metric)] = value
+        history, metric = trainer.run_history, self.context.searcher.metric
+        metadata: dict[str, Any] = {"steps_completed": trainer.steps_completed, "epoch": history.current_epoch}
+        if metric in history.get_metric_names():
+            metadata[str(metric)] = self._metric(trainer)
         self.context.checkpoint.save(_state.whole(trainer), metadata, files=files, blocking=False)
 
     def _place(self, trainer: TrainingLoop) -> tuple[int, int, int, bool]:
@@ -239,26 +226,24 @@ class Managed:
         if self._operation is None:
             trainer._run.ended, trainer._run.left = True, bool(trainer._run.batch)
             return
-        epochs = self._target(trainer)[0]
-        if epochs is not None and epochs > trainer._run.num_epochs:
-            trainer.print(
-                f"The search asks for {epochs} epochs: num_epochs={trainer._run.num_epochs} ends the training before"
-            )
+        epochs, limit = self._operation.length, trainer._run.num_epochs
+        if self._size(trainer) is None and epochs > limit:
+            trainer.print(f"The search asks for {epochs} epochs: num_epochs={limit} ends the training before")
 
-    def _target(self, trainer: TrainingLoop) -> tuple[int | None, int | None]:
-        """The operation's length: epochs or updates."""
+    def _size(self, trainer: TrainingLoop) -> int | None:
+        """What an update counts in the unit of the search; None: that is epochs."""
         from det_core import core
 
+        unit, size = self.context.searcher.get_configured_units(), trainer.run_config.train_total_batch_size
+        if unit is core.Unit.RECORDS and size is None:
+            raise ValueError("a search in records needs a loader with a batch size: give its lengths in batches")
+        return 1 if unit is core.Unit.BATCHES else size if unit is core.Unit.RECORDS else None
+
+    def _target(self, trainer: TrainingLoop) -> int | None:
+        """The updates after which the operation is reached; None: it is counted in epochs."""
         assert self._operation is not None
-        unit, length = self.context.searcher.get_configured_units(), self._operation.length
-        if unit is core.Unit.BATCHES:
-            return None, length
-        if unit is core.Unit.RECORDS:
-            size = trainer.run_config.train_total_batch_size
-            if size is None:
-                raise ValueError("a search in records needs a loader with a batch size: give its lengths in batches")
-            return None, max(length // size, 1)
-        return length, None
+        size = self._size(trainer)
+        return None if size is None else max(self._operation.length // size, 1)
 
     def _complete_reached(self, trainer: TrainingLoop) -> None:
         """Complete the operations whose length is reached."""
@@ -266,8 +251,9 @@ class Managed:
         if run.batch and run.batch == length_of(trainer._train_dataloader):
             return  # the epoch's end evaluates, and looks again
         while self._operation is not None:
-            epochs, updates = self._target(trainer)
-            if (trainer.steps_completed < updates) if updates is not None else (run.batch or run.epoch < (epochs or 0)):
+            target = self._target(trainer)
+            in_epochs = not run.batch and run.epoch >= self._operation.length
+            if not (in_epochs if target is None else trainer.steps_completed >= target):
                 break
             if trainer.eval_dataset is not None and run.batch:  # an epoch's end has evaluated already
                 trainer._run_eval_epoch(trainer._eval_dataloader)
@@ -278,15 +264,13 @@ class Managed:
     def _complete(self, trainer: TrainingLoop, best: bool = False) -> None:
         operation, self._operation = self._operation, None
         if self._chief and operation is not None:
-            operation.report_completed(self._metric(trainer, best=best))
+            operation.report_completed(self._metric(trainer, best))
 
-    def _metric(self, trainer: TrainingLoop, *, best: bool = False, default: Any = ...) -> Any:
+    def _metric(self, trainer: TrainingLoop, best: bool = False) -> float:
         """The searched-over metric's latest value in the history, or its best."""
         searcher, history = self.context.searcher, trainer.run_history
         names = list(history.get_metric_names())
         if searcher.metric not in names:
-            if default is not ...:
-                return default
             raise ValueError(
                 f"the search is over the metric {searcher.metric!r}, and the history has {', '.join(names) or 'none'}"
             )
@@ -301,17 +285,11 @@ class Managed:
         self._said_at = clock
         run = trainer._run
         if self._operation is not None:
-            in_epochs = self._target(trainer)[0] is not None
-            self._operation.report_progress(run.epoch if in_epochs else self._in_unit(trainer))
+            size = self._size(trainer)
+            self._operation.report_progress(run.epoch if size is None else trainer.steps_completed * size)
         elif not self.context.managed:
             part = run.batch / run.length if run.length else 0.0
             self.context.train.report_progress(min(1.0, (run.epoch + part) / run.num_epochs))
-
-    def _in_unit(self, trainer: TrainingLoop) -> int:
-        from det_core import core
-
-        records = self.context.searcher.get_configured_units() is core.Unit.RECORDS
-        return trainer.steps_completed * (trainer.run_config.train_total_batch_size if records else 1)
 
     # reports
 
@@ -340,7 +318,7 @@ class Managed:
         waited for."""
         run, tracker = trainer._run, trainer._loss_tracker
         total, count = tracker.total_loss, tracker.running_count
-        if not self._report_every or run.updates % self._report_every or count == run.window[1]:
+        if not run.report_every or run.updates % run.report_every or count == run.window[1]:
             return
         sums = trainer._strategy.sums([total - run.window[0], count - run.window[1]])
         run.window = (total, count)
@@ -376,12 +354,7 @@ class Managed:
         self._reported[group] = (step, set(new) | (names if at == step else set()))
         if not new:
             return list(metrics)
-        if group == "training":
-            self.context.train.report_training_metrics(step, new)
-        elif group == "validation":
-            self.context.train.report_validation_metrics(step, new)
-        else:
-            self.context.train.report_metrics(group, step, new)
+        self.context.train.report_metrics(group, step, new)
         return [name for name in metrics if name not in new]
 
 

@@ -24,7 +24,7 @@ class TrainingSteps:
     model: Any
     loss_func: Any
     optimizer: Any
-    scheduler: Any
+    scheduler: Any = None
     _eval_metrics: Any
     _train_metrics: Any
     _strategy: Strategy

@@ -60,6 +60,14 @@ class Trainer(TrainingLoop):
         profile: sample the machine during runs, by the core's profiler.
     """
 
+    create_scheduler_fn: Any = None
+    collate_fn: Any = None
+    train_dataset: Any = None
+    _train_dl_kwargs: dict[str, Any] | None = None
+    _eval_dl_kwargs: dict[str, Any] | None = None
+    _pad_uneven_eval_batches = False
+    _seed = DEFAULT_SEED
+
     def __init__(
         self,
         model: Any,
@@ -79,38 +87,13 @@ class Trainer(TrainingLoop):
         if on_nan not in ("exit", "raise", "stop"):
             raise ValueError(f"on_nan={on_nan!r}: expected 'exit', 'raise' or 'stop'")
         self.model, self.loss_func, self.optimizer = model, loss_func, optimizer
-        self.callback_handler: CallbackHandler
-        self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
-        self.create_scheduler_fn: Any = None
-        self.scheduler: Any = None
-        self.collate_fn: Any = None
-        self.train_dataset: Any = None
-        self.eval_dataset: Any = None
-        self.run_config: Any = None
+        self.run_history = InMemoryRunHistory() if run_history is None else run_history
         self._eval_metrics, self._train_metrics = metrics, train_metrics
-        self.preempted = False
-        self.batch_loss: Any = None
         self._callbacks = callbacks
         self._mixed_precision, self._on_nan, self._profile = mixed_precision, on_nan, profile
         self._given_context, self._given_seed = core_context, seed
-        self._seed = DEFAULT_SEED
-        self._managed: Managed | None = None
-        self._ranks: Ranks | None = None
-        self._run: Run = Run(0, 1, None, None, None, False)
-        self._train_dataloader: Any = None
-        self._eval_dataloader: Any = None
-        self._train_dl_kwargs: dict[str, Any] | None = None
-        self._eval_dl_kwargs: dict[str, Any] | None = None
-        self._pad_uneven_eval_batches = False
-        self._is_intermediate = False
-        self._evaluate_every: int | None = None
-        self._resumed: _state.Resumed | None = None
-        self._step_start: Callable[..., None] | None = None
-        self._step_end: Callable[..., None] | None = None
-        self._on_update: Callable[..., None] | None = None
-        self._loss_tracker = LossTracker()
-        self._accelerator = self._create_accelerator()
-        self._strategy = self._strategy_of(self._accelerator)
+        self._run, self._loss_tracker = Run(), LossTracker()
+        self._set_accelerator()
         self.callback_handler = self._create_callback_handler()
         self.callback_handler.call_event("on_init_end", self)
 
@@ -137,8 +120,9 @@ class Trainer(TrainingLoop):
         accelerator = make_accelerator(self._mixed_precision)
         return Strategy(self._mixed_precision or "no") if accelerator is None else accelerator
 
-    def _strategy_of(self, accelerator: Any) -> Strategy:
-        return accelerator if isinstance(accelerator, Strategy) else AccelerateStrategy(accelerator)
+    def _set_accelerator(self) -> None:
+        accelerator = self._accelerator = self._create_accelerator()
+        self._strategy = accelerator if isinstance(accelerator, Strategy) else AccelerateStrategy(accelerator)
 
     def _create_callback_handler(self) -> CallbackHandler:
         return CallbackHandler(limited(self._callbacks))
@@ -279,17 +263,14 @@ class Trainer(TrainingLoop):
             self._run = Run(
                 sys.maxsize if endless else self.run_config.num_epochs, gradient_accumulation_steps,
                 max_num_train_steps, gradient_clip_value, gradient_clip_norm,
-                track_gradient_norm or gradient_clip_norm is not None,
+                track_gradient_norm or gradient_clip_norm is not None, evaluate_every, report_every, checkpoint_every,
             )  # fmt: skip
             self.scheduler = None if create_scheduler_fn is None else self.create_scheduler()
-            if self._managed is not None:
-                self._managed.begin(self, resume_from, report_every, checkpoint_every)
-                if self._managed.is_past:
-                    return
+            if self._managed is not None and not self._managed.begin(self, resume_from):
+                return
             if resume_from is not None:
                 epoch = self.load_training_state(resume_from).get("current_epoch", 0)
                 self.print(f"Resumed training state from {resume_from} (epoch {epoch})")
-            self._evaluate_every = evaluate_every
             for parameter in parameters_of(self.optimizers):  # a run before may have ended in the middle of a group
                 parameter.grad = None
             self._run_training()
@@ -313,8 +294,8 @@ class Trainer(TrainingLoop):
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Put model and optimizers on their devices and ranks, and the loaders in the order of this seed."""
         self._strategy.free_memory()
-        self._accelerator = self._create_accelerator()
-        strategy = self._strategy = self._strategy_of(self._accelerator)
+        self._set_accelerator()
+        strategy = self._strategy
         context = open_context(self._given_context)
         if context is not None and context.distributed.size != strategy.num_processes:
             raise ValueError(
@@ -344,8 +325,8 @@ class Trainer(TrainingLoop):
             return seed if self._ranks is None else int(self._ranks.distributed.broadcast(seed))
         if self._given_seed is not _UNSET:
             return int(self._given_seed)
-        trial = None if self._managed is None else self._managed.trial_seed
-        return DEFAULT_SEED if trial is None else trial
+        trial = None if self._managed is None else self._managed.trial
+        return DEFAULT_SEED if trial is None else trial.trial_seed
 
     def _create_run_config(
         self,
