@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -129,6 +129,11 @@ class _Parallel(nn.parallel.DistributedDataParallel):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
+    """The parameters that optimizers update."""
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from det_core.accelerated._events import NAN_LOSS, AgreedStop, CallbackHandler, 
 from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of
 from det_core.accelerated._steps import TrainingSteps, named
 from det_core.accelerated.tracking import LossTracker, RunHistory
+
+if TYPE_CHECKING:
+    from det_core import core
 
 
 @dataclass
@@ -77,11 +80,10 @@ class TrainingLoop(TrainingSteps):
     _profile: bool
     _on_nan: str
     _managed: Managed | None = None
-    _ranks: Ranks | None = None
+    _ranks: core.Context | Ranks | None = None
     _resumed: _state.Resumed | None = None
     _train_dataloader: Any = None
     _eval_dataloader: Any = None
-    _is_intermediate = False
     _step_start: Callable[..., None] | None = None
     _step_end: Callable[..., None] | None = None
     _on_update: Callable[..., None] | None = None
@@ -231,15 +233,15 @@ class TrainingLoop(TrainingSteps):
         self._restore_random()  # in the middle of an epoch last of all: what comes before may draw random numbers
         perform, accumulation, step = self._perform_forward_and_backward_passes, run.accumulation, run.batch
         run.in_epoch = run.in_step = True
-        rest = run.length % accumulation if run.length is not None else 0
-        run.group = accumulation
+        run.group, rest = accumulation, (run.length or 0) % accumulation
+        short_from = (run.length or 0) - rest if rest else None
         try:
             if run.ended:
                 return
             for batch in batches:
                 if step == run.length:  # of a loader without begin(), after a resume
                     break
-                if rest and run.length is not None and step == run.length - rest:
+                if step == short_from:
                     run.group = rest
                 perform(batch, step)
                 step += 1
@@ -402,24 +404,20 @@ class TrainingLoop(TrainingSteps):
             is_training: whether this is part of a training run.
             is_intermediate: whether training goes on in the same epoch: its metrics do not stay in the history.
         """
-        handler, whole, outer = self.callback_handler, self._eval_dataloader, self._is_intermediate
+        handler, whole = self.callback_handler, self._eval_dataloader
         kind = "intermediate_eval" if is_intermediate else "eval" if is_training else "evaluation"
         before = counts_of(self.run_history)
-        self._is_intermediate = is_intermediate
-        try:
-            with self._evaluation_state():
-                self._together(self.eval_epoch_start)
-                self._together(handler.call_event, "on_eval_epoch_start", self, is_intermediate=is_intermediate)
-                if valid_dl is whole:
-                    valid_dl = self._eval_dataloader
-                with torch.no_grad(), self._strategy.evaluating(self.model):
-                    self._eval_batches(valid_dl)
-                self._together(self.eval_epoch_end)
-                self._add_epoch_loss_to_run_history("eval_loss_epoch" if kind == "eval" else f"{kind}_loss")
-                self._record_metrics(self._eval_metrics, f"{kind}_")
-                self._together(handler.call_event, "on_eval_epoch_end", self, is_intermediate=is_intermediate)
-        finally:
-            self._is_intermediate = outer
+        with self._evaluation_state():
+            self._together(self.eval_epoch_start)
+            self._together(handler.call_event, "on_eval_epoch_start", self, is_intermediate=is_intermediate)
+            if valid_dl is whole:
+                valid_dl = self._eval_dataloader
+            with torch.no_grad(), self._strategy.evaluating(self.model):
+                self._eval_batches(valid_dl)
+            self._together(self.eval_epoch_end)
+            self._add_epoch_loss_to_run_history("eval_loss_epoch" if kind == "eval" else f"{kind}_loss")
+            self._record_metrics(self._eval_metrics, f"{kind}_")
+            self._together(handler.call_event, "on_eval_epoch_end", self, is_intermediate=is_intermediate)
         if self._managed is not None:
             self._managed.report_evaluation(self, before, "validation" if is_training else "evaluation")
         if is_intermediate:

@@ -6,7 +6,7 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from det_core.accelerated import _state
 from det_core.accelerated._data import length_of
@@ -32,28 +32,14 @@ def open_context(given: core.Context | None) -> core.Context | None:
     return core.current_context()
 
 
-class Ranks(NamedTuple):
-    """The ranks of a training, and their agreement on when to stop."""
+class Ranks:
+    """The ranks that a launcher started, and their agreement on when to stop; in place of a context's."""
 
-    distributed: core.DistributedContext
-    preempt: core.PreemptContext
-    is_ours: bool
-    """Whether both were opened for this run alone."""
-
-    @classmethod
-    def of(cls, context: core.Context | None) -> Ranks:
-        """Those of a context; without one, of the processes that a launcher started."""
-        if context is not None:
-            return cls(context.distributed, context.preempt, is_ours=False)
+    def __init__(self) -> None:
         from det_core import core
 
-        distributed = core.DistributedContext.detect()
-        return cls(distributed, core.PreemptContext(distributed), is_ours=True)
-
-    def close(self, error: BaseException | None) -> None:
-        """Leave the others; after an error, they are told of it."""
-        if self.is_ours:
-            self.distributed.close(failure=error)
+        self.distributed = core.DistributedContext.detect()
+        self.preempt = core.PreemptContext(self.distributed)
 
 
 class Managed:
@@ -155,8 +141,7 @@ class Managed:
         if stopped is not None and str(stopped).startswith(NAN_LOSS):
             return
         self._has_stopped = self._has_stopped or stopped is not None
-        if self._operation is not None:
-            self._complete(trainer, best=self._has_stopped)
+        self._complete(trainer, best=self._has_stopped)
         self.save(trainer)
 
     def close(self, trainer: TrainingLoop, stopped: Exception | None) -> None:
@@ -303,10 +288,8 @@ class Managed:
         if not self._chief:
             return
         history, (began, before) = trainer.run_history, self._epoch_clock
-        counts, told = counts_of(history), self._counts
-        updated = [n for n, count in counts.items() if "train" in n and count > told.get(n, 0)]
-        self._counts = counts
-        metrics = {name: history.get_latest_metric(name) for name in updated}
+        updated, self._counts = recorded_since(history, self._counts), counts_of(history)
+        metrics = {name: value for name, value in updated.items() if "train" in name}
         samples = (trainer._loss_tracker.running_count - before) * trainer._strategy.num_processes
         metrics |= {"epoch": history.current_epoch, **learning_rates(trainer)}
         if (seconds := time.monotonic() - began) > 0 and samples:
@@ -337,10 +320,7 @@ class Managed:
         """
         if not self._chief:
             return
-        history = trainer.run_history
-        updated = [name for name, count in counts_of(history).items() if count > before.get(name, 0)]
-        metrics = {name: history.get_latest_metric(name) for name in updated}
-        again = self._report(group, trainer.steps_completed, metrics)
+        again = self._report(group, trainer.steps_completed, recorded_since(trainer.run_history, before))
         if again and group == "evaluation":
             trainer.print(
                 f"Not reported, as there is a report of an evaluation at step {trainer.steps_completed} already: "
@@ -365,6 +345,12 @@ _MANAGED: weakref.WeakKeyDictionary[core.Context, Managed] = weakref.WeakKeyDict
 def counts_of(history: RunHistory) -> dict[str, int]:
     """How many values each metric has."""
     return {name: len(history.get_metric_values(name)) for name in history.get_metric_names()}
+
+
+def recorded_since(history: RunHistory, before: Mapping[str, int]) -> dict[str, Any]:
+    """The latest values of metrics that have more values than ``before``."""
+    more = [name for name, count in counts_of(history).items() if count > before.get(name, 0)]
+    return {name: history.get_latest_metric(name) for name in more}
 
 
 def learning_rates(trainer: TrainingLoop) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -178,11 +178,6 @@ class Strategy:
         model = self.unwrap_model(model)
         inner = getattr(model, "_orig_mod", model)
         return inner if isinstance(inner, nn.Module) else model
-
-
-def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
-    """The parameters that optimizers update."""
-    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 def nested(function: Callable[[Tensor], Any], data: Any) -> Any:

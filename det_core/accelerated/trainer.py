@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from det_core._training.strategy import parameters_of
 from det_core.accelerated import _state
 from det_core.accelerated._accelerate import AccelerateStrategy, make_accelerator
 from det_core.accelerated._data import EpochLoader, default_workers, length_of
@@ -19,7 +20,7 @@ from det_core.accelerated._events import CallbackHandler
 from det_core.accelerated._loop import Run, TrainingLoop
 from det_core.accelerated._managed import Managed, Ranks, open_context
 from det_core.accelerated._placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
-from det_core.accelerated._strategy import Strategy, parameters_of
+from det_core.accelerated._strategy import Strategy
 from det_core.accelerated.callbacks import DEFAULT_CALLBACKS, limited
 from det_core.accelerated.run_config import TrainerRunConfig
 from det_core.accelerated.tracking import InMemoryRunHistory, LossTracker, RunHistory
@@ -287,9 +288,9 @@ class Trainer(TrainingLoop):
             raise
         finally:
             self._unprepare()
-            if self._ranks is not None:
-                self._ranks.close(sys.exc_info()[1])
-                self._ranks = None
+            if isinstance(self._ranks, Ranks):  # the others are told of an error
+                self._ranks.distributed.close(failure=sys.exc_info()[1])
+            self._ranks = None
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Put model and optimizers on their devices and ranks, and the loaders in the order of this seed."""
@@ -303,7 +304,7 @@ class Trainer(TrainingLoop):
                 f"{strategy.num_processes}: give core.init(distributed=core.DistributedContext.detect())"
             )
         self._managed = None if context is None else Managed.of(context)
-        self._ranks = None if strategy.num_processes == 1 and context is None else Ranks.of(context)
+        self._ranks = context or (Ranks() if strategy.num_processes > 1 else None)
         self._seed = self._chosen_seed()
         if self._given_seed is not None and self._train_dataloader is not None:
             set_seed(self._seed + strategy.process_index)
