@@ -98,7 +98,7 @@ class Managed:
                 counters = _state.read_counters(folder)
                 number = counters["run"]
                 if counters["trial_id"] != self._trial_id:
-                    _state.apply(trainer, folder, anew=True)
+                    _state.apply(trainer, folder, counters, anew=True)
                     trainer.print("Begun with the model and the optimizer of another trial's checkpoint")
                 elif number > self._number:
                     fits = _state.pass_over(trainer, folder, counters)
@@ -108,7 +108,7 @@ class Managed:
                     )
                     return False
                 elif number == self._number:
-                    self._restore(trainer, folder, bool(counters.get("stopped")))
+                    self._restore(trainer, folder, counters)
             self._has_resumed = True
         if self._chief:
             self.context.train.set_status("training")
@@ -116,12 +116,12 @@ class Managed:
             self.context.profiler.on()
         return True
 
-    def _restore(self, trainer: TrainingLoop, folder: Any, stopped: bool) -> None:
-        _state.apply(trainer, folder)
+    def _restore(self, trainer: TrainingLoop, folder: Any, counters: Mapping[str, Any]) -> None:
+        _state.apply(trainer, folder, counters)
         for callback in trainer.callback_handler:
             if hasattr(callback, "restore_files"):
                 callback.restore_files(folder)
-        run = trainer._run
+        run, stopped = trainer._run, bool(counters.get("stopped"))
         self._has_stopped = run.left = stopped  # nothing is left to train
         self._saved_at, self._counts = self._place(trainer), counts_of(trainer.run_history)
         where = f"at batch {run.batch} of epoch {run.epoch + 1}" if run.epoch < run.num_epochs else "at the end"
