@@ -31,7 +31,7 @@ class Run:
     """Updates of all ranks together after which the run ends."""
     clip_value: float | None = None
     clip_norm: float | None = None
-    track_norm: bool = False
+    """Infinite: the norm is only tracked."""
     evaluate_every: int | None = None
     report_every: int | None = None
     checkpoint_every: int | str | None = None
@@ -276,7 +276,7 @@ class TrainingLoop(TrainingSteps):
                 self._forward_and_backward(batch, step)
             return
         self._forward_and_backward(batch, step)
-        if run.clip_value is not None or run.track_norm:
+        if run.clip_value is not None or run.clip_norm is not None:
             self._clip_gradients()
         self.optimizer_step()
         if self.scheduler is not None and not self._strategy.optimizer_step_was_skipped:

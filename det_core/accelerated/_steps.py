@@ -75,9 +75,8 @@ class TrainingSteps:
         run, strategy = self._run, self._strategy
         if run.clip_value is not None:
             strategy.clip_value(self.model, self.optimizers, run.clip_value)
-        if run.track_norm:
-            limit = float("inf") if run.clip_norm is None else run.clip_norm
-            run.norms.append(strategy.clip_norm(self.model, self.optimizers, limit).detach())
+        if run.clip_norm is not None:
+            run.norms.append(strategy.clip_norm(self.model, self.optimizers, run.clip_norm).detach())
 
     def optimizer_step(self) -> None:
         """Update the parameters."""

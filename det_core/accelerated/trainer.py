@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -261,10 +262,12 @@ class Trainer(TrainingLoop):
             )
             self._check_eval_batch_size()
             endless = max_num_train_steps is not None and self.run_config.num_update_steps_per_epoch is None
+            only_tracked = math.inf if track_gradient_norm else None
             self._run = Run(
-                sys.maxsize if endless else self.run_config.num_epochs, gradient_accumulation_steps,
-                max_num_train_steps, gradient_clip_value, gradient_clip_norm,
-                track_gradient_norm or gradient_clip_norm is not None, evaluate_every, report_every, checkpoint_every,
+                num_epochs=sys.maxsize if endless else self.run_config.num_epochs,
+                accumulation=gradient_accumulation_steps, max_steps=max_num_train_steps, clip_value=gradient_clip_value,
+                clip_norm=only_tracked if gradient_clip_norm is None else gradient_clip_norm,
+                evaluate_every=evaluate_every, report_every=report_every, checkpoint_every=checkpoint_every,
             )  # fmt: skip
             self.scheduler = None if create_scheduler_fn is None else self.create_scheduler()
             if self._managed is not None and not self._managed.begin(self, resume_from):
