@@ -94,7 +94,8 @@ class EpochLoader:
     def begin(self, epoch: int, first: int = 0) -> None:
         """Say which epoch the next iteration is of, counted from 0, and with which batch of this rank it begins."""
         self._epoch, self._first = epoch, first
-        if first and not self._is_exact:
+        known = isinstance(self._sampler, SequentialSampler) or hasattr(self._sampler, "set_epoch")
+        if first and (self._order is None or not (known or self._generator is not None)):
             logger.warning(
                 "this training goes on in the middle of an epoch whose order is not known to be that of before: for an "
                 "exact resume use shuffle=True, or a sampler with a generator= or a set_epoch()"
@@ -115,13 +116,6 @@ class EpochLoader:
             deque(itertools.islice(stream, self._first * self._size), maxlen=0)
             batches = itertools.islice(stream, self._rank, None, self._size)
         return batches if self._device.type == "cpu" else map(mover(self._device), batches)
-
-    @property
-    def _is_exact(self) -> bool:
-        if self._order is None:
-            return False
-        known = isinstance(self._sampler, SequentialSampler) or self._generator is not None
-        return known or hasattr(self._sampler, "set_epoch")
 
 
 def _sampler(loader: Any) -> Any:

@@ -317,11 +317,9 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _save(self, trainer: Trainer, name: str) -> None:
         path = self.save_dir / name
-        if str(path) in self._saved_checkpoints:
-            self._saved_checkpoints.remove(str(path))
-        self._saved_checkpoints.append(str(path))
-        gone = self._saved_checkpoints[: -self.max_checkpoints] if self.max_checkpoints else []
-        self._saved_checkpoints = self._saved_checkpoints[len(gone) :]
+        saved = [other for other in self._saved_checkpoints if other != str(path)] + [str(path)]
+        gone = saved[: -self.max_checkpoints] if self.max_checkpoints else []
+        self._saved_checkpoints = saved[len(gone) :]
         trainer.save_training_state(path, {"global_step": self.global_step})
         trainer.print(f"Saved training state to {path}")
         if trainer.is_main_process:

@@ -479,9 +479,7 @@ class TrainerWithTimmScheduler(Trainer):
     """A Trainer for schedulers of timm: ``step_update(num_updates=)`` after each update, counted from 1, and
     ``step(epoch, metric=)`` after each epoch, with the number of epochs done."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.num_updates: int | None = None
-        super().__init__(*args, **kwargs)
+    num_updates: int | None = None
 
     def train_epoch_start(self) -> None:
         """Count from the updates made so far."""
