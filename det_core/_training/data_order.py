@@ -6,6 +6,7 @@ Batches are numbered over all ranks: batch ``n`` of the endless stream of passes
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 from collections.abc import Iterator, Mapping
@@ -107,8 +108,7 @@ class NumberedBatches(Sampler[Any]):
 
     def __len__(self) -> int:
         """How many batches of a pass are this rank's."""
-        whole = len(self._batches)
-        return whole // self._size + (whole % self._size > self._rank)
+        return share(len(self._batches), self._rank, self._size, even=False)
 
     def __iter__(self) -> Iterator[Any]:
         first, rank, size, numbered = self._skip * self._size, self._rank, self._size, self._numbered
@@ -134,26 +134,30 @@ class NumberedBatches(Sampler[Any]):
             pass_ += 1
 
 
-class OnePass(Sampler[Any]):
-    """One rank's share of a single pass, the same one again and again, as validation wants it.
+class EpochOrder(Sampler[Any]):
+    """This rank's share of the batches of indices of an epoch: of the same one again and again, as validation wants it,
+    unless ``epoch`` and ``first``, its first batch, are set before it is iterated.
 
     Args:
-        batches: the batches of indices of a pass.
+        batches: all batches of indices of an epoch.
         rank, size: this rank takes the batches ``n`` with ``n % size == rank``.
-        numbered: yield ``(n, indices)``, for a :class:`SeededDataset`.
+        even: ranks that run short begin again with the epoch's first batches, so that all have equally many.
+        numbered: yield ``(n, indices)``, ``n`` counted through all epochs, for a :class:`SeededDataset`.
     """
 
-    def __init__(self, batches: Any, *, rank: int, size: int, numbered: bool) -> None:
-        self._batches, self._rank, self._size, self._numbered = batches, rank, size, numbered
+    def __init__(self, batches: Any, *, rank: int, size: int, even: bool, numbered: bool) -> None:
+        self._batches, self._rank, self._size, self._even, self._numbered = batches, rank, size, even, numbered
+        self.epoch = self.first = 0
 
     def __len__(self) -> int:
-        whole = len(self._batches)
-        return whole // self._size + (whole % self._size > self._rank)
+        return share(len(self._batches), self._rank, self._size, self._even)
 
     def __iter__(self) -> Iterator[Any]:
-        for n, indices in enumerate(self._batches):
-            if n % self._size == self._rank:
-                yield (n, indices) if self._numbered else indices
+        size, first = self._size, self.first
+        number = self.epoch << 32 if self._numbered else 0
+        for n, indices in enumerate(completed(self._batches, size) if self._even else self._batches):
+            if n % size == self._rank and n // size >= first:
+                yield (number + n, indices) if self._numbered else indices
 
 
 class SeededDataset(Dataset[Any]):
@@ -188,6 +192,23 @@ class SeededDataset(Dataset[Any]):
         many = getattr(self.dataset, "__getitems__", None)
         found: list[Any] = many(indices) if callable(many) else [self.dataset[i] for i in indices]
         return found
+
+
+def share(whole: int, rank: int, size: int, even: bool) -> int:
+    """How many of an epoch's batches a rank gets."""
+    return -(-whole // size) if even else whole // size + (whole % size > rank)
+
+
+def completed(batches: Any, size: int) -> Iterator[Any]:
+    """An epoch's batches, and its first ones again until each of ``size`` ranks has equally many."""
+    head: list[Any] = []
+    n = -1
+    for n, batch in enumerate(batches):
+        if n < size - 1:
+            head.append(batch)
+        yield batch
+    if head:
+        yield from itertools.islice(itertools.cycle(head), -(n + 1) % size)
 
 
 def seed_generators(seed: int) -> None:

@@ -1,10 +1,10 @@
-"""How models are spread over processes: one class a way, behind one protocol."""
+"""How models are spread over processes: one class a way."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,73 +13,36 @@ from torch.optim import Optimizer
 PREFIX = "module."
 
 
-class Strategy(Protocol):
-    """A way to spread models over processes. Every rank makes the same calls in the same order."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where models and batches of this rank go."""
-
-    def wrap(self, model: nn.Module) -> nn.Module:
-        """Move a model to the device and spread it; what is to be called in its place."""
-
-    def unwrap(self, model: nn.Module) -> nn.Module:
-        """The model as the user has built it."""
-
-    def backward(
-        self, loss: Tensor, gradient: Tensor | None = None, retain_graph: bool = False, create_graph: bool = False
-    ) -> None:
-        """Compute gradients, as ``loss.backward()``; averaged over ranks outside of :meth:`no_sync`."""
-
-    def step(self, optimizer: Optimizer, scaler: Any = None) -> bool:
-        """Step an optimizer, by a GradScaler if there is one; False: that skipped it, as gradients were not finite."""
-
-    def no_sync(self, models: Sequence[nn.Module]) -> AbstractContextManager[Any]:
-        """While it lasts, gradients stay this rank's own."""
-
-    def evaluating(self, models: Sequence[nn.Module]) -> AbstractContextManager[Any]:
-        """While it lasts, ranks may call the models different numbers of times."""
-
-    def state(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-        """The states of models and optimizers in lists, under ``models_state_dict`` and ``optimizers_state_dict``."""
-
-    def load(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], state: Mapping[str, Any]) -> None:
-        """Put models and optimizers to what :meth:`state` returned, here or under another strategy.
-
-        Raises:
-            RuntimeError: the state is that of another model; the message has torch's list of differences.
-        """
-
-
 class OneProcess:
-    """Models that this process has alone.
+    """Models that this process has alone; the base of ways to spread them over processes, in which every rank makes the
+    same calls in the same order.
 
     Args:
-        device: where they go.
+        device: where models and batches of this rank go.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Moved to the device."""
+        """Move a model to the device and spread it; what is to be called in its place."""
         return model.to(self.device)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """The same."""
+        """The model as the user has built it."""
         return model
 
     def backward(
         self, loss: Tensor, gradient: Tensor | None = None, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
-        """By torch."""
+        """Compute gradients, as ``loss.backward()``; averaged over ranks outside of :meth:`no_sync`."""
         if gradient is None and not retain_graph and not create_graph:
             loss.backward()
         else:
             loss.backward(gradient, retain_graph, create_graph)
 
     def step(self, optimizer: Optimizer, scaler: Any = None) -> bool:
-        """By the optimizer, or the scaler."""
+        """Step an optimizer, by a GradScaler if there is one; False: that skipped it, as gradients were not finite."""
         if scaler is None:
             optimizer.step()
             return True
@@ -89,22 +52,27 @@ class OneProcess:
         return not any(bool(inf.item()) for inf in found.values())
 
     def no_sync(self, models: Sequence[nn.Module]) -> AbstractContextManager[Any]:
-        """They always are."""
+        """While it lasts, gradients stay this rank's own."""
         return nullcontext()
 
     def evaluating(self, models: Sequence[nn.Module]) -> AbstractContextManager[Any]:
-        """Nobody else calls them."""
+        """While it lasts, ranks may call the models different numbers of times."""
         return nullcontext()
 
     def state(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Any]:
-        """Of the models as the user has built them."""
+        """The states of models and optimizers in lists, under ``models_state_dict`` and ``optimizers_state_dict``."""
         return {
             "models_state_dict": [self.unwrap(model).state_dict() for model in models],
             "optimizers_state_dict": [optimizer.state_dict() for optimizer in optimizers],
         }
 
     def load(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer], state: Mapping[str, Any]) -> None:
-        """Keys may begin with ``module.``, as those of a DistributedDataParallel do."""
+        """Put models and optimizers to what :meth:`state` returned, here or under another way to spread them; models'
+        keys may begin with ``module.``, as those of a DistributedDataParallel do.
+
+        Raises:
+            RuntimeError: the state is that of another model; the message has torch's list of differences.
+        """
         for model, saved in zip(models, state["models_state_dict"], strict=True):
             load_model(self.unwrap(model), saved)
         for optimizer, saved in zip(optimizers, state["optimizers_state_dict"], strict=True):
@@ -161,6 +129,11 @@ class _Parallel(nn.parallel.DistributedDataParallel):
             return super().__getattr__(name)
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
+
+
+def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
+    """The parameters that optimizers update."""
+    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:

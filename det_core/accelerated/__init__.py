@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import random
-import sys
 from collections.abc import Callable
 from typing import Any
-
-import torch
 
 import det_core
 from det_core._optional import require
 from det_core.accelerated.trainer import Trainer, TrainerPlaceholderValues
+from det_core.accelerated.utils import set_seed
 
 __version__ = det_core.__version__
 
@@ -31,11 +28,3 @@ def notebook_launcher(function: Callable[..., Any], *args: Any, **kwargs: Any) -
     """
     accelerate = require("accelerate", extra="accelerate", purpose="starting processes from a notebook")
     accelerate.notebook_launcher(function, *args, **kwargs)
-
-
-def set_seed(seed: int) -> None:
-    """Seed the generators of python, numpy (where it is imported) and torch with its devices."""
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed & 0xFFFFFFFF)

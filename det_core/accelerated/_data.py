@@ -13,39 +13,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, Sampler, SequentialSampler
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from det_core._env import Environment
-from det_core._training.data_order import SeededDataset, rebuilt
+from det_core._training.data_order import EpochOrder, SeededDataset, completed, rebuilt, share
 from det_core._training.devices import mover
 from det_core.accelerated.utils import epoch_seed
 
 logger = logging.getLogger("det_core.accelerated")
-
-
-class EpochOrder(Sampler[Any]):
-    """This rank's share of the batches of indices of an epoch, from some batch on.
-
-    Args:
-        batches: all batches of indices of an epoch.
-        rank, size: this rank takes the batches ``n`` with ``n % size == rank``.
-        even: ranks that run short begin again with the epoch's first batches, so that all have equally many.
-        numbered: yield ``(n, indices)``, ``n`` counted through all epochs, for a :class:`SeededDataset`.
-    """
-
-    def __init__(self, batches: Any, *, rank: int, size: int, even: bool, numbered: bool) -> None:
-        self._batches, self._rank, self._size, self._even, self._numbered = batches, rank, size, even, numbered
-        self.epoch = self.first = 0
-
-    def __len__(self) -> int:
-        return share(len(self._batches), self._rank, self._size, self._even)
-
-    def __iter__(self) -> Iterator[Any]:
-        size, first = self._size, self.first
-        number = self.epoch << 32 if self._numbered else 0
-        for n, indices in enumerate(completed(self._batches, size) if self._even else self._batches):
-            if n % size == self._rank and n // size >= first:
-                yield (number + n, indices) if self._numbered else indices
 
 
 class EpochGenerator(torch.Generator):
@@ -119,7 +94,8 @@ class EpochLoader:
     def begin(self, epoch: int, first: int = 0) -> None:
         """Say which epoch the next iteration is of, counted from 0, and with which batch of this rank it begins."""
         self._epoch, self._first = epoch, first
-        if first and not self._is_exact:
+        known = isinstance(self._sampler, SequentialSampler) or hasattr(self._sampler, "set_epoch")
+        if first and (self._order is None or not (known or self._generator is not None)):
             logger.warning(
                 "this training goes on in the middle of an epoch whose order is not known to be that of before: for an "
                 "exact resume use shuffle=True, or a sampler with a generator= or a set_epoch()"
@@ -140,30 +116,6 @@ class EpochLoader:
             deque(itertools.islice(stream, self._first * self._size), maxlen=0)
             batches = itertools.islice(stream, self._rank, None, self._size)
         return batches if self._device.type == "cpu" else map(mover(self._device), batches)
-
-    @property
-    def _is_exact(self) -> bool:
-        if self._order is None:
-            return False
-        known = isinstance(self._sampler, SequentialSampler) or self._generator is not None
-        return known or hasattr(self._sampler, "set_epoch")
-
-
-def share(whole: int, rank: int, size: int, even: bool) -> int:
-    """How many of an epoch's batches a rank gets."""
-    return -(-whole // size) if even else whole // size + (whole % size > rank)
-
-
-def completed(batches: Any, size: int) -> Iterator[Any]:
-    """An epoch's batches, and its first ones again until each of ``size`` ranks has equally many."""
-    head: list[Any] = []
-    n = -1
-    for n, batch in enumerate(batches):
-        if n < size - 1:
-            head.append(batch)
-        yield batch
-    if head:
-        yield from itertools.islice(itertools.cycle(head), -(n + 1) % size)
 
 
 def _sampler(loader: Any) -> Any:

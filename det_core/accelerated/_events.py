@@ -94,7 +94,6 @@ class CallbackHandler:
 
     def __init__(self, callbacks: Iterable[Any] = ()) -> None:
         self.callbacks: list[Any] = []
-        self._callers: dict[str, Callable[..., None] | None] = {}
         self.add_callbacks(callbacks)
 
     def add_callbacks(self, callbacks: Iterable[Any]) -> None:

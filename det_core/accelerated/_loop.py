@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,21 +14,27 @@ from det_core.accelerated import _state
 from det_core.accelerated._data import length_of
 from det_core.accelerated._events import NAN_LOSS, AgreedStop, CallbackHandler, StopTrainingError
 from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of
-from det_core.accelerated._steps import TrainingSteps
+from det_core.accelerated._steps import TrainingSteps, named
 from det_core.accelerated.tracking import LossTracker, RunHistory
+
+if TYPE_CHECKING:
+    from det_core import core
 
 
 @dataclass
 class Run:
     """What lives for one training run."""
 
-    num_epochs: int
-    accumulation: int
-    max_steps: int | None
+    num_epochs: int = 0
+    accumulation: int = 1
+    max_steps: int | None = None
     """Updates of all ranks together after which the run ends."""
-    clip_value: float | None
-    clip_norm: float | None
-    track_norm: bool
+    clip_value: float | None = None
+    clip_norm: float | None = None
+    """Infinite: the norm is only tracked."""
+    evaluate_every: int | None = None
+    report_every: int | None = None
+    checkpoint_every: int | str | None = None
     updates: int = 0
     """Optimizer updates, those before a resume included."""
     base: int = 0
@@ -64,25 +70,23 @@ class TrainingLoop(TrainingSteps):
 
     callback_handler: CallbackHandler
     run_history: RunHistory
-    eval_dataset: Any
-    preempted: bool
-    batch_loss: Any
-    run_config: Any
+    eval_dataset: Any = None
+    preempted = False
+    batch_loss: Any = None
+    run_config: Any = None
     _accelerator: Any
     _loss_tracker: LossTracker
     _seed: int
     _profile: bool
-    _managed: Managed | None
-    _ranks: Ranks | None
-    _resumed: _state.Resumed | None
-    _evaluate_every: int | None
-    _train_dataloader: Any
-    _eval_dataloader: Any
-    _is_intermediate: bool
     _on_nan: str
-    _step_start: Callable[..., None] | None
-    _step_end: Callable[..., None] | None
-    _on_update: Callable[..., None] | None
+    _managed: Managed | None = None
+    _ranks: core.Context | Ranks | None = None
+    _resumed: _state.Resumed | None = None
+    _train_dataloader: Any = None
+    _eval_dataloader: Any = None
+    _step_start: Callable[..., None] | None = None
+    _step_end: Callable[..., None] | None = None
+    _on_update: Callable[..., None] | None = None
 
     @property
     def updates_completed(self) -> int:
@@ -93,10 +97,6 @@ class TrainingLoop(TrainingSteps):
     def steps_completed(self) -> int:
         """Optimizer updates since the trial began: what metrics and checkpoints are counted in."""
         return self._run.base + self._run.updates
-
-    @property
-    def _batch_in_epoch(self) -> int:
-        return self._run.batch
 
     @property
     def _several(self) -> bool:
@@ -169,7 +169,7 @@ class TrainingLoop(TrainingSteps):
         return run.left or (not run.batch and (run.ended or run.epoch >= run.num_epochs))
 
     def _run_epoch(self) -> None:
-        run, handler = self._run, self.callback_handler
+        run = self._run
         if run.part:
             self._restore_random()
         else:
@@ -179,10 +179,8 @@ class TrainingLoop(TrainingSteps):
         if self.eval_dataset is not None and run.part < 2:
             self._run_eval_epoch(self._eval_dataloader)
         run.part = 2
-        with self._together():
-            self.training_run_epoch_end()
-        with self._together():
-            handler.call_event("on_training_run_epoch_end", self)
+        self._together(self.training_run_epoch_end)
+        self._together(self.callback_handler.call_event, "on_training_run_epoch_end", self)
         if run.max_steps is not None and run.ended:
             self.print(
                 f"Reached max number of training steps {run.max_steps} in epoch {self.run_history.current_epoch}"
@@ -197,29 +195,26 @@ class TrainingLoop(TrainingSteps):
         run, handler, whole = self._run, self.callback_handler, self._train_dataloader
         if not run.batch:
             self._restore_random()
-        with self._together():
-            self.train_epoch_start()
-            if not run.batch:
-                self._loss_tracker.reset()
-                run.norms, run.window = [], (0.0, 0)
-                _reset_metrics(self._train_metrics)
-        with self._together():
-            handler.call_event("on_train_epoch_start", self)
+        self._together(self.train_epoch_start)
+        if not run.batch:
+            self._loss_tracker.reset()
+            run.norms, run.window = [], (0.0, 0)
+            for metric in named(self._train_metrics).values():
+                metric.reset()
+        self._together(handler.call_event, "on_train_epoch_start", self)
         if train_dl is whole:
             train_dl = self._train_dataloader  # a callback may have put another in its place
         run.length = length_of(train_dl)
         self._train_batches(train_dl)
         if run.left:
             return run.ended
-        with self._together():
-            self.train_epoch_end()
+        self._together(self.train_epoch_end)
         self._add_epoch_loss_to_run_history("train_loss_epoch")
         if run.norms:
             self.run_history.update_metric("train_gradient_norm", float(torch.stack(run.norms).mean()))
         self._record_metrics(self._train_metrics, "train_")
-        with self._together():
-            run.part = 1
-            handler.call_event("on_train_epoch_end", self)
+        run.part = 1
+        self._together(handler.call_event, "on_train_epoch_end", self)
         if self._managed is not None:
             self._managed.report_epoch(self)
         return run.ended
@@ -238,15 +233,15 @@ class TrainingLoop(TrainingSteps):
         self._restore_random()  # in the middle of an epoch last of all: what comes before may draw random numbers
         perform, accumulation, step = self._perform_forward_and_backward_passes, run.accumulation, run.batch
         run.in_epoch = run.in_step = True
-        rest = run.length % accumulation if run.length is not None else 0
-        run.group = accumulation
+        run.group, rest = accumulation, (run.length or 0) % accumulation
+        short_from = (run.length or 0) - rest if rest else None
         try:
             if run.ended:
                 return
             for batch in batches:
                 if step == run.length:  # of a loader without begin(), after a resume
                     break
-                if rest and run.length is not None and step == run.length - rest:
+                if step == short_from:
                     run.group = rest
                 perform(batch, step)
                 step += 1
@@ -257,9 +252,11 @@ class TrainingLoop(TrainingSteps):
             run.in_epoch = run.in_step = False
 
     def _restore_random(self) -> None:
-        if self._resumed is not None:
-            _state.restore_random(self._resumed)
-            self._resumed = None
+        if self._resumed is not None and self._resumed.random is not None:
+            from det_core.core import set_random_state
+
+            set_random_state(self._resumed.random)
+        self._resumed = None
 
     def _in_groups(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Batches of a loader without a length, drawn an accumulation group ahead, so that the last one is known."""
@@ -279,7 +276,7 @@ class TrainingLoop(TrainingSteps):
                 self._forward_and_backward(batch, step)
             return
         self._forward_and_backward(batch, step)
-        if run.clip_value is not None or run.track_norm:
+        if run.clip_value is not None or run.clip_norm is not None:
             self._clip_gradients()
         self.optimizer_step()
         if self.scheduler is not None and not self._strategy.optimizer_step_was_skipped:
@@ -304,16 +301,13 @@ class TrainingLoop(TrainingSteps):
 
     def _in_step(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
         """Call what belongs to a step. If it stops the training, leave at once where there is one rank; else finish the
-        step, as the others count on it, and ask for a stop that all ranks agree on."""
+        step, as the others count on it, and note that this rank wants a stop."""
         try:
             call(*args, **kwargs)
         except StopTrainingError as stop:
             if not self._several or isinstance(stop, AgreedStop):
                 raise
-            if not self._run.has_asked:
-                self._run.stop, self._run.has_asked = stop, True
-                assert self._ranks is not None
-                self._ranks.preempt.request(str(stop))
+            self._run.stop = self._run.stop or stop
 
     def _after_update(self) -> bool:
         """What comes between an update and the next batch; whether to leave the epoch."""
@@ -326,7 +320,7 @@ class TrainingLoop(TrainingSteps):
             self._in_step(run.after_update.pop(0))
         run.ended = run.ended or self._is_at_limit()
         is_last = run.ended or run.batch == run.length  # whose model the epoch's end evaluates
-        every = None if is_last or self.eval_dataset is None else self._evaluate_every
+        every = None if is_last or self.eval_dataset is None else run.evaluate_every
         if every and run.updates % every == 0:
             self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
         if managed is not None and run.updates >= managed.due:
@@ -337,9 +331,14 @@ class TrainingLoop(TrainingSteps):
         return run.ended or run.left
 
     def _heed_requests(self) -> None:
-        """If all ranks have agreed on it, save and leave, or, if only the script asked for it, stop training. Each
-        rank makes equally many of these calls."""
-        if self._ranks is None or not self._ranks.preempt.should_preempt():
+        """Ask for the stop that this rank wants; if all have agreed on one, save and leave, or, if only the script
+        asked for it, stop training. Each rank makes equally many of these calls."""
+        if self._ranks is None:
+            return
+        if self._run.stop is not None and not self._run.has_asked:
+            self._run.has_asked = True
+            self._ranks.preempt.request(str(self._run.stop))
+        if not self._ranks.preempt.should_preempt():
             return
         reason = str(self._ranks.preempt.reason)
         if reason not in PREEMPTIONS:
@@ -351,26 +350,17 @@ class TrainingLoop(TrainingSteps):
             self._managed.save(self)
         self.callback_handler.call_event("on_preempted", self)
 
-    @contextmanager
-    def _together(self) -> Iterator[None]:
-        """A method or an event that every rank comes to: if it stops the training on one, all stop, at its end.
+    def _together(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Call a method or an event that every rank comes to: if it stops the training on one, all stop, at its end.
 
         Callbacks of an event may wait for the other ranks, as a stop on one of them comes after its last callback. A
         method may only stop where the other ranks do not wait for this one.
         """
-        run, stop = self._run, None
-        try:
-            yield
-        except AgreedStop:
-            raise
-        except StopTrainingError as e:
-            stop = e
+        self._in_step(call, *args, **kwargs)
         if not self._several:
-            if stop is not None:
-                raise stop
             return
-        stop, asked = stop or run.stop, run.has_asked
-        run.stop, run.has_asked = None, False
+        run, stop = self._run, self._run.stop
+        asked, run.stop, run.has_asked = run.has_asked, None, False
         assert self._ranks is not None
         everyone = self._ranks.distributed.allgather((None if stop is None else str(stop), asked))
         if any(asked for _, asked in everyone):  # not answered yet; later runs are not to be stopped by it
@@ -414,28 +404,20 @@ class TrainingLoop(TrainingSteps):
             is_training: whether this is part of a training run.
             is_intermediate: whether training goes on in the same epoch: its metrics do not stay in the history.
         """
-        handler, whole, outer = self.callback_handler, self._eval_dataloader, self._is_intermediate
+        handler, whole = self.callback_handler, self._eval_dataloader
         kind = "intermediate_eval" if is_intermediate else "eval" if is_training else "evaluation"
         before = counts_of(self.run_history)
-        self._is_intermediate = is_intermediate
-        try:
-            with self._evaluation_state():
-                with self._together():
-                    self.eval_epoch_start()
-                with self._together():
-                    handler.call_event("on_eval_epoch_start", self, is_intermediate=is_intermediate)
-                if valid_dl is whole:
-                    valid_dl = self._eval_dataloader
-                with torch.no_grad(), self._strategy.evaluating(self.model):
-                    self._eval_batches(valid_dl)
-                with self._together():
-                    self.eval_epoch_end()
-                self._add_epoch_loss_to_run_history("eval_loss_epoch" if kind == "eval" else f"{kind}_loss")
-                self._record_metrics(self._eval_metrics, f"{kind}_")
-                with self._together():
-                    handler.call_event("on_eval_epoch_end", self, is_intermediate=is_intermediate)
-        finally:
-            self._is_intermediate = outer
+        with self._evaluation_state():
+            self._together(self.eval_epoch_start)
+            self._together(handler.call_event, "on_eval_epoch_start", self, is_intermediate=is_intermediate)
+            if valid_dl is whole:
+                valid_dl = self._eval_dataloader
+            with torch.no_grad(), self._strategy.evaluating(self.model):
+                self._eval_batches(valid_dl)
+            self._together(self.eval_epoch_end)
+            self._add_epoch_loss_to_run_history("eval_loss_epoch" if kind == "eval" else f"{kind}_loss")
+            self._record_metrics(self._eval_metrics, f"{kind}_")
+            self._together(handler.call_event, "on_eval_epoch_end", self, is_intermediate=is_intermediate)
         if self._managed is not None:
             self._managed.report_evaluation(self, before, "validation" if is_training else "evaluation")
         if is_intermediate:
@@ -460,26 +442,19 @@ class TrainingLoop(TrainingSteps):
                 module.training = training
 
     def _eval_batches(self, valid_dl: Any) -> None:
-        handler, run = self.callback_handler, self._run
-        step_start, step_end = handler.caller("on_eval_step_start"), handler.caller("on_eval_step_end")
-        _reset_metrics(self._eval_metrics)
-
-        def fire(event: Callable[..., None] | None, **kwargs: Any) -> None:
-            try:
-                if event is not None:
-                    event(self, **kwargs)
-            except StopTrainingError as e:
-                if not self._several:
-                    raise
-                run.stop = run.stop or e  # the others count on this rank's remaining batches
-
+        step_start = self.callback_handler.caller("on_eval_step_start")
+        step_end = self.callback_handler.caller("on_eval_step_end")
+        for metric in named(self._eval_metrics).values():
+            metric.reset()
         for batch in valid_dl:
-            fire(step_start)
+            if step_start is not None:
+                self._in_step(step_start, self)
             output = self.calculate_eval_batch_loss(batch)
             self._update_loss_tracker(output["loss"], output["batch_size"])
             if self._eval_metrics is not None:
                 self.update_metrics(self._eval_metrics, batch, output)
-            fire(step_end, batch=batch, batch_output=output)
+            if step_end is not None:
+                self._in_step(step_end, self, batch=batch, batch_output=output)
 
     # losses and metrics
 
@@ -502,16 +477,9 @@ class TrainingLoop(TrainingSteps):
         self.run_history.update_metric(metric_name, total / count if count else float("nan"))
 
     def _record_metrics(self, metrics: Any, prefix: str) -> None:
-        """Compute what was counted, over all ranks, and record it; a metric without a name goes by its class."""
-        if metrics is None:
-            return
-        for name, metric in (metrics if type(metrics) is dict else {type(metrics).__name__.lower(): metrics}).items():
+        """Compute what was counted, over all ranks, and record it."""
+        for name, metric in named(metrics).items():
             value = metric.compute()
             for key, one in (value if isinstance(value, Mapping) else {name: value}).items():
                 number = isinstance(one, torch.Tensor) and one.numel() == 1
                 self.run_history.update_metric(f"{prefix}{key}", one.item() if number else one)
-
-
-def _reset_metrics(metrics: Any) -> None:
-    for metric in [] if metrics is None else metrics.values() if type(metrics) is dict else [metrics]:
-        metric.reset()

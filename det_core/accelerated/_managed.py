@@ -33,31 +33,13 @@ def open_context(given: core.Context | None) -> core.Context | None:
 
 
 class Ranks:
-    """The ranks of a training, and their agreement on when to stop.
+    """The ranks that a launcher started, and their agreement on when to stop; in place of a context's."""
 
-    Args:
-        distributed: the ranks.
-        preempt: the agreement.
-        is_ours: whether both were opened for this run alone.
-    """
-
-    def __init__(self, distributed: core.DistributedContext, preempt: core.PreemptContext, is_ours: bool) -> None:
-        self.distributed, self.preempt, self._is_ours = distributed, preempt, is_ours
-
-    @classmethod
-    def of(cls, context: core.Context | None) -> Ranks:
-        """Those of a context; without one, of the processes that a launcher started."""
-        if context is not None:
-            return cls(context.distributed, context.preempt, is_ours=False)
+    def __init__(self) -> None:
         from det_core import core
 
-        distributed = core.DistributedContext.detect()
-        return cls(distributed, core.PreemptContext(distributed), is_ours=True)
-
-    def close(self, error: BaseException | None) -> None:
-        """Leave the others; after an error, they are told of it."""
-        if self._is_ours:
-            self.distributed.close(failure=error)
+        self.distributed = core.DistributedContext.detect()
+        self.preempt = core.PreemptContext(self.distributed)
 
 
 class Managed:
@@ -69,12 +51,14 @@ class Managed:
 
     def __init__(self, context: core.Context) -> None:
         self.context: core.Context = weakref.proxy(context)  # which has the key of what holds this
-        self.is_past = False
-        """Whether the run that begins had ended before this process was started, or is for after a preemption."""
         self.has_left = False
         """Whether a run was preempted: what a script does after it waits until it is resumed."""
         self.due = 0
         """Updates of the run at which :meth:`after_update` has something to do."""
+        info = context.info
+        self.trial = info.trial if context.managed and info is not None else None
+        """None in a bare run."""
+        self._trial_id = 0 if self.trial is None else self.trial.trial_id
         self._chief = context.distributed.rank == 0
         self._number = 0
         self._steps = 0
@@ -95,61 +79,49 @@ class Managed:
             _MANAGED[context] = cls(context)
         return _MANAGED[context]
 
-    @property
-    def trial_seed(self) -> int | None:
-        """The seed of the trial; None in a bare run."""
-        info = self.context.info
-        return info.trial.trial_seed if self.context.managed and info is not None else None
-
-    @property
-    def trial_id(self) -> int:
-        """The trial; 0 in a bare run."""
-        info = self.context.info
-        return info.trial.trial_id if self.context.managed and info is not None else 0
-
     # a run begins and ends
 
-    def begin(self, trainer: TrainingLoop, resume_from: Any, report_every: int | None, every: int | str | None) -> None:
-        """Restore what this run goes on from; see :attr:`is_past`."""
+    def begin(self, trainer: TrainingLoop, resume_from: Any) -> bool:
+        """Restore what this run goes on from; False: it had ended before this process was started, or is for after a
+        preemption."""
         if self.has_left:
             trainer.print("The training before was preempted: this one begins after the resume")
-            trainer.preempted = self.is_past = True
-            return
+            trainer.preempted = True
+            return False
         self._number += 1
-        self.is_past = self._has_stopped = False
-        self._report_every, self._every = report_every, every
+        self._has_stopped = False
         trainer._run.base, self._counts = self._steps, counts_of(trainer.run_history)
         self._saved_at = self._place(trainer)
         if resume_from is None and not self._has_resumed and self.context.latest_checkpoint is not None:
             with self.context.checkpoint.resume() as folder:
                 assert folder is not None
                 counters = _state.read_counters(folder)
-                if counters["trial_id"] != self.trial_id:
-                    _state.apply(trainer, folder, anew=True)
+                number = counters["run"]
+                if counters["trial_id"] != self._trial_id:
+                    _state.apply(trainer, folder, counters, anew=True)
                     trainer.print("Begun with the model and the optimizer of another trial's checkpoint")
-                    self._has_resumed = True
-                number = 0 if self._has_resumed else counters["run"]
-                self.is_past, self._has_resumed = number > self._number, number <= self._number
-                if self.is_past:
+                elif number > self._number:
                     fits = _state.pass_over(trainer, folder, counters)
                     trainer.print(
                         f"Training run {self._number} of this script had ended before: going on to the next, with the "
                         + (f"model of run {number}" if fits else "model as it is: the checkpoint has another")
                     )
-                    return
-                if number == self._number:
-                    self._restore(trainer, folder, bool(counters.get("stopped")))
+                    return False
+                elif number == self._number:
+                    self._restore(trainer, folder, counters)
+            self._has_resumed = True
         if self._chief:
             self.context.train.set_status("training")
         if trainer._profile:
             self.context.profiler.on()
+        return True
 
-    def _restore(self, trainer: TrainingLoop, folder: Any, stopped: bool) -> None:
-        _state.apply(trainer, folder)
+    def _restore(self, trainer: TrainingLoop, folder: Any, counters: Mapping[str, Any]) -> None:
+        _state.apply(trainer, folder, counters)
         for callback in trainer.callback_handler:
             if hasattr(callback, "restore_files"):
                 callback.restore_files(folder)
-        run = trainer._run
+        run, stopped = trainer._run, bool(counters.get("stopped"))
         self._has_stopped = run.left = stopped  # nothing is left to train
         self._saved_at, self._counts = self._place(trainer), counts_of(trainer.run_history)
         where = f"at batch {run.batch} of epoch {run.epoch + 1}" if run.epoch < run.num_epochs else "at the end"
@@ -169,8 +141,7 @@ class Managed:
         if stopped is not None and str(stopped).startswith(NAN_LOSS):
             return
         self._has_stopped = self._has_stopped or stopped is not None
-        if self._operation is not None:
-            self._complete(trainer, best=self._has_stopped)
+        self._complete(trainer, best=self._has_stopped)
         self.save(trainer)
 
     def close(self, trainer: TrainingLoop, stopped: Exception | None) -> None:
@@ -191,7 +162,7 @@ class Managed:
         if run.batch != run.length:  # else the epoch's report is of this update too, and a stop would part the two
             self._report_window(trainer)
         self._complete_reached(trainer)
-        if isinstance(self._every, int) and run.updates % self._every == 0:
+        if isinstance(run.checkpoint_every, int) and run.updates % run.checkpoint_every == 0:
             self.save(trainer)
         self._say_progress(trainer, now=False)
         self._plan(trainer)
@@ -200,16 +171,16 @@ class Managed:
         """Save, complete an operation, say how far this is."""
         self._say_progress(trainer, now=True)
         self._complete_reached(trainer)
-        if self._every == "epoch":
+        if trainer._run.checkpoint_every == "epoch":
             self.save(trainer)
         self._plan(trainer)
 
     def _plan(self, trainer: TrainingLoop) -> None:
-        updates = trainer._run.updates
-        periods = [PROGRESS_EVERY, self._report_every, self._every if isinstance(self._every, int) else None]
-        self.due = min((updates // period + 1) * period for period in periods if period)
-        if self._operation is not None and (target := self._target(trainer)[1]) is not None:
-            self.due = min(self.due, target - trainer._run.base)
+        run = trainer._run
+        periods = (PROGRESS_EVERY, run.report_every, run.checkpoint_every)
+        self.due = min((run.updates // period + 1) * period for period in periods if isinstance(period, int))
+        if self._operation is not None and (target := self._target(trainer)) is not None:
+            self.due = min(self.due, target - run.base)
 
     def save(self, trainer: TrainingLoop) -> None:
         """Save a checkpoint, in the background, unless this place in the training is saved already."""
@@ -220,13 +191,14 @@ class Managed:
         if everyone is None:
             return
         files: dict[str, Any] = {f"rng_rank{rank}.pth": state for rank, state in enumerate(everyone)}
-        files[_state.COUNTERS] = _state.counters(trainer, self._number, self.trial_id, self._has_stopped)
+        files[_state.COUNTERS] = _state.counters(trainer, self._number, self._trial_id, self._has_stopped)
         for callback in trainer.callback_handler:
             if hasattr(callback, "checkpoint_files"):
                 files.update(callback.checkpoint_files())
-        metadata = {"steps_completed": trainer.steps_completed, "epoch": trainer.run_history.current_epoch}
-        if (value := self._metric(trainer, default=None)) is not None:
-            metadata[str(self.context.searcher.metric)] = value
+        history, metric = trainer.run_history, self.context.searcher.metric
+        metadata: dict[str, Any] = {"steps_completed": trainer.steps_completed, "epoch": history.current_epoch}
+        if metric in history.get_metric_names():
+            metadata[str(metric)] = self._metric(trainer)
         self.context.checkpoint.save(_state.whole(trainer), metadata, files=files, blocking=False)
 
     def _place(self, trainer: TrainingLoop) -> tuple[int, int, int, bool]:
@@ -239,26 +211,24 @@ class Managed:
         if self._operation is None:
             trainer._run.ended, trainer._run.left = True, bool(trainer._run.batch)
             return
-        epochs = self._target(trainer)[0]
-        if epochs is not None and epochs > trainer._run.num_epochs:
-            trainer.print(
-                f"The search asks for {epochs} epochs: num_epochs={trainer._run.num_epochs} ends the training before"
-            )
+        epochs, limit = self._operation.length, trainer._run.num_epochs
+        if self._size(trainer) is None and epochs > limit:
+            trainer.print(f"The search asks for {epochs} epochs: num_epochs={limit} ends the training before")
 
-    def _target(self, trainer: TrainingLoop) -> tuple[int | None, int | None]:
-        """The operation's length: epochs or updates."""
+    def _size(self, trainer: TrainingLoop) -> int | None:
+        """What an update counts in the unit of the search; None: that is epochs."""
         from det_core import core
 
+        unit, size = self.context.searcher.get_configured_units(), trainer.run_config.train_total_batch_size
+        if unit is core.Unit.RECORDS and size is None:
+            raise ValueError("a search in records needs a loader with a batch size: give its lengths in batches")
+        return 1 if unit is core.Unit.BATCHES else size if unit is core.Unit.RECORDS else None
+
+    def _target(self, trainer: TrainingLoop) -> int | None:
+        """The updates after which the operation is reached; None: it is counted in epochs."""
         assert self._operation is not None
-        unit, length = self.context.searcher.get_configured_units(), self._operation.length
-        if unit is core.Unit.BATCHES:
-            return None, length
-        if unit is core.Unit.RECORDS:
-            size = trainer.run_config.train_total_batch_size
-            if size is None:
-                raise ValueError("a search in records needs a loader with a batch size: give its lengths in batches")
-            return None, max(length // size, 1)
-        return length, None
+        size = self._size(trainer)
+        return None if size is None else max(self._operation.length // size, 1)
 
     def _complete_reached(self, trainer: TrainingLoop) -> None:
         """Complete the operations whose length is reached."""
@@ -266,8 +236,9 @@ class Managed:
         if run.batch and run.batch == length_of(trainer._train_dataloader):
             return  # the epoch's end evaluates, and looks again
         while self._operation is not None:
-            epochs, updates = self._target(trainer)
-            if (trainer.steps_completed < updates) if updates is not None else (run.batch or run.epoch < (epochs or 0)):
+            target = self._target(trainer)
+            in_epochs = not run.batch and run.epoch >= self._operation.length
+            if not (in_epochs if target is None else trainer.steps_completed >= target):
                 break
             if trainer.eval_dataset is not None and run.batch:  # an epoch's end has evaluated already
                 trainer._run_eval_epoch(trainer._eval_dataloader)
@@ -278,15 +249,13 @@ class Managed:
     def _complete(self, trainer: TrainingLoop, best: bool = False) -> None:
         operation, self._operation = self._operation, None
         if self._chief and operation is not None:
-            operation.report_completed(self._metric(trainer, best=best))
+            operation.report_completed(self._metric(trainer, best))
 
-    def _metric(self, trainer: TrainingLoop, *, best: bool = False, default: Any = ...) -> Any:
+    def _metric(self, trainer: TrainingLoop, best: bool = False) -> float:
         """The searched-over metric's latest value in the history, or its best."""
         searcher, history = self.context.searcher, trainer.run_history
         names = list(history.get_metric_names())
         if searcher.metric not in names:
-            if default is not ...:
-                return default
             raise ValueError(
                 f"the search is over the metric {searcher.metric!r}, and the history has {', '.join(names) or 'none'}"
             )
@@ -301,17 +270,11 @@ class Managed:
         self._said_at = clock
         run = trainer._run
         if self._operation is not None:
-            in_epochs = self._target(trainer)[0] is not None
-            self._operation.report_progress(run.epoch if in_epochs else self._in_unit(trainer))
+            size = self._size(trainer)
+            self._operation.report_progress(run.epoch if size is None else trainer.steps_completed * size)
         elif not self.context.managed:
             part = run.batch / run.length if run.length else 0.0
             self.context.train.report_progress(min(1.0, (run.epoch + part) / run.num_epochs))
-
-    def _in_unit(self, trainer: TrainingLoop) -> int:
-        from det_core import core
-
-        records = self.context.searcher.get_configured_units() is core.Unit.RECORDS
-        return trainer.steps_completed * (trainer.run_config.train_total_batch_size if records else 1)
 
     # reports
 
@@ -325,10 +288,8 @@ class Managed:
         if not self._chief:
             return
         history, (began, before) = trainer.run_history, self._epoch_clock
-        counts, told = counts_of(history), self._counts
-        updated = [n for n, count in counts.items() if "train" in n and count > told.get(n, 0)]
-        self._counts = counts
-        metrics = {name: history.get_latest_metric(name) for name in updated}
+        updated, self._counts = recorded_since(history, self._counts), counts_of(history)
+        metrics = {name: value for name, value in updated.items() if "train" in name}
         samples = (trainer._loss_tracker.running_count - before) * trainer._strategy.num_processes
         metrics |= {"epoch": history.current_epoch, **learning_rates(trainer)}
         if (seconds := time.monotonic() - began) > 0 and samples:
@@ -340,7 +301,7 @@ class Managed:
         waited for."""
         run, tracker = trainer._run, trainer._loss_tracker
         total, count = tracker.total_loss, tracker.running_count
-        if not self._report_every or run.updates % self._report_every or count == run.window[1]:
+        if not run.report_every or run.updates % run.report_every or count == run.window[1]:
             return
         sums = trainer._strategy.sums([total - run.window[0], count - run.window[1]])
         run.window = (total, count)
@@ -359,10 +320,7 @@ class Managed:
         """
         if not self._chief:
             return
-        history = trainer.run_history
-        updated = [name for name, count in counts_of(history).items() if count > before.get(name, 0)]
-        metrics = {name: history.get_latest_metric(name) for name in updated}
-        again = self._report(group, trainer.steps_completed, metrics)
+        again = self._report(group, trainer.steps_completed, recorded_since(trainer.run_history, before))
         if again and group == "evaluation":
             trainer.print(
                 f"Not reported, as there is a report of an evaluation at step {trainer.steps_completed} already: "
@@ -376,12 +334,7 @@ class Managed:
         self._reported[group] = (step, set(new) | (names if at == step else set()))
         if not new:
             return list(metrics)
-        if group == "training":
-            self.context.train.report_training_metrics(step, new)
-        elif group == "validation":
-            self.context.train.report_validation_metrics(step, new)
-        else:
-            self.context.train.report_metrics(group, step, new)
+        self.context.train.report_metrics(group, step, new)
         return [name for name in metrics if name not in new]
 
 
@@ -392,6 +345,12 @@ _MANAGED: weakref.WeakKeyDictionary[core.Context, Managed] = weakref.WeakKeyDict
 def counts_of(history: RunHistory) -> dict[str, int]:
     """How many values each metric has."""
     return {name: len(history.get_metric_values(name)) for name in history.get_metric_names()}
+
+
+def recorded_since(history: RunHistory, before: Mapping[str, int]) -> dict[str, Any]:
+    """The latest values of metrics that have more values than ``before``."""
+    more = [name for name, count in counts_of(history).items() if count > before.get(name, 0)]
+    return {name: history.get_latest_metric(name) for name in more}
 
 
 def learning_rates(trainer: TrainingLoop) -> dict[str, float]:

@@ -14,6 +14,8 @@ from enum import Enum
 from numbers import Real
 from typing import Any
 
+from det_core.accelerated._data import length_of
+
 
 def _operator(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The method of an operator, and of the same with the placeholder on its right."""
@@ -108,36 +110,27 @@ def _number(trainer: Any, value: Any) -> Any:
         return value.function(_number(trainer, value.left), _number(trainer, value.right))
     if not isinstance(value, TrainerPlaceholderValues):
         return value
-    number, otherwise = _LOOKED_UP[value](trainer)
+    number, otherwise = _looked_up(trainer, value)
     if number is None:
         raise ValueError(f"the placeholder {value.name} has no value in this run: {otherwise}")
     return number
 
 
-def _updates(trainer: Any, *, local: bool) -> tuple[int | None, str]:
-    config = trainer.run_config
+def _looked_up(trainer: Any, placeholder: TrainerPlaceholderValues) -> tuple[int | None, str]:
+    """A placeholder's number (None: unknown), and what to do where it is unknown."""
+    which, config = TrainerPlaceholderValues, trainer.run_config
+    if placeholder is which.NUM_EPOCHS:
+        return config.num_epochs, "the run has no epochs"
+    if placeholder is which.TRAIN_DATALOADER_LEN:
+        return length_of(trainer._train_dataloader), "the training loader has no length; give the number itself"
+    if placeholder is which.EVAL_DATALOADER_LEN:
+        if trainer._eval_dataloader is None:
+            return None, "there is no evaluation dataset"
+        return length_of(trainer._eval_dataloader), "the evaluation loader has no length; give the number itself"
+    local = placeholder is which.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH
     number = config.num_local_update_steps_per_epoch if local else config.num_update_steps_per_epoch
     if number is None and config.max_num_train_steps is not None:
         # a loader without a length: the epochs share the updates that the run is limited to
         shares = max(config.num_epochs, 1) * (config.num_processes if local else 1)
         number = math.ceil(config.max_num_train_steps / shares)
     return number, "the training loader has no length; pass max_num_train_steps to train()"
-
-
-def _length(loader: Any, kind: str) -> tuple[int | None, str]:
-    if loader is None:
-        return None, f"there is no {kind} dataset"
-    try:
-        return len(loader), ""
-    except TypeError:  # torch's own answer for an iterable dataset
-        return None, f"the {kind} loader has no length; give the number itself"
-
-
-_LOOKED_UP: dict[TrainerPlaceholderValues, Callable[[Any], tuple[int | None, str]]] = {
-    TrainerPlaceholderValues.NUM_EPOCHS: lambda trainer: (trainer.run_config.num_epochs, "the run has no epochs"),
-    TrainerPlaceholderValues.NUM_UPDATE_STEPS_PER_EPOCH: lambda trainer: _updates(trainer, local=False),
-    TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH: lambda trainer: _updates(trainer, local=True),
-    TrainerPlaceholderValues.TRAIN_DATALOADER_LEN: lambda trainer: _length(trainer._train_dataloader, "training"),
-    TrainerPlaceholderValues.EVAL_DATALOADER_LEN: lambda trainer: _length(trainer._eval_dataloader, "evaluation"),
-}
-"""Placeholder -> its number (None: unknown) and what to do where it is unknown."""

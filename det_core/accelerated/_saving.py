@@ -317,11 +317,9 @@ class SaveTrainingStateCallback(TrainerCallback):
 
     def _save(self, trainer: Trainer, name: str) -> None:
         path = self.save_dir / name
-        if str(path) in self._saved_checkpoints:
-            self._saved_checkpoints.remove(str(path))
-        self._saved_checkpoints.append(str(path))
-        gone = self._saved_checkpoints[: -self.max_checkpoints] if self.max_checkpoints else []
-        self._saved_checkpoints = self._saved_checkpoints[len(gone) :]
+        saved = [other for other in self._saved_checkpoints if other != str(path)] + [str(path)]
+        gone = saved[: -self.max_checkpoints] if self.max_checkpoints else []
+        self._saved_checkpoints = saved[len(gone) :]
         trainer.save_training_state(path, {"global_step": self.global_step})
         trainer.print(f"Saved training state to {path}")
         if trainer.is_main_process:
@@ -376,12 +374,6 @@ class WSDCheckpointCallback(TrainerCallback):
 
     def on_update(self, trainer: Trainer, **kwargs: Any) -> None:
         """Save, if a decay begins or has ended; the Trainer fires this after each optimizer update."""
-        self._look(trainer)
-
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._look(trainer)
-
-    def _look(self, trainer: Trainer) -> None:
         scheduler: Any = trainer.scheduler
         done = scheduler.get_current_step() + 1
         for period in scheduler.get_decay_info():
@@ -389,6 +381,8 @@ class WSDCheckpointCallback(TrainerCallback):
                 self._save(trainer, "pre_decay", done)
             if done == period["period_end"]:
                 self._save(trainer, "post_decay", done)
+
+    on_training_run_end = on_update
 
     def _save(self, trainer: Trainer, kind: str, step: int) -> None:
         if self.last_checkpoint_step.get(kind) == step:
@@ -401,7 +395,7 @@ class WSDCheckpointCallback(TrainerCallback):
         }  # fmt: skip
         path = self.save_dir / f"checkpoint_{step}_wsd_{kind}"
         if kind == "pre_decay":
-            trainer.after_update(lambda: trainer.save_training_state(path, told))
+            trainer.save_training_state(path, told)
         else:
             trainer.save_checkpoint(
                 path.with_suffix(".pt"), told, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler

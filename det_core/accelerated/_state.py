@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from det_core._training.strategy import load_model
 from det_core.errors import CheckpointError, MissingExtra
 
 if TYPE_CHECKING:
@@ -85,9 +86,10 @@ def load_checkpoint(
             raise ValueError(
                 f"{path} holds the state of a {name}, and this Trainer has none: give load_{name}=False to pass over it"
             )
-        wanted.append((name, have, saved if isinstance(saved, list) else [saved]))
-    _load_model(trainer, content["model_state_dict"], path)
-    for _, have, saved in wanted:
+        wanted.append((have, saved if isinstance(saved, list) else [saved]))
+    with _of_another_model(path):
+        load_model(trainer._strategy.bare(trainer.model), content["model_state_dict"])
+    for have, saved in wanted:
         for one, state in zip(have, saved, strict=True):
             one.load_state_dict(state)
     return content
@@ -129,13 +131,13 @@ def own(trainer: TrainingLoop) -> bytes:
     """What each rank has of its own."""
     from det_core.core import random_state
 
-    tracker, run, metrics = trainer._loss_tracker, trainer._run, trainer._train_metrics
+    tracker, run = trainer._loss_tracker, trainer._run
     state = {
         "random": random_state(),
         "loss": [float(tracker.total_loss), tracker.running_count],
         "window": [float(number) for number in run.window],
         "norms": [float(norm) for norm in run.norms],
-        "metrics": {name: dict(_states(one)) for name, one in _named(metrics)},
+        "metrics": {name: _counted(metric) for name, metric in _named(trainer._train_metrics)},
     }
     file = io.BytesIO()
     torch.save(state, file)
@@ -176,23 +178,22 @@ def read_counters(folder: Path) -> dict[str, Any]:
     return told
 
 
-def apply(trainer: TrainingLoop, folder: Path, *, anew: bool = False) -> None:
+def apply(trainer: TrainingLoop, folder: Path, told: Mapping[str, Any], *, anew: bool = False) -> None:
     """Go on from a checkpoint of the core.
 
     Args:
         trainer: the trainer.
         folder: the checkpoint.
+        told: what :func:`read_counters` says of it.
         anew: begin a training with its weights and optimizers, rather than go on with its training.
 
     Raises:
         CheckpointError: it is of another model, other optimizers, or a training with other parts.
     """
-    told = read_counters(folder)
     state = torch.load(folder / STATE, map_location="cpu", weights_only=True)
-    have = {"optimizers": len(trainer.optimizers), "schedulers": len(trainer.schedulers)}
-    for name, count in have.items() if not anew else ():
-        if len(state[name]) != count:
-            raise CheckpointError(f"the checkpoint holds {len(state[name])} {name}, and this training has {count}")
+    for name, mine in (("optimizers", trainer.optimizers), ("schedulers", trainer.schedulers)):
+        if not anew and len(state[name]) != len(mine):
+            raise CheckpointError(f"the checkpoint holds {len(state[name])} {name}, and this training has {len(mine)}")
     with _of_another_model(folder):
         trainer._strategy.load(trainer.model, trainer.optimizers, state)
     if anew:
@@ -276,14 +277,6 @@ def _apply_history(trainer: TrainingLoop, state: Mapping[str, Any]) -> None:
         for value in values:
             history.update_metric(name, value)
     history._set_epoch(state["current_epoch"])
-
-
-def restore_random(resumed: Resumed) -> None:
-    """Put the random generators back."""
-    if resumed.random is not None:
-        from det_core.core import set_random_state
-
-        set_random_state(resumed.random)
 
 
 # accelerate's layout
@@ -407,13 +400,6 @@ def _of_another_model(path: Any) -> Iterator[None]:
         raise CheckpointError(f"{path} does not fit this training's model and optimizers: {e}") from e
 
 
-def _load_model(trainer: TrainingLoop, state: Mapping[str, Any], path: Any) -> None:
-    from det_core._training.strategy import load_model
-
-    with _of_another_model(path):
-        load_model(trainer._strategy.bare(trainer.model), state)
-
-
 def _named(metrics: Any, name: str = "") -> Iterator[tuple[str, Any]]:
     """The single metrics in what ``train_metrics=`` was given, those within collections and wrappers too."""
     parts = metrics.items() if hasattr(metrics, "items") else getattr(metrics, "named_children", tuple)()
@@ -423,11 +409,10 @@ def _named(metrics: Any, name: str = "") -> Iterator[tuple[str, Any]]:
         yield from _named(part, f"{name}.{key}" if name else key)
 
 
-def _states(metric: Any) -> Iterator[tuple[str, Any]]:
+def _counted(metric: Any) -> dict[str, Any]:
     """What a torchmetrics ``Metric`` has counted: the attributes that it resets."""
-    for name in metric._defaults:
-        value = getattr(metric, name)
-        yield name, value.clone() if isinstance(value, torch.Tensor) else list(value)
+    values = {name: getattr(metric, name) for name in metric._defaults}
+    return {name: v.clone() if isinstance(v, torch.Tensor) else list(v) for name, v in values.items()}
 
 
 def _one_or_many(states: list[Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,7 +24,7 @@ class TrainingSteps:
     model: Any
     loss_func: Any
     optimizer: Any
-    scheduler: Any
+    scheduler: Any = None
     _eval_metrics: Any
     _train_metrics: Any
     _strategy: Strategy
@@ -75,9 +75,8 @@ class TrainingSteps:
         run, strategy = self._run, self._strategy
         if run.clip_value is not None:
             strategy.clip_value(self.model, self.optimizers, run.clip_value)
-        if run.track_norm:
-            limit = float("inf") if run.clip_norm is None else run.clip_norm
-            run.norms.append(strategy.clip_norm(self.model, self.optimizers, limit).detach())
+        if run.clip_norm is not None:
+            run.norms.append(strategy.clip_norm(self.model, self.optimizers, run.clip_norm).detach())
 
     def optimizer_step(self) -> None:
         """Update the parameters."""
@@ -102,9 +101,7 @@ class TrainingSteps:
 
     def calculate_eval_batch_loss(self, batch: Any) -> dict[str, Any]:
         """Compute a batch's loss in an evaluation; returns as :meth:`calculate_train_batch_loss` does."""
-        inputs, targets = batch[0], batch[1]
-        outputs = self.model(inputs)
-        return {"loss": self.loss_func(outputs, targets), "model_outputs": outputs, "batch_size": targets.size(0)}
+        return TrainingSteps.calculate_train_batch_loss(self, batch)
 
     def eval_epoch_end(self) -> None:
         """An evaluation is over."""
@@ -125,13 +122,14 @@ class TrainingSteps:
         """Count a batch in ``metrics=`` or ``train_metrics=``: ``update(outputs, targets)``."""
         outputs = batch_output["model_outputs"]
         outputs = outputs.detach() if isinstance(outputs, Tensor) else outputs
-        for metric in metrics.values() if type(metrics) is dict else (metrics,):
+        for metric in named(metrics).values():
             metric.update(outputs, batch[1])
 
     def _move_metrics(self) -> None:
         """Put the modules in ``metrics=`` and ``train_metrics=``, and what they have counted, on the device."""
-        for module in _modules([self._eval_metrics, self._train_metrics]):
-            module.to(self._strategy.device)
+        for metric in (*named(self._eval_metrics).values(), *named(self._train_metrics).values()):
+            if isinstance(metric, nn.Module):
+                metric.to(self._strategy.device)
 
     # at the user's service
 
@@ -174,12 +172,11 @@ class TrainingSteps:
         return self._strategy.unwrap_model(self.model) if keep_torch_compile else self._strategy.bare(self.model)
 
 
-def _modules(parts: Any) -> Iterator[nn.Module]:
-    if isinstance(parts, nn.Module):
-        yield parts
-    elif isinstance(parts, list | tuple | dict):
-        for part in parts.values() if isinstance(parts, dict) else parts:
-            yield from _modules(part)
+def named(metrics: Any) -> dict[str, Any]:
+    """What ``metrics=`` or ``train_metrics=`` was given, by name; a metric without one goes by its class."""
+    if metrics is None:
+        return {}
+    return metrics if type(metrics) is dict else {type(metrics).__name__.lower(): metrics}
 
 
 def _listed(parts: Any) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from det_core._env import Environment
 from det_core._training.precision import autocast_forward
 from det_core._training.process_group import local_device, make_group
-from det_core._training.strategy import DDP, OneProcess
+from det_core._training.strategy import DDP, OneProcess, load_model
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -167,9 +167,9 @@ class Strategy:
 
     def load(self, model: nn.Module, optimizers: Sequence[Optimizer], state: Mapping[str, Any]) -> None:
         """Put them to what :meth:`state` returned, here or under another strategy."""
-        self._models.load([self.bare(model)], [self.unwrap_optimizer(o) for o in optimizers], {
-            "models_state_dict": [state["model"]], "optimizers_state_dict": state["optimizers"],
-        })  # fmt: skip
+        load_model(self.bare(model), state["model"])
+        for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
+            self.unwrap_optimizer(optimizer).load_state_dict(saved)
         if self._scaler is not None and state.get("scaler") is not None:
             self._scaler.load_state_dict(state["scaler"])
 
@@ -178,11 +178,6 @@ class Strategy:
         model = self.unwrap_model(model)
         inner = getattr(model, "_orig_mod", model)
         return inner if isinstance(inner, nn.Module) else model
-
-
-def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
-    """The parameters that optimizers update."""
-    return [p for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
 
 
 def nested(function: Callable[[Tensor], Any], data: Any) -> Any:

@@ -148,19 +148,19 @@ class ProgressBarCallback(TrainerCallback):
 
     def __init__(self) -> None:
         self._line: ProgressLine | None = None
-        self._shown = False
         self._what = ""
+        self._is_within = False
         self._total: int | None = None
         self._first = self._done = 0
         self._began = 0.0
 
     def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._begin(trainer, "training", trainer._train_dataloader, trainer._batch_in_epoch)
+        self._begin(trainer, "training", trainer._train_dataloader, trainer._run.batch)
 
     def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, step: int, **kwargs: Any) -> None:
         """Count; what is shown is drawn by time."""
         self._done += 1
-        if self._shown and self._line is not None:
+        if self._line is not None:
             self._line.update(self._done, self._total, {"loss": trainer.batch_loss})
 
     def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -168,17 +168,18 @@ class ProgressBarCallback(TrainerCallback):
 
     def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
         """Begin a line, unless an evaluation in the middle of an epoch would cut that of the epoch."""
-        if not kwargs.get("is_intermediate"):
+        self._is_within = bool(kwargs.get("is_intermediate"))
+        if not self._is_within:
             self._begin(trainer, "evaluation", trainer._eval_dataloader, 0)
 
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        if not trainer._is_intermediate:
+        if not self._is_within:
             self._done += 1
-            if self._shown and self._line is not None:
+            if self._line is not None:
                 self._line.update(self._done, self._total)
 
     def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if not kwargs.get("is_intermediate"):
+        if not self._is_within:
             self._end(trainer)
 
     def on_run_closed(self, trainer: Trainer, **kwargs: Any) -> None:
@@ -188,24 +189,20 @@ class ProgressBarCallback(TrainerCallback):
             self._line = None
 
     def _begin(self, trainer: Trainer, what: str, loader: Any, done: int) -> None:
-        if self._line is not None:
-            self._line.close()
-        self._line = None
+        self.on_run_closed(trainer)
         if not trainer.is_local_main_process:
             return
-        self._line, self._what, self._first, self._done = ProgressLine(), what, done, done
+        self._what, self._total, self._first, self._done = what, length_of(loader), done, done
         self._began = time.monotonic()
-        self._shown, self._total = self._line.shown, length_of(loader)
+        self._line = line if (line := ProgressLine()).shown else None
 
     def _end(self, trainer: Trainer) -> None:
-        if self._line is None:
-            return
-        self._line.close()
-        self._line = None
-        if not self._shown and self._done:
+        if self._what and self._line is None and self._done:
             rate = (self._done - self._first) / (time.monotonic() - self._began)
             total, loss = self._total or self._done, float(trainer._loss_tracker.average)
             sys.stderr.write(f"{self._what}: {self._done}/{total} batches  {rate:.3g} batches/s  loss {loss:.4g}\n")
+        self._what = ""
+        self.on_run_closed(trainer)
 
 
 class LogMetricsCallback(TrainerCallback):

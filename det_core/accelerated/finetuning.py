@@ -113,8 +113,8 @@ class ModelFreezer:
         for i in self._range(from_index, to_index):
             for parameter in self._parameters(i):
                 parameter.requires_grad_(False)
-            if set_modules_as_eval:
-                self._set_mode(i, training=False)
+            for module in self._modules(i) if set_modules_as_eval else ():
+                module.training = False  # module.eval() would reach the batch norms in it
 
     def unfreeze(
         self, from_index: int = -1, to_index: int = 0, set_modules_as_training: bool = True
@@ -140,8 +140,8 @@ class ModelFreezer:
                 parameter.requires_grad_(True)
             if frozen:
                 thawed[i] = {"params": frozen}
-            if set_modules_as_training:
-                self._set_mode(i, training=True)
+            for module in self._modules(i) if set_modules_as_training else ():
+                module.training = True
         return thawed
 
     def _convert_idxs(self, from_index: int, to_index: int) -> tuple[int, int]:
@@ -166,10 +166,6 @@ class ModelFreezer:
         own = list(self.model.parameters(recurse=False)) if i == 0 else []
         found = own + [parameter for module in self._modules(i) for parameter in module.parameters(recurse=False)]
         return list(dict.fromkeys(found))
-
-    def _set_mode(self, i: int, *, training: bool) -> None:
-        for module in self._modules(i):
-            module.training = training  # module.train() would reach the batch norms in it
 
 
 def _layer_is_frozen(module: nn.Module, name: str) -> bool:

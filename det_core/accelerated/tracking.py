@@ -124,10 +124,6 @@ class LossTracker:
         running_count: how many records there were.
     """
 
-    loss_value: float
-    total_loss: float
-    running_count: int
-
     def __init__(self) -> None:
         self.reset()
 

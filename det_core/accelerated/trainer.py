@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from det_core._training.data_order import seed_generators
+from det_core._training.strategy import parameters_of
 from det_core.accelerated import _state
 from det_core.accelerated._accelerate import AccelerateStrategy, make_accelerator
 from det_core.accelerated._data import EpochLoader, default_workers, length_of
@@ -20,11 +21,11 @@ from det_core.accelerated._events import CallbackHandler
 from det_core.accelerated._loop import Run, TrainingLoop
 from det_core.accelerated._managed import Managed, Ranks, open_context
 from det_core.accelerated._placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values
-from det_core.accelerated._strategy import Strategy, parameters_of
+from det_core.accelerated._strategy import Strategy
 from det_core.accelerated.callbacks import DEFAULT_CALLBACKS, limited
 from det_core.accelerated.run_config import TrainerRunConfig
 from det_core.accelerated.tracking import InMemoryRunHistory, LossTracker, RunHistory
-from det_core.accelerated.utils import worker_init_fn
+from det_core.accelerated.utils import set_seed, worker_init_fn
 
 __all__ = [
     "DEFAULT_CALLBACKS",
@@ -61,6 +62,14 @@ class Trainer(TrainingLoop):
         profile: sample the machine during runs, by the core's profiler.
     """
 
+    create_scheduler_fn: Any = None
+    collate_fn: Any = None
+    train_dataset: Any = None
+    _train_dl_kwargs: dict[str, Any] | None = None
+    _eval_dl_kwargs: dict[str, Any] | None = None
+    _pad_uneven_eval_batches = False
+    _seed = DEFAULT_SEED
+
     def __init__(
         self,
         model: Any,
@@ -80,38 +89,13 @@ class Trainer(TrainingLoop):
         if on_nan not in ("exit", "raise", "stop"):
             raise ValueError(f"on_nan={on_nan!r}: expected 'exit', 'raise' or 'stop'")
         self.model, self.loss_func, self.optimizer = model, loss_func, optimizer
-        self.callback_handler: CallbackHandler
-        self.run_history: RunHistory = InMemoryRunHistory() if run_history is None else run_history
-        self.create_scheduler_fn: Any = None
-        self.scheduler: Any = None
-        self.collate_fn: Any = None
-        self.train_dataset: Any = None
-        self.eval_dataset: Any = None
-        self.run_config: Any = None
+        self.run_history = InMemoryRunHistory() if run_history is None else run_history
         self._eval_metrics, self._train_metrics = metrics, train_metrics
-        self.preempted = False
-        self.batch_loss: Any = None
         self._callbacks = callbacks
         self._mixed_precision, self._on_nan, self._profile = mixed_precision, on_nan, profile
         self._given_context, self._given_seed = core_context, seed
-        self._seed = DEFAULT_SEED
-        self._managed: Managed | None = None
-        self._ranks: Ranks | None = None
-        self._run: Run = Run(0, 1, None, None, None, False)
-        self._train_dataloader: Any = None
-        self._eval_dataloader: Any = None
-        self._train_dl_kwargs: dict[str, Any] | None = None
-        self._eval_dl_kwargs: dict[str, Any] | None = None
-        self._pad_uneven_eval_batches = False
-        self._is_intermediate = False
-        self._evaluate_every: int | None = None
-        self._resumed: _state.Resumed | None = None
-        self._step_start: Callable[..., None] | None = None
-        self._step_end: Callable[..., None] | None = None
-        self._on_update: Callable[..., None] | None = None
-        self._loss_tracker = LossTracker()
-        self._accelerator = self._create_accelerator()
-        self._strategy = self._strategy_of(self._accelerator)
+        self._run, self._loss_tracker = Run(), LossTracker()
+        self._set_accelerator()
         self.callback_handler = self._create_callback_handler()
         self.callback_handler.call_event("on_init_end", self)
 
@@ -138,8 +122,9 @@ class Trainer(TrainingLoop):
         accelerator = make_accelerator(self._mixed_precision)
         return Strategy(self._mixed_precision or "no") if accelerator is None else accelerator
 
-    def _strategy_of(self, accelerator: Any) -> Strategy:
-        return accelerator if isinstance(accelerator, Strategy) else AccelerateStrategy(accelerator)
+    def _set_accelerator(self) -> None:
+        accelerator = self._accelerator = self._create_accelerator()
+        self._strategy = accelerator if isinstance(accelerator, Strategy) else AccelerateStrategy(accelerator)
 
     def _create_callback_handler(self) -> CallbackHandler:
         return CallbackHandler(limited(self._callbacks))
@@ -250,13 +235,12 @@ class Trainer(TrainingLoop):
             StopTrainingError: a loss was NaN, and ``on_nan="raise"``.
             SystemExit: a loss was NaN, ``on_nan="exit"``, and there is no core context.
         """
-        counts = {
-            "num_epochs": num_epochs, "gradient_accumulation_steps": gradient_accumulation_steps,
-            "max_num_train_steps": max_num_train_steps, "report_every": report_every, "evaluate_every": evaluate_every,
-            "checkpoint_every": None if checkpoint_every == "epoch" else checkpoint_every,
-        }  # fmt: skip
-        _check_counts(counts)
-        _check_clips(gradient_clip_value, gradient_clip_norm)
+        _check_numbers(
+            num_epochs=num_epochs, gradient_accumulation_steps=gradient_accumulation_steps,
+            max_num_train_steps=max_num_train_steps, report_every=report_every, evaluate_every=evaluate_every,
+            checkpoint_every=None if checkpoint_every == "epoch" else checkpoint_every,
+            gradient_clip_value=gradient_clip_value, gradient_clip_norm=gradient_clip_norm,
+        )  # fmt: skip
         if self.optimizer is None:
             raise ValueError("train() needs an optimizer, and this Trainer has none")
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -278,20 +262,19 @@ class Trainer(TrainingLoop):
             )
             self._check_eval_batch_size()
             endless = max_num_train_steps is not None and self.run_config.num_update_steps_per_epoch is None
+            only_tracked = math.inf if track_gradient_norm else None
             self._run = Run(
-                sys.maxsize if endless else self.run_config.num_epochs, gradient_accumulation_steps,
-                max_num_train_steps, gradient_clip_value, gradient_clip_norm,
-                track_gradient_norm or gradient_clip_norm is not None,
+                num_epochs=sys.maxsize if endless else self.run_config.num_epochs,
+                accumulation=gradient_accumulation_steps, max_steps=max_num_train_steps, clip_value=gradient_clip_value,
+                clip_norm=only_tracked if gradient_clip_norm is None else gradient_clip_norm,
+                evaluate_every=evaluate_every, report_every=report_every, checkpoint_every=checkpoint_every,
             )  # fmt: skip
             self.scheduler = None if create_scheduler_fn is None else self.create_scheduler()
-            if self._managed is not None:
-                self._managed.begin(self, resume_from, report_every, checkpoint_every)
-                if self._managed.is_past:
-                    return
+            if self._managed is not None and not self._managed.begin(self, resume_from):
+                return
             if resume_from is not None:
                 epoch = self.load_training_state(resume_from).get("current_epoch", 0)
                 self.print(f"Resumed training state from {resume_from} (epoch {epoch})")
-            self._evaluate_every = evaluate_every
             for parameter in parameters_of(self.optimizers):  # a run before may have ended in the middle of a group
                 parameter.grad = None
             self._run_training()
@@ -308,15 +291,15 @@ class Trainer(TrainingLoop):
             raise
         finally:
             self._unprepare()
-            if self._ranks is not None:
-                self._ranks.close(sys.exc_info()[1])
-                self._ranks = None
+            if isinstance(self._ranks, Ranks):  # the others are told of an error
+                self._ranks.distributed.close(failure=sys.exc_info()[1])
+            self._ranks = None
 
     def _prepare_model_optimizer_and_dataloaders(self) -> None:
         """Put model and optimizers on their devices and ranks, and the loaders in the order of this seed."""
         self._strategy.free_memory()
-        self._accelerator = self._create_accelerator()
-        strategy = self._strategy = self._strategy_of(self._accelerator)
+        self._set_accelerator()
+        strategy = self._strategy
         context = open_context(self._given_context)
         if context is not None and context.distributed.size != strategy.num_processes:
             raise ValueError(
@@ -324,12 +307,10 @@ class Trainer(TrainingLoop):
                 f"{strategy.num_processes}: give core.init(distributed=core.DistributedContext.detect())"
             )
         self._managed = None if context is None else Managed.of(context)
-        self._ranks = None if strategy.num_processes == 1 and context is None else Ranks.of(context)
+        self._ranks = context or (Ranks() if strategy.num_processes > 1 else None)
         self._seed = self._chosen_seed()
         if self._given_seed is not None and self._train_dataloader is not None:
-            seed_generators(self._seed + strategy.process_index)
-            if torch.cuda.is_available():
-                torch.cuda.manual_seed_all(self._seed + strategy.process_index)
+            set_seed(self._seed + strategy.process_index)
         self._move_metrics()
         many = isinstance(self.optimizer, list | tuple)
         self.model, prepared = strategy.prepare(self.model, self.optimizers)
@@ -348,8 +329,8 @@ class Trainer(TrainingLoop):
             return seed if self._ranks is None else int(self._ranks.distributed.broadcast(seed))
         if self._given_seed is not _UNSET:
             return int(self._given_seed)
-        trial = None if self._managed is None else self._managed.trial_seed
-        return DEFAULT_SEED if trial is None else trial
+        trial = None if self._managed is None else self._managed.trial
+        return DEFAULT_SEED if trial is None else trial.trial_seed
 
     def _create_run_config(
         self,
@@ -406,16 +387,12 @@ class Trainer(TrainingLoop):
             )
         rest = samples % config.eval_total_batch_size
         if rest and rest <= config.eval_per_device_batch_size * (config.num_processes - 1):
-            warnings.warn(
-                "in the last evaluation step some ranks have no batch: gather() in calculate_eval_batch_loss() would "
-                "wait for them for ever",
-                UserWarning, stacklevel=3,
-            )  # fmt: skip
+            what = "some ranks have no batch: gather() in calculate_eval_batch_loss() would wait for them for ever"
         elif rest and rest % config.num_processes:
-            warnings.warn(
-                "in the last evaluation step ranks have batches of different sizes: gather() then needs padding_value=",
-                UserWarning, stacklevel=3,
-            )  # fmt: skip
+            what = "ranks have batches of different sizes: gather() then needs padding_value="
+        else:
+            return
+        warnings.warn(f"in the last evaluation step {what}", UserWarning, stacklevel=3)
 
     def evaluate(
         self,
@@ -502,9 +479,7 @@ class TrainerWithTimmScheduler(Trainer):
     """A Trainer for schedulers of timm: ``step_update(num_updates=)`` after each update, counted from 1, and
     ``step(epoch, metric=)`` after each epoch, with the number of epochs done."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.num_updates: int | None = None
-        super().__init__(*args, **kwargs)
+    num_updates: int | None = None
 
     def train_epoch_start(self) -> None:
         """Count from the updates made so far."""
@@ -535,31 +510,22 @@ def _batch_size(loader: Any) -> int | None:
 def _merged(default: dict[str, Any], given: Mapping[str, Any] | None, dataset: Any) -> dict[str, Any]:
     """The loader's arguments with the user's over them; without those that torch refuses beside them."""
     merged = {**default, **(given or {})}
-    excluded = {
-        "sampler": ("shuffle",),
-        "batch_sampler": ("shuffle", "batch_size"),
-    }
-    for name, others in excluded.items():
-        if merged.get(name) is not None:
-            merged = {key: value for key, value in merged.items() if key not in others}
-    if isinstance(dataset, IterableDataset):
+    own_batches = merged.get("batch_sampler") is not None
+    if own_batches:
+        merged.pop("batch_size", None)
+    if own_batches or merged.get("sampler") is not None or isinstance(dataset, IterableDataset):
         merged.pop("shuffle", None)
     return merged
 
 
-def _check_counts(counts: Mapping[str, Any]) -> None:
-    for name, value in counts.items():
+def _check_numbers(**values: Any) -> None:
+    for name, value in values.items():
         if value is None and name not in ("num_epochs", "gradient_accumulation_steps"):
             continue
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"{name}={value!r}: expected a number of at least 1")
-        if value < (0 if name == "num_epochs" else 1):
-            raise ValueError(f"{name}={value}: expected a number of at least {0 if name == 'num_epochs' else 1}")
-
-
-def _check_clips(value: float | None, norm: float | None) -> None:
-    for name, limit in (("gradient_clip_value", value), ("gradient_clip_norm", norm)):
-        if limit is not None and not isinstance(limit, Real):
-            raise TypeError(f"{name}={limit!r}: expected a number above 0")
-        if limit is not None and not limit > 0:
-            raise ValueError(f"{name}={limit!r}: expected a number above 0")
+        kind: Any = Real if "clip" in name else int
+        least = 0 if name == "num_epochs" else 1
+        wanted = "a number above 0" if kind is Real else f"a whole number of at least {least}"
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TypeError(f"{name}={value!r}: expected {wanted}")
+        if not (value > 0 if kind is Real else value >= least):  # NaN is neither
+            raise ValueError(f"{name}={value!r}: expected {wanted}")

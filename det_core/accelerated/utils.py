@@ -138,6 +138,8 @@ def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
     processes have no process group yet, in which they could wait.
     """
 
+    first = local_process_zero_only(function)
+
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         _, local_rank, size = _place()
@@ -146,10 +148,8 @@ def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
                 f"{function.__qualname__}() is to wait for another process, but there is no process group yet: call it "
                 "after the Trainer is made, or call torch.distributed.init_process_group() before"
             )
-        if local_rank == 0:
-            return _met(function, *args, **kwargs)
-        _meet()
-        return function(*args, **kwargs)
+        result = first(*args, **kwargs)
+        return result if local_rank == 0 else function(*args, **kwargs)  # type: ignore[return-value]
 
     return wrapper
 
@@ -157,10 +157,13 @@ def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
 def _only(function: Callable[P, R], here: Callable[[], bool]) -> Callable[P, R | None]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
-        if here():
-            return _met(function, *args, **kwargs)
+        try:
+            result = function(*args, **kwargs) if here() else None
+        except BaseException as error:  # the others would wait for ever
+            _meet(error)
+            raise
         _meet()
-        return None
+        return result
 
     return wrapper
 
@@ -176,17 +179,6 @@ def _place() -> tuple[int, int, int]:
     if _grouped():
         rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
     return rank, int(launch.get("LOCAL_RANK", rank)), size
-
-
-def _met(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call the function, then meet the other processes, whatever came of it."""
-    try:
-        result = function(*args, **kwargs)
-    except BaseException as error:  # the others would wait for ever
-        _meet(error)
-        raise
-    _meet()
-    return result
 
 
 def _meet(error: BaseException | None = None) -> None:
@@ -221,6 +213,12 @@ def epoch_seed(seed: int, epoch: int) -> int:
         epoch: counted from 0.
     """
     return mixed_seed(seed, epoch)
+
+
+def set_seed(seed: int) -> None:
+    """Seed the generators of python, numpy (where it is imported) and torch with its devices."""
+    torch.manual_seed(seed)
+    seed_generators(seed)
 
 
 def worker_init_fn(worker_id: int) -> None:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from det_core import core
 from det_core._training.devices import mover
 from det_core._training.precision import autocast_forward
-from det_core._training.strategy import Strategy
+from det_core._training.strategy import OneProcess, parameters_of
 from det_core.errors import InternalException, InvalidExperimentException
 from det_core.pytorch._lr_scheduler import LRScheduler
 from det_core.pytorch._trial_context import TrialContext
@@ -38,7 +38,7 @@ class PyTorchTrialContext(TrialContext):
     def __init__(
         self,
         core_context: core.Context,
-        strategy: Strategy,
+        strategy: OneProcess,
         *,
         hparams: Mapping[str, Any] | None = None,
         exp_conf: Mapping[str, Any] | None = None,
@@ -247,15 +247,12 @@ class PyTorchTrialContext(TrialContext):
 
     def _aggregated(self) -> list[Tensor | None]:
         """This rank's gradients of the batches since optimizers last stepped."""
-        return [None if p.grad is None else p.grad.detach().cpu() for p in self._updated()]
+        return [None if p.grad is None else p.grad.detach().cpu() for p in parameters_of(self.optimizers)]
 
     def _go_on_with(self, aggregated: Sequence[Tensor | None]) -> None:
         """Put back what :meth:`_aggregated` gave."""
-        for parameter, gradient in zip(self._updated(), aggregated, strict=True):
+        for parameter, gradient in zip(parameters_of(self.optimizers), aggregated, strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)
-
-    def _updated(self) -> list[nn.Parameter]:
-        return [p for optimizer in self.optimizers for group in optimizer.param_groups for p in group["params"]]
 
     def _begin_alike(self) -> None:
         """Without gradients of an earlier fit; with Horovod, which leaves that to its user, rank 0's models."""

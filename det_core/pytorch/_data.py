@@ -12,8 +12,8 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, Sampler
 
 from det_core._training.data_order import (
+    EpochOrder,
     NumberedBatches,
-    OnePass,
     Position,
     SeededDataset,
     SeededShuffle,
@@ -145,7 +145,7 @@ class DataLoader:
         """One rank's share of the whole set, in the same order each time: validating draws nothing from the generators
         of this process, and what is resumed is validated as what was not."""
         numbered = self.num_workers > 0
-        order = OnePass(self._batches(seed), rank=rank, size=size, numbered=numbered)
+        order = EpochOrder(self._batches(seed), rank=rank, size=size, even=False, numbered=numbered)
         return rebuilt(self._parts, order, SeededDataset(self.dataset, seed) if numbered else self.dataset)
 
     def _batches(self, seed: int) -> Any:

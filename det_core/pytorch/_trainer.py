@@ -12,7 +12,7 @@ import torch
 from det_core import core
 from det_core._env import Environment
 from det_core._training.process_group import destroy_group, local_device, make_group
-from det_core._training.strategy import DDP, OneProcess, Strategy
+from det_core._training.strategy import DDP, OneProcess
 from det_core.errors import InvalidExperimentException
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._context import PyTorchTrialContext
@@ -138,7 +138,7 @@ def _make_group(stack: ExitStack) -> None:
         stack.push(lambda kind, _error, _trace: None if kind is None else destroy_group())
 
 
-def _strategy(distributed: core.DistributedContext, horovod: Any) -> Strategy:
+def _strategy(distributed: core.DistributedContext, horovod: Any) -> OneProcess:
     device = local_device(distributed.local_rank if distributed.size > 1 else 0)
     if distributed.size > 1 and horovod is None:
         return DDP(device)
