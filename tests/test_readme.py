@@ -71,8 +71,8 @@ def test_the_five_steps_to_a_search(tmp_path: Path) -> None:
 
 def test_the_counting_script_resumes(tmp_path: Path) -> None:
     (code,) = [code for code in PYTHON if 'name="counting"' in code]
-    stopped = "loss = 1 / step; ctx.preempt._ask_for('signal')"
-    (tmp_path / "count.py").write_text(code.replace("loss = 1 / step", stopped, 1))
+    stopped = "step += 1; step < 20 or ctx.preempt._ask_for('signal')"  # in the last step
+    (tmp_path / "count.py").write_text(code.replace("step += 1", stopped, 1))
     said = _run(sys.executable, "count.py", folder=tmp_path)
     assert "preempted; to resume it: DET_CORE_RESUME=" in said
     (tmp_path / "count.py").write_text(code)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from det_core._errors import CheckpointError
+
 PREFIX = "module."
 
 
@@ -72,11 +74,12 @@ class OneProcess:
 
         Raises:
             RuntimeError: the state is that of another model; the message has torch's list of differences.
+            ValueError: it is that of another optimizer.
         """
         for model, saved in zip(models, state["models_state_dict"], strict=True):
             load_model(self.unwrap(model), saved)
         for optimizer, saved in zip(optimizers, state["optimizers_state_dict"], strict=True):
-            optimizer.load_state_dict(saved)
+            load_optimizer(optimizer, saved)
 
 
 class DDP(OneProcess):
@@ -141,6 +144,35 @@ def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     if saved and all(key.startswith(PREFIX) for key in saved) and not _has_module(model):
         saved = {key.removeprefix(PREFIX): value for key, value in saved.items()}
     model.load_state_dict(saved)
+
+
+def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
+    """Load an optimizer's state.
+
+    Raises:
+        ValueError: it is that of another kind of optimizer, or of other parameters.
+    """
+    kind = f"the state is not that of {type(optimizer).__name__}: it has no"
+    try:
+        optimizer.load_state_dict(saved)
+    except KeyError as e:
+        raise ValueError(f"{kind} {e.args[0]}") from None
+    for group in optimizer.param_groups:  # torch has filled in what its older versions did not save
+        if lacking := sorted(optimizer.defaults.keys() - group.keys()):
+            raise ValueError(f"{kind} {', '.join(lacking)}")
+
+
+@contextmanager
+def fitting(checkpoint: Any) -> Iterator[None]:
+    """While states of a checkpoint are loaded: says which, if they are of other models or optimizers.
+
+    Raises:
+        CheckpointError: they are; the message ends with torch's.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError) as e:
+        raise CheckpointError(f"{checkpoint} does not fit this training's models and optimizers: {e}") from None
 
 
 def _has_module(model: nn.Module) -> bool:

@@ -421,7 +421,8 @@ class TrainingLoop(TrainingSteps):
         if self._managed is not None:
             self._managed.report_evaluation(self, before, "validation" if is_training else "evaluation")
         if is_intermediate:
-            for name in [n for n in self.run_history.get_metric_names() if n.startswith("intermediate_eval_")]:
+            passing = f"{self.run_history.metric_name_prefix}intermediate_eval_"
+            for name in [n for n in self.run_history.get_metric_names() if n.startswith(passing)]:
                 self.run_history.delete_metric(name)
 
     @contextmanager

@@ -15,14 +15,13 @@ import os
 import shutil
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from det_core._training.strategy import load_model
+from det_core._training.strategy import fitting, load_model
 from det_core.errors import CheckpointError, MissingExtra
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def load_checkpoint(
                 f"{path} holds the state of a {name}, and this Trainer has none: give load_{name}=False to pass over it"
             )
         wanted.append((have, saved if isinstance(saved, list) else [saved]))
-    with _of_another_model(path):
+    with fitting(path):
         load_model(trainer._strategy.bare(trainer.model), content["model_state_dict"])
     for have, saved in wanted:
         for one, state in zip(have, saved, strict=True):
@@ -157,7 +156,7 @@ def counters(trainer: TrainingLoop, number: int, trial_id: int = 0, stopped: boo
     told = {
         "version": VERSION, "trial_id": trial_id, "run": number, "epoch": run.epoch, "batch": run.batch,
         "part": run.part, "updates": run.updates, "base": run.base, "seed": trainer._seed,
-        "size": trainer._strategy.num_processes, "stopped": stopped,
+        "size": trainer._strategy.num_processes, "batch_size": _batch_size(trainer), "stopped": stopped,
     }  # fmt: skip
     return json.dumps(told).encode()
 
@@ -194,7 +193,7 @@ def apply(trainer: TrainingLoop, folder: Path, told: Mapping[str, Any], *, anew:
     for name, mine in (("optimizers", trainer.optimizers), ("schedulers", trainer.schedulers)):
         if not anew and len(state[name]) != len(mine):
             raise CheckpointError(f"the checkpoint holds {len(state[name])} {name}, and this training has {len(mine)}")
-    with _of_another_model(folder):
+    with fitting(folder):
         trainer._strategy.load(trainer.model, trainer.optimizers, state)
     if anew:
         return
@@ -231,14 +230,28 @@ def _kinds(optimizers: Iterable[Mapping[str, Any]]) -> list[Any]:
 def _apply_position(trainer: TrainingLoop, folder: Path, told: Mapping[str, Any]) -> None:
     run, size = trainer._run, trainer._strategy.num_processes
     run.epoch, run.part, run.updates, run.base = told["epoch"], told["part"], told["updates"], told["base"]
-    run.batch = -(-told["batch"] * told["size"] // size)
+    now, before = _batch_size(trainer), told.get("batch_size")
+    if now is None or before is None:  # it is not known, so it is taken to be as it was
+        now = before = 1
+    run.batch = -(-told["batch"] * told["size"] * before // (size * now))
     if told["size"] != size:
         trainer.print(
             f"{size} rank(s) go on where {told['size']} were: at batch {run.batch} of epoch {run.epoch + 1}, with "
             "other random numbers"
         )
+    elif now != before:
+        trainer.print(
+            f"Batches of {now} go on where those of {before} were: at batch {run.batch} of epoch {run.epoch + 1}, "
+            f"record {run.batch * size * now}; it was record {told['batch'] * size * before}"
+        )
     if told["seed"] != trainer._seed:
         trainer._reseed(told["seed"])
+
+
+def _batch_size(trainer: TrainingLoop) -> int | None:
+    """Samples in a batch of a rank; None: it is not known."""
+    size: int | None = getattr(trainer.run_config, "train_per_device_batch_size", None)
+    return size
 
 
 def _own(folder: Path, trainer: TrainingLoop, told: Mapping[str, Any]) -> dict[str, Any]:
@@ -271,11 +284,13 @@ def _apply_beside(trainer: TrainingLoop, state: Mapping[str, Any], own: Mapping[
 
 
 def _apply_history(trainer: TrainingLoop, state: Mapping[str, Any]) -> None:
-    history = trainer.run_history
+    history, prefix = trainer.run_history, trainer.run_history.metric_name_prefix
     history.reset()
+    history.set_metric_name_prefix("")  # the names are whole
     for name, values in state["history"].items():
         for value in values:
             history.update_metric(name, value)
+    history.set_metric_name_prefix(prefix)
     history._set_epoch(state["current_epoch"])
 
 
@@ -320,7 +335,7 @@ def load_training_state(trainer: TrainingLoop, input_dir: str | os.PathLike[str]
     found = len(list(folder.glob("custom_checkpoint_*.pkl")))
     accelerator._custom_objects = registered * found if len(registered) == 1 else registered
     try:
-        with _of_another_model(folder):
+        with fitting(folder):
             accelerator.load_state(str(folder))
     finally:
         accelerator._custom_objects = registered
@@ -390,14 +405,6 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     # by type: a number of numpy's is a float as well, and its pickle is refused
     return isinstance(value, torch.Tensor) or type(value) in (int, float, complex, bool, str, bytes, type(None))
-
-
-@contextmanager
-def _of_another_model(path: Any) -> Iterator[None]:
-    try:
-        yield
-    except (RuntimeError, ValueError) as e:
-        raise CheckpointError(f"{path} does not fit this training's model and optimizers: {e}") from e
 
 
 def _named(metrics: Any, name: str = "") -> Iterator[tuple[str, Any]]:

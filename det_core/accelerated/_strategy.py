@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from det_core._env import Environment
 from det_core._training.precision import autocast_forward
 from det_core._training.process_group import local_device, make_group
-from det_core._training.strategy import DDP, OneProcess, load_model
+from det_core._training.strategy import DDP, OneProcess, load_model, load_optimizer
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -169,7 +169,7 @@ class Strategy:
         """Put them to what :meth:`state` returned, here or under another strategy."""
         load_model(self.bare(model), state["model"])
         for optimizer, saved in zip(optimizers, state["optimizers"], strict=True):
-            self.unwrap_optimizer(optimizer).load_state_dict(saved)
+            load_optimizer(self.unwrap_optimizer(optimizer), saved)
         if self._scaler is not None and state.get("scaler") is not None:
             self._scaler.load_state_dict(state["scaler"])
 

@@ -89,6 +89,11 @@ class TerminateOnNaNCallback(TrainerCallback):
         if not math.isfinite(value):
             self._stop("training")
 
+    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+        """Look at the last loss, of which a GPU may have sent nothing yet."""
+        if self._late.last is not None and not math.isfinite(float(self._late.last)):
+            self._stop("training")
+
     def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
         if not math.isfinite(float(torch.as_tensor(batch_output["loss"]).detach().mean())):
             self._stop("validation")
@@ -102,12 +107,13 @@ class _LateValue:
     """The newest of a device's numbers that has reached the host, without waiting for any."""
 
     def __init__(self) -> None:
+        self.last: Tensor | None = None
         self._host: Tensor | None = None
         self._arrived: Any = None
 
     def next(self, tensor: Any) -> float:
         """Send a number after the others if none is under way; the last that arrived, 0 before the first."""
-        tensor = torch.as_tensor(tensor).detach().mean()
+        self.last = tensor = torch.as_tensor(tensor).detach().mean()
         if tensor.device.type != "cuda":
             return float(tensor)
         if self._arrived is not None and not self._arrived.query():

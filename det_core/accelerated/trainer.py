@@ -312,6 +312,8 @@ class Trainer(TrainingLoop):
         if self._given_seed is not None and self._train_dataloader is not None:
             set_seed(self._seed + strategy.process_index)
         self._move_metrics()
+        if context is not None or self._several:
+            self._warn_of_parameters_beside_the_model()
         many = isinstance(self.optimizer, list | tuple)
         self.model, prepared = strategy.prepare(self.model, self.optimizers)
         self.optimizer = prepared if many else prepared[0] if prepared else None
@@ -321,6 +323,17 @@ class Trainer(TrainingLoop):
                 adapted = EpochLoader(loader, seed=self._seed, rank=rank, size=size, even=even, device=strategy.device)
                 setattr(self, name, adapted)
         self.callback_handler.call_event("on_loaders_prepared", self)
+
+    def _warn_of_parameters_beside_the_model(self) -> None:
+        known = {id(parameter) for parameter in self.model.parameters()}
+        beside = [tuple(p.shape) for p in parameters_of(self.optimizers) if id(p) not in known]
+        if beside:
+            warnings.warn(
+                f"the optimizer updates {len(beside)} parameter(s) that are not the model's, such as one of shape "
+                f"{beside[0]}: they are not in the core's checkpoints and not averaged over ranks; make their module a "
+                "part of the model",
+                UserWarning, stacklevel=2,
+            )  # fmt: skip
 
     def _chosen_seed(self) -> int:
         """The seed of this run, the same on every rank."""
@@ -509,6 +522,11 @@ def _batch_size(loader: Any) -> int | None:
 
 def _merged(default: dict[str, Any], given: Mapping[str, Any] | None, dataset: Any) -> dict[str, Any]:
     """The loader's arguments with the user's over them; without those that torch refuses beside them."""
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            "a DataLoader was given as the dataset: give its dataset, and its arguments in train_dataloader_kwargs= or "
+            "eval_dataloader_kwargs=, or override create_train_dataloader() and create_eval_dataloader()"
+        )
     merged = {**default, **(given or {})}
     own_batches = merged.get("batch_sampler") is not None
     if own_batches:

@@ -26,6 +26,7 @@ import det_core
 from det_core import core
 from det_core._env import Environment
 from det_core._training.data_order import Position
+from det_core._training.strategy import fitting
 from det_core.errors import CheckpointError
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._context import PyTorchTrialContext
@@ -119,7 +120,8 @@ def apply(content: Content, context: PyTorchTrialContext, hooks: Hooks) -> None:
         saved = state.get(f"{name}_state_dict", [])
         if len(saved) != len(have):
             raise CheckpointError(f"the checkpoint holds {len(saved)} {name}, and the trial has wrapped {len(have)}")
-    context._strategy.load(models, optimizers, state)
+    with fitting(f"the checkpoint in {content.folder}"):
+        context._strategy.load(models, optimizers, state)
     for scheduler, saved in zip(context.lr_schedulers, state.get("lr_schedulers_state_dict", []), strict=True):
         scheduler.load_state_dict(saved)
     if context._scaler is not None and "scaler_state_dict" in state:

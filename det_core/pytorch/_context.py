@@ -199,10 +199,13 @@ class PyTorchTrialContext(TrialContext):
 
         Raises:
             InternalException: before training.
-            InvalidExperimentException: ``auto_zero_grads=False`` with gradients aggregated over batches.
+            InvalidExperimentException: the optimizer was not wrapped; ``auto_zero_grads=False`` with gradients
+                aggregated over batches.
         """
         if self._updates is None:
             raise InternalException("step_optimizer() was called before training")
+        if id(optimizer) not in self._averages:
+            raise InvalidExperimentException("step_optimizer() takes what context.wrap_optimizer() returned")
         if self._aggregation > 1:
             if not auto_zero_grads:
                 raise InvalidExperimentException("auto_zero_grads=False cannot be used with aggregation_frequency > 1")

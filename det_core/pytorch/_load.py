@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import json
 import logging
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -17,7 +20,7 @@ import torch
 from torch import nn
 
 from det_core import core
-from det_core._training.strategy import OneProcess
+from det_core._training.strategy import OneProcess, fitting
 from det_core.errors import CheckpointError
 from det_core.pytorch._context import PyTorchTrialContext
 from det_core.pytorch._original import as_current, find_state, load_weights
@@ -53,6 +56,14 @@ class CheckpointLoadContext(PyTorchTrialContext):
             enable_tensorboard_logging=False,
         )  # fmt: skip
         self._updates = True
+        self._scratch: Path | None = None
+
+    def get_tensorboard_path(self) -> Path:
+        """A folder that goes with this process: nothing that is written for TensorBoard here is kept."""
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="det_core-tensorboard-"))
+            atexit.register(shutil.rmtree, self._scratch, ignore_errors=True)
+        return self._scratch
 
 
 def load_trial_from_checkpoint_path(
@@ -94,7 +105,8 @@ def load_trial_from_checkpoint_path(
     saved = state.get("models_state_dict", [])
     if len(saved) != len(context.models):
         raise CheckpointError(f"{folder} holds {len(saved)} model(s), and {cls.__name__} wraps {len(context.models)}")
-    context._strategy.load(context.models, [], {"models_state_dict": saved, "optimizers_state_dict": []})
+    with fitting(folder):
+        context._strategy.load(context.models, [], {"models_state_dict": saved, "optimizers_state_dict": []})
     return trial
 
 

@@ -220,7 +220,8 @@ def operation(
                 yield from validate()
             if boundary is Boundary.CHECKPOINT and not counters.saved:
                 yield Checkpoint()
-            stop = yield AskStop()
+            if not completed:  # else a stop would only part the last validation from its checkpoint
+                stop = yield AskStop()
             if stop:
                 break
     if stop:

@@ -12,7 +12,7 @@ import torch
 from det_core import core
 from det_core._env import Environment
 from det_core._training.process_group import destroy_group, local_device, make_group
-from det_core._training.strategy import DDP, OneProcess
+from det_core._training.strategy import DDP, OneProcess, parameters_of
 from det_core.errors import InvalidExperimentException
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._context import PyTorchTrialContext
@@ -299,6 +299,15 @@ class Trainer:
             raise InvalidExperimentException(
                 f"{name}.__init__() wraps no optimizer: self.optimizer = context.wrap_optimizer(…)"
             )
+        wrapped = {id(parameter) for model in context.models for parameter in model.parameters()}
+        for number, optimizer in enumerate(context.optimizers, 1):
+            shapes = [tuple(p.shape) for p in parameters_of([optimizer]) if id(p) not in wrapped]
+            if shapes:
+                raise InvalidExperimentException(
+                    f"optimizer {number} of {len(context.optimizers)} updates {len(shapes)} parameter(s) of no wrapped "
+                    f"model, such as one of shape {shapes[0]}: checkpoints would lack them, and ranks would train them "
+                    "apart; give their module to context.wrap_model()"
+                )
         self._check_evaluation()
 
     def _check_evaluation(self) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from det_core import core
+from det_core._optional import is_installed
 from det_core._training.devices import to_device
 from det_core.errors import InternalException
 from det_core.pytorch._reducer import MetricReducer, Reducers
@@ -202,6 +203,15 @@ class TrialContext:
     def get_tensorboard_path(self) -> Path:
         """The folder for files that TensorBoard reads; they are kept beside the checkpoints."""
         return self._core.train.get_tensorboard_path()
+
+    def get_enable_tensorboard_logging(self) -> bool:
+        """Whether metrics are written as TensorBoard events."""
+        return self._tensorboard
+
+    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
+        """Say whether metrics are written as TensorBoard events."""
+        assert isinstance(enable_tensorboard_logging, bool), "enable_tensorboard_logging must be a bool"
+        self._tensorboard = enable_tensorboard_logging and is_installed("tensorboard")
 
     def get_tensorboard_writer(self) -> Any:
         """A ``torch.utils.tensorboard.SummaryWriter`` in :meth:`get_tensorboard_path`, made on first use."""

@@ -17,7 +17,7 @@ from det_core._training.devices import mover, to_device  # noqa: E402
 from det_core._training.metric_buffer import MetricBuffer  # noqa: E402
 from det_core._training.precision import autocast_forward  # noqa: E402
 from det_core._training.progress_line import ProgressLine  # noqa: E402
-from det_core._training.strategy import OneProcess, load_model  # noqa: E402
+from det_core._training.strategy import OneProcess, load_model, load_optimizer  # noqa: E402
 from support.ranks import running  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -175,3 +175,20 @@ torch.distributed.destroy_process_group()
 def test_two_ranks(tmp_path: Path) -> None:
     with running(DDP, 2, tmp_path) as ranks:
         assert ranks.wait() == [0, 0], ranks.output(0) + ranks.output(1)
+
+
+@pytest.mark.parametrize(("saved", "loaded", "lacks"), [
+    (torch.optim.SGD, torch.optim.Adam, "step"),
+    (torch.optim.Adam, torch.optim.SGD, "dampening, momentum"),
+    (torch.optim.Adam, torch.optim.AdamW, None),
+])  # fmt: skip
+def test_the_state_of_another_kind_of_optimizer_is_told(saved: Any, loaded: Any, lacks: str | None) -> None:
+    model = torch.nn.Linear(1, 1)
+    before, after = saved(model.parameters(), lr=0.1), loaded(model.parameters(), lr=0.1)
+    model(torch.ones(1)).backward()
+    before.step()
+    if lacks is None:
+        load_optimizer(after, before.state_dict())
+        return
+    with pytest.raises(ValueError, match=f"not that of {loaded.__name__}: it has no .*{lacks}"):
+        load_optimizer(after, before.state_dict())

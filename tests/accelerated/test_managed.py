@@ -173,6 +173,50 @@ def test_case_36_a_checkpoint_of_the_core_is_plain_and_that_of_another_model_is_
         train(trainer(), 2, create_scheduler_fn=None)
 
 
+def test_an_optimizer_of_another_kind_is_an_error() -> None:
+    with core.init(name="it"):
+        train(trainer(), 1)
+    other = trainer()
+    other.optimizer = torch.optim.Adam(other.model.parameters())
+    with (
+        core.init(name="it", resume="latest"),
+        pytest.raises(CheckpointError, match="not that of Adam"),
+    ):
+        train(other, 2)
+
+
+def test_batches_of_another_size_go_on_at_the_same_record(capsys: pytest.CaptureFixture[str]) -> None:
+    with core.init(name="it") as ctx:
+        assert train(trainer(Events(2, lambda: core_stop(ctx))), 1).preempted
+    with core.init(name="it", resume="latest"):
+        events = Events()
+        one = trainer(events)
+        one.train(
+            [(torch.tensor([i / 40]), torch.tensor([i / 20])) for i in range(40)], 1, per_device_batch_size=4,
+            create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(), train_dataloader_kwargs={"num_workers": 0},
+        )  # fmt: skip
+    assert events.updates == [3, 4, 5, 6, 7], "20 of 40 records are left"
+    assert "Batches of 4 go on where those of 10 were: at batch 5 of epoch 1, record 20" in capsys.readouterr().out
+
+
+def test_parameters_beside_the_model_are_told_of() -> None:
+    one, head = trainer(), torch.nn.Linear(3, 2)
+    one.optimizer.add_param_group({"params": head.parameters()})
+    with core.init(name="it"), pytest.warns(UserWarning, match=r"2 parameter\(s\) .* such as one of shape \(2, 3\)"):
+        train(one, 1)
+
+
+def test_a_prefix_of_the_history_is_not_doubled_by_a_resume() -> None:
+    names = []
+    for epochs in (1, 2):
+        with core.init(name="it", resume="latest"):
+            one = trainer()
+            one.run_history.set_metric_name_prefix("a_")
+            train(one, epochs, evaluate_every=3)
+            names.append(sorted(one.run_history.get_metric_names()))
+    assert names[0] == names[1] == ["a_eval_loss_epoch", "a_train_loss_epoch"]
+
+
 def test_what_has_ended_is_saved_and_a_stop_at_the_last_update_makes_no_more() -> None:
     with core.init(name="it", resume="latest") as ctx:
         events = Events(3, lambda: core_stop(ctx))

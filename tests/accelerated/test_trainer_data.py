@@ -291,6 +291,9 @@ def test_configuration_is_checked_by_type(options: dict[str, Any], kind: Any, ma
 
 def test_number_of_epochs_is_checked() -> None:
     fails(a_trainer(Recording, [Events]), TypeError, "num_epochs='3'", "3")
+    loader = torch.utils.data.DataLoader(rows())
+    with pytest.raises(TypeError, match="a DataLoader was given as the dataset"):
+        train(a_trainer(), 1, loader)
     fails(a_trainer(Recording, [Events]), ValueError, "num_epochs=-1", -1)
 
 

@@ -274,6 +274,25 @@ for room in range(7):  # two are enough for one direction; from four on there ar
 """
 
 
+_STRUCK = """
+import os, signal, time
+from det_core.core._checkpoint._aside._process import HelperProcess
+for number in (signal.SIGINT, signal.SIGTERM):
+    helper = HelperProcess()
+    os.kill(helper.pid, number)  # before its first instruction
+    while not (helper._begun or helper.gone):
+        time.sleep(0.01)
+    assert helper._begun
+    helper.close()
+assert not signal.pthread_sigmask(signal.SIG_BLOCK, ()), "this process goes on to hear them"
+"""
+
+
+def test_a_helper_that_is_starting_does_not_hear_what_a_terminal_sends_to_all() -> None:
+    done = subprocess.run([sys.executable, "-c", _STRUCK], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
 _FORKING = """
 import os, threading, time
 from det_core.core._checkpoint._aside._process import HelperProcess

@@ -80,6 +80,11 @@ def test_the_trace_of_the_contract() -> None:
     assert outcome is Outcome.COMPLETED
 
 
+def test_it_is_not_asked_whether_to_stop_once_the_operation_is_complete() -> None:
+    trace, outcome = run(Counters(), Schedule(None, Batch(2), Batch(2)), 2, handed_out=True, stop_ask=2)
+    assert trace[2:] == ["R(2)", "progress(2)", "stop?", "V(2) completed", "C(2)"] and outcome is Outcome.COMPLETED
+
+
 def test_case_11_two_operations() -> None:
     counters, schedule = Counters(), Schedule(None)
     first, _ = run(counters, schedule, 2, handed_out=True)

@@ -232,8 +232,19 @@ def test_case_41_mistakes_before_training() -> None:
             self.context = context
             context.wrap_model(torch.nn.Linear(1, 1))
 
+    class OneOfTwo(Tiny):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            context.wrap_optimizer(torch.optim.SGD(torch.nn.Linear(3, 2).parameters(), lr=0.1))
+
+    class NotReturned(Tiny):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
     for cls, message in ((Both, "it overrides both"), (Neither, "it overrides neither"), (NoModel, "wraps no model"),
-                         (NoOptimizer, "wraps no optimizer")):  # fmt: skip
+                         (NoOptimizer, "wraps no optimizer"), (OneOfTwo, r"optimizer 2 of 2 .* of shape \(2, 3\)"),
+                         (NotReturned, r"what context\.wrap_optimizer\(\) returned")):  # fmt: skip
         with pytest.raises(InvalidExperimentException, match=message):
             fit(cls, 1)
     with built() as trial, pytest.raises(TypeError, match="instance of a PyTorchTrial"):

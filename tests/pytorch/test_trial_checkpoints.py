@@ -116,8 +116,15 @@ def test_case_26_what_cannot_be_restored() -> None:
             return torch.nn.Linear(2, 1)
 
     fit(Tiny, 2, init={"name": "r"})
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        fit(Wider, 4, init={"name": "r", "resume": "latest"})
+
+    class Adaptive(Tiny):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            context.optimizers[:] = [torch.optim.Adam(self.model.parameters())]
+
+    for cls, message in (Wider, "does not fit(?s:.*)size mismatch"), (Adaptive, "not that of Adam: it has no step"):
+        with pytest.raises(CheckpointError, match=message):
+            fit(cls, 4, init={"name": "r", "resume": "latest"})
     with core.init(name="other") as ctx:
         with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, _):
             (path / "something").write_text("else")
@@ -195,6 +202,16 @@ def test_case_58_loading_for_inference(tmp_path: Path, caplog: pytest.LogCapture
     assert isinstance(trial.context, pytorch.CheckpointLoadContext)
     given = pytorch.load_trial_from_checkpoint_path(folder, trial_class=WithHooks, map_location="cpu")
     assert type(given) is WithHooks and "deprecated: use torch_load_kwargs" in caplog.text
+
+    class Watching(Tiny):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            self.writer = context.get_tensorboard_writer()
+            context.set_profiler()
+
+    watching = pytorch.load_trial_from_checkpoint_path(folder, trial_class=Watching)
+    assert isinstance(watching, Watching) and watching.weights == trial.weights
+    watching.writer.close()
     with pytest.raises(ValueError, match="give map_location in"):
         pytorch.load_trial_from_checkpoint_path(folder, torch_load_kwargs={}, map_location="cpu")
     with pytest.raises(AssertionError, match=r"neither load_data\.json nor metadata\.json"):

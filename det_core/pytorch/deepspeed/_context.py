@@ -12,7 +12,7 @@ import torch
 
 from det_core import core
 from det_core._env import Environment, tell_local_rank
-from det_core._optional import is_installed, require
+from det_core._optional import require
 from det_core._training.process_group import destroy_group
 from det_core.errors import InvalidExperimentException
 from det_core.pytorch._trainer import opened, tensorboard_is_there, told
@@ -173,15 +173,6 @@ class DeepSpeedTrialContext(TrialContext):
         if self._sizes is None:
             raise InvalidExperimentException(f"{method} comes after context.wrap_model_engine(): no engine is wrapped")
         return self._sizes[which]
-
-    def get_enable_tensorboard_logging(self) -> bool:
-        """Whether metrics are written as TensorBoard events."""
-        return self._tensorboard
-
-    def set_enable_tensorboard_logging(self, enable_tensorboard_logging: bool) -> None:
-        """Say whether metrics are written as TensorBoard events."""
-        assert isinstance(enable_tensorboard_logging, bool), "enable_tensorboard_logging must be a bool"
-        self._tensorboard = enable_tensorboard_logging and is_installed("tensorboard")
 
 
 def _values(space: Any, name: str) -> Any:

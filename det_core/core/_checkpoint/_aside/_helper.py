@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
 import threading
 from collections.abc import Callable
@@ -109,8 +108,6 @@ def end_with(parent: int) -> None:
 
 def main(incoming: int, outgoing: int, parent: int) -> None:
     """What runs in the process, with the descriptors of its ends of the connection."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=end_with, args=(parent,), daemon=True).start()
     Helper(Channel(socket.socket(fileno=incoming), socket.socket(fileno=outgoing))).serve()
     os._exit(0)

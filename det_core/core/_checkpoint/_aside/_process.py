@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -23,6 +24,8 @@ END = 2.0
 """Seconds that it gets to end by itself."""
 LEAVING = 0.2
 """Seconds that it gets once it has hung up."""
+_NOT_HEARD = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+"""Signals that a helper never hears, from its first instruction on: what they are for, the trainer decides."""
 _CODE = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from det_core.core._checkpoint._aside._helper import main; main(*map(int, sys.argv[2:]))"
@@ -68,6 +71,7 @@ class HelperProcess:
             raise Unavailable(str(e)) from e
         descriptors = [theirs.incoming.fileno(), theirs.outgoing.fileno()]
         arguments = [json.dumps(sys.path), *map(str, descriptors), str(os.getpid())]
+        heard = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_HEARD)  # which the helper inherits
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _CODE, *arguments], pass_fds=descriptors,
@@ -77,6 +81,7 @@ class HelperProcess:
             ours.close()
             raise Unavailable(str(e)) from e
         finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
             theirs.close()
         return ours
 
