@@ -11,6 +11,7 @@ HELP = """\
 usage: python -m det_core.launch.torch_distributed [OPTIONS] [--] script.py [ARGS...]
        python -m det_core.launch.torch_distributed [OPTIONS] [--] python script.py [ARGS...]
        python -m det_core.launch.torch_distributed [OPTIONS] -m package.module [ARGS...]
+       python -m det_core.launch.torch_distributed [OPTIONS] -- --trial model_def:MyTrial [--config FILE ...]
 
 Starts one process per GPU (else --nproc-per-node) with torchrun's own agent and options, and besides:
   every line of output starts with [rank=N], and no line is cut by another rank's;

@@ -126,6 +126,8 @@ class Managed:
         self._saved_at, self._counts = self._place(trainer), counts_of(trainer.run_history)
         where = f"at batch {run.batch} of epoch {run.epoch + 1}" if run.epoch < run.num_epochs else "at the end"
         where += ", where it was stopped for good" if stopped else ""
+        if run.epoch >= run.num_epochs:
+            where += " (a run of another name or home begins anew)"
         trainer.print(f"Resumed {where}, after {trainer.steps_completed} updates")
 
     def start(self, trainer: TrainingLoop) -> None:

@@ -140,8 +140,9 @@ def _check_trial_class(spec: Experiment, files: frozenset[str], context: bytes |
     paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
     path = next((path for path in paths if path in files), None)
     if path is None:
+        hint = "" if files else ", which is empty; name the folder with it: det-core experiment create CONFIG DIR"
         raise Invalid(
-            f"entrypoint: {module}:{name} needs {paths[0]}, and there is no such file in the context directory"
+            f"entrypoint: {module}:{name} needs {paths[0]}, and there is no such file in the context directory{hint}"
         )
     assert context is not None
     if not binds(read_archived(io.BytesIO(context), path).decode(errors="replace"), name):
