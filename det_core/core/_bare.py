@@ -59,7 +59,7 @@ def open_bare_run(
     """
     held: list[RunFolder] = []
     remarks: list[str] = []
-    command = environment.command or shlex.join(["python", *sys.argv])
+    command = environment.command or shlex.join(_typed())
 
     def open_on_chief() -> tuple[str, int, bool, str, str]:
         chosen = name or _script()
@@ -98,6 +98,14 @@ def _chosen_folder(environment: Environment, name: str, resume: str | None, comm
     elif resume is not None:
         return RunFolder.open(environment.home, resume), True
     return RunFolder.create(environment.home, name=name, argv=shlex.split(command)), False
+
+
+def _typed() -> list[str]:
+    """What was typed to start this process; of ``python -m package.module`` Python only keeps the module's file."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.origin == sys.argv[0]:
+        return ["python", "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    return ["python", *sys.argv]
 
 
 def _script() -> str:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -298,3 +300,18 @@ def test_interrupted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
         raise KeyboardInterrupt
     assert _run(home).state == "interrupted"
     assert "interrupted; to resume it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["-m", "counted.here"], ["-m", "counted"], ["counted/here.py"]])
+def test_the_command_to_resume_with_is_what_was_typed(words: list[str], tmp_path: Path) -> None:
+    (tmp_path / "counted").mkdir()
+    for name in ("__init__.py", "here.py", "__main__.py"):
+        (tmp_path / "counted" / name).write_text(
+            "from det_core import core\nwith core.init():\n    raise SystemExit(3)\n"
+        )
+    (tmp_path / "counted" / "__init__.py").write_text("")
+    done = subprocess.run(
+        [sys.executable, *words, "--lr", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=250
+    )
+    (command,) = re.findall(r"to resume it: DET_CORE_RESUME=\S+ (.*)", done.stderr)
+    assert command == " ".join(["python", *words, "--lr", "1"])

@@ -134,7 +134,12 @@ def _check_trial_class(spec: Experiment, files: frozenset[str], context: bytes |
         Invalid: it certainly is not, and no startup hook makes it.
     """
     found = entrypoint_trial(spec.entrypoint or "")
-    if found is None or "startup-hook.sh" in files:
+    if "startup-hook.sh" in files:
+        return
+    if found is None:
+        module, _, name = str(spec.entrypoint).rpartition(".")
+        if name.isidentifier() and f"{module.replace('.', '/')}.py" in files and name != "py":
+            raise Invalid(f"entrypoint: {spec.entrypoint} is no command; a trial class is written {module}:{name}")
         return
     module, name = found
     paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
