@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ CHECKPOINT_PAGES = 4000
 """Pages (4 KiB) of SQLite's write-ahead log after which they are carried over into the database."""
 ADVISORY_LOCK = 0x6465745F
 """What a master locks in a schema of a PostgreSQL database: the first letters of its name."""
+LOCK_WAIT = 3.0
+"""Seconds to wait for that: the server lets go of a master's that has ended a moment after it."""
 
 
 def parse(url: str) -> URL:
@@ -98,8 +101,14 @@ def _take_advisory_lock(connection: Any, _: Any) -> None:
     """One master a database: the lock lives as long as the connection that writes."""
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = on")
-        cursor.execute("SELECT pg_try_advisory_lock(%s, hashtext(coalesce(current_schema(), '')))", (ADVISORY_LOCK,))
-        taken = cursor.fetchone()[0]
+        deadline, taken = time.monotonic() + LOCK_WAIT, False
+        while not taken and time.monotonic() < deadline:
+            cursor.execute(
+                "SELECT pg_try_advisory_lock(%s, hashtext(coalesce(current_schema(), '')))", (ADVISORY_LOCK,)
+            )
+            taken = cursor.fetchone()[0]
+            if not taken:
+                time.sleep(0.05)
     connection.commit()
     if not taken:
         from det_core._errors import StoreLocked
