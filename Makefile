@@ -23,7 +23,7 @@ demo: setup  ## train the quickstart on two ranks, interrupt it, resume it, show
 test: setup lint  ## all tests but whole trainings and the slow proofs
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not rgw and not postgres and not frameworks and not timm and not trainings' $(ARGS)
 
-test-trainings: setup  ## whole trainings: killed and resumed in every way once, and examples
+test-trainings: setup  ## whole trainings: killed and resumed in every way once, on several ranks, and examples
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'trainings and not long and not frameworks' tests $(ARGS)
 
 test-rgw: setup  ## the tests against Ceph's S3 server, which `make ci` installs

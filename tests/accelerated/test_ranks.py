@@ -13,6 +13,7 @@ from support.ranks import running
 
 pytest.importorskip("torch")
 
+pytestmark = [pytest.mark.trainings, pytest.mark.timeout(900)]
 HEAD = """
 import json, os, sys, time
 if os.environ.get("WITHOUT_ACCELERATE"):

@@ -17,7 +17,7 @@ from support.rank_cases import FAILING, WHERE
 from support.ranks import free_port, running
 from support.trials import Tiny, fit
 
-pytestmark = pytest.mark.timeout(900)  # of one test the whole start
+pytestmark = [pytest.mark.trainings, pytest.mark.timeout(900)]  # of one test the whole start
 CODE = "from support.rank_cases import main; main()"
 
 
