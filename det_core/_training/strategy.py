@@ -152,13 +152,14 @@ def load_optimizer(optimizer: Optimizer, saved: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it is that of another kind of optimizer, or of other parameters.
     """
+    before = [group.keys() & optimizer.defaults.keys() for group in optimizer.param_groups]
     kind = f"the state is not that of {type(optimizer).__name__}: it has no"
     try:
         optimizer.load_state_dict(saved)
     except KeyError as e:
         raise ValueError(f"{kind} {e.args[0]}") from None
-    for group in optimizer.param_groups:  # torch has filled in what its older versions did not save
-        if lacking := sorted(optimizer.defaults.keys() - group.keys()):
+    for had, group in zip(before, optimizer.param_groups, strict=True):
+        if lacking := sorted(had - group.keys()):  # torch has filled in what its older versions did not save
             raise ValueError(f"{kind} {', '.join(lacking)}")
 
 
