@@ -298,9 +298,10 @@ class Star:
                     peer.tell(encode(Kind.GOODBYE, rank=self.rank, body=body))
             self._wait_until(lambda: all(p.goodbye_seen if p.remote else not p.queued for p in self.others()))
         finally:
+            ended = self.loop.stop()  # first, as its handlers may still post an answer to what has come meanwhile
             self.trouble = Trouble("closed", "this DistributedContext is closed")
             self.wake_all()
-            if self.loop.stop():
+            if ended:
                 self._release()
 
     def _wait_until(self, done: Callable[[], bool]) -> None:

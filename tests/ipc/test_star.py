@@ -223,6 +223,36 @@ def test_a_post_on_a_closed_star(as_ranks: AsRanks) -> None:
     as_ranks(2, work).values()
 
 
+def test_a_handler_that_answers_while_its_star_closes(as_ranks: AsRanks) -> None:
+    """The question came before the goodbye was seen: no trouble for anybody."""
+
+    def work(links: Links) -> Any:
+        star, closing = links.everyone, threading.Event()
+
+        def late() -> None:
+            assert closing.wait(20)
+            deadline = time.monotonic() + 0.3
+            while star.trouble is None and time.monotonic() < deadline:
+                time.sleep(0.005)
+            star.post("answers", "here")
+
+        if star.rank == 1:
+            star.call_soon(late)
+            closing.set()
+            links.close()
+            return None
+        mail = Mail()
+        star.subscribe("answers", mail)
+        deadline = time.monotonic() + 20
+        while 1 not in star.departed() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        answers = mail.wait(1)
+        star.raise_if_broken()
+        return answers
+
+    assert as_ranks(2, work).values()[0] == [(1, "here")]
+
+
 def test_a_posted_message_that_cannot_be_pickled_raises_there(as_ranks: AsRanks) -> None:
     def work(links: Links) -> Any:
         with pytest.raises(TypeError):
