@@ -5,7 +5,7 @@ PY := $(VENV)/bin/python
 # How many tests run at a time; 0: one, in pytest's own process.
 JOBS ?= 2
 
-.PHONY: help setup demo test test-trainings test-rgw test-postgres test-launchers test-timm test-long lint docs bench ci system-deps clean
+.PHONY: help setup demo test test-trainings test-stores test-rgw test-postgres test-launchers test-timm test-long lint docs bench ci system-deps clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -21,10 +21,13 @@ demo: setup  ## train the quickstart on two ranks, interrupt it, resume it, show
 	$(PY) examples/quickstart/demo.py
 
 test: setup lint  ## all tests but whole trainings and the slow proofs
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not rgw and not postgres and not frameworks and not timm and not trainings' $(ARGS)
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not rgw and not postgres and not frameworks and not timm and not trainings and not stores' $(ARGS)
 
 test-trainings: setup  ## whole trainings: killed and resumed in every way once, on several ranks, and examples
 	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'trainings and not long and not frameworks' tests $(ARGS)
+
+test-stores: setup  ## object stores by every method and every fault, one call at a time
+	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'stores and not rgw and not long' tests $(ARGS)
 
 test-rgw: setup  ## the tests against Ceph's S3 server, which `make ci` installs
 	$(PY) -m pytest -m 'rgw and not long' $(ARGS)
@@ -72,7 +75,7 @@ system-deps:  ## the system packages CI needs (the only target that uses apt)
 	    openmpi-bin slurm-wlm munge iproute2 openssh-server pdsh cmake g++ make python3-dev; }; fi
 
 ci: export CI := 1
-ci: system-deps test test-trainings test-rgw test-postgres test-launchers test-timm  ## what .ci/run calls
+ci: system-deps test test-trainings test-stores test-rgw test-postgres test-launchers test-timm  ## what .ci/run calls
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) .venvs build dist *.egg-info demo-home

@@ -70,6 +70,7 @@ def kills(tmp_path: Path, ranks: int, times: int) -> None:
     assert digest(ends[0]) == digest(ends[1])
 
 
+@pytest.mark.trainings
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_loop_resumes_exactly_after_a_kill(tmp_path: Path, ranks: int) -> None:

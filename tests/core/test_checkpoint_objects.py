@@ -19,6 +19,7 @@ from support.ranks import running
 
 TESTS = str(Path(__file__).parent.parent)
 RANKS = "from support.object_ranks import main; main()"
+pytestmark = pytest.mark.stores
 long = pytest.mark.long
 
 

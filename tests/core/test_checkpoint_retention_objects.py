@@ -18,6 +18,7 @@ from support.faulty_doors import PASSING, PERMANENT, FaultyDoor
 from support.servers import S3Server
 from support.stored import put
 
+pytestmark = pytest.mark.stores
 FILES = {"a": b"a" * 1000, "b/c": b"c"}
 
 

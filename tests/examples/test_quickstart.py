@@ -61,6 +61,7 @@ def test_the_plain_script_trains_saves_and_loads(tmp_path: Path) -> None:
         assert [expected] == [line.partition(",")[0] for line in done.stdout.splitlines()]
 
 
+@pytest.mark.trainings
 def test_the_demo_trains_is_interrupted_and_resumes(tmp_path: Path) -> None:
     home = tmp_path / "demo-home"
     earlier = [RunFolder.create(home, name=name, argv=[]).run_id for name in (str(TRAIN), "mine")]
@@ -76,6 +77,7 @@ def test_the_demo_trains_is_interrupted_and_resumes(tmp_path: Path) -> None:
     assert str(run.path) in done.stdout
 
 
+@pytest.mark.trainings
 def test_a_resumed_training_goes_on_exactly(tmp_path: Path) -> None:
     """Interrupted and resumed, or not interrupted: the same losses and accuracies."""
     rows: list[list[Any]] = []
@@ -234,6 +236,7 @@ def kill_again_and_again(witnessed: Witnessed, kills: int, ranks: int) -> None:
     assert steps == list(range(1, len(steps) + 1))
 
 
+@pytest.mark.trainings
 def test_what_was_reported_and_stored_survives_kill_9_at_two_random_moments(tmp_path: Path) -> None:
     kill_again_and_again(Witnessed(tmp_path, [], epochs=8), kills=2, ranks=1)
 

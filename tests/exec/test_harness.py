@@ -168,6 +168,7 @@ def test_bare_and_resumed(tmp_path: Path) -> None:
     assert "resumed (restart 1) from checkpoint" in said and "completed" in said
 
 
+@pytest.mark.trainings
 def test_behind_the_launcher(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "model_def.py").write_text(MODEL)
@@ -189,6 +190,7 @@ min_validation_period: {epochs: 1}
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.trainings
 def test_a_search_by_class(person: Any, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     (tmp_path / "search.yaml").write_text(SEARCH)

@@ -76,15 +76,15 @@ def test_what_was_decided_stands_if_the_method_decides_otherwise_now(
     body = "a = self.create()\nreturn [a, TrainTo(a.request_id, {length}), Close(a.request_id)]"
     first = custom(tmp_path, body.format(length=5))
     actions = first.handle(Started())
-    changed = custom(tmp_path, body.format(length=6))
+    changed = custom(tmp_path, body.format(length=60))
     with caplog.at_level(logging.WARNING):
         changed.apply(Started(), actions)
     assert "what was recorded stands" in caplog.text
     assert changed.handle(Exited(actions[0].request_id, "completed"))[:1] != []  # type: ignore[union-attr]
-    again = custom(tmp_path, body.format(length=6))
+    again = custom(tmp_path, body.format(length=60))
     again.apply(Started(), actions)
     with pytest.raises(SearchError, match="it was to train to 5"):
-        again.handle(Completed(actions[0].request_id, 6, 1.0))  # type: ignore[union-attr]
+        again.handle(Completed(actions[0].request_id, 60, 1.0))  # type: ignore[union-attr]
 
 
 def test_decisions_from_outside() -> None:

@@ -27,7 +27,7 @@ LARGE = {**FILES, "large": os.urandom(1 << 20) * 35}
 Operation = Callable[[CheckpointContext, str, Path], object]
 
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.stores, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from support.buckets import closing, in_bucket, through
 from support.proxy import BUSY, FAULTS, LOST, RESET, TRUNCATED, Proxy, Request, proxy_before
 from support.servers import S3Server
 
+pytestmark = pytest.mark.stores
 LARGE = (16 << 20) + 5
 Operation = Callable[[ObjectStore, Path], None]
 
