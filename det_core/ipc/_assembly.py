@@ -109,7 +109,7 @@ class Assembly:
         if not 0 < hello.rank < size:
             return False, f"rank {hello.rank} is out of range: the job has the ranks 0 to {size - 1}"
         known = self.star.peers.get(hello.rank)
-        if known is not None and known.gone:
+        if known is not None and (known.gone or self.star.closing):  # a hello may overtake the goodbye over TCP
             return True, "the previous job with this key is just ending"
         if known is not None:
             return False, f"rank {hello.rank} is already there: pid {known.pid} on {known.host}"
@@ -132,7 +132,8 @@ class Assembly:
     def _on_remote_frame(self, route: bytes | None, frame: Frame) -> None:
         peer = self._routes.get(route)
         if peer is not None:
-            if not peer.dead:
+            # ZMQ sends what a connection has not taken over the next one, where the worker says hello anew
+            if not peer.dead and frame.kind != Kind.HELLO:
                 self.star.control.dispatch(peer, frame)
             return
         if frame.kind != Kind.HELLO or len(frame.segments) != 1:

@@ -96,8 +96,7 @@ class _Knocking:
         zmq = self._zmq
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._failures = 0
-            if self._peer is None:
-                self._say_hello()
+            self._say_hello()
         elif event == zmq.EVENT_DISCONNECTED:
             self._hub.lose(self._link)
         elif event & (
@@ -111,7 +110,8 @@ class _Knocking:
                 )
 
     def _say_hello(self) -> None:
-        self._link.send(encode(Kind.HELLO, rank=self.star.rank, body=_hello(self.star, self._job).encode()))
+        if self._peer is None:
+            self._link.send(encode(Kind.HELLO, rank=self.star.rank, body=_hello(self.star, self._job).encode()))
 
     def _on_frame(self, frame: Frame) -> None:
         if self._peer is not None:

@@ -74,7 +74,9 @@ class Star:
         self._lock = threading.RLock()
         self._stirred = threading.Event()
         self._room_waiters = 0
-        self._closing = self._breaking = False
+        self.closing = False
+        """This rank says goodbye, or has."""
+        self._breaking = False
         self._published = threading.Event()
         self._ordered: tuple[Peer, ...] = ()
         self.closers: list[Callable[[], None]] = []
@@ -282,12 +284,12 @@ class Star:
             farewell: what the other ranks read in ``departed()``.
             failure: why this rank stops; part of the error of a rank whose later call needs this one.
         """
-        if self._closing:  # looked at first without the lock, which may be held for ever in a forked child
+        if self.closing:  # looked at first without the lock, which may be held for ever in a forked child
             return
         with self._lock:
-            if self._closing:
+            if self.closing:
                 return
-            self._closing = True
+            self.closing = True
         assert threading.current_thread() is not self.loop.thread, "a star cannot be closed on its own ipc thread"
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
         body = pickle.dumps((dict(farewell or {}), text), protocol=5)
@@ -329,7 +331,7 @@ class Star:
 
     def leave(self) -> None:
         """The process exits and nobody has closed the star: tell the others what that was."""
-        if not self._closing:
+        if not self.closing:
             for peer in self.others():
                 peer.tell(encode(Kind.LEAVING, rank=self.rank))
             if any(peer.remote for peer in self.others()):
@@ -337,7 +339,7 @@ class Star:
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors, without a word to anybody."""
-        self._closing = True
+        self.closing = True
         self.trouble = Trouble("closed", "this DistributedContext belongs to the process that this one was forked from")
         self.loop.close()
         for lane in self._lanes.values():

@@ -267,14 +267,20 @@ def test_in_every_mode(tmp_path: Path, mode: str, asker: int) -> None:
         assert ranks.wait() == [0, 0], ranks.output(0) + ranks.output(1)
 
 
-def test_in_the_last_call_before_closing_nobody_hangs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("over", ["a socket", "tcp"])
+def test_in_the_last_call_before_closing_nobody_hangs(tmp_path: Path, over: str) -> None:
+    """And forty contexts one after another in the same processes are jobs of their own."""
     code = """
-        import random, sys
+        import os, random, sys
         from det_core import core
 
+        rank, port = int(os.environ["RANK"]), int(os.environ["MASTER_PORT"])
+        ranks = dict(rank=rank, size=3, local_rank=rank, local_size=3, cross_rank=0, cross_size=1)
         for round in range(40):
             rng = random.Random(round)
-            distributed = core.DistributedContext.from_torch_distributed()
+            distributed = core.DistributedContext(
+                **ranks, chief_ip="127.0.0.1", pub_port=port, force_tcp=sys.argv[1] == "tcp", insecure=True
+            )
             with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
                 for _ in range(rng.randrange(3)):
                     ctx.preempt.should_preempt()
@@ -282,8 +288,8 @@ def test_in_the_last_call_before_closing_nobody_hangs(tmp_path: Path) -> None:
                     ctx.preempt.request("and leave")
         print("left", flush=True)
     """
-    with running(code, 3, tmp_path) as ranks:
-        assert ranks.wait() == [0] * 3, ranks.output(0)
+    with running(code, 3, tmp_path, args=(over,)) as ranks:
+        assert ranks.wait(200) == [0] * 3, "".join(map(ranks.output, range(3)))
 
 
 ALONE = """

@@ -72,6 +72,18 @@ def test_a_malformed_message_is_no_frame(parts: list[bytes]) -> None:
         decode(parts, UNTRUSTED_LIMIT)
 
 
+def test_a_hello_that_comes_twice_is_none_the_second_time(as_ranks: AsRanks) -> None:
+    """As where the first was for a chief that was just ending, and the connection to the next one takes it along."""
+
+    def work(links: Links) -> Any:
+        star = links.everyone
+        if star.rank:
+            star.peers[0].tell(encode(Kind.HELLO, rank=star.rank, body=b"whatever"))
+        return [links.lane("user").allgather(star.rank) for _ in range(3)]
+
+    assert as_ranks(2, work, force_tcp=True, insecure=True).values() == [[[0, 1]] * 3] * 2
+
+
 @pytest.mark.parametrize("arguments", TCP)
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_collective_over_tcp(as_ranks: AsRanks, size: int, arguments: dict[str, Any]) -> None:
