@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from sqlalchemy.exc import ArgumentError
 
 from det_core._errors import StoreError
 from det_core._optional import require
+from det_core.master.store._lock import taken_within
 
 READERS = 4
 """Connections that read at a time."""
@@ -101,14 +101,14 @@ def _take_advisory_lock(connection: Any, _: Any) -> None:
     """One master a database: the lock lives as long as the connection that writes."""
     with connection.cursor() as cursor:
         cursor.execute("SET synchronous_commit = on")
-        deadline, taken = time.monotonic() + LOCK_WAIT, False
-        while not taken and time.monotonic() < deadline:
+
+        def take() -> bool:
             cursor.execute(
                 "SELECT pg_try_advisory_lock(%s, hashtext(coalesce(current_schema(), '')))", (ADVISORY_LOCK,)
             )
-            taken = cursor.fetchone()[0]
-            if not taken:
-                time.sleep(0.05)
+            return bool(cursor.fetchone()[0])
+
+        taken = taken_within(LOCK_WAIT, take)
     connection.commit()
     if not taken:
         from det_core._errors import StoreLocked

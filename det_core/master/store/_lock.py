@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from det_core import _clock
@@ -14,6 +15,16 @@ from det_core._errors import StoreLocked
 
 WAIT = 1.0
 """Seconds to wait for a holder that is about to end, or for a child that it was just forking."""
+
+
+def taken_within(seconds: float, take: Callable[[], bool]) -> bool:
+    """Try to take a lock until it is taken, or until ``seconds`` have passed; whether it is."""
+    deadline = _clock.monotonic() + seconds
+    while not take():
+        if _clock.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 class FileLock:
@@ -28,7 +39,7 @@ class FileLock:
         path = database.with_name(database.name + ".lock")
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            if not self._take():
+            if not taken_within(WAIT, self._take):
                 who = _holder(self._fd)
                 raise StoreLocked(f"another master uses {database} ({who}): stop that one, or work with it")
             os.ftruncate(self._fd, 0)
@@ -38,17 +49,13 @@ class FileLock:
             raise
 
     def _take(self) -> bool:
-        deadline = _clock.monotonic() + WAIT
-        while True:
-            try:
-                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-            except OSError as e:
-                if e.errno not in (errno.EAGAIN, errno.EACCES):
-                    raise
-            if _clock.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            if e.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            return False
+        return True
 
     def release(self) -> None:
         """Give it back. Twice is fine."""
