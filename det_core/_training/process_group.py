@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import time
 
 import torch
+
+LET_GO_SECONDS = 0.05
+"""How long gloo's threads may take to let go of the last tensors, on a machine that is busy."""
 
 
 def make_group() -> bool:
@@ -24,9 +28,17 @@ def make_group() -> bool:
 
 
 def destroy_group() -> None:
-    """End the default process group, if there is one."""
+    """End the default process group, if there is one.
+
+    A thread of gloo's lets go of the tensors a moment after a collective has returned, and up to Python 3.13 it aborts
+    the process if the interpreter is ending by then. A group that nobody has waits for its threads, but models have
+    theirs for as long as they live.
+    """
     if torch.distributed.is_initialized():
+        gloo = torch.distributed.get_backend() == "gloo"
         torch.distributed.destroy_process_group()
+        if gloo:
+            time.sleep(LET_GO_SECONDS)
 
 
 def local_device(local_rank: int) -> torch.device:

@@ -7,6 +7,7 @@ do: its wrappers cost about 165 of 440 µs for a tiny model (an import probe in 
 
 from __future__ import annotations
 
+import atexit
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 from det_core._env import Environment
 from det_core._optional import is_installed, require
+from det_core._training.process_group import destroy_group
 from det_core._training.strategy import DDP, OneProcess
 from det_core.accelerated._strategy import Strategy
 from det_core.errors import CheckpointError
@@ -44,7 +46,10 @@ def make_accelerator(mixed_precision: str | None) -> Any:
     if shared._shared_state.get(OURS):
         shared._reset_state()
     ours = not shared._shared_state
+    grouped = torch.distributed.is_initialized()
     accelerator = accelerate.Accelerator(mixed_precision=mixed_precision, cpu=cpu)
+    if torch.distributed.is_initialized() and not grouped:  # accelerate leaves its end to the script
+        atexit.register(destroy_group)
     if ours and is_plain(str(accelerator.distributed_type.value)):
         shared._shared_state[OURS] = True
     return accelerator

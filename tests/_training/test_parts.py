@@ -129,6 +129,7 @@ def test_a_line_on_a_terminal_and_nothing_in_a_file() -> None:
 
 DDP = """
 import torch
+from det_core._training.process_group import destroy_group
 from det_core._training.strategy import DDP
 
 torch.distributed.init_process_group("gloo")
@@ -168,7 +169,7 @@ state = strategy.state([model], [optimizer])
 assert not any(name.startswith("module.") for name in state["models_state_dict"][0])
 strategy.load([model], [optimizer], state)
 print("done", flush=True)
-torch.distributed.destroy_process_group()
+destroy_group()
 """
 
 
