@@ -79,11 +79,13 @@ def on_ranks(
 
 @WITH_AND_WITHOUT
 def test_cases_9_12_and_16_of_ranks_that_have_no_core(tmp_path: Path, without: str) -> None:
-    """Losses over uneven shares; updates counted over all ranks; a schedule that ends on both. One after the other."""
+    """Losses over uneven shares; updates counted over all ranks; a schedule that ends on both. One after the other; the
+    process group, whoever made it, is ended with the process."""
     said, _ = on_ranks(tmp_path, """
-import warnings
+import atexit, warnings
 from det_core.accelerated.schedulers import CosineLrScheduler
 
+atexit.register(lambda: say(grouped=torch.distributed.is_initialized()))
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
     losses = Losses()
@@ -120,7 +122,7 @@ train(trainer(cls=Tokens), rows=10, gradient_accumulation_steps=2)
 say(shares=shares)
 say(gathered=three.gather(torch.full((RANK + 1,), RANK), padding_value=-1).tolist())
 """, without)  # fmt: skip
-    (nine, twelve, sixteen, two, tokens, gathered), (nine_1, twelve_1, sixteen_1, *_) = said
+    (nine, twelve, sixteen, two, tokens, gathered, ended), (nine_1, twelve_1, sixteen_1, *_) = said
     assert nine["losses"] != nine_1["losses"] and len(nine["losses"]) == len(nine_1["losses"]) == 3
     assert nine["warned"] == nine_1["warned"] == 1 and not nine["wrapped"]
     everything = nine["losses"] + nine_1["losses"]
@@ -134,6 +136,7 @@ say(gathered=three.gather(torch.full((RANK + 1,), RANK), padding_value=-1).tolis
     assert two["names"] == ["evaluation_loss"]
     assert tokens["shares"] == [1.0, 1.0, 2.0]  # two ranks of groups of two and one
     assert gathered["gathered"] == [0, 1, 1]
+    assert ended == {"grouped": False}
 
 
 STOPS = """
