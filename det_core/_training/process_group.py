@@ -7,8 +7,8 @@ import time
 
 import torch
 
-LET_GO_SECONDS = 0.05
-"""How long gloo's threads may take to let go of the last tensors, on a machine that is busy."""
+RELEASE_SECONDS = 0.05
+"""How long gloo's threads may take to release the tensors of the last collective, on a busy machine."""
 
 
 def make_group() -> bool:
@@ -30,15 +30,15 @@ def make_group() -> bool:
 def destroy_group() -> None:
     """End the default process group, if there is one.
 
-    A thread of gloo's lets go of the tensors a moment after a collective has returned, and up to Python 3.13 it aborts
-    the process if the interpreter is ending by then. A group that nobody has waits for its threads, but models have
-    theirs for as long as they live.
+    gloo's threads release the tensors of a collective a moment after it has returned, for which they need the
+    interpreter; up to Python 3.13, one that comes while the interpreter ends aborts the process. Destroying the group
+    does not wait for its threads as long as a DistributedDataParallel model holds it; hence the pause.
     """
     if torch.distributed.is_initialized():
         gloo = torch.distributed.get_backend() == "gloo"
         torch.distributed.destroy_process_group()
         if gloo:
-            time.sleep(LET_GO_SECONDS)
+            time.sleep(RELEASE_SECONDS)
 
 
 def local_device(local_rank: int) -> torch.device:
