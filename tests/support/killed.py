@@ -17,6 +17,7 @@ from typing import Any
 
 from det_core import client
 from det_core.journal import read_run
+from support.leftovers import processes_of
 
 
 class Restarted:
@@ -47,6 +48,19 @@ class Restarted:
             command = [self.python, *launcher, "script.py"]
             return subprocess.Popen(command, cwd=self.folder, env=env, stdout=out, stderr=out)
 
+    def status(self, process: subprocess.Popen[bytes]) -> int:
+        """How a start that was sent a signal ends.
+
+        A loader's worker whose parent is killed while it begins lives for ever: torch asks who the parent is too late.
+        Without a launcher nobody ends it.
+        """
+        status = process.wait(200)
+        alone = self.ranks == 1 and status == -signal.SIGKILL
+        for found in processes_of(self.folder) if alone else []:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(found.split()[0]), signal.SIGKILL)
+        return status
+
     def finish(self, ranks: int | None = None) -> None:
         """Start it, and let it come to its end."""
         assert self.start(ranks).wait(200) == 0, self.output
@@ -72,7 +86,7 @@ class Restarted:
         for pid in rng.sample(self.pids(), 1) if self.ranks > 1 and self.pids() else [process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        status = process.wait(200)
+        status = self.status(process)
         return status != 0 if number == signal.SIGKILL else "preempted; to resume it" in self.output[-1000:]
 
     def records(self) -> int:
