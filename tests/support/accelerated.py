@@ -135,7 +135,7 @@ class Training(Restarted):
             assert process.poll() is None and time.monotonic() < deadline, self.output[before:]
             time.sleep(0.002)
         os.kill(rng.choice(self.pids(run)), number)
-        status = self.status(process)
+        status = self.wait(process)
         printed = self.output[before:]
         assert (status != 0) == (number == signal.SIGKILL), (status, printed)
         return printed

@@ -48,17 +48,17 @@ class Restarted:
             command = [self.python, *launcher, "script.py"]
             return subprocess.Popen(command, cwd=self.folder, env=env, stdout=out, stderr=out)
 
-    def status(self, process: subprocess.Popen[bytes]) -> int:
-        """How a start that was sent a signal ends.
+    def wait(self, process: subprocess.Popen[bytes]) -> int:
+        """The status of a start that was sent a signal, once it has ended; a killed script's workers are ended too.
 
-        A loader's worker whose parent is killed while it begins lives for ever: torch asks who the parent is too late.
-        Without a launcher nobody ends it.
+        A loader's worker may live for ever if its parent is killed while it begins, as torch lets it look up its parent
+        only then. A launcher ends such workers; without one nobody does.
         """
         status = process.wait(200)
-        alone = self.ranks == 1 and status == -signal.SIGKILL
-        for found in processes_of(self.folder) if alone else []:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(found.split()[0]), signal.SIGKILL)
+        if self.ranks == 1 and status == -signal.SIGKILL:
+            for worker in processes_of(self.folder):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(worker.split()[0]), signal.SIGKILL)
         return status
 
     def finish(self, ranks: int | None = None) -> None:
@@ -86,7 +86,7 @@ class Restarted:
         for pid in rng.sample(self.pids(), 1) if self.ranks > 1 and self.pids() else [process.pid]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
-        status = self.status(process)
+        status = self.wait(process)
         return status != 0 if number == signal.SIGKILL else "preempted; to resume it" in self.output[-1000:]
 
     def records(self) -> int:
