@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 # How many tests run at a time; 0: one, in pytest's own process.
-JOBS ?= 2
+JOBS ?= 3
+PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-trainings test-stores test-rgw test-postgres test-launchers test-timm test-long lint docs bench ci system-deps clean
+.PHONY: help setup demo test test-trainings test-stores test-postgres test-launchers test-timm test-long lint docs bench ci system-deps clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -20,37 +22,34 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: setup  ## train the quickstart on two ranks, interrupt it, resume it, show what is kept
 	$(PY) examples/quickstart/demo.py
 
-test: setup lint  ## all tests but whole trainings and the slow proofs
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'not long and not rgw and not postgres and not frameworks and not timm and not trainings and not stores' $(ARGS)
+test: setup lint  ## the tests of every room: tests/fast, or what ARGS names (ARGS=tests/fast/journal)
+	$(PYTEST) $(ARGS)
 
 test-trainings: setup  ## whole trainings: killed and resumed in every way once, on several ranks, and examples
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'trainings and not long and not frameworks' tests $(ARGS)
+	$(PYTEST) tests/trainings $(ARGS)
 
-test-stores: setup  ## object stores by every method and every fault, one call at a time
-	$(PY) -m pytest -n $(JOBS) --dist worksteal -m 'stores and not rgw and not long' tests $(ARGS)
+test-stores: setup  ## object stores by every method and every fault, on moto, the GCS emulator and Ceph's gateway
+	$(PYTEST) tests/stores $(ARGS)
 
-test-rgw: setup  ## the tests against Ceph's S3 server, which `make ci` installs
-	$(PY) -m pytest -m 'rgw and not long' $(ARGS)
-
-test-postgres: setup  ## the master's store in PostgreSQL, which `make ci` installs
-	$(PY) -m pytest -m 'postgres and not long' tests/master $(ARGS)
+test-postgres: setup  ## the master's store in PostgreSQL
+	$(PYTEST) tests/postgres $(ARGS)
 
 # The venv of the frameworks: torch, horovod, deepspeed. What has to be compiled is kept in the user's cache.
 FRAMEWORKS := $(CURDIR)/.venvs/frameworks
 
 test-launchers: setup  ## the launchers around torchrun, horovodrun, deepspeed, mpirun and Slurm, also on two machines
 	tests/support/frameworks.sh $(FRAMEWORKS)
-	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PY) -m pytest -n $(JOBS) --dist worksteal -m 'frameworks and not long' tests $(ARGS)
+	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PYTEST) tests/launchers $(ARGS)
 
 # The venv of examples/timm_port: torch, timm, a torchvision that works without CUDA.
 TIMM := $(CURDIR)/.venvs/timm
 
 test-timm:  ## the port of timm's training in five steps, as experiments too; timm in the accelerated Trainer
 	tests/support/timm.sh $(TIMM)
-	$(TIMM)/bin/python -m pytest -m 'timm and not long' tests/examples/test_timm_port.py tests/accelerated/test_timm.py $(ARGS)
+	$(TIMM)/bin/python -m pytest tests/timm $(ARGS)
 
-test-long: setup  ## the slow proofs: random kills by the hundred, soak
-	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PY) -m pytest -m long --timeout 3600 $(ARGS)
+test-long: setup  ## the slow proofs: random kills by the hundred, soak; or the file that ARGS names
+	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PY) -m pytest --timeout 3600 $(or $(ARGS),tests/long)
 
 lint: setup  ## ruff and mypy
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
@@ -75,7 +74,7 @@ system-deps:  ## the system packages CI needs (the only target that uses apt)
 	    openmpi-bin slurm-wlm munge iproute2 openssh-server pdsh cmake g++ make python3-dev; }; fi
 
 ci: export CI := 1
-ci: system-deps test test-trainings test-stores test-rgw test-postgres test-launchers test-timm  ## what .ci/run calls
+ci: system-deps test test-trainings test-stores test-postgres test-launchers test-timm  ## what .ci/run calls
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) .venvs build dist *.egg-info demo-home

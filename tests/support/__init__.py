@@ -1,1 +1,7 @@
 """What several test folders share."""
+
+from pathlib import Path
+
+TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
+EXAMPLES = ROOT / "examples"

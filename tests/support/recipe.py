@@ -7,9 +7,10 @@ import uuid
 from pathlib import Path
 from typing import Any
 
+from support import TESTS
 from support.real_master import Allocation, RealMaster, until
 
-FOLDER = Path(__file__).parent.parent / "master" / "recipe"
+FOLDER = TESTS / "support" / "recipe_scripts"
 FIXED, OURS = "/run/determined/info", '"$DET_CORE_INFO_DIR"'
 """Where a script looks for its information files: where the contract says, or where the variable says."""
 

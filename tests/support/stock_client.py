@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from support import ROOT
+
 RELEASES = ("0.37.0", "0.38.1")
-ROOT = Path(__file__).parent.parent.parent
 REQUIREMENTS = [
     *("requests<2.32", "numpy", "psutil", "pyzmq", "certifi", "filelock", "ruamel.yaml", "appdirs", "packaging"),
     *("tqdm", "pathspec", "termcolor", "lomond", "pytz", "python-dateutil", "gitpython", "tabulate", "docker"),

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from support import EXAMPLES
 from support.person import Person
 
-EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "timm_port"
+EXAMPLE = EXAMPLES / "timm_port"
 STEPS = ("step0-run", "step1-distributed", "step2-metrics", "step3-checkpoints", "step4-hyperparameters")
 README = (EXAMPLE / "README.md").read_text()
 LAUNCHER = ("python", "-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2")

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import sys
+from collections.abc import Iterator
+
 import pytest
 
 
@@ -10,3 +15,23 @@ def an_optimizer() -> None:
     """The first optimizer of a process loads torch._dynamo, which sets an environment variable."""
     torch = pytest.importorskip("torch")
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_small_heap(an_optimizer: None) -> Iterator[None]:
+    """accelerate collects garbage at the start of each run: 0.1 s with all that torch and it have loaded."""
+    with contextlib.suppress(ImportError):
+        import accelerate  # noqa: F401
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
+def no_accelerator_stays() -> Iterator[None]:
+    """Forget accelerate's settings, which otherwise live as long as the process."""
+    yield
+    if (state := sys.modules.get("accelerate.state")) is not None:
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()

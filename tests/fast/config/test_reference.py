@@ -1,0 +1,26 @@
+"""The reference of the experiment file is what the models say, and its examples are experiment files."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+from det_core.config import parse_experiment
+from support import ROOT
+
+DOCS = ROOT / "docs"
+
+
+def test_the_reference_is_up_to_date() -> None:
+    spec = importlib.util.spec_from_file_location("experiment_reference", DOCS / "experiment_reference.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (DOCS / "experiment.md").read_text() == module.reference(), "run `make docs`"
+
+
+def test_its_examples_can_be_read() -> None:
+    examples = re.findall(r"^```yaml\n(.*?)^```", (DOCS / "experiment.md").read_text(), re.M | re.S)
+    assert examples
+    for example in examples:
+        assert parse_experiment(example).warnings == ()

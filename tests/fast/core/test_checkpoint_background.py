@@ -1,0 +1,507 @@
+"""Saving in the background: by one rank, with what may happen meanwhile."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core._errors import CheckpointBusy, CheckpointError, ContextClosed, StorageError
+from det_core.core._checkpoint import CheckpointContext
+from det_core.storage import Disk
+from support import TESTS
+from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
+from support.disks import FaultyDisk, Gate
+
+LARGE = {**FILES, "large": bytes(range(256)) * 300_000, "dir/exact": b"x" * (32 << 20)}
+
+
+@contextmanager
+def context_on(folder: Path, disk: Disk | None = None, **options: Any) -> Iterator[tuple[CheckpointContext, Recorder]]:
+    """A context on ``folder/store``, closed at the end if the test has not."""
+    recorder = Recorder()
+    with alone() as distributed:
+        context = recorder.context(distributed, folder / "store", disk=disk, **options)
+        try:
+            yield context, recorder
+        finally:
+            if isinstance(disk, Gate):
+                disk.opened_up.set()
+            context.close()
+
+
+def overwrite(folder: Path) -> None:
+    """Write other bytes over every file in place, and one more."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("r+b") as f:
+                f.write(b"\xff" * path.stat().st_size)
+                f.truncate(path.stat().st_size // 2)
+    (folder / "more").write_bytes(b"more")
+
+
+class Cloning(Disk):
+    """A file system that can clone, as far as anybody can see."""
+
+    cloned = 0
+
+    def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+        if operation != "clone":
+            return super().do(operation, path, function, *args)
+        target, source = args
+        self.cloned += 1
+        os.sendfile(target, source, 0, os.fstat(source).st_size)
+        return None
+
+
+class TestUpload:
+    """``upload(blocking=False)``."""
+
+    @pytest.mark.parametrize("disk", [None, Cloning("here")])
+    def test_the_source_may_be_overwritten_at_once(self, disk: Disk | None, tmp_path: Path) -> None:
+        source = fill(tmp_path / "source", LARGE)
+        (source / "link").symlink_to("rng")
+        (source / "folder").symlink_to("sub")
+        with context_on(tmp_path, disk) as (context, recorder):
+            storage_id = context.upload(source, STEPS, blocking=False)
+            overwrite(source)
+            context.close()
+            assert [record["storage_id"] for record in recorder.registered] == [storage_id]
+        assert listed(tmp_path / "store") == [storage_id]
+        found = tree(tmp_path / "store" / storage_id)
+        found.pop("metadata.json")
+        linked = {"link": b"r", "folder/optimizer.pt": b"o" * 1000, "folder/deep/empty": b""}
+        assert found == LARGE | linked
+        if isinstance(disk, Cloning):
+            assert disk.cloned == len(LARGE | linked)
+        nothing_is_left_over(tmp_path / "store", restart=0)
+
+    def test_it_returns_before_it_is_saved(self, tmp_path: Path) -> None:
+        source, gate = fill(tmp_path / "source"), Gate()
+        with context_on(tmp_path, gate) as (context, recorder):
+            storage_id = context.upload(source, STEPS, blocking=False)
+            assert gate.reached.wait(30)
+            overwrite(source)
+            assert listed(tmp_path / "store") == [] and recorder.registered == []
+            gate.opened_up.set()
+            context.close()
+            assert listed(tmp_path / "store") == [storage_id]
+            assert len(recorder.registered) == 1
+        assert tree(tmp_path / "store" / storage_id) == tree(tmp_path / "store" / storage_id) | FILES
+
+    def test_what_is_wrong_with_the_arguments_is_said_at_once(self, tmp_path: Path) -> None:
+        source = fill(tmp_path / "source")
+        with context_on(tmp_path) as (context, _):
+            with pytest.raises(ValueError, match="not a folder"):
+                context.upload(tmp_path / "nothing", STEPS, blocking=False)
+            with pytest.raises(ValueError, match="steps_completed"):
+                context.upload(source, {}, blocking=False)
+            with pytest.raises(ValueError, match=r"if_busy='later': expected 'wait' or 'refuse'"):
+                context.upload(source, STEPS, blocking=False, if_busy="later")  # type: ignore[arg-type]
+            (source / "out").symlink_to("/etc/hostname")
+            with pytest.raises(ValueError, match="outside the folder"):
+                context.upload(source, STEPS, blocking=False)
+        assert not (tmp_path / "store").exists()
+
+    def test_metadata_is_as_it_was(self, tmp_path: Path) -> None:
+        metadata: dict[str, Any] = {"steps_completed": 1, "list": [1]}
+        with context_on(tmp_path, gate := Gate()) as (context, recorder):
+            context.upload(fill(tmp_path / "source"), metadata, blocking=False)
+            metadata["list"].append(2)
+            gate.opened_up.set()
+        assert recorder.registered[0]["metadata"] == {"steps_completed": 1, "list": [1]}
+
+
+class TestConsume:
+    """``upload(consume=True)``."""
+
+    @pytest.mark.parametrize("blocking", [True, False])
+    def test_files_become_the_checkpoint(self, blocking: bool, tmp_path: Path) -> None:
+        source = fill(tmp_path / "source")
+        inodes = {name: (source / name).stat().st_ino for name in FILES}
+        (source / "metadata.json").write_text("mine")
+        with context_on(tmp_path) as (context, _):
+            storage_id = context.upload(source, STEPS, blocking=blocking, consume=True)
+            assert tree(source) == {"metadata.json": b"mine"}
+            fill(source, {name: b"\xff" * len(data) for name, data in FILES.items()})
+        stored = tmp_path / "store" / storage_id
+        assert listed(tmp_path / "store") == [storage_id]
+        assert {name: (stored / name).stat().st_ino for name in FILES} == inodes, "no byte was copied"
+        assert tree(stored) == tree(stored) | FILES
+
+    def test_a_file_with_other_names_is_copied(self, tmp_path: Path) -> None:
+        source = fill(tmp_path / "source")
+        os.link(source / "model.pt", tmp_path / "kept")
+        (source / "link").symlink_to("rng")
+        with context_on(tmp_path) as (context, _):
+            storage_id = context.upload(source, STEPS, blocking=False, consume=True)
+            (tmp_path / "kept").write_bytes(b"changed")
+        assert tree(source) == {}
+        found = tree(tmp_path / "store" / storage_id)
+        found.pop("metadata.json")
+        assert found == {**FILES, "link": b"r"}
+
+    def test_from_another_file_system_it_is_copied(self, tmp_path: Path) -> None:
+        if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
+            pytest.skip("there is no second file system here")
+        source = Path("/dev/shm") / f"det_core-test-{os.getpid()}"
+        try:
+            fill(source)
+            with context_on(tmp_path) as (context, _):
+                storage_id = context.upload(source, STEPS, blocking=False, consume=True)
+                assert tree(source) == {}
+            assert listed(tmp_path / "store") == [storage_id]
+        finally:
+            shutil.rmtree(source)
+
+    def test_what_is_not_selected_stays(self, tmp_path: Path) -> None:
+        source = fill(tmp_path / "source")
+        with context_on(tmp_path) as (context, _):
+            context.upload(source, STEPS, consume=True, selector=lambda path: path.startswith("sub"))
+        assert set(tree(source)) == {"model.pt", "rng"}
+
+    @pytest.mark.parametrize("blocking", [True, False])
+    def test_every_call_of_the_disk_fails_once_and_the_files_are_put_back(self, blocking: bool, tmp_path: Path) -> None:
+        for at in range(1, 400):
+            work = tmp_path / str(at)
+            source = fill(work / "source")
+            disk = FaultyDisk(str(work), at)
+            try:
+                with context_on(work, disk) as (context, recorder):
+                    context.upload(source, STEPS, blocking=blocking, consume=True)
+            except StorageError as e:
+                assert disk.struck and str(work) in str(e)
+            if recorder.registered:
+                assert tree(source) in ({}, FILES)
+            else:
+                assert tree(source) == FILES, f"after {disk.struck} at {at}"
+                assert listed(work / "store") == []
+            nothing_is_left_over(work / "store")
+            if not disk.struck:
+                assert at > 30
+                return
+        raise AssertionError("it never gets through")
+
+    def test_a_name_that_is_taken_again_is_left_alone(self, tmp_path: Path) -> None:
+        source, gate = fill(tmp_path / "source"), Gate()
+        with context_on(tmp_path, gate) as (context, _):
+            context.upload(source, STEPS, blocking=False, consume=True)
+            assert gate.reached.wait(30)
+            (source / "rng").write_bytes(b"new")
+            shutil.rmtree(source / "sub")
+            gate.do = FaultyDisk("it", 1, "dead").do  # type: ignore[method-assign]
+            gate.opened_up.set()
+            with pytest.raises(CheckpointError):
+                context.close()
+        # The disk is dead, so nothing could be put back; what the script wrote meanwhile is as it is.
+        assert (source / "rng").read_bytes() == b"new"
+
+
+class TestStorePath:
+    """``store_path(blocking=False)`` and ``begin()``."""
+
+    def test_the_end_of_the_block_does_not_wait(self, tmp_path: Path) -> None:
+        with context_on(tmp_path, gate := Gate()) as (context, recorder):
+            with context.store_path(STEPS, blocking=False) as (path, storage_id):
+                fill(path)
+            assert recorder.registered == []
+            gate.opened_up.set()
+        assert listed(tmp_path / "store") == [storage_id]
+        assert len(recorder.registered) == 1
+
+    def test_a_block_that_raises_leaves_nothing(self, tmp_path: Path) -> None:
+        with context_on(tmp_path) as (context, _):
+            with pytest.raises(ArithmeticError), context.store_path(STEPS, blocking=False) as (path, _):
+                fill(path)
+                raise ArithmeticError
+            assert list((tmp_path / "store" / ".det_core-tmp").iterdir()) == []
+        assert listed(tmp_path / "store") == []
+
+    def test_a_handle_tells_when_it_is_done(self, tmp_path: Path) -> None:
+        with context_on(tmp_path, gate := Gate()) as (context, _):
+            handle = context.begin(STEPS)
+            assert not handle.done and not handle.wait(0.01), "nobody has committed it"
+            fill(handle.path)
+            handle.commit(blocking=False)
+            assert not handle.done and not handle.wait(0.05)
+            with pytest.raises(RuntimeError, match="committed or aborted before"):
+                handle.commit()
+            handle.abort()
+            gate.opened_up.set()
+            assert handle.wait() and handle.done
+            assert listed(tmp_path / "store") == [handle.storage_id]
+
+    def test_it_is_committed_from_another_thread(self, tmp_path: Path) -> None:
+        from concurrent.futures import ThreadPoolExecutor
+
+        with context_on(tmp_path) as (context, recorder), ThreadPoolExecutor(1) as pool:
+            handle = context.begin(STEPS)
+            future = pool.submit(fill, handle.path)
+            future.add_done_callback(lambda _: handle.commit(blocking=False))
+            future.result()
+        assert [record["storage_id"] for record in recorder.registered] == [handle.storage_id]
+
+
+class TestBusy:
+    def test_the_next_one_waits(self, tmp_path: Path) -> None:
+        with context_on(tmp_path, gate := Gate()) as (context, recorder):
+            first = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
+            assert gate.reached.wait(30)
+            threading.Timer(0.3, gate.opened_up.set).start()
+            with context.store_path(STEPS, blocking=False) as (_, second):
+                assert [record["storage_id"] for record in recorder.registered] == [first]
+            third = context.upload(tmp_path / "source", STEPS)
+            assert [record["storage_id"] for record in recorder.registered] == [first, second, third]
+
+    @pytest.mark.parametrize("call", ["upload", "blocking", "store_path", "begin"])
+    def test_the_next_one_is_refused(self, call: str, tmp_path: Path) -> None:
+        source = fill(tmp_path / "source")
+        with context_on(tmp_path, gate := Gate()) as (context, _):
+            first = context.upload(source, STEPS, blocking=False)
+            with pytest.raises(CheckpointBusy, match=first):
+                if call == "begin":
+                    context.begin(STEPS, if_busy="refuse")
+                elif call == "store_path":
+                    with context.store_path(STEPS, if_busy="refuse"):
+                        pass
+                else:
+                    context.upload(source, STEPS, blocking=call == "blocking", if_busy="refuse")
+            gate.opened_up.set()
+            while context._writer._background.under_way():
+                time.sleep(0.01)
+            second = context.upload(source, STEPS, if_busy="refuse")
+        assert set(listed(tmp_path / "store")) == {first, second}
+
+    def test_a_handle_that_is_open_hinders_nobody(self, tmp_path: Path) -> None:
+        with context_on(tmp_path) as (context, _):
+            handles = [context.begin({"steps_completed": i}, if_busy="refuse") for i in range(3)]
+            for handle in handles:
+                fill(handle.path)
+            for handle in reversed(handles):
+                handle.commit(blocking=False)
+        assert len(listed(tmp_path / "store")) == 3
+
+
+class TestFailures:
+    def failing(self, folder: Path) -> tuple[FaultyDisk, Path]:
+        disk = FaultyDisk(str(folder / "store"), 0, "ENOSPC")
+        return disk, fill(folder / "source")
+
+    def fail(self, context: CheckpointContext, disk: FaultyDisk) -> str:
+        """A checkpoint that fails in the background; returns its id when it has."""
+        handle = context.begin(STEPS)
+        fill(handle.path)
+        disk.at = disk.calls + 3
+        handle.commit(blocking=False)
+        while not handle.done:
+            time.sleep(0.005)
+        assert disk.struck
+        return handle.storage_id
+
+    @pytest.mark.parametrize("call", ["upload", "store_path", "begin", "delete", "get_metadata", "restore_path"])
+    def test_the_next_call_raises_and_the_one_after_does_not(self, call: str, tmp_path: Path) -> None:
+        disk, source = self.failing(tmp_path)
+        with context_on(tmp_path, disk) as (context, _):
+            good = context.upload(source, STEPS)
+
+            def do() -> None:
+                if call == "upload":
+                    context.upload(source, STEPS)
+                elif call == "store_path":
+                    with context.store_path(STEPS):
+                        pass
+                elif call == "begin":
+                    context.begin(STEPS).abort()
+                elif call == "delete":
+                    context.delete(good)
+                elif call == "restore_path":
+                    with context.restore_path(good):
+                        pass
+                else:
+                    context.get_metadata(good)
+
+            failed = self.fail(context, disk)
+            with pytest.raises(StorageError, match=rf"{failed} was not saved in the background: .*cannot ") as caught:
+                do()
+            assert caught.value.errno == errno.ENOSPC
+            assert good in listed(tmp_path / "store")
+            do()
+        nothing_is_left_over(tmp_path / "store", restart=0)
+
+    def test_close_raises_what_nobody_was_told(self, tmp_path: Path) -> None:
+        disk, _ = self.failing(tmp_path)
+        with context_on(tmp_path, disk) as (context, _):
+            failed = self.fail(context, disk)
+            with pytest.raises(StorageError, match=failed):
+                context.close()
+            context.close()
+
+    def test_what_a_wait_has_told_is_not_told_again(self, tmp_path: Path) -> None:
+        disk, _ = self.failing(tmp_path)
+        with context_on(tmp_path, disk) as (context, _):
+            handle = context.begin(STEPS)
+            disk.at = disk.calls + 2
+            handle.commit(blocking=False)
+            with pytest.raises(StorageError, match="not saved"):
+                handle.wait()
+
+    def test_several_are_all_named_when_it_closes(self, tmp_path: Path) -> None:
+        disk, _ = self.failing(tmp_path)
+        with context_on(tmp_path, disk) as (context, _):
+            handles = [context.begin(STEPS) for _ in range(2)]
+            disk.at, disk.how = disk.calls + 1, "dead"
+            for handle in handles:
+                handle.commit(blocking=False)
+            with pytest.raises(CheckpointError) as caught:
+                context.close()
+            assert all(handle.storage_id in str(caught.value) for handle in handles)
+
+    def test_metadata_that_cannot_be_stored_fails_the_commit(self, tmp_path: Path) -> None:
+        metadata: dict[str, Any] = {"steps_completed": 1}
+        with context_on(tmp_path) as (context, _):
+            with pytest.raises(ValueError, match="set at /wrong"), context.store_path(metadata):
+                metadata["wrong"] = {1}
+            with context.store_path({**STEPS, "x": 1}, blocking=False) as (path, storage_id):
+                path.rmdir()
+            with pytest.raises(CheckpointError, match=f"{storage_id} was not saved .* was removed"):
+                context.close()
+
+
+class TestClosing:
+    def test_it_waits(self, tmp_path: Path) -> None:
+        with context_on(tmp_path, gate := Gate()) as (context, recorder):
+            storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
+            threading.Timer(0.5, gate.opened_up.set).start()
+            context.close()
+            assert [record["storage_id"] for record in recorder.registered] == [storage_id]
+            assert recorder.said == []
+        assert not any(thread.name == "det_core-upload" for thread in threading.enumerate())
+
+    def test_a_preempted_process_waits_while_there_is_time(self, tmp_path: Path) -> None:
+        until = time.monotonic() + 30
+        with context_on(tmp_path, gate := Gate(), deadline=lambda: until) as (context, recorder):
+            storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
+            threading.Timer(0.3, gate.opened_up.set).start()
+            context.close()
+            assert storage_id in recorder.said[0] and " s to do so" in recorder.said[0]
+            assert recorder.said[1:] == [f"checkpoint {storage_id} is saved: steps_completed 3"]
+        assert listed(tmp_path / "store") == [storage_id]
+
+    def test_it_gives_up_when_the_time_is_over_and_names_what_is_saved(self, tmp_path: Path) -> None:
+        """The disk takes a file at a time, for ever; between two, the upload can be stopped."""
+
+        class Slow(Disk):
+            slow = False
+
+            def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+                if self.slow and operation == "sync":
+                    time.sleep(0.05)
+                return super().do(operation, path, function, *args)
+
+        disk = Slow(str(tmp_path / "store"))
+        deadline: list[float] = []
+        source = fill(tmp_path / "source", {f"{i}": b"x" * 200_000 for i in range(2000)})
+        with context_on(tmp_path, disk, deadline=lambda: deadline[0] if deadline else None) as (context, _):
+            first = context.upload(source, STEPS, selector=lambda path: path == "1")
+            disk.slow = True
+            second = context.upload(source, {"steps_completed": 9}, blocking=False, consume=True)
+            begin = time.monotonic()
+            deadline.append(begin + 0.5)
+            with pytest.raises(CheckpointError) as caught:
+                context.close()
+            assert 0.4 < time.monotonic() - begin < 4.5
+        said = str(caught.value)
+        assert f"checkpoint {second} was not saved" in said
+        assert f"the newest that is saved is {first}, steps_completed 3" in said
+        assert listed(tmp_path / "store") == [first]
+        assert list((tmp_path / "store" / ".det_core-tmp").iterdir()) == []
+        assert len(tree(source)) == 2000, "what was given up is back"
+
+    def test_a_disk_that_hangs_does_not_hold_a_preempted_process(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("det_core.core._checkpoint._closing.STOPPING", 0.2)
+        with context_on(tmp_path, gate := Gate(), deadline=lambda: 0.0) as (context, _):
+            storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
+            assert gate.reached.wait(30)
+            with pytest.raises(CheckpointError, match=f"{storage_id} could not be stopped.*no checkpoint of this run"):
+                context.close()
+            gate.opened_up.set()
+        nothing_is_left_over(tmp_path / "store")
+
+    def test_an_interrupt_is_not_swallowed(self, tmp_path: Path) -> None:
+        with context_on(tmp_path, gate := Gate()) as (context, recorder):
+            context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
+            assert gate.reached.wait(30)
+            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            threading.Timer(0.6, gate.opened_up.set).start()
+            with pytest.raises(KeyboardInterrupt):
+                context.close()
+        assert recorder.registered == []
+        nothing_is_left_over(tmp_path / "store", restart=0)
+
+    def test_an_interrupt_of_the_next_call_leaves_the_upload_alone(self, tmp_path: Path) -> None:
+        with context_on(tmp_path, gate := Gate()) as (context, recorder):
+            context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
+            assert gate.reached.wait(30)
+            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                context.upload(tmp_path / "source", STEPS)
+            gate.opened_up.set()
+        assert len(recorder.registered) == 1
+
+    def test_what_is_committed_after_the_end_is_refused(self, tmp_path: Path) -> None:
+        with context_on(tmp_path) as (context, _):
+            handle = context.begin(STEPS)
+            context.close()
+            with pytest.raises(RuntimeError):
+                handle.commit(blocking=False)
+            with pytest.raises(ContextClosed):
+                context.begin(STEPS)
+
+
+def test_a_forked_child_leaves_the_upload_to_its_parent(tmp_path: Path) -> None:
+    with context_on(tmp_path, gate := Gate()) as (context, _):
+        handle, other = context.begin(STEPS), context.begin(STEPS)
+        fill(handle.path)
+        handle.commit(blocking=False)
+        assert gate.reached.wait(30)
+        pid = os.fork()
+        if pid == 0:
+            refused = 0
+            for call in (lambda: context.begin(STEPS), handle.wait, lambda: other.commit(blocking=False)):
+                try:
+                    call()
+                except ContextClosed:
+                    refused += 1
+            context.close()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
+        assert other.path.exists()
+        other.abort()
+        gate.opened_up.set()
+    assert listed(tmp_path / "store") == [handle.storage_id]
+
+
+def test_a_script_that_never_closes_has_its_checkpoint(tmp_path: Path) -> None:
+    script = f"""
+from pathlib import Path
+from support.checkpoints import Recorder, alone, fill
+context = Recorder().context(alone(), Path({str(tmp_path / "store")!r}))
+with context.store_path({{"steps_completed": 1}}, blocking=False) as (path, _):
+    fill(path)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60, env=environment)
+    assert len(listed(tmp_path / "store")) == 1

@@ -1,0 +1,95 @@
+"""torch writes into checkpoints and reads from them: shards of FSDP, on real ranks, and whole files in place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import support
+from support.checkpoints import STEPS, Recorder, alone, listed, nothing_is_left_over
+from support.ranks import Ranks, running
+from support.servers import S3Server
+
+torch = pytest.importorskip("torch")
+
+TESTS = str(support.TESTS)
+SCRIPT = "from support.sharding import main; import sys; main(*sys.argv[1:])"
+ENV = {"PYTHONPATH": TESTS, "OMP_NUM_THREADS": "1"}
+
+
+def lines(ranks: Ranks, word: str) -> list[list[list[str]]]:
+    """By rank: the words after ``word`` in each line that begins with it."""
+    return [
+        [line.split()[1:] for line in ranks.output(rank).splitlines() if line.startswith(word + " ")]
+        for rank in range(len(ranks.processes))
+    ]
+
+
+def run(folder: Path, size: int, what: str, storage: Any, *more: str) -> Ranks:
+    args = (what, json.dumps(storage), str(folder), *more)
+    with running(SCRIPT, size, folder, env=ENV, args=args) as ranks:
+        assert ranks.wait(140) == [0] * size, "\n".join(ranks.output(rank)[-3000:] for rank in range(size))
+    return ranks
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("way", "writers", "readers"), [("store_path", 4, 2), ("begin", 2, 4)])
+def test_shards_come_back_bit_by_bit(way: str, writers: int, readers: int, tmp_path: Path) -> None:
+    """Whatever the way they were saved, and on any number of ranks: from a directory, and by way of the cache."""
+    store = tmp_path / "store"
+    ranks = run(tmp_path, writers, "save", str(store), way)
+    saved = lines(ranks, "saved")
+    assert all(found == saved[0] for found in saved)
+    ((storage_id, digest),) = saved[0]
+    assert listed(store) == [storage_id]
+    nothing_is_left_over(store)
+    files = {path.name for path in (store / storage_id).iterdir() if path.is_file()}
+    assert files == {".metadata", "metadata.json", *(f"__{rank}_0.distcp" for rank in range(writers))}
+    ranks = run(tmp_path, readers, "restore", str(store), storage_id)
+    assert lines(ranks, "restored") == [[[digest], [digest]]] * readers
+    size = sum((store / storage_id / name).stat().st_size for name in files)
+    assert sum(int(found[0][0]) for found in lines(ranks, "fetched")) == size
+
+
+@pytest.mark.timeout(300)
+def test_shards_come_back_from_a_bucket(tmp_path: Path, moto_server: S3Server) -> None:
+    """Written in the background, to a store that is no directory; restored on fewer ranks."""
+    storage = moto_server.storage(moto_server.make_bucket(), "prefix")
+    saved = lines(run(tmp_path, 2, "save", storage, "async"), "saved")
+    assert saved[0] == saved[1] and len(saved[0]) == 2
+    storage_id, digest = saved[0][0]
+    assert lines(run(tmp_path, 1, "restore", storage, storage_id), "restored") == [[[digest]]]
+    assert [path.name for path in (tmp_path / "cache").glob("*/*-*")] == [storage_id]
+    assert list((tmp_path / "scratch").rglob("*.distcp")) == []
+
+
+def test_a_writer_that_fails_is_told_to_every_rank(tmp_path: Path) -> None:
+    ranks = run(tmp_path, 2, "fail", str(tmp_path / "store"))
+    for (told,) in lines(ranks, "told"):
+        assert "was aborted: CheckpointException" in " ".join(told)
+    assert listed(tmp_path / "store") == []
+    nothing_is_left_over(tmp_path / "store")
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_torch_save_in_place(blocking: bool, tmp_path: Path) -> None:
+    """What is saved is what there was, though the training goes on."""
+    weights = torch.arange(100_000.0)
+    with alone() as distributed:
+        context = Recorder().context(distributed, tmp_path / "store")
+        with context.store_path(STEPS, blocking=blocking) as (path, storage_id):
+            torch.save({"weights": weights}, path / "model.pt")
+        weights.mul_(2)
+        with context.store_path(STEPS, blocking=blocking) as (path, newer):
+            torch.save({"weights": weights}, path / "model.pt")
+        context.close()
+    with alone() as distributed:
+        context = Recorder().context(distributed, tmp_path / "store")
+        for name, factor in ((storage_id, 1.0), (newer, 2.0)):
+            with context.restore_path(name) as path:
+                found = torch.load(path / "model.pt", weights_only=True)["weights"]
+            assert torch.equal(found, torch.arange(100_000.0) * factor)
+    assert sorted(listed(tmp_path / "store")) == sorted([storage_id, newer])

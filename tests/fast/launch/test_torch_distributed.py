@@ -1,0 +1,206 @@
+"""The launcher around torchrun's real agent."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from support import ROOT
+from support.launcher import TORCH, launched, write
+from support.ranks import free_port
+
+STATE = """
+    import json, os, sys
+    with open(f"{sys.argv[1]}-{os.environ['RANK']}.json", "w") as f:
+        json.dump({"argv": sys.argv, "env": dict(os.environ), "python": sys.executable}, f)
+    print("hello from", os.environ["RANK"])
+"""
+WAITS = """
+    import os, signal, sys, time
+    got = []
+    signal.signal(signal.SIGTERM, lambda n, f: got.append(n))
+    print("ready", os.getpid())
+    while not got:
+        time.sleep(0.01)
+    time.sleep(0.5)
+    print("got", len(got))
+"""
+RESTARTS = """
+    import os, sys, time
+    attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
+    print("attempt", attempt)
+    if attempt == "0" and rank == "1":
+        sys.exit(3)
+    time.sleep(0.3 if attempt == "1" else 60)
+"""
+
+
+def state(folder: Path, name: str, rank: int) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = json.loads((folder / f"{name}-{rank}.json").read_text())
+    return found
+
+
+def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: Path) -> None:
+    script = write(tmp_path, "state.py", STATE)
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.delenv("PYTHONUNBUFFERED", raising=False)
+        ours = ["--nproc-per-node", "2", "--", "state.py", "ours", "--", "--nproc-per-node", "é ü"]
+        job = stack.enter_context(launched(TORCH, *ours, folder=tmp_path))
+        module = stack.enter_context(launched(TORCH, "--standalone", "-m", "state", "module", "-m", folder=tmp_path))
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, "theirs"]
+        subprocess.run(torchrun, cwd=tmp_path, check=True, timeout=60, capture_output=True, env=dict(os.environ))
+        assert job.wait() == 0
+        assert module.wait() == 0
+    assert sorted(job.out.splitlines()) == ["[rank=0] hello from 0", "[rank=1] hello from 1"]
+    assert job.err == ""
+    assert module.out == "[rank=0] hello from 0\n"
+    assert module.err == "[launcher] no GPU is visible: starting 1 process (--nproc-per-node N starts N)\n"
+    assert state(tmp_path, "module", 0)["argv"][1:] == ["module", "-m"]
+    for rank in range(2):
+        mine, theirs = state(tmp_path, "ours", rank), state(tmp_path, "theirs", rank)
+        assert mine["argv"] == ["state.py", "ours", "--", "--nproc-per-node", "é ü"]
+        added = {key: mine["env"][key] for key in mine["env"].keys() - theirs["env"].keys() - {"TEST_JOB"}}
+        secret = added.pop("DET_CORE_SECRET")
+        assert added.pop("DET_CORE_COMMAND").endswith(
+            "torch_distributed --nproc-per-node 2 -- state.py ours -- --nproc-per-node 'é ü'"
+        )
+        assert added == {"USE_TORCH_DISTRIBUTED": "True", "PYTHONUNBUFFERED": "1"}
+        assert secret == state(tmp_path, "ours", 0)["env"]["DET_CORE_SECRET"]
+        assert theirs["env"].keys() <= mine["env"].keys()
+        for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR"):
+            assert mine["env"][key] == theirs["env"][key]
+
+
+def test_a_signal_reaches_each_script_once_and_all_that_save_give_0(tmp_path: Path) -> None:
+    write(tmp_path, "waits.py", WAITS)
+    with launched(TORCH, "--nproc-per-node", "2", sys.executable, "waits.py", folder=tmp_path) as job:
+        job.wait_for("ready", times=2)
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait() == 0
+    assert sorted(job.out.splitlines()[-2:]) == ["[rank=0] got 1", "[rank=1] got 1"]
+    assert job.err == "[launcher] SIGTERM: passed on to 2 ranks, which have 60 s to save and exit\n"
+
+
+def test_a_rank_that_is_killed_gives_the_status_and_torchruns_report_stays_away(tmp_path: Path) -> None:
+    write(tmp_path, "waits.py", WAITS)
+    with launched(TORCH, "--nproc-per-node", "2", "waits.py", folder=tmp_path) as job:
+        job.wait_for("ready", times=2)
+        victim = int(re.findall(r"\[rank=1\] ready (\d+)", job.out)[0])
+        os.kill(victim, signal.SIGKILL)
+        assert job.wait() == 128 + signal.SIGKILL
+    assert job.out.count("got 1") == 1, "the other one gets SIGTERM, once, after some seconds"
+    first, last = job.err.splitlines()
+    assert re.fullmatch(
+        rf"\[launcher\] rank 1 \(pid {victim}, .*failed first, killed by SIGKILL; its last lines:", first
+    )
+    assert last == f"[rank=1] ready {victim}"
+
+
+@pytest.mark.parametrize("victim", ["launcher", "agent", "wrapper"])
+def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
+    write(tmp_path, "forks.py", "import os, time; os.fork(); print('ready', flush=True); time.sleep(600)")
+    with launched(TORCH, "--nproc-per-node", "2", "--grace", "1", "forks.py", folder=tmp_path) as job:
+        job.wait_for("ready", times=4)
+        pid = {"launcher": job.pid, "agent": job.agent(), "wrapper": job.wrappers()[1]}[victim]
+        os.kill(pid, signal.SIGKILL)
+        job.process.wait(30)
+        job.nothing_left()
+
+
+def test_restarts_count_only_the_last_attempt(tmp_path: Path) -> None:
+    write(tmp_path, "restarts.py", RESTARTS)
+    with launched(
+        TORCH, "--nproc-per-node", "2", "--max-restarts", "1", "--grace", "2", "restarts.py", folder=tmp_path
+    ) as job:
+        assert job.wait() == 0
+    assert job.out.count("attempt 0") == job.out.count("attempt 1") == 2
+
+
+def test_two_machines_need_a_secret_and_know_their_chief(tmp_path: Path) -> None:
+    write(tmp_path, "state.py", STATE)
+    with socket.socket() as used, ExitStack() as stack:
+        used.bind(("127.0.0.1", 0))
+        used.listen()
+        refused = stack.enter_context(launched(TORCH, "--nnodes", "2", "state.py", "x", folder=tmp_path))
+        port = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        nodes = [
+            stack.enter_context(
+                launched(
+                    TORCH, "--nnodes", "2", "--node-rank", str(node), *port, "--nproc-per-node", "1",
+                    "state.py", "two", folder=tmp_path, DET_CORE_SECRET="shared",
+                )
+            )
+            for node in range(2)
+        ]  # fmt: skip
+        busy = ["--nproc-per-node", "1", "--master-port", str(used.getsockname()[1])]
+        failing = stack.enter_context(launched(TORCH, *busy, "state.py", "x", folder=tmp_path))
+        assert refused.wait() == 2
+        assert [job.wait() for job in nodes] == [0, 0]
+        assert failing.wait() == 1
+    assert re.search(r"^    export DET_CORE_SECRET=[0-9a-f]{64}$", refused.err, re.MULTILINE)
+    assert "--nnodes 2 state.py x" in refused.err
+    assert [job.out for job in nodes] == ["[rank=0] hello from 0\n", "[rank=1] hello from 1\n"]
+    for rank in range(2):
+        env = state(tmp_path, "two", rank)["env"]
+        assert (env["DET_CORE_SECRET"], env["DET_CHIEF_IP"], env["GROUP_RANK"]) == ("shared", "127.0.0.1", str(rank))
+    assert re.search(r"torchrun's agent failed: .*(in use|EADDRINUSE)", failing.err), failing.err
+
+
+def test_bad_input_is_one_line_and_status_2(tmp_path: Path) -> None:
+    write(tmp_path, "ok.py", "print('ran')")
+    cases = {
+        "": "no script to run",
+        "nowhere.py": "nowhere.py does not exist",
+        "--nproc-per-node 0 ok.py": "--nproc-per-node 0",
+        "--nproc-per-node some ok.py": "--nproc-per-node some",
+        "--nnodes 0 ok.py": "--nnodes 0",
+        "--bad-option ok.py": "--bad-option",
+        "--grace soon ok.py": "--grace",
+    }
+    with ExitStack() as stack:
+        jobs = {line: stack.enter_context(launched(TORCH, *line.split(), folder=tmp_path)) for line in cases}
+        assert {line: job.wait(100) for line, job in jobs.items()} == dict.fromkeys(cases, 2)
+    for line, job in jobs.items():
+        assert job.err.startswith("[launcher] ") and job.err.count("\n") == 1, job.err
+        assert cases[line] in job.err
+        assert job.out == ""
+
+
+def test_help_from_the_root_and_from_elsewhere(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        jobs = [stack.enter_context(launched(TORCH, "--help", folder=where)) for where in (tmp_path, tmp_path / "..")]
+        root = stack.enter_context(
+            launched(["sh", "-c", f'cd {ROOT} && exec "$@"', "sh", *TORCH], "--standalone", "-h", folder=tmp_path)
+        )
+        jobs[0].wait_for(r"(?s)usage: python -m det_core.launch.torch_distributed.*--grace SECONDS")
+        assert [job.wait() for job in (*jobs, root)] == [0, 0, 0]
+    for job in (*jobs, root):
+        assert "options of torchrun:" in job.out and "--rdzv-backend" in job.out
+        assert job.err == ""
+
+
+def test_help_for_a_reader_that_has_seen_enough() -> None:
+    with subprocess.Popen([*TORCH, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        assert job.stdout is not None and job.stderr is not None
+        assert job.stdout.readline().startswith("usage:")
+        job.stdout.close()
+        assert job.stderr.read() == ""
+        assert job.wait(60) == 0
+
+
+def test_no_file_is_left_behind(tmp_path: Path) -> None:
+    (tmp_path / "tmp").mkdir()
+    write(tmp_path, "fails.py", "import os; raise SystemExit(int(os.environ['RANK']))")
+    words = ["--nproc-per-node", "2", "fails.py"]
+    with launched(TORCH, *words, folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
+        assert job.wait() == 1
+    assert list((tmp_path / "tmp").iterdir()) == []

@@ -1,0 +1,107 @@
+"""The rules of the house: which room may import which, and where the environment is read."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+from support import ROOT
+
+PACKAGE = ROOT / "det_core"
+
+CELLAR = {"_clock", "_env", "_errors", "_info", "_optional", "_slurm", "_version"}
+ALLOWED: dict[str, set[str]] = {
+    "journal": set(),
+    "storage": set(),
+    "ipc": set(),
+    "config": set(),
+    "search": set(),
+    "backend": {"journal"},
+    "core": {"backend", "journal", "storage", "ipc"},
+    "launch": {"backend"},
+    "_training": set(),
+    "pytorch": {"core", "_training", "errors"},
+    "accelerated": {"core", "_training", "errors"},
+    "exec": {"pytorch", "config"},
+    "testing": {"backend", "core", "journal", "search", "storage", "ipc", "master"},
+    "client": {"config", "journal", "storage", "core"},
+    "master": {"config", "search", "journal", "storage"},
+    "cli": {"backend", "client", "config", "core", "journal", "search", "storage"},
+}
+"""Room -> the rooms it may import from, beside itself and the cellar."""
+
+
+def _sources() -> list[tuple[str, Path]]:
+    """Every module with its room; the launchers by way of the symlink."""
+    return [
+        (path.relative_to(PACKAGE).parts[0], path)
+        for room in ALLOWED
+        for path in sorted((PACKAGE / room).rglob("*.py"))
+    ]
+
+
+def _imports(path: Path) -> set[str]:
+    """The parts of det_core that a module imports, anywhere in it."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "det_core":
+            parts = node.module.split(".")
+            found |= {parts[1]} if len(parts) > 1 else {alias.name for alias in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {a.name.split(".")[1] for a in node.names if a.name.startswith("det_core.")}
+    return found
+
+
+def test_arrows_only_point_down() -> None:
+    sources = _sources()
+    assert len(sources) > 60, "the sources were not found"
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for room, path in sources
+        for name in sorted(_imports(path) - ALLOWED[room] - CELLAR - {room})
+    ]
+    assert not wrong
+
+
+def test_deepspeed_stands_on_trials_and_is_loaded_when_asked_for() -> None:
+    """Its room lies in theirs: nothing of theirs imports it, and it imports the framework inside functions alone."""
+    room = PACKAGE / "pytorch" / "deepspeed"
+    below = [path for path in (PACKAGE / "pytorch").glob("*.py") if "pytorch.deepspeed" in path.read_text()]
+    at_once = [
+        path
+        for path in room.glob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names])
+        if name.split(".")[0] == "deepspeed"
+    ]
+    assert len(list(room.glob("*.py"))) > 6 and not below and not at_once
+
+
+def test_every_room_is_named() -> None:
+    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and not p.name.startswith("__")}
+    assert rooms == set(ALLOWED)
+
+
+def test_the_environment_is_read_in_one_place() -> None:
+    readers = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv"))
+    }
+    # The launcher hands its whole environment on to what it starts; so does what runs a startup hook.
+    assert {r for r in readers if not r.startswith("launch/")} == {"_env.py", "master/engines/_prepare.py"}
+
+
+def test_files_and_functions_stay_small() -> None:
+    functions = [
+        (path, node)
+        for _, path in _sources()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    long_files = [str(p) for _, p in _sources() if len(p.read_text().splitlines()) > 600]
+    small = sum((f.end_lineno or f.lineno) - f.lineno < 40 for _, f in functions)
+    assert not long_files
+    assert small / len(functions) >= 0.95

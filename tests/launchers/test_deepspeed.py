@@ -1,0 +1,354 @@
+"""Trials of the real DeepSpeed on two processes: the acceptance cases by their numbers, mistakes, entrypoints."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support import TESTS
+from support.frameworks import PYTHON, need, variables
+from support.launcher import launched
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
+
+HEAD = """
+from pathlib import Path
+import torch
+from det_core import core, pytorch
+from det_core.errors import CheckpointError, InvalidExperimentException
+from det_core.pytorch import Batch, Epoch, deepspeed
+from det_core.pytorch.deepspeed import ModelParallelUnit
+from support.engine_trials import Pipelined, Tiny, fit, say
+"""
+TORCH = ("torch_distributed", "--nproc-per-node", "2")
+DEEPSPEED = ("deepspeed", "--num_gpus", "2")
+
+
+def started(
+    folder: Path, *words: str, launcher: tuple[str, ...] = TORCH, status: int = 0, **env: str
+) -> tuple[list[list[dict[str, Any]]], str]:
+    """Run words behind a launcher, or without one; what each rank has said, and the whole output."""
+    need()
+    command = [PYTHON, "-m", f"det_core.launch.{launcher[0]}", *launcher[1:]] if launcher else [PYTHON]
+    given = {"DET_CORE_HOME": str(folder / "home"), "PYTHONPATH": str(TESTS), **variables()}
+    with launched(command, *words, folder=folder, **{**given, **env}) as job:
+        found, output = job.wait(300), job.out + job.err
+    assert found == status, output[-6000:]
+    said: list[list[dict[str, Any]]] = [[], []]
+    for rank, text in re.findall(r"^(?:\[rank=(\d)\] )?SAID (.*)$", output, re.MULTILINE):
+        said[int(rank or 0)].append(json.loads(text))
+    return said, output
+
+
+def on_two(folder: Path, code: str, **how: Any) -> tuple[list[list[dict[str, Any]]], str]:
+    """Run code on two ranks."""
+    (folder / "script.py").write_text(HEAD + code)
+    return started(folder, "script.py", **how)
+
+
+def test_case_60_micro_batches_of_a_batch_have_its_index(tmp_path: Path) -> None:
+    found, _ = on_two(tmp_path, """
+class Trial(Tiny):
+    accumulation, records = 2, 32  # an epoch of 4
+
+trial = fit(Trial, 3, validation_period=Batch(2))
+ends = [e[2] for e in trial.events if e[0] == "on_training_workload_end"]
+say(calls=trial.calls, epoch_len=trial.context._epoch_len, rows=[len(rows) for rows in ends],
+    validations=[e[0] for e in trial.events].count("on_validation_end"), steps=trial.engine.global_steps)
+
+class Whole(Trial):
+    def __init__(self, context):
+        super().__init__(context)
+        context.disable_auto_grad_accumulation()
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        for _ in range(self.context.get_num_micro_batches_per_slot()):
+            found = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+        return found
+trial = fit(Whole, 3, validation_period=Batch(2))
+ends = [e[2] for e in trial.events if e[0] == "on_training_workload_end"]
+say(calls=trial.calls, rows=[len(rows) for rows in ends], steps=trial.engine.global_steps)
+""")  # fmt: skip
+    expected = {"calls": [0, 0, 1, 1, 2, 2], "epoch_len": 4, "rows": [4, 2], "validations": 2, "steps": 3}
+    assert [each[0] for each in found] == [expected, expected]
+    assert found[0][1] == {"calls": [0, 0, 1, 1, 2, 2], "rows": [2, 1], "steps": 3}
+
+
+def test_case_61_reports_checkpoints_and_the_next_micro_batch(tmp_path: Path) -> None:
+    code = """
+class Trial(Tiny):
+    zero, accumulation, records = 1, 2, 32
+    def metrics(self, loss):
+        return {"loss": loss, "rank": self.context.distributed.rank}
+
+trial = fit(Trial, LENGTH, {"name": "case", "resume": "latest"})
+ends = [e for e in trial.events if e[0] == "on_training_workload_end"]
+say(rank=ends[-1][1]["rank"], rows=[row["rank"] for row in ends[-1][2]], seen=trial.seen, calls=trial.calls)
+"""
+    first, _ = on_two(tmp_path, code.replace("LENGTH", "3"))
+    assert [each[0]["rank"] for each in first] == [0.5, 0.5] and first[0][0]["rows"] == [0.5] * 6
+    (folder,) = tmp_path.glob("home/runs/*/checkpoints/*/trial_state.json")
+    names = {path.name for path in folder.parent.iterdir()}
+    assert {
+        "det_state_dict_rank0.pth",
+        "det_state_dict_rank1.pth",
+        "load_data.json",
+        "model0",
+        "latest",
+        "code",
+    } <= names
+    assert {"trial_state.json", "trial_state.pkl", "metadata.json"} <= names
+    assert json.loads((folder.parent / "load_data.json").read_text())["trial_type"] == "DeepSpeedTrial"
+    assert len(list(folder.parent.glob("model0/*_optim_states.pt"))) == 2
+    second, _ = on_two(tmp_path, code.replace("LENGTH", "5"))
+    assert second[0][0]["calls"] == [3, 3, 4, 4]
+    for rank, each in enumerate(second):
+        stream = [[float(4 * n + 2 * rank), float(4 * n + 2 * rank + 1)] for n in [*range(8), *range(8)]]
+        assert first[rank][0]["seen"] + each[0]["seen"] == stream[:10]
+
+
+def test_case_62_units_and_ranks_that_read_no_data(tmp_path: Path) -> None:
+    found, _ = on_two(tmp_path, """
+rank = None
+class Trial(Tiny):
+    def __init__(self, context):
+        global rank
+        rank = context.distributed.rank
+        try:
+            context.set_mpu(ModelParallelUnit(0, 1, True, True))
+        except InvalidExperimentException as e:
+            say(before=str(e))
+        super().__init__(context)
+        context.set_mpu(ModelParallelUnit(0, 1, rank == 1, rank == 1))
+        try:
+            context.set_mpu(ModelParallelUnit(0, 1, True, True))
+        except InvalidExperimentException as e:
+            say(twice=str(e))
+        self.iterators = set()
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        self.iterators.add(dataloader_iter is None)
+        batch = next(dataloader_iter) if dataloader_iter is not None else [torch.ones(2, 1), torch.ones(2, 1)]
+        loss = self.loss(batch)
+        self.engine.backward(loss)
+        self.engine.step()
+        return {"value": 7.0} if rank == 1 else "whatever"
+    def evaluate_batch(self, dataloader_iter, batch_idx):
+        self.iterators.add(dataloader_iter is None)
+        return {"error": 2.0 + batch_idx} if dataloader_iter is not None else None
+
+trial = fit(Trial, 3)
+ends = {e[0]: e[1] for e in trial.events if len(e) > 1}
+say(iterators=list(trial.iterators), training=ends["on_training_workload_end"], validation=ends["on_validation_end"],
+    epoch_len=trial.context._epoch_len)
+""")  # fmt: skip
+    for rank, (before, twice, end) in enumerate(found):
+        assert "no engine is wrapped" in before["before"] and "set_mpu() was called before" in twice["twice"]
+        assert end["iterators"] == [rank == 0] and end["training"] == {"value": 7.0}
+        assert end["validation"] == {"error": 3.5} and end["epoch_len"] == 8
+
+
+def test_a_pipeline_reads_data_at_its_ends(tmp_path: Path) -> None:
+    found, _ = on_two(tmp_path, """
+class Trial(Pipelined):
+    accumulation, records, validation_records = 2, 32, 14  # an epoch of 8; 7 validation batches, of which 6 are taken
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        assert dataloader_iter is not None, "two stages: both are ends"
+        return super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+
+trial = fit(Trial, 3)
+context, unit = trial.context, trial.context._mpu
+ends = {e[0]: e for e in trial.events if len(e) > 1}
+say(calls=trial.calls, pipeline=context.use_pipeline_parallel, epoch_len=context._epoch_len,
+    unit=[unit.data_parallel_rank, unit.data_parallel_world_size, unit.should_report_metrics],
+    rows=[list(row) for row in ends["on_training_workload_end"][2]], sizes=[context.get_global_batch_size(),
+    context.get_per_slot_batch_size(), context.get_train_micro_batch_size_per_gpu()], steps=trial.engine.global_steps,
+    evaluated=len(ends["on_validation_epoch_end"][1]))
+""")  # fmt: skip
+    expected = {
+        "calls": [0, 1, 2], "pipeline": True, "epoch_len": 8, "unit": [0, 1, True], "rows": [["loss"]] * 3,
+        "sizes": [4, 4, 2], "steps": 3, "evaluated": 3,
+    }  # fmt: skip
+    assert [each[0] for each in found] == [expected, expected]
+
+
+def test_ranks_that_evaluate_all_together(tmp_path: Path) -> None:
+    """Five validation batches on two ranks: two each, since ZeRO 3 exchanges parameters in every forward pass."""
+    found, output = on_two(tmp_path, """
+class Trial(Tiny):
+    zero, records, validation_records = 3, 18, 10
+    def evaluate_batch(self, dataloader_iter):
+        super().evaluate_batch(dataloader_iter, 0)
+        return {"error": float(self.context.distributed.rank)}
+    def evaluation_reducer(self):
+        return pytorch.Reducer.SUM
+
+trial = fit(Trial, 2)
+say(sum={e[0]: e[1] for e in trial.events if len(e) > 1}["on_validation_end"]["error"],
+    epoch_len=trial.context._epoch_len)
+class Full(Tiny):
+    evaluate_batch = deepspeed.DeepSpeedTrial.evaluate_batch
+    def evaluate_full_dataset(self, data_loader):
+        return {"batches": len(list(data_loader))}
+trial = fit(Full, 1)
+say(full={e[0]: e[1] for e in trial.events if len(e) > 1}["on_validation_end"])
+""")  # fmt: skip
+    assert found[0] == found[1] == [{"sum": 2.0, "epoch_len": 4}, {"full": {"batches": 4}}]
+    assert output.count("an epoch has as many as the fewest") == 1
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    found, _ = on_two(tmp_path, """
+def told(cls):
+    with deepspeed.init(hparams={}) as context:
+        try:
+            deepspeed.Trainer(cls(context), context).fit(max_length=Batch(1))
+        except (InvalidExperimentException, AssertionError, TypeError) as e:
+            say(type=type(e).__name__, message=str(e))
+
+class NoEngine(Tiny):
+    def __init__(self, context):
+        self.events = []
+class NoStep(Tiny):
+    accumulation = 2
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        self.engine.backward(self.loss(next(dataloader_iter)))
+        self.engine.step()
+        if self.engine.micro_steps == 1:
+            self.engine.backward(self.loss(next(dataloader_iter)))
+            self.engine.step()
+        return {}
+class Nothing(Tiny):
+    def metrics(self, loss):
+        return None
+class Module(Tiny):
+    def build(self):
+        return torch.nn.Linear(1, 1)
+class TooFew(Tiny):
+    accumulation, records = 8, 8
+class Foreign(Tiny):
+    def build_training_data_loader(self):
+        return torch.utils.data.DataLoader([1, 2])
+class NoValidation(Tiny):
+    validation_records = 2
+for cls in (NoEngine, NoStep, Nothing, Module, TooFew, Foreign, NoValidation):
+    told(cls)
+""")  # fmt: skip
+    messages = [f"{each['type']}: {each['message']}" for each in found[0]]
+    expected = [
+        "InvalidExperimentException: NoEngine.__init__() wraps no engine",
+        "AssertionError: after batch 0 the first engine has taken 3 micro steps, which is no multiple of its "
+        "gradient_accumulation_steps=2",
+        "InvalidExperimentException: train_batch() returned None for batch 0",
+        "TypeError: wrap_model_engine() takes a DeepSpeedEngine",
+        "InvalidExperimentException: the training loader gives a rank 2 micro batch(es) in a pass, fewer than the 8",
+        "InvalidExperimentException: build_training_data_loader() returned a DataLoader: expected a det_core.pytorch."
+        "DataLoader; to use any other, call context.disable_dataset_reproducibility_checks()",
+        "InvalidExperimentException: the validation loader gives a rank 0 batch(es)",
+    ]
+    assert len(messages) == len(expected)
+    for message, beginning in zip(messages, expected, strict=True):
+        assert message.startswith(beginning), message
+
+
+def test_a_trials_methods_called_by_hand(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(
+        HEAD
+        + """
+from det_core.pytorch.deepspeed import DeepSpeedTrialContext
+
+config = {"hyperparameters": {"lr": {"type": "const", "val": 0.1}, "net": {"width": 8}}, "data": {"url": "here"}}
+context = DeepSpeedTrialContext.from_config(config)
+trial = Tiny(context)
+batches = iter(trial.build_training_data_loader())
+losses = [float(trial.train_batch(batches, 0, i)["loss"]) for i in range(3)]
+say(hparams=context.get_hparams(), data=context.get_data_config(), seen=trial.seen, steps=trial.engine.global_steps)
+try:
+    DeepSpeedTrialContext.from_config({"hyperparameters": {"net": {"lr": {"type": "log", "minval": 1}}}})
+except ValueError as e:
+    say(error=str(e))
+"""
+    )
+    said, _ = started(tmp_path, "script.py", launcher=())
+    first, second = said[0]
+    assert first["hparams"] == {"lr": 0.1, "net": {"width": 8}} and first["data"] == {"url": "here"}
+    assert first["seen"] == [[0, 1], [2, 3], [4, 5]] and first["steps"] == 3
+    assert second == {"error": "hyperparameters.net.lr is to be searched over (log): give from_config() one value"}
+
+
+def test_a_rank_without_a_loader_that_returns_no_metrics(tmp_path: Path) -> None:
+    _, output = on_two(tmp_path, """
+class Trial(Tiny):
+    def __init__(self, context):
+        super().__init__(context)
+        context.set_mpu(ModelParallelUnit(0, 1, True, context.distributed.rank == 0))
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        return {"loss": 1.0} if dataloader_iter is not None else None
+fit(Trial, 1)
+""", status=1)  # fmt: skip
+    assert (
+        "train_batch() returned None for batch 0: expected a dictionary of metrics, or the loss; rank 1 reports "
+        "metrics, and reads no data: if it is not to, give context.set_mpu() a ModelParallelUnit with "
+        "should_report_metrics=False there"
+    ) in output
+    assert "rank 1" in output and "PeerLost" in output, "rank 0 is told who left"
+
+
+def test_a_checkpoint_of_another_run_is_read_if_that_is_allowed(tmp_path: Path) -> None:
+    found, _ = on_two(tmp_path, """
+store = {"hparams": {}, "checkpoint_storage": str(Path.cwd() / "store")}
+first = fit(Tiny, 2, store)
+uuid = [e[1] for e in first.events if e[0] == "on_checkpoint_upload_end"][-1]
+for allowed in (None, True):
+    with deepspeed.init(**store, allow_pickle=allowed) as context:
+        trial = Tiny(context)
+        try:
+            deepspeed.Trainer(trial, context).fit(max_length=Batch(3), latest_checkpoint=uuid)
+        except CheckpointError as e:
+            say(refused=str(e))
+        say(calls=trial.calls)
+""")  # fmt: skip
+    for refused, nothing, went_on in found:
+        assert "neither this run nor its experiment wrote them" in refused["refused"]
+        assert "DET_CORE_ALLOW_PICKLE=1, or give deepspeed.init(allow_pickle=True)" in refused["refused"]
+        assert nothing["calls"] == [] and went_on["calls"] == [2]
+
+
+MODEL = """
+from support.engine_trials import Tiny, say
+
+class Trial(Tiny):
+    zero, accumulation = 1, 2
+
+    def config(self):
+        from det_core.pytorch.deepspeed import overwrite_deepspeed_config
+        return overwrite_deepspeed_config(super().config(), self.context.get_hparam("overwrite"))
+
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        found = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
+        if batch_idx == 2:
+            say(calls=self.calls, lr=self.engine.get_lr(), size=self.context.distributed.size)
+        return found
+"""
+EXPERIMENT = """
+name: engines
+entrypoint: model_def:Trial
+hyperparameters: {overwrite: {optimizer: {params: {lr: 0.125}}}}
+searcher: {name: single, metric: error, max_length: {batches: 3}}
+min_validation_period: {batches: 2}
+optimizations: {aggregation_frequency: 4}
+"""
+
+
+@pytest.mark.parametrize("launcher", [DEEPSPEED, TORCH, ()], ids=["deepspeed", "torch_distributed", "alone"])
+def test_a_class_as_a_program(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+    (tmp_path / "model_def.py").write_text(MODEL)
+    (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
+    before = ["--", "--trial"] if launcher else ["-m", "det_core.exec.harness"]
+    words = [*before, "model_def:Trial", "--config", "experiment.yaml"]
+    found, output = started(tmp_path, *words, launcher=launcher)
+    expected = {"calls": [0, 0, 1, 1, 2], "lr": [0.125], "size": 2 if launcher else 1}
+    assert [each[0] for each in found[: expected["size"]]] == [expected] * int(str(expected["size"]))
+    assert "optimizations.aggregation_frequency does not count" in output and "completed" in output

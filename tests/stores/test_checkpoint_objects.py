@@ -1,0 +1,178 @@
+"""Every method of the checkpoint context on S3 and GCS: by four processes together, and with what is not usual."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import support
+from det_core._errors import CheckpointNotFound, PeerLost
+from det_core.core._checkpoint import CheckpointCache
+from det_core.storage import Owner, Store, open_store
+from support.buckets import closing, contents
+from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, tree
+from support.ranks import running
+
+TESTS = str(support.TESTS)
+RANKS = "from support.object_ranks import main; main()"
+pytestmark = pytest.mark.stores
+long = pytest.mark.long
+
+
+@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.rgw), "gcs"])
+def storage(request: pytest.FixtureRequest) -> dict[str, Any]:
+    """``checkpoint_storage`` for a folder of a new bucket on each server."""
+    server = request.getfixturevalue(f"{request.param}_server")
+    bucket = server.make_bucket()
+    if request.param == "gcs":
+        return {"type": "gcs", "bucket": bucket, "prefix": "the prefix", "endpoint_url": server.url}
+    found: dict[str, Any] = server.storage(bucket, "the prefix")
+    return found
+
+
+@pytest.fixture
+def opened(storage: dict[str, Any], tmp_path: Path) -> Iterator[Callable[[], Any]]:
+    with closing() as take:
+        yield lambda: take(open_store(storage, tmp_path, scratch=tmp_path / "scratch"))
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("count", "size"), [(40, 18), pytest.param(1250, 75, marks=long)])
+def test_four_processes_share_every_method(storage: dict[str, Any], count: int, size: int, tmp_path: Path) -> None:
+    """The long form has 5,000 small files, and 300 MB in four files."""
+    arguments = (json.dumps(storage), str(tmp_path), str(count), str(size))
+    with running(RANKS, 4, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
+        statuses = ranks.wait(1700)
+        said = [ranks.output(rank).split("\n") for rank in range(4)]
+        said = [[line for line in lines if "it is tried again" not in line] for lines in said]  # on a busy machine
+        assert statuses == [0] * 4, "\n".join(ranks.output(rank)[-1500:] for rank in range(4))
+    assert said == [["uploaded", "stored", "checked", "checked", "done", ""]] * 4
+    assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+    with closing() as take:
+        assert contents(take(open_store(storage, tmp_path))) == {}
+
+
+@pytest.mark.timeout(300)
+def test_a_file_of_300_megabytes_and_one_of_none(opened: Callable[[], Any], tmp_path: Path) -> None:
+    block = os.urandom(1 << 20)
+    source = fill(tmp_path / "source", {"empty": b""})
+    with (source / "large").open("wb") as file:
+        for i in range(300):
+            file.write(block[i:] + block[:i])
+    with alone() as distributed:
+        context = Recorder().context(distributed, tmp_path, store=opened())
+        storage_id = context.upload(source, STEPS)
+        context.download(storage_id, tmp_path / "target")
+        context.close()
+    with (tmp_path / "target" / "large").open("rb") as file:
+        for i in range(300):
+            assert file.read(1 << 20) == block[i:] + block[:i]
+        assert file.read() == b""
+    assert (tmp_path / "target" / "empty").read_bytes() == b""
+
+
+def test_folders_and_names_come_back(opened: Callable[[], Any], tmp_path: Path) -> None:
+    names = [
+        ".dot",
+        "..dots",
+        " lead",
+        "trail ",
+        "a  b",
+        "\u00e9",
+        "e\u0301",
+        "\u4e2d/\U0001f600",
+        "%41%2F",
+        "#",
+        "?x=1",
+        "a+b",
+    ]
+    names += ["a&b=c", "*", "[x]", "{y}", "~", "'\"", "back\\slash", "co:lon", "se;mi", "tab\there", "n" * 200]
+    files = {name: f"<{name}>".encode() for name in names} | {f"in/{name}": b"" for name in names}
+    source = fill(tmp_path / "source", files)
+    (source / "empty folder" / "inner").mkdir(parents=True)
+    with alone() as distributed:
+        recorder = Recorder()
+        cache = CheckpointCache(tmp_path / "cache", 1 << 30)
+        context = recorder.context(distributed, tmp_path, store=opened(), cache=cache)
+        storage_id = context.upload(source, STEPS)
+        with context.restore_path(storage_id) as path:
+            found = tree(path)
+            assert found.pop("metadata.json")
+            assert found == files
+            assert (path / "empty folder" / "inner").is_dir()
+        assert set(recorder.registered[0]["resources"]) >= {*files, "empty folder/", "empty folder/inner/"}
+        context.delete(storage_id)
+        with pytest.raises(CheckpointNotFound):
+            context.get_metadata(storage_id)
+        context.close()
+
+
+def test_a_block_that_raises_leaves_nothing(opened: Callable[[], Any], tmp_path: Path) -> None:
+    store = opened()
+    with alone() as distributed:
+        context = Recorder().context(distributed, tmp_path, store=store)
+        with pytest.raises(ArithmeticError), context.store_path(STEPS) as (path, _):
+            fill(path)
+            raise ArithmeticError
+        context.close()
+    assert contents(store) == {}
+    assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+
+
+KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+from det_core import core
+from det_core._errors import DetCoreError
+from det_core.storage import open_store
+from support.checkpoints import Recorder, fill
+
+with core.DistributedContext.from_torch_distributed() as distributed:
+    folder = Path(sys.argv[2])
+    store = open_store(json.loads(sys.argv[1]), folder, scratch=folder / "scratch")
+    context = Recorder().context(distributed, folder, store=store)
+    try:
+        with context.store_path({"steps_completed": 1}, shard=True) as (path, storage_id):
+            fill(path, {f"of {distributed.rank}/{i}": b"x" * 1000 for i in range(int(sys.argv[3]))})
+        print("stored", flush=True)
+    except DetCoreError as e:
+        print(type(e).__name__, e, flush=True)
+    store.close()
+"""
+DIES = """
+from det_core.storage._objects import Door
+import os, sys
+class Dying(Door):
+    async def attempt(self, operation, key, function, *args):
+        if f"of 1/{int(sys.argv[3]) * 2 // 3}" in key:
+            os.kill(os.getpid(), 9)
+        return await super().attempt(operation, key, function, *args)
+import det_core.storage._objects._named as named
+named.Door = Dying
+"""
+
+
+@pytest.mark.parametrize("count", [90, pytest.param(300, marks=long)])
+def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], count: int, tmp_path: Path) -> None:
+    arguments = (json.dumps(storage), str(tmp_path), str(count))
+    with running(DIES + KILLED, 3, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
+        assert ranks.wait() == [0, -9, 0]
+        for rank in (0, 2):
+            assert PeerLost.__name__ in ranks.output(rank) and "rank 1" in ranks.output(rank)
+            assert "stored" not in ranks.output(rank)
+    with closing() as take:
+        store: Store = take(open_store(storage, tmp_path, scratch=tmp_path / "scratch"))
+        assert store.list() == []
+        with alone() as distributed:
+            context = Recorder().context(distributed, tmp_path, store=store, restart=1)
+            storage_id = context.upload(fill(tmp_path / "source"), STEPS)
+            context.close()
+        assert store.collect(Owner.current(RUN, 1)) == []
+        assert {key.split("/")[0] for key in contents(store)} == {storage_id}  # type: ignore[arg-type]
+        store.open(storage_id).check(FILES)
+    assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]

@@ -1,0 +1,276 @@
+"""Every single call to an object store fails once: what is listed is whole, and what is not can be collected."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from det_core._errors import CheckpointError, StorageError
+from det_core.core._checkpoint import CheckpointContext
+from det_core.storage import Owner, open_store
+from det_core.storage._objects import ObjectStore
+from support import TESTS
+from support.buckets import closing, in_bucket, keys, object_store
+from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, tree
+from support.faulty_doors import PASSING, PERMANENT, FaultyDoor
+from support.servers import S3Server
+
+LARGE = {**FILES, "large": os.urandom(1 << 20) * 35}
+"""With a file of three parts."""
+Operation = Callable[[CheckpointContext, str, Path], object]
+
+
+pytestmark = [pytest.mark.stores, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Iterator[Path]:
+    """A folder in memory, if there is one."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shared if os.access(shared, os.W_OK) else tmp_path) as folder:
+        yield Path(folder)
+
+
+def upload(context: CheckpointContext, old: str, work: Path) -> None:
+    context.upload(work / "source", STEPS)
+
+
+def store_path(context: CheckpointContext, old: str, work: Path) -> None:
+    with context.store_path(STEPS) as (path, _):
+        fill(path)
+        (path / "link").symlink_to("rng")
+
+
+def download(context: CheckpointContext, old: str, work: Path) -> None:
+    context.download(old, work / "target")
+
+
+def delete(context: CheckpointContext, old: str, work: Path) -> None:
+    context.delete(old)
+
+
+class Place:
+    """Where stores are made: on a disk, or, given a server, in a bucket of S3."""
+
+    def __init__(self, server: S3Server | None = None) -> None:
+        self.server = server
+        self.bucket = server.make_bucket() if server is not None else ""
+
+    def store(self, work: Path) -> ObjectStore:
+        """The store that belongs to a folder."""
+        if self.server is None:
+            return object_store(f"local://{work}/store", work / "scratch")
+        found = open_store(self.server.storage(self.bucket, work.name), work, scratch=work / "scratch")
+        assert isinstance(found, ObjectStore)
+        return found
+
+
+@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.long)])
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place(request.getfixturevalue("moto_server") if request.param == "s3" else None)
+
+
+class Outcome(NamedTuple):
+    """What one failure led to."""
+
+    root: str
+    work: Path
+    old: str
+    recorder: Recorder
+    struck: str
+    error: CheckpointError | None
+
+
+def every_call_fails_once(
+    operation: Operation,
+    place: Place,
+    folder: Path,
+    how: str,
+    files: dict[str, bytes],
+    only: tuple[str, ...] = ("",),
+) -> list[Outcome]:
+    """Do ``operation`` anew for each try of a call that it makes, or of those alone that begin with ``only``."""
+    outcomes = []
+    for at in range(1, 1000):
+        work = folder / f"{how}-{only[0]}-{at}"
+        fill(work / "source", files)
+        recorder, error = Recorder(), None
+        with alone() as distributed, closing() as opened:
+            store = opened(place.store(work))
+            old = recorder.context(distributed, work, store=store).upload(work / "source", STEPS)
+            recorder.registered.clear()
+            door = FaultyDoor(store.door.bucket, at, how, only)
+            context = recorder.context(distributed, work, store=ObjectStore(door, work / "scratch"))
+            try:
+                operation(context, old, work)
+            except CheckpointError as e:
+                error = e
+            context.close()
+            if not door.struck:
+                assert error is None
+                return outcomes
+        assert tree(work / "source") == files, "the user's folder was changed"
+        outcomes.append(Outcome(store.root, work, old, recorder, door.struck, error))
+    raise AssertionError("the operation never ends")
+
+
+def listed(store: ObjectStore) -> list[str]:
+    """The checkpoints that are listed; each is read and compared with its manifest, byte for byte."""
+    found = [header.storage_id for header in store.list()]
+    for storage_id in found:
+        checkpoint = store.open(storage_id)
+        checkpoint.check(checkpoint.manifest.files)
+        stored = {key.removeprefix(f"{storage_id}/") for key in keys(store, f"{storage_id}/")}
+        assert stored - {".det_core/manifest.json"} == set(checkpoint.manifest.files)
+        assert checkpoint.metadata()["steps_completed"] >= 0
+    return found
+
+
+def nothing_is_left_over(store: ObjectStore, scratch: Path) -> None:
+    """What a later restart collects leaves nothing beside the listed checkpoints."""
+    later = Owner.current(RUN, 1)
+    store.begin("later", later).abort()
+    assert store.collect(later) == []
+    assert {key.split("/", 1)[0] for key in keys(store)} == set(listed(store))
+    assert in_bucket(store, lambda bucket: bucket.stale_parts("")) == []
+    assert not [path for path in scratch.rglob("*") if path.is_file()]
+
+
+def names_what_failed(outcome: Outcome) -> None:
+    assert isinstance(outcome.error, StorageError)
+    text = str(outcome.error)
+    assert outcome.root in text
+    assert f"cannot {outcome.struck}" in text
+    assert outcome.error.errno is not None
+
+
+@pytest.mark.parametrize("how", PASSING)
+@pytest.mark.parametrize("operation", [upload, store_path, download, delete])
+def test_what_passes_is_tried_again_and_succeeds(operation: Operation, how: str, place: Place, memory: Path) -> None:
+    outcomes = every_call_fails_once(operation, place, memory, how, FILES)
+    assert len(outcomes) >= 5
+    for outcome in outcomes:
+        assert outcome.error is None, outcome
+        with closing() as opened:
+            store = opened(place.store(outcome.work))
+            new = [record["storage_id"] for record in outcome.recorder.registered]
+            assert sorted(listed(store)) == sorted(([] if operation is delete else [outcome.old]) + new)
+            assert len(new) == (operation in (upload, store_path))
+            if operation is download:
+                assert tree(outcome.work / "target").items() >= FILES.items()
+            nothing_is_left_over(store, outcome.work / "scratch")
+
+
+@pytest.mark.parametrize("how", PERMANENT)
+@pytest.mark.parametrize("operation", [upload, store_path])
+def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(
+    operation: Operation, how: str, place: Place, memory: Path
+) -> None:
+    whole_or_not_there(operation, place, memory, how)
+
+
+def test_s3_refuses_each_call_once(moto_server: S3Server, memory: Path) -> None:
+    """The short form of what the long tests do with S3 in every way."""
+    whole_or_not_there(store_path, Place(moto_server), memory, "EACCES")
+
+
+def whole_or_not_there(operation: Operation, place: Place, memory: Path, how: str) -> None:
+    outcomes = every_call_fails_once(operation, place, memory, how, FILES)
+    assert {"write", "list", "delete"} <= {outcome.struck for outcome in outcomes}
+    for outcome in outcomes:
+        with closing() as opened:
+            store = opened(place.store(outcome.work))
+            new = [record["storage_id"] for record in outcome.recorder.registered]
+            assert sorted(listed(store)) == sorted([outcome.old, *new]), outcome
+            assert bool(new) == (outcome.error is None)
+            if outcome.error is not None:
+                names_what_failed(outcome)
+            if how != "dead":
+                nothing_is_left_over(store, outcome.work / "scratch")
+
+
+@pytest.mark.parametrize("how", ["reset", "EIO"])
+def test_files_of_several_parts_are_whole_or_not_there(how: str, place: Place, memory: Path) -> None:
+    of_parts = every_call_fails_once(upload, place, memory, how, LARGE, ("begin", "write part", "finish"))
+    assert {outcome.struck.rstrip(" of123") for outcome in of_parts} == {"begin", "write part", "finish"}
+    for outcome in of_parts + every_call_fails_once(upload, place, memory, how, LARGE):
+        with closing() as opened:
+            store = opened(place.store(outcome.work))
+            new = [record["storage_id"] for record in outcome.recorder.registered]
+            assert sorted(listed(store)) == sorted([outcome.old, *new])
+            assert bool(new) == (outcome.error is None)
+            nothing_is_left_over(store, outcome.work / "scratch")
+
+
+@pytest.mark.parametrize("how", [*PERMANENT, "short"])
+def test_a_download_leaves_whole_files_or_none(how: str, place: Place, memory: Path) -> None:
+    outcomes = every_call_fails_once(download, place, memory, how, FILES)
+    assert "read" in {outcome.struck for outcome in outcomes}
+    whole = {**FILES, "metadata.json": b'{\n  "steps_completed": 3\n}'}
+    for outcome in outcomes:
+        found = tree(outcome.work / "target") if (outcome.work / "target").exists() else {}
+        assert found == ({} if outcome.error else whole), outcome
+        assert not [*outcome.work.glob(".det_core-tmp-*")]
+
+
+@pytest.mark.parametrize("how", PERMANENT)
+def test_what_is_half_deleted_is_not_listed_and_goes_with_the_next_delete(how: str, place: Place, memory: Path) -> None:
+    for outcome in every_call_fails_once(delete, place, memory, how, FILES):
+        with closing() as opened:
+            store = opened(place.store(outcome.work))
+            assert listed(store) in ([outcome.old], [])
+            assert outcome.error is not None
+            names_what_failed(outcome)
+            assert store.delete(outcome.old) == {}
+            assert not keys(store)
+
+
+def test_a_collection_that_fails_can_be_repeated(tmp_path: Path) -> None:
+    for at in range(1, 100):
+        url = f"local://{tmp_path}/{at}"
+        with closing() as opened:
+            store = opened(object_store(url, tmp_path / "scratch"))
+            dead = Owner(**{**vars(Owner.current(RUN, 0)), "pid": 2**22 + 1, "started": 5})
+            fill(store.begin("dead", dead).path)
+            staging = store.begin("half", dead)
+            fill(staging.path)
+            staging.take(staging.written())
+            door = FaultyDoor(store.door.bucket, at, "EIO")
+            try:
+                ObjectStore(door, tmp_path / "scratch").collect()
+            except StorageError as e:
+                assert f"cannot {door.struck}" in str(e)
+            store.collect()
+            assert not keys(store), f"after call {at}: {door.struck}"
+            if not door.struck:
+                return
+    raise AssertionError("the collection never ends")
+
+
+@pytest.mark.parametrize("how", ["exit", "exit-after"])
+@pytest.mark.parametrize("name", ["upload", "store_path", "delete"])
+def test_a_death_at_any_call_leaves_whole_checkpoints(name: str, how: str, place: Place, memory: Path) -> None:
+    command = [sys.executable, "-m", "support.dying_objects", name, how, str(memory)]
+    if place.server is not None:
+        command.append(json.dumps(place.server.storage(place.bucket)))
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    deaths = sorted(memory.glob("death-*"))
+    assert len(deaths) >= 5
+    for work in deaths:
+        with closing() as opened:
+            store = opened(place.store(work))
+            old = (work / "old").read_text()
+            found = listed(store)
+            assert name == "delete" or old in found
+            assert len(found) <= 2
+            nothing_is_left_over(store, work / "scratch")
+            assert name != "delete" or not keys(store) or listed(store) == [old]

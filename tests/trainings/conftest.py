@@ -1,0 +1,7 @@
+"""Whole trainings: what those of trials and those of the Trainer share."""
+
+from __future__ import annotations
+
+from support.torch_once import a_small_heap, an_optimizer, no_accelerator_stays
+
+__all__ = ["a_small_heap", "an_optimizer", "no_accelerator_stays"]
