@@ -1,4 +1,4 @@
-"""What every test gets: a home folder of its own, and a check that nothing is left behind."""
+"""What every test gets: a home folder of its own, the end of all that it has started, and a check for leaks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from support.leftovers import processes_of
-from support.servers import MARK, gcs_server, moto_server, rgw_server, s3_server
-from support.turns import pytest_runtest_protocol
+from support import nest, warm
+from support.processes import free_port
+from support.servers import gcs_server, moto_server, rgw_server, s3_server
 
-__all__ = ["gcs_server", "moto_server", "pytest_runtest_protocol", "rgw_server", "s3_server"]
+__all__ = ["gcs_server", "moto_server", "rgw_server", "s3_server"]
+nest.adopt_orphans()
+free_port()  # locks this process's block, before any test looks at the open files
 # A machine with much else to do is no fault of a test.
 settings.register_profile("det_core", deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("det_core")
@@ -35,11 +37,10 @@ def event_loop() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nothing_outlives_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fail if a master, or what runs under one, of any test or fixture is there when all are over."""
+def the_server_of_warm_scripts() -> Iterator[None]:
+    """Ended with the session."""
     yield
-    left = processes_of(tmp_path_factory.getbasetemp())
-    assert not left, f"the tests leave behind: {', '.join(left)}"
+    warm.close()
 
 
 @pytest.fixture(autouse=True)
@@ -56,16 +57,14 @@ def home(nothing_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.fixture(autouse=True)
-def nothing_leaks(tmp_path: Path) -> Iterator[None]:
-    """Fail a test that leaves behind a thread, an open file, a process, a signal handler or a variable.
-
-    A process is its child, or a master or trial of a home folder that the test has made.
-    """
+def nothing_leaks() -> Iterator[None]:
+    """End what a test leaves running; fail one that leaves a thread, an open file, a signal handler or a variable."""
     threads, files, handlers, variables = _threads(), _files(), _handlers(), _variables()
-    yield
-    deadline = time.monotonic() + 5
-    while (leaked := _leaks(threads, files) + _masters(tmp_path)) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    with nest.nested():
+        yield
+    deadline = time.monotonic() + 60  # threads that are about to end may wait for a processor
+    while (leaked := _leaks(threads, files)) and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert not leaked, f"the test leaves behind: {', '.join(leaked)}"
     assert _handlers() == handlers, "the test leaves signal handlers behind"
     assert _variables() == variables, "the test leaves environment variables behind"
@@ -75,7 +74,7 @@ def _leaks(threads: set[int], files: set[str]) -> list[str]:
     left = [t for t in threading.enumerate() if t.ident not in threads]
     # The event loop keeps threads of its own, as many as it ever needed at a time.
     alive = [f"thread {t.name}" for t in left if not t.name.startswith("asyncio_")]
-    return alive + [f"file {name}" for name in sorted(_files() - files)] + [f"process {p}" for p in _children()]
+    return alive + [f"file {name}" for name in sorted(_files() - files)]
 
 
 def _threads() -> set[int]:
@@ -94,31 +93,6 @@ def _files() -> set[str]:
             continue
         found.add(f"{fd}:{target}")
     return found
-
-
-def _children() -> list[str]:
-    """Children that still run (multiprocessing's own helpers and the servers live as long as the session)."""
-    found = []
-    for task in os.listdir("/proc/self/task"):
-        try:
-            pids = Path(f"/proc/self/task/{task}/children").read_text().split()
-        except OSError:
-            continue
-        for pid in pids:
-            try:
-                if f"{MARK}=1".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                    continue
-                command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            except OSError:
-                continue
-            if command and "resource_tracker" not in command and "forkserver" not in command:
-                found.append(f"{pid} ({command.strip()[:120]})")
-    return found
-
-
-def _masters(folder: Path) -> list[str]:
-    """Masters, and what runs under them, of home folders in a folder."""
-    return [f"process {p}" for p in processes_of(folder)] if any(folder.glob("*/master")) else []
 
 
 def _variables() -> dict[str, str]:

@@ -63,7 +63,7 @@ def test_the_second_serves_ssh_and_the_first_starts_all(hosts: Hosts, tmp_path: 
             ids = {"DET_RESOURCES_ID": f"r{rank}", "DTRAIN_SSH_PORT": "12350", "DET_SESSION_TOKEN": "the token"}
             jobs.append(stack.enter_context(launched(command, script, folder=tmp_path, **env, **ids)))
         server, first = jobs
-        assert first.wait(PATIENCE) == 0, first.err + server.err
+        assert first.wait() == 0, first.err + server.err
         os.kill(server.pid, signal.SIGTERM)
         server.wait()
     found = told(first.out)

@@ -36,7 +36,7 @@ def started(
     command = [PYTHON, "-m", f"det_core.launch.{launcher[0]}", *launcher[1:]] if launcher else [PYTHON]
     given = {"DET_CORE_HOME": str(folder / "home"), "PYTHONPATH": str(TESTS), **variables()}
     with launched(command, *words, folder=folder, **{**given, **env}) as job:
-        found, output = job.wait(300), job.out + job.err
+        found, output = job.wait(), job.out + job.err
     assert found == status, output[-6000:]
     said: list[list[dict[str, Any]]] = [[], []]
     for rank, text in re.findall(r"^(?:\[rank=(\d)\] )?SAID (.*)$", output, re.MULTILINE):

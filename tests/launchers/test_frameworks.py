@@ -75,7 +75,7 @@ def start(
 def test_every_rank_knows_its_place(framework: Framework, tmp_path: Path, processes: int) -> None:
     script = framework.who(tmp_path)
     with launched(framework.local(processes), script, folder=tmp_path, **variables()) as job:
-        assert job.wait(PATIENCE) == 0, job.err
+        assert job.wait() == 0, job.err
         job.nothing_left()
     found = told(job.out)
     assert sorted(found) == list(range(processes))
@@ -89,9 +89,9 @@ def test_every_rank_knows_its_place(framework: Framework, tmp_path: Path, proces
 def test_sigterm_lets_every_rank_save(framework: Framework, tmp_path: Path) -> None:
     write(tmp_path, "saves.py", SAVES)
     with start(framework, tmp_path, 2, "saves.py") as job:
-        job.wait_for("ready", times=2, seconds=PATIENCE)
+        job.wait_for("ready", times=2)
         os.kill(job.pid, signal.SIGTERM)
-        assert job.wait(PATIENCE) == 0, job.err
+        assert job.wait() == 0, job.err
         job.nothing_left()
     assert [(tmp_path / f"saved-{rank}").read_text() for rank in range(2)] == ["15", "15"], "once each"
     assert job.err == "[launcher] SIGTERM: passed on to 2 ranks, which have 60 s to save and exit\n"
@@ -100,8 +100,8 @@ def test_sigterm_lets_every_rank_save(framework: Framework, tmp_path: Path) -> N
 def test_a_failure_ends_the_others_and_gives_the_status(framework: Framework, tmp_path: Path) -> None:
     write(tmp_path, "fails.py", FAILS)
     with start(framework, tmp_path, 4, "fails.py", "--grace", "4", "--tail", "2") as job:
-        job.wait_for("ready", times=4, seconds=PATIENCE)
-        assert job.wait(PATIENCE) == 3, job.err
+        job.wait_for("ready", times=4)
+        assert job.wait() == 3, job.err
         job.nothing_left()
     assert re.match(
         r"\[launcher\] rank 1 \(pid \d+, host \S+\) failed first, with status 3; its last lines:\n"
@@ -113,10 +113,10 @@ def test_a_failure_ends_the_others_and_gives_the_status(framework: Framework, tm
 def test_what_ignores_sigterm_is_killed_after_the_grace(framework: Framework, tmp_path: Path) -> None:
     write(tmp_path, "stubborn.py", STUBBORN)
     with start(framework, tmp_path, 2, "stubborn.py", "--grace", "2") as job:
-        job.wait_for("ready", times=4, seconds=PATIENCE)
+        job.wait_for("ready", times=4)
         began = time.monotonic()
         os.kill(job.pid, signal.SIGTERM)
-        assert job.wait(PATIENCE) == 128 + signal.SIGKILL, job.err
+        assert job.wait() == 128 + signal.SIGKILL, job.err
         assert time.monotonic() - began >= 2
         job.nothing_left()
     assert job.out.count("heard it") == 2
@@ -129,10 +129,10 @@ def test_nothing_outlives_kill_9(framework: Framework, tmp_path: Path) -> None:
     command = framework.local(2)
     env = {**variables(), "TMPDIR": str(tmp_path / "tmp")}
     with launched(command, "stubborn.py", framework.rank, folder=tmp_path, **env) as job:
-        job.wait_for("ready", times=4, seconds=PATIENCE)
+        job.wait_for("ready", times=4)
         os.kill(job.pid, signal.SIGKILL)
         job.process.wait()
-        job.nothing_left(30)
+        job.nothing_left()
 
 
 @pytest.mark.long
@@ -143,7 +143,7 @@ def test_nothing_outlives_kill_9_at_any_moment(framework: Framework, tmp_path: P
             time.sleep(moment * 0.25)
             os.kill(job.pid, signal.SIGKILL)
             job.process.wait()
-            job.nothing_left(30)
+            job.nothing_left()
 
 
 def test_output_of_any_kind_comes_through_whole(framework: Framework, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_much_output_comes_through_whole(framework: Framework, tmp_path: Path) -
 def prints(framework: Framework, folder: Path, *, processes: int, long: int, lines: int) -> None:
     write(folder, "prints.py", PRINTS)
     with start(framework, folder, processes, f"prints.py {long} {lines}") as job:
-        assert job.wait(PATIENCE) == 0, job.err
+        assert job.wait() == 0, job.err
     assert job.err_bytes_lines() == [b"[rank=%d] to stderr" % rank for rank in range(processes)]
     assert_all_was_printed(job.out_bytes, ranks=processes, long=long, lines=lines)
 
@@ -170,7 +170,7 @@ BAD = {
 
 
 def one_line(job: Launched, status: int, text: str) -> None:
-    assert job.wait(PATIENCE) == status, job.err
+    assert job.wait() == status, job.err
     assert job.err.startswith("[launcher] ") and job.err.count("\n") == 1, job.err
     assert text in job.err
     assert job.out == ""
@@ -187,7 +187,7 @@ def test_deepspeed_with_an_option_of_its_own(tmp_path: Path) -> None:
     found = FRAMEWORKS["deepspeed"]
     command = found.local(2, "--log_level", "warning")
     with launched(command, "--", found.who(tmp_path), folder=tmp_path, **variables()) as job:
-        assert job.wait(PATIENCE) == 0, job.err
+        assert job.wait() == 0, job.err
         job.nothing_left()
     assert [[rank[:2] for rank in ranks] for ranks in told(job.out).values()] == [places({socket.gethostname(): 2})] * 2
 
@@ -212,7 +212,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, name: str) -> None:
         place = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port]
         command = FRAMEWORKS[name].launcher(*place, "--nproc-per-node", "1")
         with launched(command, "ok.py", folder=tmp_path, DET_CORE_SECRET="x", **variables()) as job:
-            assert job.wait(PATIENCE) == 1, job.err
+            assert job.wait() == 1, job.err
     (line,) = [line for line in job.err.splitlines() if line.startswith("[launcher] ")]
     assert re.search(r"in use|EADDRINUSE", line) and port in line, job.err
 

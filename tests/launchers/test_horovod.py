@@ -43,7 +43,7 @@ def weights(folder: Path, command: list[str], aggregation: int, length: int) -> 
     code = TRIAL.replace("SUPPORT", repr(str(TESTS)))
     (folder / "train.py").write_text(code.replace("AGGREGATION", str(aggregation)).replace("LENGTH", str(length)))
     with launched(command, "train.py", folder=folder, DET_CORE_HOME=str(folder / "home"), **variables()) as job:
-        assert job.wait(300) == 0, job.err
+        assert job.wait() == 0, job.err
     said = [json.loads(line.partition("SAID ")[2]) for line in job.out.splitlines() if "SAID " in line]
     return [(size, found) for size, found, _ in said]
 

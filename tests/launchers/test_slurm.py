@@ -36,7 +36,7 @@ def nothing_is_left(hosts: Hosts, slurm: Slurm) -> Iterator[None]:
     """After each test nothing but servers runs on either machine."""
     yield
     slurm.cancel()
-    hosts.nothing_left(40)
+    hosts.nothing_left()
 
 
 def env(folder: Path, **more: str) -> dict[str, str]:
@@ -57,7 +57,7 @@ def test_a_launcher_on_each_node_finds_its_place(slurm: Slurm, tmp_path: Path, n
     need(*framework.needs)
     command = slurm.srun("-N2", "-n2", "--cpus-per-task=2", *framework.launcher("--nproc-per-node", "2"))
     with launched(command, framework.who(tmp_path), folder=tmp_path, **env(tmp_path)) as job:
-        assert job.wait(PATIENCE) == 0, job.err + slurm.log()
+        assert job.wait() == 0, job.err + slurm.log()
     everyone_is_right(job.out)
 
 
@@ -99,7 +99,7 @@ def test_srun_alone(slurm: Slurm, tmp_path: Path) -> None:
     script = PLAIN.who(tmp_path)
     command = slurm.srun("-N2", "-n4", "--ntasks-per-node=2", "--label", PYTHON)
     with launched(command, script, folder=tmp_path, **env(tmp_path)) as job:
-        assert job.wait(PATIENCE) == 0, job.err + slurm.log()
+        assert job.wait() == 0, job.err + slurm.log()
     everyone_is_right(re.sub(r"^(\d+): ", r"[rank=\1] ", job.out, flags=re.MULTILINE))
 
 
@@ -112,7 +112,7 @@ def test_srun_alone_needs_a_secret_and_a_line(slurm: Slurm, tmp_path: Path) -> N
         "plain.py": "core.DistributedContext.from_slurm()",
     }.items():
         with launched(command, script, folder=tmp_path, **env(tmp_path, DET_CORE_SECRET="")) as job:
-            assert job.wait(PATIENCE) == 1, job.err
+            assert job.wait() == 1, job.err
         assert job.err.count(line) >= 4, job.err
 
 
@@ -122,10 +122,10 @@ def test_scancel_lets_every_rank_save(slurm: Slurm, tmp_path: Path) -> None:
     write(tmp_path, "saves.py", SAVES)
     command = slurm.srun("-N2", "-n2", "--cpus-per-task=2", *framework.launcher("--nproc-per-node", "2"))
     with launched(command, "saves.py", folder=tmp_path, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4, seconds=PATIENCE)
+        job.wait_for("ready", times=4)
         (number,) = slurm.jobs()
         slurm.hosts.run(1, "env", f"SLURM_CONF={slurm.env['SLURM_CONF']}", "scancel", "--signal=TERM", number)
-        assert job.wait(PATIENCE) == 0, job.err + slurm.log()
+        assert job.wait() == 0, job.err + slurm.log()
     assert sorted(p.name for p in tmp_path.glob("saved-*")) == [f"saved-{rank}" for rank in range(4)]
     assert len(re.findall(r"SIGTERM: passed on to 2 ranks, which have 60 s", job.err)) == 2
 
@@ -136,5 +136,5 @@ def test_more_launchers_than_nodes_are_refused(slurm: Slurm, tmp_path: Path) -> 
     write(tmp_path, "ok.py", "print('ran')")
     command = slurm.srun("-N2", "-n4", "--ntasks-per-node=2", *framework.launcher())
     with launched(command, "ok.py", folder=tmp_path, **env(tmp_path)) as job:
-        assert job.wait(PATIENCE) == 2, job.err
+        assert job.wait() == 2, job.err
     assert "--ntasks-per-node=1" in job.err and "ran" not in job.out

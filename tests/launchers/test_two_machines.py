@@ -94,7 +94,7 @@ def test_one_launcher_starts_both_by_ssh(hosts: Hosts, tmp_path: Path, name: str
     need(*framework.needs)
     script = framework.who(tmp_path)
     with launched(by_ssh(framework, hosts), script, folder=tmp_path, **env(tmp_path)) as job:
-        assert job.wait(PATIENCE) == 0, job.err
+        assert job.wait() == 0, job.err
     everyone_is_right([job])
 
 
@@ -113,7 +113,7 @@ def test_a_launcher_on_each(hosts: Hosts, tmp_path: Path, name: str) -> None:
             )
             for number in (1, 2)
         ]  # fmt: skip
-        assert [job.wait(PATIENCE) for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+        assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
     everyone_is_right(jobs)
     assert sorted(told(jobs[1].out)) == [2, 3], "each launcher shows its own"
 
@@ -136,7 +136,7 @@ def test_launchers_by_hand_need_a_secret(hosts: Hosts, tmp_path: Path) -> None:
         with launched(
             one_on_each(framework, hosts, 2), framework.who(tmp_path), folder=tmp_path, **env(tmp_path)
         ) as job:
-            assert job.wait(PATIENCE) == 2
+            assert job.wait() == 2
         assert re.search(r"^    export DET_CORE_SECRET=[0-9a-f]{64}$", job.err, re.MULTILINE), job.err
 
 
@@ -148,7 +148,7 @@ def test_a_chief_that_cannot_be_reached_is_one_line(hosts: Hosts, tmp_path: Path
     place = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "10.77.0.99", "--nproc-per-node", "1"]
     command = [*hosts.on(2), *framework.launcher(*place)]
     with launched(command, script, folder=tmp_path, DET_CORE_SECRET=SECRET, **env(tmp_path)) as job:
-        assert job.wait(PATIENCE) == 1, job.err
+        assert job.wait() == 1, job.err
     (line,) = [line for line in job.err.splitlines() if line.startswith("[launcher] ")]
     assert "10.77.0.99" in line, job.err
 
@@ -160,17 +160,17 @@ def test_the_secret_is_told_to_nobody_else(hosts: Hosts, tmp_path: Path, name: s
     script = write(tmp_path, "holds.py", HOLDS.format(context=framework.context))
     write(tmp_path, "stranger.py", STRANGER)
     with launched(by_ssh(framework, hosts), script, folder=tmp_path, DET_CORE_SECRET=SECRET, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4, seconds=PATIENCE)
+        job.wait_for("ready", times=4)
         seen = [*hosts.processes(1).values(), *hosts.processes(2).values()]
         assert len(seen) > 4
         assert not [command for command in seen if SECRET in command]
         assert 12360 in hosts.listening(1), "where the chief waits for other machines"
         stranger = [*hosts.on(2), "env", "DET_CORE_SECRET=another", PYTHON, "stranger.py", ADDRESSES[0]]
         with launched(stranger, folder=tmp_path, **env(tmp_path)) as other:
-            assert other.wait(PATIENCE) == 1
+            assert other.wait() == 1
         assert "Error" in other.err and job.process.poll() is None, other.err
         (tmp_path / "go").touch()
-        assert job.wait(PATIENCE) == 0, job.err
+        assert job.wait() == 0, job.err
     assert not list(Path("/tmp").glob("det-core-*/variables"))
 
 
@@ -180,9 +180,9 @@ def test_sigterm_reaches_both(hosts: Hosts, tmp_path: Path, name: str) -> None:
     need(*framework.needs)
     script = write(tmp_path, "waits.py", WAITS)
     with launched(by_ssh(framework, hosts), script, folder=tmp_path, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4, seconds=PATIENCE)
+        job.wait_for("ready", times=4)
         os.kill(job.pid, signal.SIGTERM)
-        assert job.wait(PATIENCE) == 0, job.err
+        assert job.wait() == 0, job.err
     assert sorted(line for line in job.out.splitlines() if "got" in line) == [f"[rank={r}] got 15" for r in range(4)]
 
 
@@ -192,7 +192,7 @@ def test_output_of_any_kind_comes_through_whole_from_both(hosts: Hosts, tmp_path
     need(*framework.needs)
     words = [write(tmp_path, "prints.py", PRINTS), framework.rank, "10000000", "50000"]
     with launched(by_ssh(framework, hosts), *words, folder=tmp_path, **env(tmp_path)) as job:
-        assert job.wait(PATIENCE) == 0, job.err
+        assert job.wait() == 0, job.err
     assert job.err_bytes_lines() == [b"[rank=%d] to stderr" % rank for rank in range(4)]
     assert_all_was_printed(job.out_bytes, ranks=4, long=10_000_000, lines=50_000)
 
@@ -203,7 +203,7 @@ def test_last_words_that_come_after_the_framework_has_ended_count(hosts: Hosts, 
     need(*framework.needs)
     script = write(tmp_path, "ends.py", ENDS)
     with launched(by_ssh(framework, hosts), script, folder=tmp_path, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4, seconds=PATIENCE)
+        job.wait_for("ready", times=4)
         (near,) = [pid for pid, command in hosts.processes(1).items() if "_near" in command and "_far" in command]
         children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
         (agent,) = {*map(int, children)} - {near}
@@ -218,7 +218,7 @@ def test_last_words_that_come_after_the_framework_has_ended_count(hosts: Hosts, 
             assert job.process.poll() is None, job.err
         finally:
             os.kill(near, signal.SIGCONT)
-        assert job.wait(PATIENCE) == 0, job.err
+        assert job.wait() == 0, job.err
     assert unprefixed(job.out) == [] and job.err == ""
     long = "x" * 100_000
     assert sorted(line for line in job.out.splitlines() if long in line) == [f"[rank={r}] {long}" for r in range(4)]
@@ -230,7 +230,7 @@ def test_last_words_that_never_come_are_waited_for_a_minute(hosts: Hosts, tmp_pa
     need(*FRAMEWORKS["mpi"].needs)
     script = write(tmp_path, "ends.py", ENDS)
     with launched(by_ssh(FRAMEWORKS["mpi"], hosts, "--grace", "2"), script, folder=tmp_path, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4, seconds=PATIENCE)
+        job.wait_for("ready", times=4)
         (near,) = [pid for pid, command in hosts.processes(1).items() if "_near" in command and "_far" in command]
         os.kill(near, signal.SIGSTOP)
         try:
@@ -241,7 +241,7 @@ def test_last_words_that_never_come_are_waited_for_a_minute(hosts: Hosts, tmp_pa
         finally:
             os.kill(near, signal.SIGCONT)
     assert "mpirun (pid" in job.err and "ended with status 0" in job.err, job.err
-    hosts.nothing_left(40)
+    hosts.nothing_left()
 
 
 @pytest.mark.parametrize("name", ["horovod", "mpi"])
@@ -250,10 +250,10 @@ def test_nothing_outlives_kill_9_on_either(hosts: Hosts, tmp_path: Path, name: s
     need(*framework.needs)
     script = write(tmp_path, "waits.py", WAITS)
     with launched(by_ssh(framework, hosts), script, folder=tmp_path, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4, seconds=PATIENCE)
+        job.wait_for("ready", times=4)
         os.kill(job.pid, signal.SIGKILL)
         job.process.wait()
-        hosts.nothing_left(40)
+        hosts.nothing_left()
 
 
 @pytest.mark.parametrize("name", ["horovod", "mpi"])
@@ -273,8 +273,8 @@ def test_a_failure_on_the_other_machine_ends_all(hosts: Hosts, tmp_path: Path, n
         """,
     )
     with launched(by_ssh(framework, hosts, "--grace", "4"), script, folder=tmp_path, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4, seconds=PATIENCE)
-        assert job.wait(PATIENCE) == 1, job.err
+        job.wait_for("ready", times=4)
+        assert job.wait() == 1, job.err
     assert "rank 3 has had enough" in job.err, job.err
 
 
@@ -292,7 +292,7 @@ def test_a_host_that_cannot_be_reached_is_one_line(
     script = write(tmp_path, "ok.py", "print('ran')")
     command = [*hosts.on(1), *framework.launcher("--hosts", f"node1:1,{other}:1")]
     with launched(command, script, folder=tmp_path, **env(tmp_path)) as job:
-        assert job.wait(PATIENCE) == 1, job.err
+        assert job.wait() == 1, job.err
     assert job.err.startswith("[launcher] ") and job.err.count("\n") == 1, job.err
     assert text in job.err and job.out == ""
 
@@ -305,9 +305,9 @@ def test_a_cut_cable_ends_all_on_both_sides(hosts: Hosts, tmp_path: Path, name: 
     script = write(tmp_path, "waits.py", WAITS)
     try:
         with launched(by_ssh(framework, hosts, "--grace", "5"), script, folder=tmp_path, **env(tmp_path)) as job:
-            job.wait_for("ready", times=4, seconds=PATIENCE)
+            job.wait_for("ready", times=4)
             hosts.cut()
-            assert job.wait(PATIENCE) != 0, job.err
+            assert job.wait() != 0, job.err
             assert "the connection to its machine" in job.err
             deadline = time.monotonic() + 120
             while left := [command for command in hosts.processes(2).values() if script in command]:
@@ -315,4 +315,4 @@ def test_a_cut_cable_ends_all_on_both_sides(hosts: Hosts, tmp_path: Path, name: 
                 time.sleep(1)
     finally:
         hosts.mend()
-    hosts.nothing_left(120)
+    hosts.nothing_left()

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from support.real_master import RealMaster, real_master, until
+from support.processes import until
+from support.real_master import RealMaster, real_master
 from support.recipe import FOLDER, check_course, completed, config, files, last_row, no_namespaces
 from support.stock_client import RELEASES, python
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from support.postgres import Postgres, postgres_server
-from support.real_master import real_master, until
+from support.processes import until
+from support.real_master import real_master
 from support.recipe import OURS, check_course, completed, config, files, last_row
 
 __all__ = ["postgres_server"]

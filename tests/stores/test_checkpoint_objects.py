@@ -47,7 +47,7 @@ def test_four_processes_share_every_method(storage: dict[str, Any], count: int, 
     """The long form has 5,000 small files, and 300 MB in four files."""
     arguments = (json.dumps(storage), str(tmp_path), str(count), str(size))
     with running(RANKS, 4, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
-        statuses = ranks.wait(1700)
+        statuses = ranks.wait()
         said = [ranks.output(rank).split("\n") for rank in range(4)]
         said = [[line for line in lines if "it is tried again" not in line] for lines in said]  # on a busy machine
         assert statuses == [0] * 4, "\n".join(ranks.output(rank)[-1500:] for rank in range(4))

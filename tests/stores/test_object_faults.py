@@ -261,7 +261,7 @@ def test_a_death_at_any_call_leaves_whole_checkpoints(name: str, how: str, place
     command = [sys.executable, "-m", "support.dying_objects", name, how, str(memory)]
     if place.server is not None:
         command.append(json.dumps(place.server.storage(place.bucket)))
-    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, cwd=TESTS, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     deaths = sorted(memory.glob("death-*"))
     assert len(deaths) >= 5

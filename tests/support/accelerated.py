@@ -6,11 +6,11 @@ import json
 import os
 import random
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
 from support.killed import Restarted
+from support.processes import until
 
 SCRIPT = '''
 import json, math, os, random, sys, time
@@ -129,11 +129,12 @@ class Training(Restarted):
         """Start it, and send a signal to one of its ranks once it has noted so many more batches; what it printed."""
         before, noted = len(self.printed), [len(self._noted(run, rank)) for rank in range(self.ranks)]
         process = self.begin(**how)
-        deadline = time.monotonic() + 60
         more = [batch] + [1] * (self.ranks - 1)  # of each rank one at least, so that its last note is of this start
-        while any(len(self._noted(run, r)) < noted[r] + more[r] for r in range(self.ranks)):
-            assert process.poll() is None and time.monotonic() < deadline, self.output[before:]
-            time.sleep(0.002)
+        until(
+            lambda: all(len(self._noted(run, r)) >= noted[r] + more[r] for r in range(self.ranks)),
+            lambda: self.output[before:],
+            of=process,
+        )
         os.kill(rng.choice(self.pids(run)), number)
         status = self.wait(process)
         printed = self.output[before:]
@@ -143,7 +144,7 @@ class Training(Restarted):
     def finished(self, **how: Any) -> str:
         """Start it, and let it come to its end; what it printed."""
         before = len(self.printed)
-        assert self.begin(**how).wait(200) == 0, self.output[before:]
+        assert self.begin(**how).wait() == 0, self.output[before:]
         return self.output[before:]
 
     def _noted(self, run: int, rank: int) -> list[Any]:

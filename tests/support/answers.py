@@ -61,7 +61,7 @@ class Answers:
     def close(self) -> None:
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join()
 
 
 @contextmanager

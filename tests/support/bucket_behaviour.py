@@ -33,7 +33,7 @@ def call(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     async def bounded() -> T:
         return await asyncio.wait_for(function(*arguments), 60)
 
-    return asyncio.run_coroutine_threadsafe(bounded(), get_loop()).result(70)
+    return asyncio.run_coroutine_threadsafe(bounded(), get_loop()).result()
 
 
 class BucketBehaviour:

@@ -25,9 +25,8 @@ from det_core import client
 from det_core._errors import MasterError
 from det_core.master.engines._supervisor._tree import start_time
 from support.leftovers import processes_of
-from support.running_master import wait_until
+from support.processes import until
 
-PATIENCE = 60.0
 TRIAL = Path(__file__).with_name("chaos_trial.py")
 
 
@@ -107,7 +106,7 @@ class Machine:
     def start(self) -> None:
         """Start a master."""
         self.spawn()
-        url = wait_until(self._listens, PATIENCE)
+        url = until(self._listens)
         self._session = client.connect(url, token=(self.home / "master" / "token").read_text().strip())
 
     def _listens(self) -> str | None:
@@ -135,7 +134,7 @@ class Machine:
     def _gone(self) -> int:
         """The master ends; returns its exit status."""
         assert self.master is not None
-        status = self.master.wait(PATIENCE)
+        status = self.master.wait()
         self.master = None
         if self._session is not None:
             self._session.close()
@@ -176,7 +175,7 @@ class Machine:
             process.send(signal.SIGKILL)
         if self.master is not None:
             self._gone()
-        wait_until(lambda: not self.processes(), PATIENCE)
+        until(lambda: not self.processes())
 
     def close(self) -> None:
         """End all that is left."""
@@ -197,11 +196,11 @@ class Machine:
         """Whether it has not ended."""
         return not self.experiment(number).ended
 
-    def ended(self, number: int, seconds: float) -> str:
+    def ended(self, number: int) -> str:
         """Wait for its end, and until everything was put in order; returns its state."""
-        state = self.experiment(number).wait(seconds)
-        wait_until(lambda: not self._kept("checkpoints to look through"), PATIENCE)
-        wait_until(lambda: not os.listdir(self.home / "master" / "allocations"), PATIENCE)
+        state = self.experiment(number).wait()
+        until(lambda: not self._kept("checkpoints to look through"))
+        until(lambda: not os.listdir(self.home / "master" / "allocations"))
         return state
 
     def begun(self) -> int:
@@ -248,15 +247,13 @@ def pause(m: Machine, number: int) -> bool:
 
 def trial(m: Machine, number: int) -> bool:
     """A running trial is killed; if none runs, one that comes, at a random moment of its life."""
-    deadline = time.monotonic() + PATIENCE
     while True:
         found = m.those("script")
         if found and m.chance.choice(found).send(signal.SIGKILL):
             return True
         if not m.goes_on(number):
             return False
-        assert time.monotonic() < deadline, f"no trial runs: {m.last_words()}"
-        wait_until(lambda: m.those("script") or not m.goes_on(number), PATIENCE)
+        until(lambda: m.those("script") or not m.goes_on(number), m.last_words)
         time.sleep(m.chance.uniform(0, 0.4))
 
 
@@ -303,7 +300,7 @@ def trouble(m: Machine, number: int, kinds: list[str], longest: float = 0.7) -> 
     """
     for kind in kinds:
         begun = m.begun() + m.chance.randint(0, 2)
-        wait_until(lambda begun=begun: m.begun() >= begun or not m.goes_on(number), 2 * PATIENCE)
+        until(lambda begun=begun: m.begun() >= begun or not m.goes_on(number))
         time.sleep(m.chance.uniform(0, longest))
         if not m.goes_on(number):
             return

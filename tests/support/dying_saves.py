@@ -55,9 +55,7 @@ def newest(root: Path) -> int:
 
 def ended(trainer: int) -> None:
     """Wait until what saved for a trainer that was killed has ended too."""
-    deadline = time.monotonic() + 30
     while any(line[-1:] == [b"%d" % trainer] for line in map(command, Path("/proc").glob("[0-9]*/cmdline"))):
-        assert time.monotonic() < deadline, "the helper outlives its trainer"
         time.sleep(0.005)
 
 

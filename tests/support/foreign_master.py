@@ -146,7 +146,7 @@ class ForeignMaster:
             with suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join()
 
     # requests
 

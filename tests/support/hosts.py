@@ -18,6 +18,8 @@ from pathlib import Path
 import pytest
 
 from det_core.launch._wrapper._linux import signal_at_parents_death
+from support import nest
+from support.processes import until
 from support.servers import MARK
 
 NAMES = ("node1", "node2")
@@ -108,14 +110,14 @@ class Hosts:
         enter = ["nsenter", f"--net=/run/netns/{space}", "unshare", "--uts", "--mount"]
         return [*enter, "sh", "-c", _AS_HOST, str(self._etc(space)), name]
 
-    def run(self, number: int, *command: str, seconds: float = 60) -> str:
+    def run(self, number: int, *command: str) -> str:
         """Run a command on a machine and return its output."""
-        return _run(*self.on(number), *command, seconds=seconds)
+        return _run(*self.on(number), *command)
 
     def serve(self, number: int, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Start what runs on a machine until that is switched off."""
         with (self.folder / f"server-{number}.log").open("ab") as log:
-            return subprocess.Popen(
+            server = subprocess.Popen(
                 [*self.on(number), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -124,6 +126,8 @@ class Hosts:
                 env={**os.environ, **(env or {}), MARK: "1"},
                 preexec_fn=lambda: signal_at_parents_death(signal.SIGKILL),  # with this process, also if it is killed
             )
+        nest.keep(server.pid)
+        return server
 
     def processes(self, number: int) -> dict[int, str]:
         """What runs on a machine besides its servers: the command lines by process id."""
@@ -135,12 +139,13 @@ class Hosts:
                     found[pid] = command.strip()
         return found
 
-    def nothing_left(self, seconds: float = 20) -> None:
-        """Assert that within ``seconds`` nothing but servers runs on either machine."""
-        deadline = time.monotonic() + seconds
-        while left := {**self.processes(1), **self.processes(2)}:
-            assert time.monotonic() < deadline, f"left behind: {left}"
-            time.sleep(0.1)
+    def nothing_left(self) -> None:
+        """Wait until nothing but servers runs on either machine."""
+
+        def left() -> dict[int, str]:
+            return {**self.processes(1), **self.processes(2)}
+
+        until(lambda: not left(), lambda: f"left behind: {left()}")
 
     def listening(self, number: int) -> dict[int, str]:
         """The TCP ports that a machine listens on for others, each with the address: not those on loopback alone."""
@@ -173,12 +178,12 @@ class Hosts:
             server.wait()
 
     def _wait_for_ssh(self, number: int) -> None:
-        deadline = time.monotonic() + 60
-        while 22 not in self.listening(number):
-            log = self.folder / f"server-{number}.log"
-            assert self._servers[number - 1].poll() is None, f"sshd ended: {log.read_text(errors='replace')}"
-            assert time.monotonic() < deadline, "sshd does not listen"
-            time.sleep(0.05)
+        log = self.folder / f"server-{number}.log"
+        until(
+            lambda: 22 in self.listening(number),
+            lambda: log.read_text(errors="replace"),
+            of=self._servers[number - 1],
+        )
 
 
 @pytest.fixture(scope="session")
@@ -210,23 +215,23 @@ def _sweep() -> None:
 
 def _remove(space: str) -> None:
     for _ in range(20):  # what is killed may just have started another
-        pids = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True, timeout=60).stdout.split()
+        pids = subprocess.run(["ip", "netns", "pids", space], capture_output=True, text=True).stdout.split()
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(int(pid), signal.SIGKILL)
         if not pids:
             break
         time.sleep(0.1)
-    subprocess.run(["ip", "netns", "del", space], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=60)
+    subprocess.run(["ip", "netns", "del", space], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def _variables(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
 
 
-def _run(*command: str, seconds: float = 60) -> str:
+def _run(*command: str) -> str:
     done = subprocess.run(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds, text=True
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     assert done.returncode == 0, f"{' '.join(command)}: status {done.returncode}\n{done.stdout[-3000:]}"
     return done.stdout

@@ -7,7 +7,6 @@ import os
 import signal
 import sqlite3
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -15,10 +14,10 @@ from det_core import client
 from det_core.client import Experiment, Master, Trial, connect, create_experiment
 from det_core.client._trial import metric_rows
 from support.leftovers import processes_of
+from support.processes import until
 from support.real_master import RealMaster
 
 T = TypeVar("T")
-PATIENCE = 60.0
 SINGLE = {"name": "single", "metric": "loss", "max_length": 3}
 COUNT = """
 import os, time
@@ -94,7 +93,7 @@ class Jobs:
             for experiment in self.experiments():
                 if not experiment.ended:
                     experiment.kill()
-                    experiment.wait(PATIENCE)
+                    experiment.wait()
         finally:
             self.master.close()
 
@@ -128,14 +127,14 @@ class Jobs:
     def sign(self, name: str) -> str:
         """Wait for a sign, take it away, and return what it says."""
         path = self.signs / name
-        wait_until(path.exists, lambda: f"no sign {name}: {self.logs()}")
+        until(path.exists, lambda: f"no sign {name}: {self.logs()}")
         text = path.read_text()
         path.unlink()
         return text
 
     def ended(self, experiment: Experiment, state: str) -> list[Trial]:
         """The trials of an experiment, once it has ended in that state."""
-        found = experiment.wait(PATIENCE)
+        found = experiment.wait()
         assert found == state, f"{found}: {experiment.refresh().error}; {self.logs()}"
         return experiment.trials()
 
@@ -146,7 +145,7 @@ class Jobs:
             (trial,) = experiment.trials() or [None]
             return trial if trial is not None and trial.state == state else None
 
-        return wait_until(look, lambda: f"{experiment.trials()}: {self.logs()}")
+        return until(look, lambda: f"{experiment.trials()}: {self.logs()}")
 
     def runs(self, trial: Trial) -> list[Run]:
         """The runs of a trial that have ended, in order."""
@@ -176,15 +175,6 @@ class Jobs:
         """What the trials of the newest experiment have printed, for a message."""
         (newest, *_) = self.experiments() or [None]
         return "" if newest is None else "\n".join(str(line["log"]) for line in newest.logs())
-
-
-def wait_until(look: Callable[[], T | None], why: Callable[[], str], seconds: float = PATIENCE) -> T:
-    """What ``look`` returns, once it is something."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.01)
-    return found
 
 
 def alive(pid: int) -> bool:

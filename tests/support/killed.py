@@ -54,7 +54,7 @@ class Restarted:
         A loader's worker may live for ever if its parent is killed while it begins, as torch lets it look up its parent
         only then. A launcher ends such workers; without one nobody does.
         """
-        status = process.wait(200)
+        status = process.wait()
         if self.ranks == 1 and status == -signal.SIGKILL:
             for worker in processes_of(self.folder):
                 with contextlib.suppress(ProcessLookupError):
@@ -63,7 +63,7 @@ class Restarted:
 
     def finish(self, ranks: int | None = None) -> None:
         """Start it, and let it come to its end."""
-        assert self.start(ranks).wait(200) == 0, self.output
+        assert self.start(ranks).wait() == 0, self.output
 
     @property
     def output(self) -> str:

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+from support.processes import until
 
 TORCH = [sys.executable, "-m", "det_core.launch.torch_distributed"]
 PLAIN = [sys.executable, str(Path(__file__).with_name("plain_agent.py"))]
@@ -57,21 +58,22 @@ class Launched:
         """The lines of its stderr so far, sorted."""
         return sorted(self._err.read_bytes().splitlines())
 
-    def wait(self, seconds: float = 60) -> int:
-        """Its exit status."""
-        try:
-            return self.process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the launcher still runs\n{self.out[-3000:]}\n{self.err[-3000:]}") from None
+    def wait(self) -> int:
+        """Its exit status, once it has ended."""
+        return until(lambda: self.process.poll() is not None and [self.process.returncode], self.words)[0]
 
-    def wait_for(self, pattern: str, *, times: int = 1, seconds: float = 60) -> list[str]:
+    def words(self) -> str:
+        """The end of all that it has printed."""
+        return f"{self.out[-3000:]}\n{self.err[-3000:]}"
+
+    def wait_for(self, pattern: str, *, times: int = 1) -> list[str]:
         """Wait until stdout or stderr holds ``pattern`` so often; return the first group of each match."""
-        deadline = time.monotonic() + seconds
-        while len(found := re.findall(pattern, self.out + self.err, re.MULTILINE)) < times:
-            if time.monotonic() > deadline or self.process.poll() is not None:
-                raise AssertionError(f"{pattern!r} did not come {times} times:\n{self.out[-3000:]}\n{self.err[-3000:]}")
-            time.sleep(0.01)
-        return [str(match) for match in found]
+
+        def look() -> list[str] | None:
+            found = re.findall(pattern, self.out + self.err, re.MULTILINE)
+            return found if len(found) >= times else None
+
+        return until(look, lambda: f"{pattern!r} did not come {times} times:\n{self.words()}", of=self.process)
 
     def processes(self) -> dict[int, str]:
         """The command line of every process of the job that lives, by process id."""
@@ -84,12 +86,9 @@ class Launched:
                 continue
         return found
 
-    def nothing_left(self, seconds: float = 10) -> None:
-        """Assert that within ``seconds`` no process of the job is left."""
-        deadline = time.monotonic() + seconds
-        while left := self.processes():
-            assert time.monotonic() < deadline, f"left behind: {left}\n{self.out[-2000:]}\n{self.err[-2000:]}"
-            time.sleep(0.02)
+    def nothing_left(self) -> None:
+        """Wait until no process of the job is left."""
+        until(lambda: not self.processes(), lambda: f"left behind: {self.processes()}\n{self.words()}")
 
     def wrappers(self) -> list[int]:
         """Process ids of the wrappers."""

@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.leftovers import processes_of
-from support.running_master import wait_until
-
-PATIENCE = 100.0
+from support.processes import until
 
 
 class Person:
@@ -20,12 +18,10 @@ class Person:
 
     Args:
         folder: where.
-        patience: seconds that a command may take.
     """
 
-    def __init__(self, folder: Path, patience: float = PATIENCE) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.patience = patience
         path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # where this environment's det-core is
         self.environment = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
 
@@ -33,7 +29,7 @@ class Person:
         """Run a command to its end, which must have this status."""
         environment = {**self.environment, **variables}
         done = subprocess.run(
-            words, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=self.patience
+            words, cwd=self.folder, env=environment, capture_output=True, text=True
         )  # fmt: skip
         assert done.returncode == status, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
@@ -55,8 +51,6 @@ class Person:
             for experiment in self.reads("experiment", "list"):
                 if experiment["end_time"] is None:
                     for verb in ("kill", "wait"):  # it may just have ended by itself, so with any status
-                        self.begins("det-core", "experiment", verb, str(experiment["id"])).communicate(
-                            None, self.patience
-                        )
+                        self.begins("det-core", "experiment", verb, str(experiment["id"])).communicate()
             self.types("det-core", "master", "down")
-        wait_until(lambda: not processes_of(home))
+        until(lambda: not processes_of(home))

@@ -45,7 +45,7 @@ def run_agent(control: Control, path: str) -> None:
         if wrapper.poll() is None:
             os.killpg(wrapper.pid, signal.SIGTERM)
     for wrapper in wrappers:
-        wrapper.wait(30)
+        wrapper.wait()
     control.done()
 
 

@@ -19,12 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from support.ranks import free_port
+from support import nest
+from support.processes import free_port
 from support.servers import MARK
 
 USER = "postgres"
-PATIENCE = 60.0
-"""Seconds for any one step."""
 SETTINGS = {"fsync": "off", "full_page_writes": "off", "max_connections": "50", "shared_buffers": "64MB"}
 
 
@@ -86,11 +85,7 @@ class Postgres:
         """Stop it and remove its folder."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)  # at once: nothing in it is wanted any more
-            try:
-                self._process.wait(10)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            self._process.wait()
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start(self) -> None:
@@ -118,7 +113,6 @@ class Postgres:
             cwd=self.folder,
             env=environment,
             capture_output=True,
-            timeout=PATIENCE,
         )
         if done.returncode:
             raise PostgresFailed(done.stderr[-2000:].decode(errors="replace"))
@@ -136,19 +130,19 @@ class Postgres:
                 stderr=out,
                 start_new_session=True,
             )
+        nest.keep(self._process.pid)
         self._wait()
 
     def _wait(self) -> None:
         import psycopg
 
-        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 self.execute("SELECT 1")
                 return
             except psycopg.OperationalError:
                 assert self._process is not None
-                if self._process.poll() is not None or time.monotonic() > deadline:
+                if self._process.poll() is not None:
                     raise PostgresFailed((self.folder / "out").read_text(errors="replace")[-2000:]) from None
                 time.sleep(0.05)
 

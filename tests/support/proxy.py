@@ -59,7 +59,7 @@ class Proxy:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
         self._thread.start()
-        assert self._ready.wait(10)
+        assert self._ready.wait()
 
     def begin(self, plan: Plan | None = None) -> None:
         """Count from 1 again, and follow a plan; None: let everything pass."""
@@ -82,7 +82,7 @@ class Proxy:
     def close(self) -> None:
         """Drop every connection and stop."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

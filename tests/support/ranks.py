@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import random
-import socket
 import subprocess
 import sys
 import textwrap
@@ -14,76 +11,83 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-PORTS = range(10_000, 18_000)
-"""Below those that masters pick from, and those that systems lend to outgoing connections."""
-
-
-def free_port() -> int:
-    """A TCP port on 127.0.0.1 that nobody has now, nor is given by chance before it is used."""
-    for port in random.SystemRandom().sample(PORTS, 100):
-        with contextlib.suppress(OSError), socket.socket() as s:
-            s.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("there is no free port")
+from support import warm
+from support.processes import free_port, until
 
 
 class Ranks:
-    """``size`` processes that run one script, each with its output in a file."""
+    """``size`` processes that run one script, each with its output in a file.
+
+    Args:
+        script: what they run.
+        size: how many.
+        folder: for the outputs.
+        env: variables for all of them.
+        args: words after the script.
+        cold: start each as an interpreter of its own, instead of forking it from a process that has torch.
+    """
 
     def __init__(
-        self, script: Path, size: int, folder: Path, env: Mapping[str, str], args: tuple[str, ...] = ()
+        self,
+        script: Path,
+        size: int,
+        folder: Path,
+        env: Mapping[str, str],
+        args: tuple[str, ...] = (),
+        *,
+        cold: bool = False,
     ) -> None:
         self.outputs = [folder / f"{script.stem}-{rank}.out" for rank in range(size)]
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[warm.Started | subprocess.Popen[bytes]] = []
         port = str(free_port())
         for rank in range(size):
             variables = {
                 "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
                 "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
             }  # fmt: skip
+            everything = {**os.environ, **variables, **env}
             with self.outputs[rank].open("wb") as out:
-                self.processes.append(
-                    subprocess.Popen(
-                        [sys.executable, "-u", str(script), *args],
-                        env={**os.environ, **variables, **env},
-                        stdout=out,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+                if cold:
+                    command = [sys.executable, "-u", str(script), *args]
+                    self.processes.append(subprocess.Popen(command, env=everything, stdout=out, stderr=out))
+                else:
+                    self.processes.append(warm.start([script, *args], env=everything, stdout=out.fileno()))
 
     def output(self, rank: int) -> str:
         """What ``rank`` has printed so far."""
         return self.outputs[rank].read_text(errors="replace")
 
-    def wait_for(self, text: str, *, times: int = 1, ranks: list[int] | None = None, timeout: float = 60) -> None:
-        """Wait until each of ``ranks`` has printed ``text`` so often."""
-        deadline = time.monotonic() + timeout
+    def wait_for(self, text: str, *, times: int = 1, ranks: list[int] | None = None) -> None:
+        """Wait until each of ``ranks`` has printed ``text`` so often; it may end with success meanwhile."""
         for rank in ranks if ranks is not None else range(len(self.processes)):
-            while self.output(rank).count(text) < times:
-                if time.monotonic() > deadline or self.processes[rank].poll() not in (None, 0):
-                    raise AssertionError(
-                        f"rank {rank} did not print {text!r} {times} times: {self.output(rank)[-2000:]}"
-                    )
-                time.sleep(0.005)
+            until(
+                lambda r=rank: self.output(r).count(text) >= times,
+                self.outputs[rank].read_text,
+                of=self.processes[rank],
+            )
 
-    def wait(self, timeout: float = 60) -> list[int]:
+    def wait(self) -> list[int]:
         """The exit status of every rank."""
-        deadline = time.monotonic() + timeout
-        return [p.wait(max(0.1, deadline - time.monotonic())) for p in self.processes]
+        return [p.wait() for p in self.processes]
 
 
 @contextmanager
 def running(
-    code: str, size: int, folder: Path, *, env: Mapping[str, str] | None = None, args: tuple[str, ...] = ()
+    code: str,
+    size: int,
+    folder: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    args: tuple[str, ...] = (),
+    cold: bool = False,
 ) -> Iterator[Ranks]:
     """Start ``code`` as a script on ``size`` ranks; whatever still runs at the end is killed."""
     script = folder / f"script-{time.monotonic_ns()}.py"
     script.write_text(textwrap.dedent(code))
-    ranks = Ranks(script, size, folder, env or {}, args)
+    ranks = Ranks(script, size, folder, env or {}, args, cold=cold)
     try:
         yield ranks
     finally:
         for p in ranks.processes:
-            if p.poll() is None:
-                p.kill()
+            p.kill()
             p.wait()

@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,12 @@ from typing import Any, TypeVar
 
 import requests
 
+from support import nest
 from support.leftovers import processes_of
+from support.processes import until
 from support.servers import MARK
 
 T = TypeVar("T")
-PATIENCE = 60.0
-"""Seconds for any one step, on a machine that has much else to do."""
 ALLOCATION, BEARER = "Grpc-Metadata-x-allocation-token", "Authorization"
 """The two headers that carry a token."""
 
@@ -56,6 +55,7 @@ class RealMaster:
         command = [sys.executable, "-m", "det_core.master", "--home", str(self.home), *self._options]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("DET_")} | {MARK: "1"}
         self.process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)
+        nest.keep(self.process.pid)
         path = self.home / "master" / "master.json"
 
         def listening() -> dict[str, Any] | None:
@@ -78,7 +78,7 @@ class RealMaster:
                 self.ask("POST", f"experiments/{experiment['id']}/kill")
                 until(lambda number=experiment["id"]: "endTime" in self.get(f"experiments/{number}")["experiment"])
         self.process.terminate()
-        assert self.process.wait(PATIENCE) == 0
+        assert self.process.wait() == 0
         until(lambda: not processes_of(self.home))
 
     # requests
@@ -91,7 +91,7 @@ class RealMaster:
         headers = {} if shown is None else {header: f"Bearer {shown}"}
         url = self.url + ("" if path.startswith("/") else "/api/v1/") + path
         data = None if body is None else json.dumps(body)
-        return requests.request(method, url, data=data, headers=headers, timeout=PATIENCE, allow_redirects=False)
+        return requests.request(method, url, data=data, headers=headers, allow_redirects=False)
 
     def get(self, path: str, **more: Any) -> Any:
         """The answer, which must be a 200."""
@@ -180,15 +180,6 @@ def real_master(home: Path, *options: str) -> Iterator[RealMaster]:
             master.close()
         finally:
             master.kill()
-
-
-def until(look: Callable[[], T | None], seconds: float = PATIENCE) -> T:
-    """What ``look`` returns, once it is something."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.02)
-    return found
 
 
 def _good(answer: requests.Response) -> Any:

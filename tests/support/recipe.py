@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from support import TESTS
-from support.real_master import Allocation, RealMaster, until
+from support.processes import until
+from support.real_master import Allocation, RealMaster
 
 FOLDER = TESTS / "support" / "recipe_scripts"
 FIXED, OURS = "/run/determined/info", '"$DET_CORE_INFO_DIR"'
@@ -36,7 +37,7 @@ def config(entrypoint: str, store: Path, searcher: dict[str, Any], **more: Any) 
 
 def no_namespaces() -> str | None:
     """Why the files cannot appear at the fixed path here; None if they can."""
-    done = subprocess.run(["unshare", "-Urm", "true"], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(["unshare", "-Urm", "true"], capture_output=True, text=True)
     return None if done.returncode == 0 else f"no mount namespaces here: {done.stderr.strip()}"
 
 

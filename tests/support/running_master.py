@@ -6,7 +6,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from det_core.master.api import create_app
 from det_core.master.engines import LaunchSpec
 from det_core.master.service import Service
 from det_core.master.store import Store
+from support.processes import until
 from support.scripted_engine import ScriptedEngine
 
 T = TypeVar("T")
@@ -70,7 +71,8 @@ class Running:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._live(folder, limit)), name="master")
         self._thread.start()
-        assert self._ready.wait(30), "the master does not listen"
+        until(lambda: self._ready.is_set() or not self._thread.is_alive())
+        assert self._ready.is_set(), "the master has failed"
 
     async def _live(self, folder: Path, limit: int) -> None:
         self.loop = asyncio.get_running_loop()
@@ -100,12 +102,11 @@ class Running:
         if not self._thread.is_alive():
             return
         self.loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+        self._thread.join()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Do something on the master's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def ask(self, method: str, path: str, body: Any = None, token: str | None = TOKEN, **more: Any) -> Answer:
         """Send a request as the contract's clients do: JSON without a content type."""
@@ -113,9 +114,7 @@ class Running:
         headers |= more.pop("headers", {})
         data = None if body is None else body if isinstance(body, (bytes, Iterator)) else json.dumps(body)
         url = self.url + ("" if path.startswith("/") else "/api/v1/") + path
-        with requests.request(
-            method, url, data=data, headers=headers, timeout=30, allow_redirects=False, **more
-        ) as response:
+        with requests.request(method, url, data=data, headers=headers, allow_redirects=False, **more) as response:
             return Answer(response)
 
     def created(self, config: str = CONFIG, **more: Any) -> int:
@@ -126,7 +125,7 @@ class Running:
 
     def launched(self, experiment_id: int, count: int = 1) -> list[LaunchSpec]:
         """The allocations of an experiment that run, once there are so many."""
-        return wait_until(lambda: self._running(experiment_id, count))
+        return until(lambda: self._running(experiment_id, count))
 
     def _running(self, experiment_id: int, count: int) -> list[LaunchSpec] | None:
         found = [s for s in list(self.engine.running.values()) if s.experiment_id == experiment_id]
@@ -151,13 +150,4 @@ class Running:
             found: dict[str, Any] = self.ask("GET", f"experiments/{experiment_id}").json["experiment"]
             return found if found["state"] == state else None
 
-        return wait_until(look)
-
-
-def wait_until(look: Callable[[], T | None], seconds: float = 20.0) -> T:
-    """What ``look`` returns, once it is something."""
-    deadline = time.monotonic() + seconds
-    while not (found := look()):
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.01)
-    return found
+        return until(look)

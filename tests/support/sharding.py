@@ -118,7 +118,7 @@ def save_while_training(context: CheckpointContext, training: Training) -> None:
         future.result()  # type: ignore[union-attr]
         print("saved", handle.storage_id, before, flush=True)
     for handle in handles:
-        assert handle.wait(60)
+        assert handle.wait()
 
 
 def restore(context: CheckpointContext, storage_id: str, seed: int = 1) -> None:
@@ -147,7 +147,7 @@ def fail(context: CheckpointContext) -> None:
     future = dcp.async_save(training.state(), checkpoint_id=handle.path, process_group=dist.new_group(backend="gloo"))
     future.add_done_callback(ending(handle))  # type: ignore[union-attr]
     try:
-        handle.wait(60)
+        handle.wait()
     except CheckpointError as e:
         print("told", str(e).splitlines()[0], flush=True)
 

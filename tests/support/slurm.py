@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from support.hosts import ADDRESSES, NAMES, Hosts, skip_or_fail
+from support.processes import until
 
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scancel", "munged")
 _CONFIG = """
@@ -96,12 +96,12 @@ class Slurm:
     def jobs(self) -> list[str]:
         """The ids of the jobs that have not ended."""
         command = [*self.on(1), "squeue", "-h", "-o", "%i"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()
+        return subprocess.run(command, capture_output=True, text=True).stdout.split()
 
     def cancel(self) -> None:
         """End what a test that has failed has left in the queue, so that the next one finds idle nodes."""
         if jobs := self.jobs():
-            subprocess.run([*self.on(1), "scancel", "--full", "--signal=KILL", *jobs], timeout=60)
+            subprocess.run([*self.on(1), "scancel", "--full", "--signal=KILL", *jobs])
             self._wait("end of all jobs", lambda: not self.jobs())
 
     def close(self) -> None:
@@ -116,17 +116,18 @@ class Slurm:
 
     def _states(self) -> list[str]:
         command = [*self.on(1), "sinfo", "-h", "-N", "-o", "%t"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60).stdout.split()
+        return subprocess.run(command, capture_output=True, text=True).stdout.split()
 
     def _serve(self, number: int, program: str, *words: str) -> None:
         self._servers.append(self.hosts.serve(number, shutil.which(program) or program, *words, env=self.env))
 
     def _wait(self, what: str, is_there: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 90
-        while not is_there():
+        def look() -> bool:
             ended = [server.args for server in self._servers if server.poll() is not None]
-            assert not ended and time.monotonic() < deadline, f"no {what} (ended: {ended}):\n{self.log()}"
-            time.sleep(0.1)
+            assert not ended, f"no {what} (ended: {ended})"
+            return is_there()
+
+        until(look, lambda: f"no {what}:\n{self.log()}")
 
 
 @pytest.fixture(scope="session")

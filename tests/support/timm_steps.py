@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -51,13 +50,12 @@ class Reader(Person):
 
     Args:
         folder: where the copy, the digits and the home folder go.
-        patience: seconds that a command may take.
     """
 
-    def __init__(self, folder: Path, patience: float) -> None:
+    def __init__(self, folder: Path) -> None:
         ignored = shutil.ignore_patterns("output", "__pycache__")
         shutil.copytree(EXAMPLE, folder / "timm_port", ignore=ignored)
-        super().__init__(folder / "timm_port", patience)
+        super().__init__(folder / "timm_port")
         self.home = folder / "home"
         kept = {k: v for k, v in self.environment.items() if not k.startswith("DET_")}
         mine = {"DET_CORE_HOME": str(self.home), "XDG_CACHE_HOME": str(folder / "cache")}
@@ -75,8 +73,6 @@ class Reader(Person):
         with subprocess.Popen(
             words, cwd=self.folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         ) as job:
-            watchdog = threading.Timer(self.patience, job.kill)
-            watchdog.start()
             try:
                 assert job.stdout is not None
                 for line in job.stdout:
@@ -85,8 +81,6 @@ class Reader(Person):
                         job.send_signal(by)
                         sent = True
             finally:
-                watchdog.cancel()
-                watchdog.join()
                 job.kill()
         assert sent, "".join(said)
         return job.returncode, "".join(said)

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from support.accelerated import ONE_RUN, SCRIPT, assert_same
-from support.real_master import RealMaster, real_master, until
+from support.processes import until
+from support.real_master import RealMaster, real_master
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("accelerate")

@@ -41,7 +41,7 @@ def train(home: Path, ranks: int = 2, *, stop_at: int | None = None) -> str:
                 printed.append(line)
                 if stop_at is not None and f" step {stop_at}/" in line:
                     job.send_signal(signal.SIGTERM)
-            assert job.wait(100) == 0, "".join(printed)
+            assert job.wait() == 0, "".join(printed)
         finally:
             job.kill()
     return "".join(printed)

@@ -21,7 +21,7 @@ from det_core import client
 from det_core.storage import DirectoryStore
 from support import ROOT, frameworks
 from support.person import Person
-from support.running_master import wait_until
+from support.processes import until
 
 pytestmark = [pytest.mark.trainings, pytest.mark.timeout(1200)]
 
@@ -109,7 +109,7 @@ def train(framework: Framework, home: Path, ranks: int = 2, *more: str, stop_aft
                 printed.append(line)
                 if stop_after is not None and f"epoch {stop_after}/" in line:
                     job.send_signal(signal.SIGTERM)
-            assert job.wait(PATIENCE) == 0, "".join(printed)
+            assert job.wait() == 0, "".join(printed)
         finally:
             job.kill()
     return "".join(printed)
@@ -205,9 +205,9 @@ def test_a_trial_is_paused_and_goes_on(framework: Framework, person: Person) -> 
     words = [word for change in changes for word in ("--config", change)]
     words += ["--config", f"environment.environment_variables={given}"]
     person.types("det-core", "experiment", "create", str(EXAMPLE / f"{framework.name}.yaml"), str(EXAMPLE), *words)
-    wait_until(lambda: reported(person), PATIENCE)
+    until(lambda: reported(person))
     person.types("det-core", "experiment", "pause", "latest")
-    assert wait_until(lambda: stopped(person), PATIENCE) == "PAUSED"
+    assert until(lambda: stopped(person)) == "PAUSED"
     assert 0 < len(reported(person)) < framework.epochs * 13
     person.types("det-core", "experiment", "activate", "latest")
     person.types("det-core", "experiment", "wait", "latest")

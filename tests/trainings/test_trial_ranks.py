@@ -15,8 +15,9 @@ from support import TESTS
 
 pytest.importorskip("torch")
 
+from support.processes import free_port
 from support.rank_cases import FAILING, WHERE
-from support.ranks import free_port, running
+from support.ranks import running
 from support.trials import Tiny, fit
 
 pytestmark = [pytest.mark.trainings, pytest.mark.timeout(900)]  # of one test the whole start
@@ -30,7 +31,7 @@ class Told:
         path = str(TESTS)
         env = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "DET_CORE_HOME": str(folder / "home")}
         with running(CODE, 2, folder, env=env, args=arguments) as ranks:
-            statuses = ranks.wait(250)
+            statuses = ranks.wait()
             self.outputs = [ranks.output(rank) for rank in range(2)]
         assert statuses == [0, 0], "\n".join(self.outputs)
         said = [

@@ -16,7 +16,7 @@ import pytest
 from support import TESTS
 from support.killed import digest, equal_but_for_stops
 from support.person import Person
-from support.running_master import wait_until
+from support.processes import until
 
 torch = pytest.importorskip("torch")
 
@@ -74,7 +74,7 @@ class Experiments:
                 found[pid] = trained
             return sum(found[pid] >= batch for pid in found.keys() - known) == self.slots
 
-        wait_until(there, 90)
+        until(there)
         return sorted(found.keys() - known)
 
     def end_of(self, number: int) -> tuple[list[Any], list[Any], str]:
@@ -129,7 +129,7 @@ def test_killed_and_paused(person: Person, slots: int, workers: int) -> None:
     kill_one(experiments, number, rng.randrange(10, 35), rng, known)
     experiments.ranks_at(number, rng.randrange(45, 60), known)
     person.types("det-core", "experiment", "pause", str(number))
-    wait_until(lambda: person.reads("experiment", "describe", str(number))["state"] == "PAUSED", 60)
+    until(lambda: person.reads("experiment", "describe", str(number))["state"] == "PAUSED")
     person.types("det-core", "experiment", "activate", str(number))
     training, validation, state = experiments.end_of(number)
     equal_but_for_stops(training, straight[0], 1)

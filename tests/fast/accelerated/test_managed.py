@@ -15,7 +15,8 @@ import pytest
 
 from support.accelerated import assert_same
 from support.ours import opened
-from support.running_master import Running, wait_until
+from support.processes import until
+from support.running_master import Running
 
 torch = pytest.importorskip("torch")
 
@@ -133,7 +134,7 @@ trainer.train(rows, 1, eval_dataset=rows, train_dataloader_kwargs={"num_workers"
 trainer.evaluate(dataloader_kwargs={"num_workers": 0})
 print([name for name in sys.modules if name.startswith(("det_core.core", "det_core.ipc", "det_core.journal"))])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
 
@@ -437,7 +438,7 @@ def test_case_41_rungs(
             state = master.ask("GET", f"experiments/{trial.experiment}").json["experiment"]["state"]
             return found or (state if state.endswith("COMPLETED") else None)
 
-        found = wait_until(following)
+        found = until(following)
         if isinstance(found, str):
             break
         trial.spec = replace(found[0], master_url=master.url)

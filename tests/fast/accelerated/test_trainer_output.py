@@ -93,7 +93,7 @@ def on_a_terminal(work: Any) -> str:
             work()
     finally:
         sys.stderr = before
-        thread.join(10)
+        thread.join()
         os.close(ours)
     return b"".join(found).decode()
 
@@ -205,7 +205,7 @@ def test_a_script_of_the_originals_kind(tmp_path: Path, with_it: bool) -> None:
     script, hide = tmp_path / "script.py", "" if with_it else "import sys; sys.modules['accelerate'] = None\n"
     script.write_text(hide + SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-W", "error", script, tmp_path / "model.pt"], capture_output=True, text=True, timeout=110,
+        [sys.executable, "-W", "error", script, tmp_path / "model.pt"], capture_output=True, text=True,
         cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

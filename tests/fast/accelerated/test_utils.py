@@ -259,7 +259,7 @@ def test_ranks_wait_and_errors_reach_all(tmp_path: Path, nodes: int) -> None:
     size = 2 * nodes
     env = {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"}
     with running(RANKS, size, tmp_path, env=env, args=(str(nodes), str(tmp_path / "file"))) as ranks:
-        found = ranks.wait(100)
+        found = ranks.wait()
         assert found == [0] * size, "\n".join(ranks.output(rank) for rank in range(size))
         lines = [next(n for n in ranks.output(rank).splitlines() if n.startswith("SAID ")) for rank in range(size)]
     for rank, said in enumerate(json.loads(line[5:]) for line in lines):
@@ -339,7 +339,7 @@ new = set(sys.modules) - before
 print(sorted(n for n in new if n.split(".")[0] not in ("det_core",)))
 print(sorted(n for n in new if n.startswith(("det_core.pytorch", "det_core.core", "torch.", "numpy"))))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=250, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     others, ours = done.stdout.splitlines()
     assert ours == "[]"
     heavy = {"accelerate", "tqdm", "requests", "fsspec", "zmq", "pydantic", "platformdirs", "rich"}

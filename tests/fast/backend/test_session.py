@@ -16,8 +16,8 @@ from det_core.backend._retry import MOST, Backoff
 from det_core.backend.rest import Credential, MasterSession, about, credentials
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from support.answers import Answers, Say, answering
+from support.processes import free_port
 from support.proxy import LOST, RESET, TRUNCATED, proxy_before
-from support.ranks import free_port
 
 OK = Say(200, {"version": "0.37.0", "clusterId": "c"})
 
@@ -144,7 +144,7 @@ def test_an_interrupt_ends_a_request_that_waits() -> None:
             time.sleep(0.01)
         began = time.monotonic()
         session.interrupt()
-        thread.join(5)
+        thread.join()
         assert not thread.is_alive() and time.monotonic() - began < 2 and len(problems) == 1
         with pytest.raises(MasterUnreachable):
             session.call("GET", "/more", patience=60)
@@ -159,7 +159,7 @@ class _Held(list[Say]):
         self._gate = gate
 
     def __getitem__(self, at: object) -> Say:
-        self._gate.wait(20)
+        self._gate.wait()
         return OK
 
 

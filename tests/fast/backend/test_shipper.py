@@ -131,6 +131,6 @@ def test_many_threads_report_and_ask(master: ForeignMaster, trial: Trial, tmp_pa
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join()
     for number in range(4):
         assert [r["steps"] for r in trial.rows if r["group"] == f"g{number}"] == list(range(20))

@@ -22,7 +22,7 @@ SIZE = 71_000 + len('{\n  "steps_completed": 10\n}')
 def det_core(*arguments: object, stdin: Any = subprocess.DEVNULL, check: int = 0) -> subprocess.CompletedProcess[str]:
     """Run ``det-core checkpoint`` and expect an exit status."""
     command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]
-    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True)
     assert done.returncode == check, (done.stdout, done.stderr)
     assert "Traceback" not in done.stderr
     if check == 1 and done.stderr:
@@ -42,7 +42,7 @@ def on_terminal(*arguments: object, answer: bytes = b"") -> tuple[int, str]:
     command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]
     try:
         os.write(ours, answer)
-        done = subprocess.run(command, stdin=theirs, stdout=theirs, stderr=theirs, timeout=60, env=environment)
+        done = subprocess.run(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     finally:
         os.close(theirs)
     seen = b""
@@ -305,7 +305,7 @@ def test_gc_that_cannot_delete_says_so(home: Path, tmp_path: Path) -> None:
     aside.rmdir() if aside.exists() else None
     aside.write_text("in the way")
     command = [sys.executable, "-m", "det_core.cli", "checkpoint", "gc", "--keep-latest", "1"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (1, "deleted 0 of 2 checkpoint(s); kept: the latest\n")
     assert f"1 older checkpoint(s) could not be deleted, and stay for now: c10-{run_id[-6:]}: " in done.stderr
     assert len(store.list()) == 2

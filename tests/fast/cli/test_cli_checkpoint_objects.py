@@ -18,7 +18,7 @@ KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 
 def det_core(*arguments: object, check: int = 0) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert done.returncode == check, (done.stdout, done.stderr)
     return done
 

@@ -93,7 +93,7 @@ def test_ctrl_c_stops_watching_and_pause_the_script(person: Person) -> None:
     try:
         assert watching.stdout.readline() == "lr is None\n"
         watching.send_signal(signal.SIGINT)
-        _, said = watching.communicate(timeout=30)
+        _, said = watching.communicate()
     finally:
         watching.kill()
         watching.wait()

@@ -17,7 +17,8 @@ import pytest
 from det_core.cli import main
 from det_core.cli._say import noted_if_slow
 from det_core.cli.master._elsewhere import addresses_elsewhere
-from support.running_master import TOKEN, Running, wait_until
+from support.processes import until
+from support.running_master import TOKEN, Running
 
 GRID = """
 name: tried
@@ -97,7 +98,7 @@ def train(master: Running, experiment_id: int, trials: int = 2) -> None:
         done = {"op": {"length": 2}, "searcherMetric": loss / 2}
         assert master.ask("POST", f"trials/{spec.trial_id}/searcher/completed_operation", done).status == 200
         master.end(spec.allocation_id)
-        wait_until(lambda: spec.allocation_id not in master.engine.running)  # noqa: B023
+        until(lambda: spec.allocation_id not in master.engine.running)  # noqa: B023
 
 
 def test_an_experiment_from_its_creation_to_its_end(master: Running, command: Command, config: Path) -> None:
@@ -325,7 +326,7 @@ def test_what_takes_long_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("det_core.cli._say.note", lambda message: (print(message), said.set()))
         with noted_if_slow("starting", after=0.0):
-            assert said.wait(30)
+            assert said.wait()
     assert capsys.readouterr().out == "starting\n"
 
 

@@ -149,10 +149,10 @@ def test_export_jsonl_needs_no_pandas(home: Path, tmp_path: Path) -> None:
     for format in ("csv", "jsonl"):
         target = tmp_path / f"out.{format}"
         command = [sys.executable, "-c", code, "runs", "export", "latest", "-f", format, "-o", str(target)]
-        assert subprocess.run(command, timeout=60).returncode == 0
+        assert subprocess.run(command).returncode == 0
         assert len(target.read_text().splitlines()) == 7 + (format == "csv")
     command = [sys.executable, "-c", code, "runs", "export", "latest", "-f", "parquet", "-o", str(target)]
-    done = subprocess.run(command, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert re.search(r"pip install .*\[data\]'", done.stderr)
     assert list(tmp_path.glob(".*")) == []
@@ -184,7 +184,7 @@ def test_an_export_that_fails_leaves_nothing(home: Path, tmp_path: Path) -> None
 def test_a_reader_that_has_seen_enough_is_no_error(home: Path) -> None:
     one_run(home, steps=20_000)
     command = f"{sys.executable} -m det_core.cli runs export latest -f jsonl | head -1; exit ${{PIPESTATUS[0]}}"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == 1
 
@@ -241,7 +241,7 @@ def test_a_table_on_a_terminal(home: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "120", "TERM": "xterm"}
     command = [sys.executable, "-m", "det_core.cli", "runs", "list"]
-    done = subprocess.run(command, stdout=theirs, stdin=subprocess.DEVNULL, timeout=60, env=environment)
+    done = subprocess.run(command, stdout=theirs, stdin=subprocess.DEVNULL, env=environment)
     os.close(theirs)
     text = os.read(ours, 65536).decode()
     os.close(ours)

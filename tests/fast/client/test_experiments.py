@@ -79,7 +79,7 @@ def test_an_experiment_is_created_waited_for_and_read(running: Running, master: 
     done = {"op": {"length": 2}, "searcherMetric": 0.25}
     assert running.ask("POST", f"trials/{spec.trial_id}/searcher/completed_operation", done).status == 200
     running.end(spec.allocation_id)
-    assert experiment.wait(20) == "COMPLETED" and experiment.ended and experiment.progress == 1.0
+    assert experiment.wait() == "COMPLETED" and experiment.ended and experiment.progress == 1.0
     (trial,) = experiment.trials()
     best = experiment.best_trial
     assert best is not None and (best.id, best.best_metric, best.hparams) == (trial.id, 0.25, CONFIG["hyperparameters"])
@@ -105,13 +105,13 @@ def test_a_trial_that_fails_says_how(running: Running, master: client.Master) ->
     experiment = client.create_experiment(CONFIG, master=master)
     spec = running.launched(experiment.id)[0]
     running.end(spec.allocation_id, status=7)
-    assert experiment.wait(20) == "ERROR"
+    assert experiment.wait() == "ERROR"
     trial = client.trial(spec.trial_id, master)
     assert trial.exit_status == 7 and trial.error
     assert experiment.go_on(["max_restarts=3"]).config["max_restarts"] == 3
     assert not experiment.ended
     experiment.kill()
-    assert experiment.wait(20) == "CANCELED"
+    assert experiment.wait() == "CANCELED"
 
 
 def test_what_cannot_be_is_an_error_of_its_kind(master: client.Master, tmp_path: Path) -> None:
@@ -131,4 +131,4 @@ def test_what_cannot_be_is_an_error_of_its_kind(master: client.Master, tmp_path:
     with pytest.raises(MasterError, match="PAUSED"):
         experiment.go_on()
     experiment.cancel()
-    assert experiment.wait(20) == "CANCELED"
+    assert experiment.wait() == "CANCELED"

@@ -78,7 +78,7 @@ def test_what_may_have_arrived_is_not_sent_twice_where_twice_is_wrong(monkeypatc
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             with Master(Address(url)) as master, pytest.raises(MasterUnreachable) as caught:
                 master.post("things", {"x": 1}, once=once)
-            thread.join(10)
+            thread.join()
         assert count == connections
         assert ("whether the request has arrived" in str(caught.value)) == once
 

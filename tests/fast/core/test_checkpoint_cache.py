@@ -19,7 +19,7 @@ from det_core.core._checkpoint import CheckpointCache, CheckpointContext, Downlo
 from det_core.storage import DirectoryStore
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, tree
 from support.elsewhere import Elsewhere
-from support.ranks import free_port
+from support.processes import free_port
 from support.threads import as_ranks
 
 NO = DownloadMode.NoSharedDownload
@@ -514,7 +514,7 @@ class TestMachines:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join()
         return [found[rank] for rank in range(4)]
 
     def test_each_fetches_once(self, tmp_path: Path) -> None:

@@ -323,7 +323,7 @@ def test_a_fetch_that_was_killed_is_finished(tmp_path: Path, moto_server: S3Serv
         storage_id = here.context.upload(fill(tmp_path / "source", files), STEPS)
         environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS / 'core'}"}
         command = [sys.executable, "-c", KILLED, json.dumps(storage), str(tmp_path), storage_id]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
         left = {path.name: path.stat().st_size for path in tmp_path.glob("cache/*/aside-*/f*")}
         assert left == {name: len(data) for name, data in files.items()}, "room is taken for all of them at once"

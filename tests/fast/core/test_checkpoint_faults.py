@@ -187,7 +187,7 @@ def test_a_partial_delete_leaves_a_checkpoint_that_verifies(how: str, memory: Pa
 )
 def test_death_at_every_call(name: str, memory: Path) -> None:
     command = [sys.executable, "-m", "support.dying", name, str(memory)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, cwd=TESTS)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
     assert done.returncode == 0, done.stderr[-3000:]
     deaths = [path for path in memory.iterdir() if path.is_dir()]
     assert len(deaths) > (10 if name == "delete" else 25), done.stdout

@@ -89,12 +89,12 @@ def kills(folder: Path, times: int) -> None:
     for number in range(times):
         arguments = (str(root), str(folder / "source"), str(KEPT))
         with running(TRAIN, SIZE, folder, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
-            ranks.wait_for("ready", timeout=100)
+            ranks.wait_for("ready")
             time.sleep(chance.uniform(0, 0.5))
             victims = range(SIZE) if chance.random() < 0.5 else [chance.randrange(SIZE)]
             for rank in victims:
                 os.kill(ranks.processes[rank].pid, signal.SIGKILL)
-            statuses = ranks.wait(60)
+            statuses = ranks.wait()
             assert all(status != 0 for status in statuses)
             assert not any("came back as something else" in ranks.output(rank) for rank in range(SIZE))
         newest = newest_is_whole(root)

@@ -48,7 +48,7 @@ def train(tmp_path: Path, size: int, slow: float, grace: str | None) -> tuple[li
         begin = time.monotonic()
         for process in ranks.processes:
             process.send_signal(signal.SIGTERM)
-        statuses = ranks.wait(60)
+        statuses = ranks.wait()
         return statuses, [ranks.output(rank) for rank in range(size)], time.monotonic() - begin
 
 

@@ -13,7 +13,8 @@ import pytest
 import support
 from det_core import core
 from support.checkpoints import STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
-from support.ranks import free_port, running
+from support.processes import free_port
+from support.ranks import running
 
 TESTS = str(support.TESTS)
 
@@ -94,7 +95,7 @@ def test_two_machines_download_each_for_themselves(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert errors == []
     expected = tree(tmp_path / "store" / storage_id)
     del expected["rng"]
@@ -138,7 +139,7 @@ os._exit(0)  # gloo's own threads outlive its group, and one in some hundred int
 def test_torch_writes_its_shards_into_a_store_path(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     with running(TORCH, 2, tmp_path, env={"PYTHONPATH": TESTS}, args=(str(tmp_path / "store"),)) as ranks:
-        statuses = ranks.wait(110)
+        statuses = ranks.wait()
         assert statuses == [0, 0], ranks.output(0)[-3000:] + ranks.output(1)[-3000:]
         assert "restored" in ranks.output(0)
     (storage_id,) = listed(tmp_path / "store")

@@ -221,7 +221,7 @@ def killed_writers(folder: Path, times: int) -> None:
             assert writer.stdout.readline() == b"ready\n"
             time.sleep(chance.uniform(0, 0.4))
             writer.send_signal(signal.SIGKILL)
-            assert writer.wait(30) == -signal.SIGKILL
+            assert writer.wait() == -signal.SIGKILL
         for storage_id in listed(root):
             steps = DirectoryStore(root).open(storage_id).metadata()["steps_completed"]
             expected = {f"f{i}": b"%d %d" % (steps, i) * 5000 for i in range(20)}

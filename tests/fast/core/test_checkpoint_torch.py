@@ -31,7 +31,7 @@ def lines(ranks: Ranks, word: str) -> list[list[list[str]]]:
 def run(folder: Path, size: int, what: str, storage: Any, *more: str) -> Ranks:
     args = (what, json.dumps(storage), str(folder), *more)
     with running(SCRIPT, size, folder, env=ENV, args=args) as ranks:
-        assert ranks.wait(140) == [0] * size, "\n".join(ranks.output(rank)[-3000:] for rank in range(size))
+        assert ranks.wait() == [0] * size, "\n".join(ranks.output(rank)[-3000:] for rank in range(size))
     return ranks
 
 

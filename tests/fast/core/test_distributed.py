@@ -18,7 +18,8 @@ import pytest
 
 from det_core import core
 from det_core._errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, PeerLost, RendezvousError
-from support.ranks import free_port, running
+from support.processes import free_port
+from support.ranks import running
 from support.threads import as_ranks
 
 NUMBERS = {"rank": 0, "size": 1, "local_rank": 0, "local_size": 1, "cross_rank": 0, "cross_size": 1}
@@ -193,7 +194,7 @@ def test_under_the_real_torchrun(tmp_path: Path) -> None:
         str(free_port()),
     ]
     done = subprocess.run(
-        [*command, str(script)], capture_output=True, text=True, timeout=100, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [*command, str(script)], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["0 2 [0, 1]", "1 2 [0, 1]"]
@@ -216,7 +217,7 @@ def test_from_horovods_module() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
+            thread.join()
     finally:
         del os.environ["INTER_TRAIN_PROCESS_COMM_PORT_1"]
     assert out == {0: [0, 1], 1: [0, 1]}
@@ -274,7 +275,7 @@ def test_a_barrier_says_its_name_and_who_is_missing(missing: int) -> None:
 
     def work(distributed: core.DistributedContext) -> None:
         if distributed.rank == missing:
-            come.wait(30)
+            come.wait()
             return
         with pytest.raises(CollectiveTimeout) as e:
             distributed.lane("user").barrier("evaluation is done", timeout=0.3)

@@ -18,7 +18,7 @@ def test_lets_all_go_who_wait_for_it_and_all_who_come_later() -> None:
     assert not latch.is_set and let_go == []
     latch.set()
     for thread in waiting:
-        thread.join(10)
+        thread.join()
     assert let_go == [True] * 5
     assert latch.is_set and latch.wait() and latch.wait(0)
 
@@ -37,7 +37,7 @@ def test_lets_go_who_waits_though_another_one_died_with_the_lock() -> None:
     latch._open = True
     latch._lock.release()
     latch._lock.acquire(timeout=0.01)  # an exception came between this and the release
-    waiting.join(10)
+    waiting.join()
     assert let_go == [True]
 
 

@@ -301,7 +301,7 @@ def test_a_report_waits_for_nobody(new: ForeignMaster, tmp_path: Path, monkeypat
 
             thread = threading.Thread(target=report)
             thread.start()
-            assert done.wait(5)
+            assert done.wait()
         thread.join()
     assert [r["steps"] for r in trial.rows] == list(range(1, 201))
     assert os.environ.get("DET_CORE_INFO_DIR") is None

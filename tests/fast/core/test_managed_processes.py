@@ -44,7 +44,7 @@ def _step(body: Any) -> int | None:
 
 
 def ended(ranks: Ranks, size: int) -> None:
-    assert ranks.wait(90) == [0] * size, "\n".join(ranks.output(rank)[-3000:] for rank in range(size))
+    assert ranks.wait() == [0] * size, "\n".join(ranks.output(rank)[-3000:] for rank in range(size))
 
 
 @pytest.mark.parametrize(("version", "size"), [(MIDDLE, 1), (NEW, 4)])
@@ -168,7 +168,7 @@ with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         with processes(master, trial, tmp_path, script) as ranks:
             ranks.wait_for("ready")
             ranks.processes[0].send_signal(signal.SIGTERM)
-            assert ranks.wait(20) == [-signal.SIGTERM]
+            assert ranks.wait() == [-signal.SIGTERM]
         assert [r["steps"] for r in trial.rows] == list(range(1, 101))
         assert master.acks == []
 
@@ -191,7 +191,7 @@ with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         env = {"DET_CORE_RUN_DIR": str(tmp_path / "run")}
         (tmp_path / "first").write_text("1")
         with processes(master, trial, tmp_path, script, env=env) as ranks:
-            assert ranks.wait(30) == [-signal.SIGKILL]
+            assert ranks.wait() == [-signal.SIGKILL]
         left = [r["steps"] for r in trial.rows]
         (tmp_path / "first").write_text("21")
         trial.run_id -= 1  # the same allocation starts its script again, as torchrun does

@@ -289,7 +289,7 @@ def test_in_the_last_call_before_closing_nobody_hangs(tmp_path: Path, over: str)
         print("left", flush=True)
     """
     with running(code, 3, tmp_path, args=(over,)) as ranks:
-        assert ranks.wait(200) == [0] * 3, "".join(map(ranks.output, range(3)))
+        assert ranks.wait() == [0] * 3, "".join(map(ranks.output, range(3)))
 
 
 ALONE = """

@@ -116,7 +116,7 @@ def test_chief_only() -> None:
             if distributed.rank:
                 with pytest.raises(RuntimeError, match="ChiefOnly"):
                     ctx.searcher.operations(core.SearcherMode.ChiefOnly)
-                done.wait(20)
+                done.wait()
                 return 0
             count = 0
             for op in ctx.searcher.operations(core.SearcherMode.ChiefOnly):

@@ -176,7 +176,7 @@ def test_many_threads_report_at_once(writer: EventWriter, tmp_path: Path) -> Non
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     writer.close()
     assert points(tmp_path) == {f"g/m{i}": [(s, float(s)) for s in range(300)] for i in range(4)}
 
@@ -219,9 +219,7 @@ except TensorboardError as e:
 
 
 def test_a_disk_that_fills_up_is_told_with_the_number_of_rows(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(tmp_path)], capture_output=True, text=True, check=True)
     lacking = int(done.stdout.split(" lack ")[1].split()[0])
     assert "File too large" in done.stdout and 4000 < lacking < 5000
 
@@ -231,7 +229,7 @@ def test_a_writer_that_cannot_keep_up_holds_a_report_for_a_while_only(
 ) -> None:
     released = threading.Event()
     write = EventFile.write
-    monkeypatch.setattr(EventFile, "write", lambda self, *row: released.wait(60) and write(self, *row))
+    monkeypatch.setattr(EventFile, "write", lambda self, *row: released.wait() and write(self, *row))
     monkeypatch.setattr(_writer, "WAIT_FOR_ROOM", 0.3)
     writer = EventWriter(tmp_path, max_queued=10)
     writer.scalars("g", 0, {"x": 0.0})
@@ -294,7 +292,7 @@ print(sorted({"torch", "tensorflow", "tensorboardX", "boto3", "google.cloud.stor
 
 
 def test_writing_imports_neither_torch_nor_what_else_takes_long() -> None:
-    done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, timeout=100, check=True)
+    done = subprocess.run([sys.executable, "-c", HEAVY], capture_output=True, text=True, check=True)
     folder, imported = done.stdout.splitlines()
     assert imported == "[]"
     assert points(Path(folder)) == {"training/loss": [(1, 1.0), (2, 0.5), (3, pytest.approx(1 / 3))]}
@@ -307,7 +305,7 @@ def test_neither_torch_nor_tensorflow_is_needed(tmp_path: Path) -> None:
         "from det_core.core._tensorboard._writer import EventWriter\n"
         "w = EventWriter(Path(sys.argv[1])); w.scalars('g', 1, {'x': 1.0}); w.close()\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], timeout=100, check=True)
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
     assert points(tmp_path) == {"g/x": [(1, 1.0)]}
 
 
@@ -316,9 +314,7 @@ def test_a_folder_called_tensorboard_is_not_the_package(tmp_path: Path) -> None:
     script = "import sys; sys.path[:] = [sys.argv[1], *(p for p in sys.path if 'site-packages' not in p)]\n"
     script += f"sys.path.append({str(Path(core.__file__).parents[2])!r})\n"
     script += "from det_core import core; from det_core.core._tensorboard import chosen_mode; print(chosen_mode(None))"
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=100, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "TensorboardMode.MANUAL\n"
 
 

@@ -123,7 +123,7 @@ def run(folder: Path, *words: str, status: int = 0, **env: str) -> str:
 
     done = subprocess.run(
         [sys.executable, "-m", "det_core.exec.harness", *words], cwd=folder, env={**os.environ, **env},
-        capture_output=True, text=True, timeout=250,
+        capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == status, done.stdout + done.stderr
     return done.stderr

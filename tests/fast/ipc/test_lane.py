@@ -265,7 +265,7 @@ def test_lanes_do_not_disturb_each_other(as_ranks: AsRanks) -> None:
             thread.start()
         run("user", 100)
         for thread in threads:
-            thread.join(30)
+            thread.join()
         return found
 
     for found in as_ranks(3, work).values():
@@ -305,7 +305,7 @@ def test_closing_ends_a_call_that_another_thread_waits_in(as_ranks: AsRanks) -> 
         thread.start()
         time.sleep(0.1)
         links.close()
-        thread.join(10)
+        thread.join()
         return caught
 
     assert [type(e) for e in as_ranks(2, work).values()[0]] == [ContextClosed]

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from support.ranks import Ranks, free_port, running
+from support.processes import free_port
+from support.ranks import Ranks, running
 
 WITHIN = 2.0
 """Seconds in which every other rank must have raised, on one machine."""
@@ -120,7 +121,7 @@ def test_kill_over_tcp_with_children_that_hold_the_connection(tmp_path: Path, vi
 def outcomes(folder: Path, script: str, size: int, **env: Any) -> list[str]:
     """The last line of each rank's output."""
     with running(script, size, folder, env={"PORT": str(free_port()), **env}) as ranks:
-        ranks.wait(60)
+        ranks.wait()
         return [ranks.output(rank).strip().splitlines()[-1] for rank in range(size)]
 
 

@@ -24,7 +24,7 @@ from det_core.ipc._frames import Kind, encode
 from det_core.ipc._join import join_unix
 from det_core.ipc._rendezvous import Door, Hello, prove, rendezvous_path
 from det_core.ipc._star import Star
-from support.ranks import free_port
+from support.processes import free_port
 
 AsRanks = Callable[..., Any]
 PlaceOf = Callable[..., dict[str, Any]]
@@ -51,12 +51,12 @@ def started(place: dict[str, Any]) -> tuple[threading.Thread, list[Any]]:
 def finish(*started: tuple[threading.Thread, list[Any]]) -> list[Any]:
     """Wait for the rendezvous of all, close them, and return what each got."""
     for thread, _ in started:
-        thread.join(30)
+        thread.join()
     assert not any(t.is_alive() for t, _ in started)
     outcomes = [out[0] for _, out in started]
     closing = [in_thread(o.close) for o in outcomes if isinstance(o, Links)]
     for thread, _ in closing:
-        thread.join(30)
+        thread.join()
     return outcomes
 
 
@@ -260,7 +260,7 @@ def _unix_peers(pid: int) -> int:
 def test_the_lock_is_not_kept_alive_by_a_file_that_was_removed(tmp_path: Path) -> None:
     first = Door(str(tmp_path / "key"))
     opened, out = in_thread(lambda: Door(str(tmp_path / "key")))
-    opened.join(10)
+    opened.join()
     assert isinstance(out[0], RendezvousError)
     first.close()
     second = Door(str(tmp_path / "key"))
@@ -293,7 +293,7 @@ def test_doors_that_open_and_close_at_once_do_not_sweep_each_other(tmp_path: Pat
 
     running = [in_thread(work(f"key{i}")) for i in range(4)]
     for thread, _ in running:
-        thread.join(60)
+        thread.join()
     assert [out for _, out in running] == [[None]] * 4
     assert os.listdir(tmp_path) == []
 

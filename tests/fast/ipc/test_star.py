@@ -14,7 +14,8 @@ import pytest
 
 from det_core._errors import ContextClosed, DistributedError, PeerLost
 from det_core.ipc import Links
-from support.ranks import free_port, running
+from support.processes import free_port
+from support.ranks import running
 
 AsRanks = Callable[..., Any]
 
@@ -33,7 +34,7 @@ class Mail:
 
     def wait(self, count: int) -> list[tuple[int, Any]]:
         with self._more:
-            assert self._more.wait_for(lambda: len(self.got) >= count, timeout=20), self.got
+            assert self._more.wait_for(lambda: len(self.got) >= count), self.got
             return sorted(self.got)
 
 
@@ -132,7 +133,7 @@ def test_the_end_of_a_job_ends_every_other_rank_with_status_0(
             return "ended it"
         if star.rank == 1:
             return lane.allgather(1)
-        assert troubled.wait(20)
+        assert troubled.wait()
         if star.rank == 3:
             return links.lane("another").broadcast(1)
         return star.raise_if_broken()
@@ -154,7 +155,7 @@ def test_on_trouble_after_the_fact_is_called_at_once(as_ranks: AsRanks) -> None:
                 time.sleep(0.01)
         called = threading.Event()
         links.everyone.on_trouble(called.set)
-        return called.wait(10)
+        return called.wait()
 
     assert as_ranks(2, work).values()[0] is True
 
@@ -183,7 +184,7 @@ def test_closing_twice_and_from_several_threads(as_ranks: AsRanks) -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join()
         links.close()
         return [t.is_alive() for t in threads]
 
@@ -230,7 +231,7 @@ def test_a_handler_that_answers_while_its_star_closes(as_ranks: AsRanks) -> None
         star, closing = links.everyone, threading.Event()
 
         def late() -> None:
-            assert closing.wait(20)
+            assert closing.wait()
             deadline = time.monotonic() + 0.3
             while star.trouble is None and time.monotonic() < deadline:
                 time.sleep(0.005)
@@ -283,7 +284,7 @@ def test_ranks_that_the_end_of_a_job_reaches_exit_with_0(tmp_path: Path) -> None
             lane.gather(1)
     """
     with running(script, 4, tmp_path, env={"PORT": str(free_port())}) as ranks:
-        assert ranks.wait(30) == [0, 0, 0, 0]
+        assert ranks.wait() == [0, 0, 0, 0]
 
 
 def test_a_lost_rank_is_lost_for_every_lane_and_for_checks(as_ranks: AsRanks) -> None:
@@ -292,7 +293,7 @@ def test_a_lost_rank_is_lost_for_every_lane_and_for_checks(as_ranks: AsRanks) ->
     def work(links: Links) -> Any:
         star = links.everyone
         links.lane("user").allgather(0)
-        all_have_it.wait(10)  # or the loss may overtake what the slowest is still to get
+        all_have_it.wait()  # or the loss may overtake what the slowest is still to get
         if star.rank == 1:
             star.peers[0].control.sock.shutdown(2)  # type: ignore[attr-defined]
             time.sleep(0.5)

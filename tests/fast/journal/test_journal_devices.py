@@ -31,7 +31,7 @@ class Scripted(PendingValue):
         return self._there.is_set()
 
     def result(self) -> Any:
-        assert self._there.wait(60), "the value never arrived"
+        assert self._there.wait(), "the value never arrived"
         if isinstance(self._value, Exception):
             raise self._value
         return self._value

@@ -200,7 +200,7 @@ def test_a_run_whose_process_was_killed_died(home: Path) -> None:
         path = home / "runs" / child.stdout.readline().strip()
         assert read_run(path).state == "running"
         child.send_signal(signal.SIGKILL)
-        child.wait(30)
+        child.wait()
     assert read_run(path).state == "died"
 
 
@@ -279,7 +279,7 @@ def kill_once(folder: Path, restart: int, after: int) -> None:
             seen = int(line)
             if seen == after:
                 os.kill(child.pid, signal.SIGKILL)
-        child.wait(30)
+        child.wait()
     rows = [row for row in read_run(folder).rows("training", superseded=True) if row.restart == restart]
     assert [row.steps_completed for row in rows][:seen] == list(range(1, seen + 1))
     assert all(row.metrics == {"a": s, "b": "x" * (s % 300)} for row in rows if (s := row.steps_completed or 0))

@@ -43,7 +43,7 @@ def holder(home: Path, run_id: str, how: str = "plain") -> subprocess.Popen[byte
 
 def end(child: subprocess.Popen[bytes]) -> None:
     os.killpg(child.pid, signal.SIGKILL)
-    child.wait(30)
+    child.wait()
     assert child.stdout
     child.stdout.close()
 
@@ -163,7 +163,7 @@ def test_a_forked_child_does_not_keep_the_run(home: Path) -> None:
     child = holder(home, folder.run_id, "fork")
     try:
         os.kill(child.pid, signal.SIGKILL)
-        child.wait(30)
+        child.wait()
         assert folder.begin_restart() == 1
         folder.release()
     finally:

@@ -63,7 +63,6 @@ INVALID = """
 """
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("collective", ["allgather", "gather", "broadcast"])
 def test_a_killed_rank_is_named_by_the_others_within_2_s(tmp_path: Path, collective: str) -> None:
     write(tmp_path, "collectives.py", COLLECTIVES)

@@ -126,7 +126,7 @@ def test_what_the_program_leaves_behind_ends_with_the_job(tmp_path: Path) -> Non
 def test_a_program_that_does_not_end_with_its_ranks_is_ended(tmp_path: Path) -> None:
     script = write(tmp_path, "ok.py", "pass")
     with launched(run(2, "--stays"), "--", script, folder=tmp_path) as job:
-        assert job.wait(40) == 0
+        assert job.wait() == 0
         job.nothing_left(0.5)
 
 

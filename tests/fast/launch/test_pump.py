@@ -18,7 +18,7 @@ def pump_to(target: int, folder: Path, prefix: bytes = b"[rank=0] ") -> tuple[Pu
 
 
 def close(pump: Pump) -> None:
-    pump.join(30)
+    pump.join()
     assert not pump.is_alive()
     pump.close()
 
@@ -40,7 +40,7 @@ def test_lines_of_ranks_that_share_a_slow_pipe_are_not_cut_by_each_other(tmp_pat
     while len(got) < total:
         got += os.read(read, 1000)
     for feeder in feeders:
-        feeder.join(30)
+        feeder.join()
     for pump, _ in pumps:
         close(pump)
     os.close(read)
@@ -107,7 +107,7 @@ def test_a_descriptor_that_does_not_block_is_written_in_full(tmp_path: Path) -> 
     with os.fdopen(end, "wb") as out:
         out.write(b"y" * 3_000_000 + b"\nend\n")
     close(pump)
-    thread.join(30)
+    thread.join()
     os.close(read)
     os.close(write)
     assert bytes(got) == b"[rank=0] " + b"y" * 3_000_000 + b"\n[rank=0] end\n"

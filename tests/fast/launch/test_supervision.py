@@ -103,7 +103,7 @@ def test_the_third_ctrl_c_kills(tmp_path: Path) -> None:
             os.kill(job.pid, signal.SIGINT)
             job.wait_for("heard 2", times=2 * count)
         os.kill(job.pid, signal.SIGINT)
-        assert job.wait(10) == 128 + signal.SIGKILL
+        assert job.wait() == 128 + signal.SIGKILL
     assert job.out.count("heard 2") == 4
 
 
@@ -144,7 +144,7 @@ def test_a_signal_before_any_rank_runs_ends_the_job_at_once(tmp_path: Path) -> N
             time.sleep(0.02)
         time.sleep(0.3)
         os.kill(job.pid, signal.SIGTERM)
-        assert job.wait(15) == 128 + signal.SIGTERM
+        assert job.wait() == 128 + signal.SIGTERM
     assert "no rank runs" in job.err
 
 
@@ -154,7 +154,7 @@ def test_signals_at_any_moment_of_the_start_are_not_lost(tmp_path: Path) -> None
         with launched(PLAIN, "--grace", "20", "2", sys.executable, script, folder=tmp_path) as job:
             time.sleep(0.1 + moment * 0.04)
             os.kill(job.pid, signal.SIGTERM)
-            status = job.wait(30)
+            status = job.wait()
         assert status in (0, 143, -signal.SIGTERM), job.err
         assert status == 0 or job.out.count("got") < 2
 
@@ -192,7 +192,7 @@ def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
         pid = {"launcher": job.pid, "agent": job.agent(), "wrapper": job.wrappers()[0], "script": scripts[0]}[victim]
         os.kill(pid, signal.SIGKILL)
         if victim == "launcher":
-            job.process.wait(10)
+            job.process.wait()
         else:
             assert job.wait() == (1 if victim == "agent" else 128 + signal.SIGKILL)
         job.nothing_left()
@@ -276,7 +276,7 @@ def test_a_reader_that_stops_reading_stops_no_signal(tmp_path: Path) -> None:
             time.sleep(0.05)
         time.sleep(1)  # the pipes are full now
         os.kill(job.pid, signal.SIGTERM)
-        assert job.wait(20) == 128 + signal.SIGTERM
+        assert job.wait() == 128 + signal.SIGTERM
         job.nothing_left()
     os.close(read)
 
@@ -308,7 +308,7 @@ def test_a_stranger_at_the_socket_disturbs_nothing(tmp_path: Path, short: Path) 
 def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:
     script = write(tmp_path, "ok.py", "open('ran', 'w').close()")
     command = " ".join(["exec", *PLAIN, "1", sys.executable, script, ">&-", "2>&-", "<&-"])
-    assert subprocess.run(["sh", "-c", command], cwd=tmp_path, timeout=60).returncode == 0
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path).returncode == 0
     assert (tmp_path / "ran").exists()
 
 
@@ -325,5 +325,5 @@ def test_a_wrapper_that_has_stopped_cannot_keep_the_job_alive(tmp_path: Path) ->
         job.wait_for("ready", times=2)
         os.kill(job.wrappers()[0], signal.SIGSTOP)
         os.kill(job.pid, signal.SIGTERM)
-        assert job.wait(30) == 128 + signal.SIGKILL
+        assert job.wait() == 128 + signal.SIGKILL
         job.nothing_left()

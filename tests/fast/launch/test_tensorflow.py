@@ -18,7 +18,7 @@ from det_core.core import DistributedContext
 from det_core.core._environments import find
 from det_core.errors import MissingExtra
 from support.launcher import launched, write
-from support.ranks import free_port
+from support.processes import free_port
 
 TENSORFLOW = [sys.executable, "-m", "det_core.launch.tensorflow"]
 WHO = """
@@ -134,7 +134,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
             line: stack.enter_context(launched(TENSORFLOW, *line.split(), folder=tmp_path, **env)) for line in cases
         }
         refused = stack.enter_context(launched(TENSORFLOW, *two.split(), "ok.py", folder=tmp_path))
-        assert {line: job.wait(100) for line, job in jobs.items()} == {line: case[0] for line, case in cases.items()}
+        assert {line: job.wait() for line, job in jobs.items()} == {line: case[0] for line, case in cases.items()}
         assert refused.wait() == 2
     for line, job in jobs.items():
         assert job.err.startswith("[launcher] ") and job.err.count("\n") == 1, job.err

@@ -16,7 +16,7 @@ import pytest
 
 from support import ROOT
 from support.launcher import TORCH, launched, write
-from support.ranks import free_port
+from support.processes import free_port
 
 STATE = """
     import json, os, sys
@@ -57,7 +57,7 @@ def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: 
         job = stack.enter_context(launched(TORCH, *ours, folder=tmp_path))
         module = stack.enter_context(launched(TORCH, "--standalone", "-m", "state", "module", "-m", folder=tmp_path))
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, "theirs"]
-        subprocess.run(torchrun, cwd=tmp_path, check=True, timeout=60, capture_output=True, env=dict(os.environ))
+        subprocess.run(torchrun, cwd=tmp_path, check=True, capture_output=True, env=dict(os.environ))
         assert job.wait() == 0
         assert module.wait() == 0
     assert sorted(job.out.splitlines()) == ["[rank=0] hello from 0", "[rank=1] hello from 1"]
@@ -112,7 +112,7 @@ def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
         job.wait_for("ready", times=4)
         pid = {"launcher": job.pid, "agent": job.agent(), "wrapper": job.wrappers()[1]}[victim]
         os.kill(pid, signal.SIGKILL)
-        job.process.wait(30)
+        job.process.wait()
         job.nothing_left()
 
 
@@ -168,7 +168,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path: Path) -> None:
     }
     with ExitStack() as stack:
         jobs = {line: stack.enter_context(launched(TORCH, *line.split(), folder=tmp_path)) for line in cases}
-        assert {line: job.wait(100) for line, job in jobs.items()} == dict.fromkeys(cases, 2)
+        assert {line: job.wait() for line, job in jobs.items()} == dict.fromkeys(cases, 2)
     for line, job in jobs.items():
         assert job.err.startswith("[launcher] ") and job.err.count("\n") == 1, job.err
         assert cases[line] in job.err
@@ -194,7 +194,7 @@ def test_help_for_a_reader_that_has_seen_enough() -> None:
         assert job.stdout.readline().startswith("usage:")
         job.stdout.close()
         assert job.stderr.read() == ""
-        assert job.wait(60) == 0
+        assert job.wait() == 0
 
 
 def test_no_file_is_left_behind(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ sign("found", json.dumps(found))
 
 def test_a_public_address_without_a_token_is_refused(home: Path) -> None:
     command = [sys.executable, "-m", "det_core.cli", "master", "up", "--host", "0.0.0.0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 1
     assert "--token-file" in done.stderr and "Traceback" not in done.stderr
     assert not (home / "master" / "master.json").exists()

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.jobs import Jobs, alive, kill_processes, supervisors, wait_until
+from support.jobs import Jobs, alive, kill_processes, supervisors
+from support.processes import until
 from support.real_master import RealMaster, real_master
 
 ASHA = {
@@ -77,7 +78,7 @@ def test_ack_of_a_pause_pauses_whatever_the_status(jobs: Jobs, status: int) -> N
     jobs.sign("ready")
     experiment.pause()
     trial = jobs.until(experiment, "PAUSED")
-    assert wait_until(lambda: jobs.runs(trial), jobs.logs) == [("preempted", status, 0)]
+    assert until(lambda: jobs.runs(trial), jobs.logs) == [("preempted", status, 0)]
     assert trial.restarts == 0
     experiment.activate()
     (trial,) = jobs.ended(experiment, "COMPLETED")
@@ -170,7 +171,7 @@ def test_a_trial_that_ignores_preemption_is_killed_when_its_time_is_over(jobs: J
     (jobs.signs / "again").touch()
     experiment.pause()
     trial = jobs.until(experiment, "PAUSED")
-    assert wait_until(lambda: jobs.kinds(trial), jobs.logs) == [("killed", -signal.SIGKILL)]
+    assert until(lambda: jobs.kinds(trial), jobs.logs) == [("killed", -signal.SIGKILL)]
     assert not alive(pid)
     experiment.activate()
     (trial,) = jobs.ended(experiment, "COMPLETED")
@@ -188,7 +189,7 @@ def test_cancel_lets_a_trial_save_and_an_error_meanwhile_is_an_error(jobs: Jobs)
     bad = jobs.create(WAIT.replace("should_preempt()", "should_preempt(auto_ack=False)"), hyperparameters={"status": 9})
     jobs.sign("ready")
     bad.cancel()
-    (trial,) = bad.trials() if bad.wait(60) else []
+    (trial,) = bad.trials() if bad.wait() else []
     assert (trial.state, jobs.kinds(trial)) == ("ERROR", [("failed", 9)])
 
 
@@ -291,7 +292,7 @@ with begin() as ctx:
     time.sleep(100)
 """
     experiment = jobs.create(script)
-    experiment.wait(60)
+    experiment.wait()
     (trial,) = experiment.trials()
     assert (trial.state, [kind for kind, _ in jobs.kinds(trial)]) == ("CANCELED", ["killed"])
 

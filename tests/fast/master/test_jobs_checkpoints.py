@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from det_core.errors import MasterError
-from support.jobs import SINGLE, Jobs, wait_until
+from support.jobs import SINGLE, Jobs
+from support.processes import until
 from support.real_master import RealMaster
 
 LOSSES = [[5.0, 3.0, 4.0, 6.0], [1.0, 9.0, 2.0, 8.0], [7.0, 7.0, 7.0, 7.0]]
@@ -68,7 +69,7 @@ def test_the_checkpoints_that_stay_are_those_that_were_asked_for(
         return found if len(found) == count else None
 
     kept: dict[int, set[int]] = {}
-    for checkpoint in wait_until(there, lambda: str(experiment.checkpoints())):
+    for checkpoint in until(there, lambda: str(experiment.checkpoints())):
         folder = jobs.home / "saved" / str(checkpoint["uuid"])
         step = int((folder / "step").read_text())
         assert checkpoint["state"] == "COMPLETED"
@@ -144,7 +145,7 @@ with begin() as ctx:
     source = jobs.create(script, checkpoint_storage={**storage, **nothing})
     jobs.sign("saved")
     (first,) = source.trials()
-    uuid = wait_until(lambda: first.refresh().latest_checkpoint, jobs.logs)
+    uuid = until(lambda: first.refresh().latest_checkpoint, jobs.logs)
     later = {"resources": {"slots_per_trial": 2}, "checkpoint_storage": storage}
     heir = jobs.create(TRAIN, {**SINGLE, "source_checkpoint_uuid": uuid}, **later)
     (jobs.signs / "go").touch()
@@ -249,4 +250,4 @@ def test_a_checkpoint_counts_from_the_moment_on_that_it_is_complete(
     def left() -> bool:
         return [p.name for p in saved.iterdir() if not p.name.startswith(".")] == [trial.latest_checkpoint]
 
-    wait_until(left, lambda: str(list(saved.iterdir())))  # the master knows it, and lets it go in the end
+    until(left, lambda: str(list(saved.iterdir())))  # the master knows it, and lets it go in the end

@@ -6,7 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from support.jobs import Jobs, wait_until
+from support.jobs import Jobs
+from support.processes import until
 from support.real_master import real_master
 
 SCRIPT = """
@@ -29,9 +30,9 @@ def test_the_next_master_knows_it_before_the_trial_has_found_that_master(tmp_pat
             real.kill()
             (jobs.signs / "report").touch()
             journals = lambda: "".join(p.read_text() for p in jobs.home.rglob("journal-*.jsonl"))  # noqa: E731
-            wait_until(lambda: '"steps_completed":5' in journals(), journals)
+            until(lambda: '"steps_completed":5' in journals(), journals)
             os.kill(pid, signal.SIGSTOP)  # it ships nothing itself
             real.start()
-            wait_until(lambda: experiment.trials()[0].steps_completed == 5, lambda: str(experiment.trials()[0].info))
+            until(lambda: experiment.trials()[0].steps_completed == 5, lambda: str(experiment.trials()[0].info))
         finally:
             jobs.close()

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from support.real_master import RealMaster, real_master, until
+from support.processes import until
+from support.real_master import RealMaster, real_master
 from support.recipe import FIXED, OURS, check_course, completed, config, files, last_row, no_namespaces
 
 EXPERIMENT = {

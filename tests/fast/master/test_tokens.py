@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from support.real_master import ALLOCATION, BEARER, Allocation, RealMaster, until
+from support.processes import until
+from support.real_master import ALLOCATION, BEARER, Allocation, RealMaster
 from support.recipe import Held
 
 SINGLE = {"name": "single", "max_length": 8}

@@ -126,7 +126,7 @@ def test_without_deepspeed_there_is_a_command_to_install_it() -> None:
 
 def test_the_package_does_not_import_deepspeed() -> None:
     code = "import sys, det_core.pytorch.deepspeed; sys.exit('deepspeed' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=250).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 def test_a_folder_of_another_kind_is_no_checkpoint(context: DeepSpeedTrialContext, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from det_core.core import SearcherOperation
 from det_core.master.engines import LaunchSpec
 from det_core.pytorch import Batch, Epoch
 from support.ours import variables
-from support.running_master import Running, wait_until
+from support.processes import until
+from support.running_master import Running
 from support.trials import Tiny, WithHooks
 
 CONFIG = """
@@ -125,7 +126,7 @@ def test_case_09_and_case_11_two_operations_and_the_best_so_far(
         ended = spec.allocation_id
         master.end(ended)
         if len(seen) < 3:
-            (spec,) = wait_until(lambda: others(master, first.experiment_id, ended))  # noqa: B023
+            (spec,) = until(lambda: others(master, first.experiment_id, ended))  # noqa: B023
             spec = replace(spec, master_url=master.url)
     assert spec.trial_id == first.trial_id
     assert seen[0] + seen[2] == [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.0]], "batches 0 to 3 once"
@@ -192,7 +193,7 @@ def pausing(master: Running, spec: LaunchSpec, at: int) -> type[Tiny]:
 def pause(master: Running, spec: LaunchSpec, trial: Tiny) -> None:
     """Pause a trial's experiment, and wait until the trial has heard of it."""
     assert master.ask("POST", f"experiments/{spec.experiment_id}/pause").status == 200
-    assert wait_until(lambda: trial.context._core.preempt.requested)
+    assert until(lambda: trial.context._core.preempt.requested)
 
 
 def again(master: Running, spec: LaunchSpec) -> LaunchSpec:

@@ -30,7 +30,7 @@ WITH_MASTER = ("run", "experiment", "trial", "search", "master")
 def _run(*command: str, folder: Path, status: int = 0, **env: str) -> str:
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # where this environment's det-core is
     variables = {**os.environ, "PATH": path, **env}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
     assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 

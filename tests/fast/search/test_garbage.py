@@ -94,7 +94,7 @@ def test_the_thresholds_come_back_when_the_last_of_several_is_done() -> None:
     def metric_of(hparams: dict[str, Any], length: int, number: int) -> float:
         if number == 0 and not leave.is_set():
             inside.wait()
-            assert leave.wait(30)
+            assert leave.wait()
         return float(hparams["lr"])
 
     first = threading.Thread(target=search, args=(8, metric_of))
@@ -106,5 +106,5 @@ def test_the_thresholds_come_back_when_the_last_of_several_is_done() -> None:
         assert gc.get_threshold() != before, "one is still at it"
     finally:
         leave.set()
-        first.join(30)
+        first.join()
     assert gc.get_threshold() == before

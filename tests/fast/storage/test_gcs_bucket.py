@@ -12,8 +12,8 @@ import pytest
 from det_core.storage._objects._gcs import GcsBucket
 from det_core.storage._objects._gcs_errors import Refused
 from support.bucket_behaviour import BucketBehaviour, call
+from support.processes import free_port
 from support.proxy import BUSY, LOST, RESET, TRUNCATED, proxy_before
-from support.ranks import free_port
 from support.servers import GcsServer
 
 

@@ -17,8 +17,8 @@ from det_core._errors import StorageError
 from det_core.storage import Store, open_store
 from det_core.testing._stores import FILES, stored
 from support.buckets import closing
+from support.processes import free_port
 from support.proxy import BUSY, SILENT, proxy_before
-from support.ranks import free_port
 from support.servers import S3Server
 
 Open = Callable[..., Store]

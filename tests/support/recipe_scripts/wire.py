@@ -171,14 +171,14 @@ class Trial:
 
     def should_preempt(self) -> bool:
         """Whether to stop; acknowledges the first time."""
-        assert self._first.wait(30)
+        assert self._first.wait()
         if self._preempt.is_set():
             self.acknowledge()
         return self._preempt.is_set()
 
     def wait_for_preemption(self) -> None:
         """Until it is to stop."""
-        assert self._preempt.wait(60)
+        assert self._preempt.wait()
 
     def acknowledge(self) -> None:
         """Say that it noticed; once."""

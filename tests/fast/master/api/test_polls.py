@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import requests
 
-from support.running_master import Answer, Running, wait_until
+from support.processes import until
+from support.running_master import Answer, Running
 
 
 @contextmanager
@@ -42,7 +43,7 @@ def test_a_pause_wakes_the_poll_at_once(master: Running) -> None:
         spec = master.a_trial()
         path = f"allocations/{spec.allocation_id}/signals/preemption?timeout_seconds=60"
         with asking(master, path, token=spec.session_token) as result:
-            wait_until(lambda: waiting(master) == 1)
+            until(lambda: waiting(master) == 1)
             began = time.monotonic()
             assert master.ask("POST", f"experiments/{spec.experiment_id}/pause").status == 200
             answer, came = result(timeout=30)
@@ -74,8 +75,8 @@ def test_a_poll_whose_client_leaves_is_forgotten(master: Running) -> None:
         path = f"/api/v1/allocations/{spec.allocation_id}/signals/preemption?timeout_seconds=60"
         head = f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {spec.session_token}\r\n\r\n"
         connection.sendall(head.encode())
-        wait_until(lambda: waiting(master) == before + 1)
-    wait_until(lambda: waiting(master) == before)
+        until(lambda: waiting(master) == before + 1)
+    until(lambda: waiting(master) == before)
 
 
 def test_peers_get_what_all_of_them_sent(master: Running) -> None:
@@ -108,7 +109,7 @@ def test_a_failure_of_the_masters_own_says_so_and_hides_nothing(
             broken = master.ask("GET", "experiments")
         assert (broken.status, broken.error["code"]) == (500, 13)
         assert "ZeroDivisionError" in broken.error["error"]
-        wait_until(lambda: "in _fail" in caplog.text)  # the log has the whole of it
+        until(lambda: "in _fail" in caplog.text)  # the log has the whole of it
         master.run(master.store.close())
         refused = master.ask("GET", "experiments")
         assert (refused.status, refused.error["code"], refused.headers["Retry-After"]) == (503, 14, "1")
@@ -126,17 +127,17 @@ def test_a_server_that_stops_lets_its_polls_go(tmp_path: Path) -> None:
         spec = master.a_trial()
         path = f"allocations/{spec.allocation_id}/signals/preemption?timeout_seconds=60"
         with asking(master, path, token=spec.session_token) as poll:
-            wait_until(lambda: waiting(master) == 1)
+            until(lambda: waiting(master) == 1)
             url, shown = f"{master.url}/api/v1/trials/{spec.trial_id}/logs?follow=true", f"Bearer {master.token}"
             with requests.get(url, headers={"Authorization": shown}, stream=True, timeout=30) as log:
                 assert log.status_code == 200
-                wait_until(lambda: waiting(master) == 2)
+                until(lambda: waiting(master) == 2)
                 closing = threading.Thread(target=master.close)
                 closing.start()
                 assert log.content == b""
             answer, _ = poll(timeout=30)
         assert (answer.status, answer.json) == (200, {"preempt": False}), "the trial goes on"
-        closing.join(30)
+        closing.join()
         assert spec.allocation_id in master.engine.running
     finally:
         master.close()

@@ -20,7 +20,7 @@ import requests
 from det_core.master._home import PORTS, HomeFiles, reachable
 from det_core.master._log import SIZE
 from det_core.master._options import OptionError, Options, parse
-from support.running_master import wait_until
+from support.processes import until
 
 TIMEOUT = 60
 
@@ -34,7 +34,7 @@ def process(home: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
             yield running
         finally:
             running.terminate()
-            running.wait(TIMEOUT)
+            running.wait()
 
 
 def announced(home: Path, running: subprocess.Popen[str] | None = None) -> dict[str, Any]:
@@ -45,7 +45,7 @@ def announced(home: Path, running: subprocess.Popen[str] | None = None) -> dict[
         path = home / "master" / "master.json"
         return json.loads(path.read_text()) if path.exists() else None
 
-    return wait_until(look, TIMEOUT)
+    return until(look)
 
 
 def test_it_listens_says_where_and_ends_when_told(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_it_listens_says_where_and_ends_when_told(tmp_path: Path) -> None:
         headers = {"Authorization": f"Bearer {token.read_text().strip()}"}
         assert requests.get(f"{told['url']}/api/v1/experiments", headers=headers, timeout=TIMEOUT).status_code == 200
         running.send_signal(signal.SIGTERM)
-        assert running.wait(TIMEOUT) == 0
+        assert running.wait() == 0
         assert "Traceback" not in running.stderr.read()
     assert not (tmp_path / "master" / "master.json").exists()
     with process(tmp_path) as again:  # where running trials look for it, and under the name that they know
@@ -72,20 +72,20 @@ def test_it_listens_says_where_and_ends_when_told(tmp_path: Path) -> None:
         assert (told["slots_as_last_time"], new["slots_as_last_time"]) == (False, True)
         assert requests.get(f"{new['url']}/api/v1/master", timeout=TIMEOUT).json()["slots"] == 2, "as last time"
         again.kill()
-        again.wait(TIMEOUT)
+        again.wait()
     assert (tmp_path / "master" / "master.json").exists()
     with process(tmp_path) as third:
-        wait_until(lambda: announced(tmp_path, third)["pid"] == third.pid, TIMEOUT)
+        until(lambda: announced(tmp_path, third)["pid"] == third.pid)
         assert announced(tmp_path)["url"] == told["url"]
         third.send_signal(signal.SIGINT)
-        assert third.wait(TIMEOUT) == 0
+        assert third.wait() == 0
 
 
 def test_there_is_one_a_home(tmp_path: Path) -> None:
     with process(tmp_path) as running:
         announced(tmp_path, running)
         with process(tmp_path) as second:
-            assert second.wait(TIMEOUT) == 1
+            assert second.wait() == 1
             said = second.stderr.read()
         assert f"pid {running.pid}" in said
         assert "Traceback" not in said
@@ -94,7 +94,7 @@ def test_there_is_one_a_home(tmp_path: Path) -> None:
 
 def test_a_public_address_wants_a_secret(tmp_path: Path) -> None:
     with process(tmp_path, "--host", "0.0.0.0") as refused:
-        assert refused.wait(TIMEOUT) == 1
+        assert refused.wait() == 1
         assert "--token-file" in refused.stderr.read()
     assert not (tmp_path / "master").exists()
 
@@ -181,7 +181,7 @@ def test_a_log_file_gets_all_output_and_stays_bounded(tmp_path: Path) -> None:
         f"for _ in range(12): logging.info('x' * {SIZE // 2})\n"
         "print('after', flush=True)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT)
+    subprocess.run([sys.executable, "-c", code], check=True)
     files = sorted(os.listdir(tmp_path))
     assert files == ["master.log", "master.log.1", "master.log.2", "master.log.3"]
     assert log.read_text().endswith("after\n")
@@ -194,7 +194,7 @@ def test_a_log_file_has_what_was_printed(tmp_path: Path) -> None:
         f"write_log(Path({str(log)!r}))\n"
         "print('printed', flush=True); os.write(2, b'written\\n'); logging.info('logged')\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=TIMEOUT)
+    subprocess.run([sys.executable, "-c", code], check=True)
     first, second, third = log.read_text().splitlines()
     assert (first, second) == ("printed", "written")
     assert third.endswith("INFO root: logged")

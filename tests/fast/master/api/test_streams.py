@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import requests
 
-from support.running_master import Running, wait_until
+from support.processes import until
+from support.running_master import Running
 
 
 def lines(spec: object, *texts: str, **more: object) -> dict[str, object]:
@@ -58,12 +59,12 @@ def test_a_log_that_is_followed_ends_with_its_trial(master: Running) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         following = pool.submit(follow)
-        assert came.wait(20)
+        assert came.wait()
         assert master.ask("POST", "task/logs", lines(spec, "after\n"), spec.session_token).status == 200
-        wait_until(lambda: seen[1:] == ["after\n"])
+        until(lambda: seen[1:] == ["after\n"])
         assert not following.done()
         master.end(spec.allocation_id)
-        following.result(timeout=30)
+        following.result()
     assert seen[:2] == ["before\n", "after\n"]
 
 

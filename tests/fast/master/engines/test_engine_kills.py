@@ -55,7 +55,7 @@ def kill_at_random(folder: Path, seed: int) -> None:
         kill(AllocationFolder(folder / "home" / "master" / "allocations" / name), victim)
         if driver.poll() is not None:
             driver = start(folder)
-    assert driver.wait(timeout=60) == 0
+    assert driver.wait() == 0
     check(folder, names)
 
 

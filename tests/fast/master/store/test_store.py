@@ -86,7 +86,7 @@ def test_a_read_sees_one_state_of_the_database(store: Store) -> None:
         def reads(conn: Connection) -> tuple[Any, Any]:
             first = key_values.get(conn, "a")
             loop.call_soon_threadsafe(started.set)
-            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(30)
+            asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
             return first, key_values.get(conn, "a")
 
         await store.write(put("a", 1))
