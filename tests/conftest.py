@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import threading
 import time
@@ -34,6 +35,19 @@ for _number in (signal.SIGINT, signal.SIGHUP):  # ignored in what nohup or a she
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 _SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """``--shuffle SEED``: what passes in one order only fails some day."""
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="modules, and the tests of each, in a random order")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle; tests of a module stay together, as they share its fixtures."""
+    if (seed := config.getoption("--shuffle")) is not None:
+        places = {item.nodeid: random.Random(f"{seed} {item.nodeid}").random() for item in items}
+        modules = {item.path: random.Random(f"{seed} {item.path.name}").random() for item in items}
+        items.sort(key=lambda item: (modules[item.path], str(item.path), places[item.nodeid]))
 
 
 @pytest.fixture(scope="session", autouse=True)

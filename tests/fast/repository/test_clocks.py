@@ -1,4 +1,4 @@
-"""Tests wait for events, not by the clock: what is left of sleeps and time limits, by file. The list may only shrink."""
+"""Tests wait for events, not by the clock; what is left of sleeps and time limits may only shrink."""
 
 from __future__ import annotations
 
