@@ -7,7 +7,7 @@ JOBS ?= 3
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-trainings test-stores test-postgres test-launchers test-timm test-long lint docs bench ci system-deps clean
+.PHONY: help setup demo test test-trainings test-stores test-postgres test-launchers test-timm test-long lint docs bench stats ci system-deps clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -61,6 +61,9 @@ docs: setup  ## write docs/cli.md from the commands themselves, docs/experiment.
 bench: setup  ## every benchmark, ours beside the peers (peers in venvs of their own)
 	$(PY) -m benchmarks $(ARGS)
 
+stats:  ## lines by room, import circles, CPU seconds of the last test runs (ARGS="--tests 20": the costliest tests)
+	@$(PYTHON) tests/support/stats.py $(ARGS)
+
 system-deps:  ## the system packages CI needs (the only target that uses apt)
 	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	  command -v git >/dev/null && $(PYTHON) -c 'import venv, ensurepip' || \
@@ -74,7 +77,7 @@ system-deps:  ## the system packages CI needs (the only target that uses apt)
 	    openmpi-bin slurm-wlm munge iproute2 openssh-server pdsh cmake g++ make python3-dev; }; fi
 
 ci: export CI := 1
-ci: system-deps test test-trainings test-stores test-postgres test-launchers test-timm  ## what .ci/run calls
+ci: system-deps test test-trainings test-stores test-postgres test-launchers test-timm stats  ## what .ci/run calls
 
 clean:  ## remove what the targets above made
-	rm -rf $(VENV) .venvs build dist *.egg-info demo-home
+	rm -rf $(VENV) .venvs build dist *.egg-info demo-home .stats

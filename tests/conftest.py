@@ -17,6 +17,7 @@ from support import nest, warm
 from support.processes import free_port
 from support.servers import gcs_server, moto_server, rgw_server, s3_server
 
+pytest_plugins = ["support.cpu"]
 __all__ = ["gcs_server", "moto_server", "rgw_server", "s3_server"]
 nest.adopt_orphans()
 free_port()  # locks this process's block, before any test looks at the open files
