@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,9 @@ from support.ranks import running
 
 TESTS = str(support.TESTS)
 RANKS = "from support.object_ranks import main; main()"
-pytestmark = pytest.mark.stores
-long = pytest.mark.long
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.rgw), "gcs"])
+@pytest.fixture(params=["moto", "rgw", "gcs"])
 def storage(request: pytest.FixtureRequest) -> dict[str, Any]:
     """``checkpoint_storage`` for a folder of a new bucket on each server."""
     server = request.getfixturevalue(f"{request.param}_server")
@@ -41,10 +38,12 @@ def opened(storage: dict[str, Any], tmp_path: Path) -> Iterator[Callable[[], Any
         yield lambda: take(open_store(storage, tmp_path, scratch=tmp_path / "scratch"))
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("count", "size"), [(40, 18), pytest.param(1250, 75, marks=long)])
-def test_four_processes_share_every_method(storage: dict[str, Any], count: int, size: int, tmp_path: Path) -> None:
-    """The long form has 5,000 small files, and 300 MB in four files."""
+def test_four_processes_share_every_method(storage: dict[str, Any], tmp_path: Path) -> None:
+    share_every_method(storage, tmp_path, count=40, size=18)
+
+
+def share_every_method(storage: dict[str, Any], tmp_path: Path, count: int, size: int) -> None:
+    """Each brings so many small files, and one of so many MB."""
     arguments = (json.dumps(storage), str(tmp_path), str(count), str(size))
     with running(RANKS, 4, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
         statuses = ranks.wait()
@@ -55,25 +54,6 @@ def test_four_processes_share_every_method(storage: dict[str, Any], count: int, 
     assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
     with closing() as take:
         assert contents(take(open_store(storage, tmp_path))) == {}
-
-
-@pytest.mark.timeout(300)
-def test_a_file_of_300_megabytes_and_one_of_none(opened: Callable[[], Any], tmp_path: Path) -> None:
-    block = os.urandom(1 << 20)
-    source = fill(tmp_path / "source", {"empty": b""})
-    with (source / "large").open("wb") as file:
-        for i in range(300):
-            file.write(block[i:] + block[:i])
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path, store=opened())
-        storage_id = context.upload(source, STEPS)
-        context.download(storage_id, tmp_path / "target")
-        context.close()
-    with (tmp_path / "target" / "large").open("rb") as file:
-        for i in range(300):
-            assert file.read(1 << 20) == block[i:] + block[:i]
-        assert file.read() == b""
-    assert (tmp_path / "target" / "empty").read_bytes() == b""
 
 
 def test_folders_and_names_come_back(opened: Callable[[], Any], tmp_path: Path) -> None:
@@ -157,8 +137,12 @@ named.Door = Dying
 """
 
 
-@pytest.mark.parametrize("count", [90, pytest.param(300, marks=long)])
-def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], count: int, tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], tmp_path: Path) -> None:
+    kill_one_of_three(storage, tmp_path, count=90)
+
+
+def kill_one_of_three(storage: dict[str, Any], tmp_path: Path, count: int) -> None:
+    """One of them while it uploads so many files."""
     arguments = (json.dumps(storage), str(tmp_path), str(count))
     with running(DIES + KILLED, 3, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
         assert ranks.wait() == [0, -9, 0]

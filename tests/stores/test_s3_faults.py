@@ -13,10 +13,9 @@ from det_core.storage import Owner, Store, open_store, scan
 from det_core.storage._objects import Door, ObjectStore
 from det_core.testing._stores import FILES, METADATA, fill, header, owner, stored
 from support.buckets import closing, in_bucket, through
-from support.proxy import BUSY, FAULTS, LOST, RESET, TRUNCATED, Proxy, Request, proxy_before
+from support.proxy import BUSY, LOST, RESET, TRUNCATED, Proxy, Request, proxy_before
 from support.servers import S3Server
 
-pytestmark = pytest.mark.stores
 LARGE = (16 << 20) + 5
 Operation = Callable[[ObjectStore, Path], None]
 
@@ -64,15 +63,8 @@ def collect(store: ObjectStore, folder: Path) -> None:
 
 
 OPERATIONS: list[Operation] = [upload, restore, look, delete, collect]
-QUICK = [(upload, RESET), (upload, LOST), (restore, TRUNCATED), (restore, BUSY), (look, RESET), (delete, LOST)]
-QUICK += [(collect, RESET)]
-ONCE = [
-    pytest.param(operation, fault, id=f"{operation.__name__}-{fault}")
-    if (operation, fault) in QUICK
-    else pytest.param(operation, fault, id=f"{operation.__name__}-{fault}", marks=pytest.mark.long)
-    for operation in OPERATIONS
-    for fault in FAULTS
-]
+ONCE = [(upload, LOST), (restore, TRUNCATED), (restore, BUSY), (look, RESET), (delete, LOST), (collect, RESET)]
+"""All others: ``tests/long/test_storage_s3_faults.py``."""
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +147,7 @@ def _as_before(case: Case, operation: Operation) -> None:
         stored(case.straight, case.folder, "two", ordinal=2)
 
 
-@pytest.mark.parametrize("fault", [LOST, *(pytest.param(f, marks=pytest.mark.long) for f in (RESET, BUSY, TRUNCATED))])
+@pytest.mark.parametrize("fault", [LOST])
 def test_one_fault_in_any_request_for_parts_is_got_over(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, fault: str
 ) -> None:
@@ -178,8 +170,7 @@ def test_one_fault_in_any_request_for_parts_is_got_over(
             case.straight.delete("new")
 
 
-@pytest.mark.parametrize("fault", [LOST, *(pytest.param(f, marks=pytest.mark.long) for f in (BUSY, RESET))])
-@pytest.mark.parametrize("operation", [upload, upload_large, restore, delete], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("operation", "fault"), [(upload_large, LOST), (restore, RESET), (delete, LOST)])
 def test_a_fault_that_stays_is_named_and_nothing_is_half_there(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str
 ) -> None:

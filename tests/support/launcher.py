@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from support.processes import until
 
@@ -66,10 +67,10 @@ class Launched:
         """The end of all that it has printed."""
         return f"{self.out[-3000:]}\n{self.err[-3000:]}"
 
-    def wait_for(self, pattern: str, *, times: int = 1) -> list[str]:
-        """Wait until stdout or stderr holds ``pattern`` so often; return the first group of each match."""
+    def wait_for(self, pattern: str, *, times: int = 1) -> list[Any]:
+        """Wait until stdout or stderr holds ``pattern`` so often; return what ``re.findall`` does."""
 
-        def look() -> list[str] | None:
+        def look() -> list[Any] | None:
             found = re.findall(pattern, self.out + self.err, re.MULTILINE)
             return found if len(found) >= times else None
 

@@ -40,6 +40,9 @@ def program(ranks: int, how: list[str], command: list[str]) -> int:
 def main() -> int:
     """The launcher around it."""
     from det_core.launch._framework import Framework, Job, run
+    from det_core.launch._supervisor import _supervisor
+
+    _supervisor.AGENT_GRACE = 1.0  # for one that stays, ten seconds are as good as one
 
     def command(job: Job) -> list[str]:
         ranks = str(job.place.here.slots)

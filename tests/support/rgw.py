@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -22,17 +21,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from support import nest
+from support.processes import free_port
 
 PROGRAMS = ("ceph", "ceph-authtool", "ceph-mon", "ceph-osd", "monmaptool", "radosgw", "radosgw-admin")
 KEY, SECRET = "testkey", "testsecret"
-"""Seconds for any one step."""
 CONFIG = """
 [global]
 fsid = {fsid}
 mon host = v2:127.0.0.1:{mon}
 public network = 127.0.0.0/8
-ms bind port min = {low}
-ms bind port max = {high}
+ms bind port min = 6800
+ms bind port max = 7568
 auth cluster required = cephx
 auth service required = cephx
 auth client required = cephx
@@ -102,11 +101,9 @@ class Gateway:
         # A unix socket's path has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="rgw-", dir=folder or "/tmp"))
         self._processes: list[subprocess.Popen[bytes]] = []
-        mon, self.port, low, high = _free_ports()
+        mon, self.port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
-        text = CONFIG.format(
-            fsid=uuid.uuid4(), folder=self.folder, mon=mon, rgw=self.port, low=low, high=high, objectstore=objectstore
-        )
+        text = CONFIG.format(fsid=uuid.uuid4(), folder=self.folder, mon=mon, rgw=self.port, objectstore=objectstore)
         (self.folder / "ceph.conf").write_text(text)
         try:
             self._start(mon)
@@ -195,15 +192,3 @@ class Gateway:
     def _last_words(self) -> str:
         files = [*self.folder.glob("*.out"), *self.folder.glob("*.log")]
         return "\n".join(f"{f.name}: {f.read_bytes()[-1000:].decode(errors='replace')}" for f in files)
-
-
-def _free_ports() -> tuple[int, int, int, int]:
-    """A port for the monitor, one for the gateway, and a range for the OSD."""
-    with contextlib.ExitStack() as stack:
-        ports = []
-        for _ in range(2):
-            s = stack.enter_context(socket.socket())
-            s.bind(("127.0.0.1", 0))
-            ports.append(s.getsockname()[1])
-    low = 6800 + (os.getpid() % 100) * 10
-    return ports[0], ports[1], low, low + 500

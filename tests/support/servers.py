@@ -102,7 +102,7 @@ def serving_moto() -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def rgw_server() -> Iterator[S3Server]:
-    """Ceph's gateway, which checks keys, signatures and clocks. Its tests carry the mark ``rgw``."""
+    """Ceph's gateway, which checks keys, signatures and clocks. Its tests lie in ``tests/stores``."""
     if reason := rgw.missing():
         if os.environ.get("CI"):
             pytest.fail(f"this is CI, and {reason}")
@@ -113,11 +113,10 @@ def rgw_server() -> Iterator[S3Server]:
         yield server
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.rgw)])
-def s3_server(request: pytest.FixtureRequest) -> S3Server:
-    """Each S3 server in turn."""
-    server: S3Server = request.getfixturevalue(f"{request.param}_server")
-    return server
+@pytest.fixture
+def s3_server(moto_server: S3Server) -> S3Server:
+    """The S3 server at hand; in ``tests/stores`` each in turn."""
+    return moto_server
 
 
 @pytest.fixture(scope="session")

@@ -106,39 +106,9 @@ def test_the_network_that_nccl_uses(tmp_path: Path, given: dict[str, str], expec
     assert found["DET_CORE_GPUS"] == given["CUDA_VISIBLE_DEVICES"]
 
 
-def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    write(tmp_path, "s.py", "print('ran')")
-    (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slot=2\n")
-    two = "--nnodes 2 --node-rank 0 --master-addr 127.0.0.1"
-    cases = {
-        "": "no script to run",
-        "nowhere.py": "nowhere.py does not exist",
-        "--num_gpus 0 s.py": "--num_gpus 0: expected",
-        "-H hosts s.py": "hosts:2: expected node2 slots=N",
-        "--nnodes 2 s.py": "--node-rank R",
-        "--bind_cores_to_rank s.py": "needs a -- before the script",
-        "-- --trial": "--trial: expected MODULE:CLASS",
-    }
-    for line, text in cases.items():
-        with launched(DEEPSPEED, *line.split(), folder=tmp_path) as launcher:
-            assert launcher.wait() == 2, launcher.err
-        assert launcher.err.startswith("[launcher] ") and launcher.err.count("\n") == 1, launcher.err
-        assert text in launcher.err
-        assert launcher.out == ""
-    with launched(DEEPSPEED, *two.split(), "s.py", folder=tmp_path) as launcher:
-        assert launcher.wait() == 2
-    assert re.search(r"^    export DET_CORE_SECRET=[0-9a-f]{64}$", launcher.err, re.MULTILINE)
-
-
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="deepspeed is installed")
 def test_without_deepspeed_there_is_the_command_to_install_it(tmp_path: Path) -> None:
     write(tmp_path, "s.py", "print('ran')")
     with launched(DEEPSPEED, "s.py", folder=tmp_path) as launcher:
         assert launcher.wait() == 1
     assert re.fullmatch(r"\[launcher\] .* needs deepspeed, which is not installed\. Install it: .*\n", launcher.err)
-
-
-def test_help() -> None:
-    with launched(DEEPSPEED, "--help", folder=Path("/tmp")) as launcher:
-        assert launcher.wait() == 0
-    assert launcher.out.startswith("usage: python -m det_core.launch.deepspeed") and "--master-port" in launcher.out

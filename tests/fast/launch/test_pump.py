@@ -23,34 +23,6 @@ def close(pump: Pump) -> None:
     pump.close()
 
 
-def test_lines_of_ranks_that_share_a_slow_pipe_are_not_cut_by_each_other(tmp_path: Path) -> None:
-    read, write = os.pipe()
-    pumps = [pump_to(write, tmp_path, b"[rank=%d] " % rank) for rank in range(3)]
-
-    def feed(rank: int) -> None:
-        with os.fdopen(pumps[rank][1], "wb") as out:
-            for _ in range(40):
-                out.write((b"%d" % rank) * 9000 + b"\n")
-
-    feeders = [threading.Thread(target=feed, args=(rank,)) for rank in range(3)]
-    for feeder in feeders:
-        feeder.start()
-    got = bytearray()
-    total = 3 * 40 * (len(b"[rank=0] ") + 9001)
-    while len(got) < total:
-        got += os.read(read, 1000)
-    for feeder in feeders:
-        feeder.join()
-    for pump, _ in pumps:
-        close(pump)
-    os.close(read)
-    os.close(write)
-    expected = {b"[rank=%d] " % rank + (b"%d" % rank) * 9000 for rank in range(3)}
-    lines = bytes(got).splitlines()
-    assert len(lines) == 120
-    assert set(lines) == expected
-
-
 def test_what_nobody_reads_any_more_closes_the_scripts_pipe(tmp_path: Path) -> None:
     read, write = os.pipe()
     pump, end = pump_to(write, tmp_path)

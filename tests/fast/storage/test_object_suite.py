@@ -1,4 +1,4 @@
-"""The conformance suite on object stores: on servers of each protocol, and on file systems of fsspec."""
+"""The conformance suite on object stores: in memory by fsspec, and on S3; on all others in ``tests/stores``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from det_core.storage import Store, open_store
 from det_core.storage._objects import ObjectStore
 from det_core.testing import CheckpointStoreSuite
 from support.buckets import closing, in_bucket
-from support.servers import GcsServer, S3Server
+from support.servers import S3Server
 
 
 class OnObjects(CheckpointStoreSuite):
@@ -43,29 +43,23 @@ class OnObjects(CheckpointStoreSuite):
         return in_bucket(store, lambda bucket: bucket.get(name))
 
 
-class TestInMemory(OnObjects):
-    def storage(self, folder: Path) -> str:
-        return f"memory:/{folder}"
+class OnS3(OnObjects):
+    """On the server that ``server`` gives."""
 
-
-class TestOnDisk(OnObjects):
-    def storage(self, folder: Path) -> str:
-        return f"local://{folder}"
-
-
-class TestOnS3(OnObjects):
     @pytest.fixture(autouse=True)
-    def bucket(self, s3_server: S3Server) -> None:
-        self.server, self.name = s3_server, s3_server.make_bucket()
+    def bucket(self, server: S3Server) -> None:
+        self.server, self.name = server, server.make_bucket()
 
     def storage(self, folder: Path) -> dict[str, Any]:
         return self.server.storage(self.name, "a prefix/of it")
 
 
-class TestOnGcs(OnObjects):
-    @pytest.fixture(autouse=True)
-    def bucket(self, gcs_server: GcsServer) -> None:
-        self.server, self.name = gcs_server, gcs_server.make_bucket()
+class TestInMemory(OnObjects):
+    def storage(self, folder: Path) -> str:
+        return f"memory:/{folder}"
 
-    def storage(self, folder: Path) -> dict[str, Any]:
-        return {"type": "gcs", "bucket": self.name, "prefix": "a/b", "endpoint_url": self.server.url}
+
+class TestOnS3(OnS3):
+    @pytest.fixture
+    def server(self, moto_server: S3Server) -> S3Server:
+        return moto_server

@@ -1,4 +1,4 @@
-"""The S3 driver against moto and Ceph's gateway."""
+"""The S3 driver against moto; in ``tests/stores`` against Ceph's gateway too."""
 
 from __future__ import annotations
 
@@ -22,12 +22,18 @@ def opened(server: S3Server, bucket: str, prefix: str = "", **changes: str) -> S
     return S3Bucket(bucket, prefix, **options)
 
 
-class TestS3Bucket(BucketBehaviour):
+class OnS3(BucketBehaviour):
     @pytest.fixture
-    def bucket(self, s3_server: S3Server) -> Iterator[S3Bucket]:
-        bucket = opened(s3_server, s3_server.make_bucket(), "some/prefix")
+    def bucket(self, server: S3Server) -> Iterator[S3Bucket]:
+        bucket = opened(server, server.make_bucket(), "some/prefix")
         yield bucket
         call(bucket.close)
+
+
+class TestS3Bucket(OnS3):
+    @pytest.fixture
+    def server(self, moto_server: S3Server) -> S3Server:
+        return moto_server
 
 
 def test_a_prefix_keeps_stores_apart(s3_server: S3Server) -> None:

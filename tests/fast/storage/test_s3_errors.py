@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import datetime
 import errno
-import json
-import logging
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +12,6 @@ import pytest
 
 from det_core._errors import StorageError
 from det_core.storage import Store, open_store
-from det_core.testing._stores import FILES, stored
 from support.buckets import closing
 from support.processes import free_port
 from support.proxy import BUSY, SILENT, proxy_before
@@ -48,11 +44,9 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def refusal(store: Store, number: int, *words: str) -> str:
     """The one line with which a store is refused."""
-    began = time.monotonic()
     with pytest.raises(StorageError) as caught:
         store.validate()
     text = str(caught.value)
-    assert time.monotonic() - began < 30
     assert caught.value.errno == number, text
     assert store.root in text and "\n" not in text
     for word in (*words, ".det_core-tmp"):
@@ -60,60 +54,8 @@ def refusal(store: Store, number: int, *words: str) -> str:
     return text
 
 
-@pytest.mark.rgw
-def test_a_wrong_secret(rgw_server: S3Server, opened: Open) -> None:
-    storage = rgw_server.storage(rgw_server.make_bucket(), secret_key="not-the-secret")
-    text = refusal(opened(storage), errno.EACCES, "the secret key is wrong: correct secret_key")
-    assert "not-the-secret" not in text
-
-
-@pytest.mark.rgw
-def test_an_unknown_key(rgw_server: S3Server, opened: Open) -> None:
-    storage = rgw_server.storage(rgw_server.make_bucket(), access_key="nobody")
-    refusal(opened(storage), errno.EACCES, "does not know the access key id: correct access_key")
-
-
 def test_a_missing_bucket(s3_server: S3Server, opened: Open) -> None:
     refusal(opened(s3_server.storage("no-such-bucket")), errno.ENOENT, "there is no bucket no-such-bucket: make it")
-
-
-@pytest.mark.rgw
-@pytest.mark.parametrize("hours", [-1, 1])
-def test_a_clock_that_is_off(rgw_server: S3Server, opened: Open, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
-    import botocore.auth
-
-    store = opened(rgw_server.storage(rgw_server.make_bucket()))
-    right = botocore.auth.get_current_datetime
-    off = datetime.timedelta(hours=hours)
-    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *a, **k: right(*a, **k) + off)
-    refusal(store, errno.EACCES, "clock differs from the server's by more than 15 minutes: set it")
-
-
-@pytest.mark.rgw
-def test_a_key_that_may_only_read_can_restore(
-    rgw_server: S3Server, opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert rgw_server.gateway is not None
-    bucket = rgw_server.make_bucket()
-    stored(opened(rgw_server.storage(bucket, "p")), tmp_path, "one")
-    rgw_server.gateway.add_user(f"reader-{bucket}", f"key-{bucket}", "secret")
-    may = {
-        "Effect": "Allow",
-        "Principal": {"AWS": [f"arn:aws:iam:::user/reader-{bucket}"]},
-        "Action": ["s3:GetObject", "s3:ListBucket"],
-        "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"],
-    }
-    with rgw_server.client() as client:
-        client.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": [may]}))
-    store = opened(rgw_server.storage(bucket, "p", access_key=f"key-{bucket}", secret_key="secret"))
-    assert store.newest("run") == "one"
-    with caplog.at_level(logging.DEBUG), store.hold("one", _owner()):
-        store.open("one").copy_out(tmp_path / "out", [*FILES], [])
-    assert (tmp_path / "out" / "model.pt").read_bytes() == FILES["model.pt"]
-    refusal(store, errno.EACCES, "the key may not do this", f"s3:PutObject on {bucket}")
-    with pytest.raises(StorageError, match="may not do this"):
-        stored(store, tmp_path, "two")
-    assert [h.storage_id for h in store.list()] == ["one"]
 
 
 def test_a_server_that_is_not_there(opened: Open) -> None:
@@ -143,7 +85,7 @@ def test_retry_after_is_honoured(moto_server: S3Server, opened: Open) -> None:
         proxy.begin(lambda number, request: BUSY if number == 1 else None)
         began = time.monotonic()
         opened(moto_server.storage(bucket, endpoint_url=proxy.url)).validate()
-        assert 2 <= time.monotonic() - began < 10
+        assert time.monotonic() - began >= 2
 
 
 def test_a_server_that_falls_silent_is_given_up(
@@ -155,9 +97,3 @@ def test_a_server_that_falls_silent_is_given_up(
         proxy.begin(lambda number, request: SILENT)
         store = opened(moto_server.storage(bucket, endpoint_url=proxy.url))
         refusal(store, errno.ETIMEDOUT, f"{proxy.url} did not answer in time")
-
-
-def _owner() -> Any:
-    from det_core.testing._stores import owner
-
-    return owner()

@@ -1,0 +1,53 @@
+"""Every single call to an object store fails once in every way, on a disk and on S3, and dies at each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import stores.test_object_faults as short
+from stores.test_object_faults import Operation, Place, delete, download, memory, store_path, upload
+from support.faulty_doors import PASSING, PERMANENT
+
+__all__ = ["memory"]
+
+
+@pytest.fixture(params=["disk", "s3"])
+def place(request: pytest.FixtureRequest) -> Place:
+    return Place(request.getfixturevalue("moto_server") if request.param == "s3" else None)
+
+
+@pytest.mark.parametrize("how", PASSING)
+@pytest.mark.parametrize("operation", [upload, store_path, download, delete])
+def test_what_passes_is_tried_again_and_succeeds(operation: Operation, how: str, place: Place, memory: Path) -> None:
+    short.test_what_passes_is_tried_again_and_succeeds(operation, how, place, memory)
+
+
+@pytest.mark.parametrize("how", PERMANENT)
+@pytest.mark.parametrize("operation", [upload, store_path])
+def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(
+    operation: Operation, how: str, place: Place, memory: Path
+) -> None:
+    short.whole_or_not_there(operation, place, memory, how)
+
+
+@pytest.mark.parametrize("how", ["reset", "EIO"])
+def test_files_of_several_parts_are_whole_or_not_there(how: str, place: Place, memory: Path) -> None:
+    short.test_files_of_several_parts_are_whole_or_not_there(how, place, memory)
+
+
+@pytest.mark.parametrize("how", [*PERMANENT, "short"])
+def test_a_download_leaves_whole_files_or_none(how: str, place: Place, memory: Path) -> None:
+    short.test_a_download_leaves_whole_files_or_none(how, place, memory)
+
+
+@pytest.mark.parametrize("how", PERMANENT)
+def test_what_is_half_deleted_is_not_listed_and_goes_with_the_next_delete(how: str, place: Place, memory: Path) -> None:
+    short.test_what_is_half_deleted_is_not_listed_and_goes_with_the_next_delete(how, place, memory)
+
+
+@pytest.mark.parametrize("how", ["exit", "exit-after"])
+@pytest.mark.parametrize("name", ["upload", "store_path", "delete"])
+def test_a_death_at_any_call_leaves_whole_checkpoints(name: str, how: str, place: Place, memory: Path) -> None:
+    short.test_a_death_at_any_call_leaves_whole_checkpoints(name, how, place, memory)

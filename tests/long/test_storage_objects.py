@@ -1,0 +1,49 @@
+"""Object stores with thousands of files, with large ones, and with every failure of a deletion."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import stores.test_checkpoint_retention_objects as retention
+from stores.test_checkpoint_objects import kill_one_of_three, opened, share_every_method, storage
+from stores.test_checkpoint_retention_objects import memory
+from support.checkpoints import STEPS, Recorder, alone, fill
+from support.faulty_doors import PASSING, PERMANENT
+
+__all__ = ["memory", "opened", "storage"]
+
+
+def test_four_processes_share_5000_files_and_300_megabytes(storage: dict[str, Any], tmp_path: Path) -> None:
+    share_every_method(storage, tmp_path, count=1250, size=75)
+
+
+def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], tmp_path: Path) -> None:
+    kill_one_of_three(storage, tmp_path, count=300)
+
+
+def test_a_file_of_300_megabytes_and_one_of_none(opened: Callable[[], Any], tmp_path: Path) -> None:
+    block = os.urandom(1 << 20)
+    source = fill(tmp_path / "source", {"empty": b""})
+    with (source / "large").open("wb") as file:
+        for i in range(300):
+            file.write(block[i:] + block[:i])
+    with alone() as distributed:
+        context = Recorder().context(distributed, tmp_path, store=opened())
+        storage_id = context.upload(source, STEPS)
+        context.download(storage_id, tmp_path / "target")
+        context.close()
+    with (tmp_path / "target" / "large").open("rb") as file:
+        for i in range(300):
+            assert file.read(1 << 20) == block[i:] + block[:i]
+        assert file.read() == b""
+    assert (tmp_path / "target" / "empty").read_bytes() == b""
+
+
+@pytest.mark.parametrize("how", [*PASSING, *PERMANENT])
+def test_every_call_of_a_gc_fails_once(how: str, memory: Path) -> None:
+    retention.test_every_call_of_a_gc_fails_once(how, memory)

@@ -1,0 +1,37 @@
+"""Every request to an S3 server fails once, in every way, whatever is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import stores.test_s3_faults as short
+from stores.test_s3_faults import OPERATIONS, Operation, delete, proxy, restore, upload, upload_large
+from support.proxy import BUSY, FAULTS, LOST, RESET, Proxy
+from support.servers import S3Server
+
+__all__ = ["proxy"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_one_fault_anywhere_is_got_over(
+    moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str
+) -> None:
+    short.test_one_fault_anywhere_is_got_over(moto_server, proxy, tmp_path, operation, fault)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_fault_in_any_request_for_parts_is_got_over(
+    moto_server: S3Server, proxy: Proxy, tmp_path: Path, fault: str
+) -> None:
+    short.test_one_fault_in_any_request_for_parts_is_got_over(moto_server, proxy, tmp_path, fault)
+
+
+@pytest.mark.parametrize("fault", [LOST, BUSY, RESET])
+@pytest.mark.parametrize("operation", [upload, upload_large, restore, delete])
+def test_a_fault_that_stays_is_named_and_nothing_is_half_there(
+    moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str
+) -> None:
+    short.test_a_fault_that_stays_is_named_and_nothing_is_half_there(moto_server, proxy, tmp_path, operation, fault)

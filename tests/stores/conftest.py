@@ -1,0 +1,14 @@
+"""Every S3 server there is: moto, and Ceph's gateway where it is installed."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.servers import S3Server
+
+
+@pytest.fixture(params=["moto", "rgw"])
+def s3_server(request: pytest.FixtureRequest) -> S3Server:
+    """Each S3 server in turn."""
+    server: S3Server = request.getfixturevalue(f"{request.param}_server")
+    return server

@@ -1,0 +1,41 @@
+"""The conformance suite, and what a driver must do, on the servers and file systems that ``tests/fast`` leaves out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fast.storage.test_object_suite as suite
+import fast.storage.test_s3_bucket as driver
+from fast.storage.test_s3_bucket import test_a_prefix_keeps_stores_apart
+from support.servers import GcsServer, S3Server
+
+__all__ = ["test_a_prefix_keeps_stores_apart"]
+
+
+class TestSuiteOnRgw(suite.OnS3):
+    @pytest.fixture
+    def server(self, rgw_server: S3Server) -> S3Server:
+        return rgw_server
+
+
+class TestDriverOnRgw(driver.OnS3):
+    @pytest.fixture
+    def server(self, rgw_server: S3Server) -> S3Server:
+        return rgw_server
+
+
+class TestSuiteOnGcs(suite.OnObjects):
+    @pytest.fixture(autouse=True)
+    def bucket(self, gcs_server: GcsServer) -> None:
+        self.server, self.name = gcs_server, gcs_server.make_bucket()
+
+    def storage(self, folder: Path) -> dict[str, Any]:
+        return {"type": "gcs", "bucket": self.name, "prefix": "a/b", "endpoint_url": self.server.url}
+
+
+class TestSuiteOnDisk(suite.OnObjects):
+    def storage(self, folder: Path) -> str:
+        return f"local://{folder}"

@@ -1,0 +1,66 @@
+"""What is wrong with the keys or the clock of an S3 store, said in one line: by a server that looks at them."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from det_core._errors import StorageError
+from det_core.testing._stores import FILES, owner, stored
+from fast.storage.test_s3_errors import Open, opened, refusal, test_a_missing_bucket
+from support.servers import S3Server
+
+__all__ = ["opened", "test_a_missing_bucket"]
+
+
+def test_a_wrong_secret(rgw_server: S3Server, opened: Open) -> None:
+    storage = rgw_server.storage(rgw_server.make_bucket(), secret_key="not-the-secret")
+    text = refusal(opened(storage), errno.EACCES, "the secret key is wrong: correct secret_key")
+    assert "not-the-secret" not in text
+
+
+def test_an_unknown_key(rgw_server: S3Server, opened: Open) -> None:
+    storage = rgw_server.storage(rgw_server.make_bucket(), access_key="nobody")
+    refusal(opened(storage), errno.EACCES, "does not know the access key id: correct access_key")
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_off(rgw_server: S3Server, opened: Open, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    import botocore.auth
+
+    store = opened(rgw_server.storage(rgw_server.make_bucket()))
+    right = botocore.auth.get_current_datetime
+    off = datetime.timedelta(hours=hours)
+    monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *a, **k: right(*a, **k) + off)
+    refusal(store, errno.EACCES, "clock differs from the server's by more than 15 minutes: set it")
+
+
+def test_a_key_that_may_only_read_can_restore(
+    rgw_server: S3Server, opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert rgw_server.gateway is not None
+    bucket = rgw_server.make_bucket()
+    stored(opened(rgw_server.storage(bucket, "p")), tmp_path, "one")
+    rgw_server.gateway.add_user(f"reader-{bucket}", f"key-{bucket}", "secret")
+    may = {
+        "Effect": "Allow",
+        "Principal": {"AWS": [f"arn:aws:iam:::user/reader-{bucket}"]},
+        "Action": ["s3:GetObject", "s3:ListBucket"],
+        "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"],
+    }
+    with rgw_server.client() as client:
+        client.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": [may]}))
+    store = opened(rgw_server.storage(bucket, "p", access_key=f"key-{bucket}", secret_key="secret"))
+    assert store.newest("run") == "one"
+    with caplog.at_level(logging.DEBUG), store.hold("one", owner()):
+        store.open("one").copy_out(tmp_path / "out", [*FILES], [])
+    assert (tmp_path / "out" / "model.pt").read_bytes() == FILES["model.pt"]
+    refusal(store, errno.EACCES, "the key may not do this", f"s3:PutObject on {bucket}")
+    with pytest.raises(StorageError, match="may not do this"):
+        stored(store, tmp_path, "two")
+    assert [h.storage_id for h in store.list()] == ["one"]
