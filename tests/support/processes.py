@@ -6,10 +6,12 @@ import contextlib
 import fcntl
 import os
 import socket
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
@@ -50,6 +52,17 @@ def until(look: Callable[[], T | None], why: Callable[[], Any] | None = None, *,
         if why is not None:
             print(why())
         raise
+    return found
+
+
+def threads_in(function: str) -> int:
+    """How many threads of this process stand in a function of that name, or in one that it has called."""
+    found = 0
+    for frame in sys._current_frames().values():
+        walk: FrameType | None = frame
+        while walk is not None and walk.f_code.co_name != function:
+            walk = walk.f_back
+        found += walk is not None
     return found
 
 

@@ -24,10 +24,12 @@ from det_core.ipc._frames import Kind, encode
 from det_core.ipc._join import join_unix
 from det_core.ipc._rendezvous import Door, Hello, prove, rendezvous_path
 from det_core.ipc._star import Star
-from support.processes import free_port
+from support.processes import until
 
 AsRanks = Callable[..., Any]
 PlaceOf = Callable[..., dict[str, Any]]
+SOON = tuple(n / 20 for n in range(1, 10_000))
+"""Warn of a rank that is waited for all the time: so the others are known to be there."""
 
 
 def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
@@ -93,15 +95,13 @@ def test_a_folder_that_others_could_enter_is_closed_to_them(tmp_path: Path) -> N
 def test_a_late_rank_is_waited_for_with_a_warning(
     place: PlaceOf, late: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_liveness, "WARN_AFTER", (0.1,))
+    monkeypatch.setattr(_liveness, "WARN_AFTER", SOON)
     with caplog.at_level(logging.WARNING, "det_core.ipc"):
         others = [started(place(r, 3)) for r in range(3) if r != late]
-        time.sleep(0.6)
+        until(lambda: ("waiting for rank 2" if late else "waits for the chief") in caplog.text)
         assert all(t.is_alive() for t, _ in others)
         outcomes = finish(*others, started(place(late, 3)))
     assert all(isinstance(o, Links) for o in outcomes), outcomes
-    told = " ".join(r.getMessage() for r in caplog.records)
-    assert ("waiting for rank 2" in told) if late else ("waits for the chief" in told)
 
 
 def test_a_deadline_ends_the_rendezvous(place: PlaceOf) -> None:
@@ -114,7 +114,7 @@ def test_a_deadline_ends_the_rendezvous(place: PlaceOf) -> None:
 
 def test_a_second_chief_is_told_who_is_there(place: PlaceOf) -> None:
     first = started(place(0, 2))
-    time.sleep(0.3)
+    until(lambda: _listens(f"{Place(**place(0, 2)).path}.sock"))
     (second,) = finish(started(place(0, 2)))
     assert isinstance(second, RendezvousError)
     assert "this process is already the chief" in str(second) and "pub_port" in str(second)
@@ -164,9 +164,12 @@ def test_contexts_one_after_another_in_each_rank(as_ranks: AsRanks, place: Place
     assert as_ranks(3, work, close=False).values() == [[[t] * 3 for t in range(5)]] * 3
 
 
-def test_a_rank_that_is_there_twice_or_of_another_size_is_refused(place: PlaceOf) -> None:
+def test_a_rank_that_is_there_twice_or_of_another_size_is_refused(
+    place: PlaceOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_liveness, "WARN_AFTER", SOON)
     chief, first = started(place(0, 3)), started(place(1, 3))
-    time.sleep(0.5)
+    until(lambda: "waiting for rank 2" in caplog.text)
     twice, larger, beyond = finish(started(place(1, 3)), started(place(1, 4)), started(place(3, 4)))
     assert isinstance(twice, RendezvousError) and f"rank 1 is already there: pid {os.getpid()}" in str(twice)
     assert isinstance(larger, RendezvousError) and "size=4" in str(larger) and "size=3" in str(larger)
@@ -208,8 +211,7 @@ GARBAGE = [
 def test_garbage_does_not_disturb_the_rendezvous(place: PlaceOf, hang: bool) -> None:
     chief = started(place(0, 3))
     path = Place(**place(0, 3)).path + ".sock"
-    while not _listens(path):  # its name is there a moment earlier
-        time.sleep(0.01)
+    until(lambda: _listens(path))  # its name is there a moment earlier
     strangers = []
     for data in GARBAGE:
         stranger = socket.socket(socket.AF_UNIX)
@@ -227,15 +229,15 @@ def test_garbage_does_not_disturb_the_rendezvous(place: PlaceOf, hang: bool) -> 
     assert all(isinstance(o, Links) for o in outcomes), outcomes
 
 
-def test_a_worker_that_dies_in_the_rendezvous_is_named(place: PlaceOf) -> None:
+def test_a_worker_that_dies_in_the_rendezvous_is_named(
+    place: PlaceOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_liveness, "WARN_AFTER", SOON)
     code = f"from det_core.ipc import connect; connect(**{place(1, 3)!r})"
     chief = started(place(0, 3))
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as worker:
         try:
-            deadline = time.monotonic() + 20
-            while _unix_peers(worker.pid) < 2 and time.monotonic() < deadline:
-                time.sleep(0.02)
-            time.sleep(0.2)
+            until(lambda: "waiting for rank 2" in caplog.text, of=worker)
         finally:
             worker.kill()
     (outcome,) = finish(chief)
@@ -245,16 +247,6 @@ def test_a_worker_that_dies_in_the_rendezvous_is_named(place: PlaceOf) -> None:
 def _listens(path: str) -> bool:
     with socket.socket(socket.AF_UNIX) as visitor:
         return visitor.connect_ex(path) == 0
-
-
-def _unix_peers(pid: int) -> int:
-    links = []
-    for fd in os.listdir(f"/proc/{pid}/fd"):
-        try:
-            links.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
-        except OSError:
-            continue
-    return sum(link.startswith("socket:") for link in links)
 
 
 def test_the_lock_is_not_kept_alive_by_a_file_that_was_removed(tmp_path: Path) -> None:
@@ -301,8 +293,7 @@ def test_doors_that_open_and_close_at_once_do_not_sweep_each_other(tmp_path: Pat
 def test_a_port_is_not_opened_on_one_machine(place: PlaceOf) -> None:
     arguments = place(0, 2)
     chief = started(arguments)
-    time.sleep(0.3)
+    until(lambda: _listens(f"{Place(**arguments).path}.sock"))
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", arguments["port"])) != 0
     finish(chief, started(place(1, 2)))
-    assert free_port() > 0
