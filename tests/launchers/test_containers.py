@@ -8,14 +8,10 @@ import signal
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
 from support.frameworks import FRAMEWORKS, PYTHON, need, places, told, variables
 from support.hosts import ADDRESSES, NAMES, Hosts
 from support.launcher import launched, write
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
-PATIENCE = 400.0
 MASTER = """
     import http.server, sys
     class Master(http.server.BaseHTTPRequestHandler):

@@ -13,7 +13,6 @@ from support import EXAMPLES
 from support.frameworks import need, variables
 from support.person import Person
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(1200)]
 EXAMPLE = EXAMPLES / "deepspeed_trial"
 README = (EXAMPLE / "README.md").read_text()
 COMMANDS = [line.strip() for line in README.splitlines() if line.startswith("    ") and "pip install" not in line]

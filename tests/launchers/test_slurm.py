@@ -14,8 +14,6 @@ from support.hosts import NAMES, Hosts
 from support.launcher import launched, write
 from support.slurm import Slurm
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
-PATIENCE = 400.0
 PLACES = places(dict.fromkeys(NAMES, 2))
 SECRET = "a secret of a job"
 PLAIN = Framework("srun", context="distributed = core.DistributedContext.from_slurm()", rank="SLURM_PROCID", size="-n")
@@ -70,7 +68,7 @@ def test_a_batch_job(slurm: Slurm, tmp_path: Path) -> None:
     options = ["--wait", "-N2", "--ntasks-per-node=1", "--cpus-per-task=2", f"--output={tmp_path}/out"]
     done = subprocess.run(
         [*slurm.on(1), *(f"{k}={v}" for k, v in env(tmp_path).items()), "sbatch", *options, str(batch)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
+        cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     output = (tmp_path / "out").read_text()
     assert done.returncode == 0, done.stdout + done.stderr + output + slurm.log()
@@ -87,7 +85,7 @@ def test_a_batch_job_whose_launcher_starts_all(slurm: Slurm, tmp_path: Path, nam
     options = ["--wait", "-N2", "--ntasks-per-node=2", f"--output={tmp_path}/out"]
     done = subprocess.run(
         [*slurm.on(1), *(f"{k}={v}" for k, v in env(tmp_path).items()), "sbatch", *options, str(batch)],
-        cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE,
+        cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     output = (tmp_path / "out").read_text()
     assert done.returncode == 0, done.stdout + done.stderr + output + slurm.log()

@@ -15,7 +15,6 @@ from support.real_master import RealMaster, real_master
 from support.recipe import FOLDER, check_course, completed, config, files, last_row, no_namespaces
 from support.stock_client import RELEASES, python
 
-pytestmark = pytest.mark.long
 SINGLE = {"name": "single", "max_length": 8}
 
 

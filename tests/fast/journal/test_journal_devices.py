@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ import pytest
 from det_core._errors import ReportsNotKept
 from det_core.journal import PendingValue, read_run
 from support.journals import lines, open_journal, written
+from support.processes import until
 
 
 class Scripted(PendingValue):
@@ -37,13 +36,6 @@ class Scripted(PendingValue):
         return self._value
 
 
-def wait_until(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def test_later_rows_do_not_wait_and_the_row_keeps_its_place(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     loss = Scripted(float("inf"))
@@ -52,7 +44,7 @@ def test_later_rows_do_not_wait_and_the_row_keeps_its_place(tmp_path: Path) -> N
     journal.record("status", {"status": "fit"})
     assert written(tmp_path) == {2: {"loss": 2.0}}
     loss.arrive()
-    wait_until(lambda: 1 in written(tmp_path))
+    until(lambda: 1 in written(tmp_path))
     journal.close()
     rows = read_run(tmp_path).rows("training")
     assert [(r.steps_completed, r.seq, r.metrics) for r in rows] == [
@@ -87,7 +79,7 @@ def test_another_process_may_force_the_file_to_the_disk_if_all_reports_are_in_it
     journal.metrics("training", 1, {"loss": loss})
     assert journal.file is None, "a value is on its way"
     loss.arrive()
-    wait_until(lambda: journal.file is not None)
+    until(lambda: journal.file is not None)
     journal.close()
     assert journal.file is None, "it is closed"
 
@@ -96,7 +88,7 @@ def test_a_row_is_durable_once_its_value_is_there(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     journal.record("status", {"status": "fit"})
     journal.metrics("training", 1, {"a": Scripted(1.0).arrive()})
-    wait_until(lambda: written(tmp_path) == {1: {"a": 1.0}})
+    until(lambda: written(tmp_path) == {1: {"a": 1.0}})
     journal.close()
 
 

@@ -289,9 +289,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True, timeout=30
-    )
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.decode().strip()}")
     yield disk

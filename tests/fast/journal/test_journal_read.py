@@ -293,20 +293,6 @@ def test_a_report_whose_call_returned_survives_kill_9(tmp_path: Path, after: int
     assert read_run(tmp_path).torn_lines == 0
 
 
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-def test_a_hundred_kills(tmp_path: Path) -> None:
-    import random
-
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    chosen = random.Random(seed)
-    for number in range(100):
-        kill_once(tmp_path / str(number // 5), number % 5, chosen.randrange(1, 2000))
-        found = written(tmp_path / str(number // 5))
-        assert list(found) == list(range(1, len(found) + 1))
-
-
 def test_lines_end_with_a_newline_each(tmp_path: Path) -> None:
     journal_of(tmp_path, 3)
     assert len(lines(tmp_path)) == 7

@@ -1,0 +1,28 @@
+"""Every launcher around its real framework: killed at any moment, and with much output."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from launchers.test_frameworks import STUBBORN, prints, start
+from support.frameworks import Framework, framework
+from support.launcher import write
+
+__all__ = ["framework"]
+
+
+def test_nothing_outlives_kill_9_at_any_moment(framework: Framework, tmp_path: Path) -> None:
+    write(tmp_path, "stubborn.py", STUBBORN)
+    for moment in range(25):
+        with start(framework, tmp_path, 2, "stubborn.py") as job:
+            time.sleep(moment * 0.25)
+            os.kill(job.pid, signal.SIGKILL)
+            job.process.wait()
+            job.nothing_left()
+
+
+def test_much_output_comes_through_whole(framework: Framework, tmp_path: Path) -> None:
+    prints(framework, tmp_path, processes=4, long=10_000_000, lines=200_000)
