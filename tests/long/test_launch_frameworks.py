@@ -7,17 +7,17 @@ import signal
 import time
 from pathlib import Path
 
-from launchers.test_frameworks import STUBBORN, prints, start
 from support.frameworks import Framework, framework
-from support.launcher import write
+from support.launcher import tests_of, write
 
 __all__ = ["framework"]
+short = tests_of("test_frameworks")
 
 
 def test_nothing_outlives_kill_9_at_any_moment(framework: Framework, tmp_path: Path) -> None:
-    write(tmp_path, "stubborn.py", STUBBORN)
+    write(tmp_path, "stubborn.py", short.STUBBORN)
     for moment in range(25):
-        with start(framework, tmp_path, 2, "stubborn.py") as job:
+        with short.start(framework, tmp_path, 2, "stubborn.py") as job:
             time.sleep(moment * 0.25)
             os.kill(job.pid, signal.SIGKILL)
             job.process.wait()
@@ -25,4 +25,4 @@ def test_nothing_outlives_kill_9_at_any_moment(framework: Framework, tmp_path: P
 
 
 def test_much_output_comes_through_whole(framework: Framework, tmp_path: Path) -> None:
-    prints(framework, tmp_path, processes=4, long=10_000_000, lines=200_000)
+    short.prints(framework, tmp_path, processes=4, long=10_000_000, lines=200_000)

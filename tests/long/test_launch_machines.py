@@ -9,19 +9,21 @@ from pathlib import Path
 
 import pytest
 
-from launchers.test_two_machines import ENDS, WAITS, by_ssh, env
 from support.frameworks import FRAMEWORKS, need
 from support.hosts import Hosts, hosts
-from support.launcher import launched, write
+from support.launcher import launched, tests_of, write
 from support.processes import until
 
 __all__ = ["hosts"]
+short = tests_of("test_two_machines")
 
 
 def test_last_words_that_never_come_are_waited_for_a_minute(hosts: Hosts, tmp_path: Path) -> None:
     need(*FRAMEWORKS["mpi"].needs)
-    script = write(tmp_path, "ends.py", ENDS)
-    with launched(by_ssh(FRAMEWORKS["mpi"], hosts, "--grace", "2"), script, folder=tmp_path, **env(tmp_path)) as job:
+    script = write(tmp_path, "ends.py", short.ENDS)
+    with launched(
+        short.by_ssh(FRAMEWORKS["mpi"], hosts, "--grace", "2"), script, folder=tmp_path, **short.env(tmp_path)
+    ) as job:
         job.wait_for("ready", times=4)
         (near,) = [pid for pid, command in hosts.processes(1).items() if "_near" in command and "_far" in command]
         os.kill(near, signal.SIGSTOP)
@@ -40,9 +42,11 @@ def test_last_words_that_never_come_are_waited_for_a_minute(hosts: Hosts, tmp_pa
 def test_a_cut_cable_ends_all_on_both_sides(hosts: Hosts, tmp_path: Path, name: str) -> None:
     framework = FRAMEWORKS[name]
     need(*framework.needs)
-    script = write(tmp_path, "waits.py", WAITS)
+    script = write(tmp_path, "waits.py", short.WAITS)
     try:
-        with launched(by_ssh(framework, hosts, "--grace", "5"), script, folder=tmp_path, **env(tmp_path)) as job:
+        with launched(
+            short.by_ssh(framework, hosts, "--grace", "5"), script, folder=tmp_path, **short.env(tmp_path)
+        ) as job:
             job.wait_for("ready", times=4)
             hosts.cut()
             assert job.wait() != 0, job.err

@@ -197,22 +197,3 @@ def test_a_fault_that_stays_is_named_and_nothing_is_half_there(
             if operation is delete and "two" not in {h.storage_id for h in case.straight.list()}:
                 stored(case.straight, tmp_path, "two", ordinal=2)
         assert number >= 2
-
-
-def test_the_source_is_left_alone(moto_server: S3Server, proxy: Proxy, tmp_path: Path) -> None:
-    with closing() as close_later:
-        case = Case(moto_server, proxy, tmp_path, close_later)
-        store = through(case.open(proxy.url), lambda bucket: Door(bucket, patience=0.0))
-        source = tmp_path / "mine"
-        fill(source)
-        before = {p: p.stat() for p in source.rglob("*")}
-        proxy.begin(after(4, RESET))
-        staging = None
-        with pytest.raises(StorageError):
-            staging = store.begin("new", owner())
-            staging.put(scan(store.disk, str(source)))
-        proxy.begin()
-        if staging is not None:
-            staging.abort()
-        assert {p: p.stat().st_mtime_ns for p in source.rglob("*")} == {p: s.st_mtime_ns for p, s in before.items()}
-        case.is_sound()

@@ -23,6 +23,8 @@ NAMES = [
     "a//b",
     "x" * 200,
     "\U0001f600",
+    *(" lead", "trail ", "a  b", "..dots", "e\u0301", "%41%2F", "?x=1", "[x]{y}*"),
+    *("~", "back\\slash", "co:lon;", "tab\there"),
 ]
 
 
@@ -30,10 +32,10 @@ def call(function: Callable[..., Awaitable[T]], *arguments: Any) -> T:
     """Await a driver's method in fsspec's event loop."""
     from fsspec.asyn import get_loop
 
-    async def bounded() -> T:
-        return await asyncio.wait_for(function(*arguments), 60)
+    async def awaited() -> T:
+        return await function(*arguments)
 
-    return asyncio.run_coroutine_threadsafe(bounded(), get_loop()).result()
+    return asyncio.run_coroutine_threadsafe(awaited(), get_loop()).result()
 
 
 class BucketBehaviour:

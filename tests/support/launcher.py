@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from support import TESTS
 from support.processes import until
 
 TORCH = [sys.executable, "-m", "det_core.launch.torch_distributed"]
@@ -127,6 +129,15 @@ def write(folder: Path, name: str, text: str) -> str:
     """Write a script and return its path."""
     (folder / name).write_text(textwrap.dedent(text))
     return str(folder / name)
+
+
+def tests_of(name: str) -> Any:
+    """A module of ``tests/launchers``, for the long form of its tests: the package ``launchers`` hides that folder."""
+    spec = importlib.util.spec_from_file_location(name, TESTS / "launchers" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 def _as_from_a_shell() -> None:

@@ -129,19 +129,6 @@ def test_an_early_step_is_found_after_many_rows(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_one_curve_after_the_other(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path)
-    for key in "abcdefgh":
-        for step in range(2000):
-            journal.metrics("curves", step, {key: step})
-    with pytest.raises(ValueError, match="step 700, key 'c'"):
-        journal.metrics("curves", 700, {"c": 0})
-    journal.close()
-    found = written(tmp_path, "curves")
-    assert len(found) == 2000
-    assert found[1234] == dict.fromkeys("abcdefgh", 1234)
-
-
 def test_batch_metrics_of_later_rows_are_kept_and_compared_like_those_of_the_first(tmp_path: Path) -> None:
     """Rows after the first go a quicker way, if they are plain JSON."""
     numpy = pytest.importorskip("numpy")

@@ -200,15 +200,6 @@ def test_how_the_run_ended_is_kept_although_the_memory_is_full(tmp_path: Path) -
     assert read_run(tmp_path).state == "completed"
 
 
-def test_a_deleted_file_is_noticed_without_a_flush(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path / "run")
-    journal.metrics("training", 0, {"a": 0})
-    shutil.rmtree(tmp_path / "run")
-    journal.metrics("training", 1, {"a": 1})
-    assert written(tmp_path / "run") == {0: {"a": 0}, 1: {"a": 1}}
-    journal.close()
-
-
 def test_a_folder_that_cannot_come_back_is_said_at_the_end(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     journal = open_journal(folder)

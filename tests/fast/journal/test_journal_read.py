@@ -8,7 +8,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -297,13 +296,3 @@ def test_lines_end_with_a_newline_each(tmp_path: Path) -> None:
     journal_of(tmp_path, 3)
     assert len(lines(tmp_path)) == 7
     assert (tmp_path / "journal-0-0.jsonl").read_bytes().endswith(b"\n")
-
-
-def test_reading_while_it_is_written(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path)
-    found: list[Any] = []
-    for step in range(50):
-        journal.metrics("training", step, {"a": step})
-        found.append(len(read_run(tmp_path).rows("training")))
-    journal.close()
-    assert found == list(range(1, 51))

@@ -19,6 +19,7 @@ from pathlib import Path
 
 import pytest
 
+from support.frameworks import PRINTS, assert_all_was_printed
 from support.launcher import PLAIN, launched, write
 from support.processes import until
 
@@ -242,31 +243,12 @@ def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
 
 
 def test_output_of_any_kind_comes_through_whole(tmp_path: Path) -> None:
-    script = write(
-        tmp_path,
-        "prints.py",
-        r"""
-        import os, sys
-        rank = os.environ["RANK"].encode()
-        with os.fdopen(1, "wb", buffering=1 << 16, closefd=False) as out:
-            out.write(b"\xff\xfe \xc3 no utf-8\n" + b"x" * 10_000_000 + b"\n")
-            for i in range(50_000):
-                out.write(b"%s says %d\n" % (rank, i))
-            out.write(b"no end")
-        os.write(2, b"to stderr\n")
-        """,
-    )
-    with launched(PLAIN, "4", sys.executable, script, folder=tmp_path) as job:
+    script = write(tmp_path, "prints.py", PRINTS)
+    words = [sys.executable, script, "RANK", "10000000", "50000"]
+    with launched(PLAIN, "4", *words, folder=tmp_path) as job:
         assert job.wait() == 0
-    lines = job.out_bytes.splitlines()
     assert job.err_bytes_lines() == [b"[rank=%d] to stderr" % rank for rank in range(4)]
-    for rank in range(4):
-        prefix = b"[rank=%d] " % rank
-        own = [line[len(prefix) :] for line in lines if line.startswith(prefix)]
-        assert own[0] == b"\xff\xfe \xc3 no utf-8"
-        assert own[1] == b"x" * 10_000_000
-        assert own[2:-1] == [b"%d says %d" % (rank, i) for i in range(50_000)]
-        assert own[-1] == b"no end"
+    assert_all_was_printed(job.out_bytes, ranks=4, long=10_000_000, lines=50_000)
 
 
 def test_a_reader_that_stops_reading_stops_no_signal(tmp_path: Path) -> None:

@@ -67,35 +67,6 @@ def test_the_exit_status_is_the_scripts(tmp_path: Path, code: str, status: int) 
         assert job.wait() == status
 
 
-def test_output_of_any_kind_comes_through_whole(tmp_path: Path) -> None:
-    script = write(
-        tmp_path,
-        "prints.py",
-        r"""
-        import os
-        with os.fdopen(1, "wb", buffering=1 << 16, closefd=False) as out:
-            out.write(bytes(b for b in range(256) if b not in b"\r\n") * 50 + b"\n")
-            out.write(b"10%\r20%\r\nnext\r\n" + b"x" * 10_000_000 + b"\n")
-            for i in range(200_000):
-                out.write(b"line %d\n" % i)
-            out.write("é".encode() * 9000 + b" no end")
-        os.write(2, b"to stderr")
-        """,
-    )
-    with launched(WRAP, "1", script, folder=tmp_path) as job:
-        assert job.wait() == 0
-    lines = job.out_bytes.split(b"\n")
-    assert lines.pop() == b""
-    assert all(line.startswith(b"[rank=1] ") for line in lines)
-    own = [line.removeprefix(b"[rank=1] ") for line in lines]
-    assert own[0] == bytes(b for b in range(256) if b not in b"\r\n") * 50
-    assert own[1:4] == [b"10%", b"20%\r", b"next\r"]
-    assert own[4] == b"x" * 10_000_000
-    assert own[5:-1] == [b"line %d" % i for i in range(200_000)]
-    assert own[-1] == "é".encode() * 9000 + b" no end"
-    assert job.err == "[rank=1] to stderr\n"
-
-
 def test_ranks_that_share_a_pipe_do_not_cut_each_others_lines(tmp_path: Path) -> None:
     code = "import os\nfor i in range(300): os.write(1, os.environ['R'].encode() * 9000 + b'\\n')"
     one = f'R=$r {sys.executable} -m det_core.launch.wrap_rank R {sys.executable} -c "$CODE" &'
