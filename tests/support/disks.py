@@ -76,3 +76,24 @@ class Gate(Disk):
             self.reached.set()
             assert self.opened_up.wait(), "the gate was never opened"
         return super().do(operation, path, function, *args)
+
+
+class Counting(Disk):
+    """Keeps what is done, by operation and path, and fails one of it.
+
+    Args:
+        fail: which one, from 0; None: none.
+    """
+
+    def __init__(self, fail: int | None = None) -> None:
+        super().__init__("store")
+        self.done: list[tuple[str, str]] = []
+        self.fail = fail
+
+    def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+        self.done.append((operation, path))
+        if len(self.done) - 1 == self.fail:
+            if operation == "close":
+                function(*args)
+            raise self.error(operation, path, OSError(5, "Input/output error"))
+        return super().do(operation, path, function, *args)

@@ -111,18 +111,13 @@ class Launched:
 def launched(
     launcher: list[str], *words: str, folder: Path, stdout: int | None = None, **env: str
 ) -> Iterator[Launched]:
-    """Start a launcher in ``folder``; at the end all of its job is killed, whatever the test found."""
+    """Start a launcher in ``folder``; at the end it is killed, whatever the test found, and its job ends with it."""
     job = Launched([*launcher, *words], folder, env, stdout)
     try:
         yield job
     finally:
-        for pid in [job.pid, *job.processes()]:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        job.process.kill()
         job.process.wait()
-        job.nothing_left()
 
 
 def write(folder: Path, name: str, text: str) -> str:

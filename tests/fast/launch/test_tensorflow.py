@@ -89,27 +89,6 @@ def test_a_signal_reaches_the_script_once_and_nothing_is_left(tmp_path: Path) ->
     assert job.err == "[launcher] SIGTERM: passed on to 1 rank, which has 60 s to save and exit\n"
 
 
-@pytest.mark.parametrize("victim", ["launcher", "wrapper"])
-def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
-    write(tmp_path, "waits.py", WAITS)
-    with launched(TENSORFLOW, "waits.py", folder=tmp_path) as job:
-        job.wait_for("ready")
-        os.kill(job.pid if victim == "launcher" else job.wrappers()[0], signal.SIGKILL)
-        assert job.wait() == (-signal.SIGKILL if victim == "launcher" else 128 + signal.SIGKILL)
-        job.nothing_left()
-
-
-def test_a_failure_gives_its_status_and_last_lines(tmp_path: Path) -> None:
-    write(tmp_path, "fails.py", "print('all is lost'); raise SystemExit(7)")
-    with launched(TENSORFLOW, "fails.py", folder=tmp_path) as job:
-        assert job.wait() == 7
-    assert re.fullmatch(
-        r"\[launcher\] rank 0 \(pid \d+, host \S+\) failed first, with status 7; its last lines:\n"
-        r"\[rank=0\] all is lost\n",
-        job.err,
-    ), job.err
-
-
 @pytest.fixture
 def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.delenv("TF_CONFIG", raising=False)

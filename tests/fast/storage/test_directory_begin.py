@@ -6,27 +6,15 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from det_core._errors import StorageError
-from det_core.storage import DirectoryStore, Disk, Header, Owner
+from det_core.storage import DirectoryStore, Header, Owner
+from support.disks import Counting
 
 OWNER = Owner.current("run", 0)
 DEAD = replace(OWNER, pid=2**22 + 1, started=5)
-
-
-class Counting(Disk):
-    """Keeps what is done, by operation and path."""
-
-    def __init__(self) -> None:
-        super().__init__("store")
-        self.done: list[tuple[str, str]] = []
-
-    def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
-        self.done.append((operation, path))
-        return super().do(operation, path, function, *args)
 
 
 def save(store: DirectoryStore, storage_id: str, owner: Owner = OWNER) -> None:

@@ -5,38 +5,17 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from det_core._errors import StorageError
-from det_core.storage import DirectoryStore, Disk, Draft, Header, Manifest, Owner
+from det_core.storage import DirectoryStore, Draft, Header, Manifest, Owner
+from support.disks import Counting
 
 OWNER = Owner.current("run", 0)
 HEADER = Header("run", 0, 1, "2026-11-23T00:00:00Z", 7, "one")
 METADATA = {"steps_completed": 7, "why": "ä test"}
 NAMES = ["state.pt", "deep/er/state.pt"]
-
-
-class Counting(Disk):
-    """Keeps what is done, by operation and path, and fails one of it.
-
-    Args:
-        fail: which one, from 0; None: none.
-    """
-
-    def __init__(self, fail: int | None = None) -> None:
-        super().__init__("store")
-        self.done: list[tuple[str, str]] = []
-        self.fail = fail
-
-    def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
-        self.done.append((operation, path))
-        if len(self.done) - 1 == self.fail:
-            if operation == "close":
-                function(*args)
-            raise self.error(operation, path, OSError(5, "Input/output error"))
-        return super().do(operation, path, function, *args)
 
 
 def save(store: DirectoryStore, name: str = "state.pt", parts: tuple[bytes, ...] = (b"one", b"two")) -> Manifest:
