@@ -170,7 +170,7 @@ def test_one_fault_in_any_request_for_parts_is_got_over(
             case.straight.delete("new")
 
 
-@pytest.mark.parametrize(("operation", "fault"), [(upload_large, LOST), (restore, RESET), (delete, LOST)])
+@pytest.mark.parametrize(("operation", "fault"), [(upload, LOST), (restore, RESET), (delete, LOST)])
 def test_a_fault_that_stays_is_named_and_nothing_is_half_there(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str
 ) -> None:

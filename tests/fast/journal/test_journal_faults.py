@@ -62,8 +62,7 @@ def kept(folder: Path) -> int:
 CODES = (errno.EIO, errno.ENOSPC)
 
 
-@pytest.mark.parametrize("delete", [False, True], ids=["", "deleted"])
-@pytest.mark.parametrize("part", [False, True], ids=["", "part"])
+@pytest.mark.parametrize(("part", "delete"), [(False, False), (True, True)], ids=["", "part-deleted"])
 def test_any_one_call_that_fails_costs_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, part: bool, delete: bool
 ) -> None:
@@ -79,8 +78,7 @@ def test_any_one_call_that_fails_costs_nothing(
     assert at > 15
 
 
-@pytest.mark.parametrize("delete", [False, True], ids=["", "deleted"])
-@pytest.mark.parametrize("more", [1, 3, 10_000])
+@pytest.mark.parametrize(("more", "delete"), [(1, True), (3, False), (10_000, False), (10_000, True)])
 def test_a_run_of_failures_costs_no_more_than_close_says(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, more: int, delete: bool
 ) -> None:
