@@ -31,6 +31,8 @@ class OnS3(BucketBehaviour):
 
 
 class TestS3Bucket(OnS3):
+    many = 150  # several pages: on Ceph's gateway
+
     @pytest.fixture
     def server(self, moto_server: S3Server) -> S3Server:
         return moto_server
