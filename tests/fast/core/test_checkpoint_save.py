@@ -24,7 +24,7 @@ import pytest
 from det_core._errors import CheckpointBusy, CheckpointConflict, CheckpointError, ContextClosed, StorageError
 from det_core.core._checkpoint import CheckpointContext
 from det_core.core._checkpoint._aside._archive import Archive, _central, _end, _local
-from support import TESTS, scripts
+from support import TESTS, nest, scripts
 from support.checkpoints import STEPS, Recorder, alone, listed, nothing_is_left_over, tree
 from support.disks import Gate
 from support.processes import until
@@ -460,7 +460,7 @@ print(helper, flush=True)
 """
         done = scripts.run(script, tmp_path)
         assert done.returncode == (-9 if end else 0), done.stdout
-        until(lambda: not os.path.exists(f"/proc/{int(done.stdout)}"))  # and nothing else was said
+        until(lambda: not nest.runs(int(done.stdout)))  # and nothing else was said
         assert len(listed(tmp_path / "store")) in ((1, 2) if end else (2,))
         nothing_is_left_over(tmp_path / "store")
 

@@ -84,9 +84,7 @@ def test_several_folders_in_one_checkpoint(source: Path, tmp_path: Path) -> None
     before = tree(source), tree(last)
     with core.init() as ctx:
         wanted = lambda path: path != "best/a.py"  # noqa: E731
-        storage_id = ctx.checkpoint.upload(
-            {"best": source, "last": str(last)}, STEP, blocking=False, selector=wanted
-        )
+        storage_id = ctx.checkpoint.upload({"best": source, "last": str(last)}, STEP, blocking=False, selector=wanted)
     with core.init(resume=ctx.run_id) as ctx:
         with ctx.checkpoint.restore_path(storage_id) as path:
             assert tree(path) == {"best/inner/metadata.json": b"mine", "last/b.py": b"b = 2"}

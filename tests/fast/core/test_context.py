@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from det_core import InvalidHP, core
 from det_core._errors import CloseError, PeerLost, RunLocked, RunNotFound
 from det_core.journal import RunRecord, read_run
+from support import warm
 from support.ranks import running
 from support.threads import as_ranks
 
@@ -302,16 +302,14 @@ def test_interrupted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "interrupted; to resume it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["-m", "counted.here"], ["-m", "counted"], ["counted/here.py"]])
-def test_the_command_to_resume_with_is_what_was_typed(words: list[str], tmp_path: Path) -> None:
+def test_the_command_to_resume_with_is_what_was_typed(tmp_path: Path) -> None:
     (tmp_path / "counted").mkdir()
     for name in ("__init__.py", "here.py", "__main__.py"):
         (tmp_path / "counted" / name).write_text(
             "from det_core import core\nwith core.init():\n    raise SystemExit(3)\n"
         )
     (tmp_path / "counted" / "__init__.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, *words, "--lr", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=250
-    )
-    (command,) = re.findall(r"to resume it: DET_CORE_RESUME=\S+ (.*)", done.stderr)
-    assert command == " ".join(["python", *words, "--lr", "1"])
+    for words in (["-m", "counted.here"], ["-m", "counted"], ["counted/here.py"]):
+        done = warm.run([*words, "--lr", "1"], cwd=tmp_path)
+        (command,) = re.findall(r"to resume it: DET_CORE_RESUME=\S+ (.*)", done.stdout)
+        assert command == " ".join(["python", *words, "--lr", "1"])
