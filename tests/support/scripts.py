@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from support import TESTS, warm
 
 
 def run(
     code: str, folder: Path, *args: object, env: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+) -> CompletedProcess[str]:
     """What it says and how it ends; stderr is within stdout, and it may import from ``tests``."""
     script = folder / f"script-{time.monotonic_ns()}.py"
     script.write_text(textwrap.dedent(code))

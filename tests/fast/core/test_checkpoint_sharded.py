@@ -294,7 +294,7 @@ def test_several_ranks_that_fail_are_all_named(job: Job) -> None:
 
 
 def test_a_disk_that_fails_on_one_rank_fails_all(job: Job) -> None:
-    """Each call of one rank's disk fails once; that of uploads, in the background, in test_checkpoint_background_ranks."""
+    """Each call of one rank's disk fails once; those of uploads: in test_checkpoint_background_ranks."""
     through: set[int] = set()
     for at, failing in itertools.product(range(1, 400), range(2)):
         disk = FaultyDisk("the disk", at)
