@@ -20,11 +20,9 @@ from support.ranks import running
 
 TESTS = str(support.TESTS)
 RANKS = "from support.object_ranks import main; main()"
-pytestmark = pytest.mark.stores
-long = pytest.mark.long
 
 
-@pytest.fixture(params=["moto", pytest.param("rgw", marks=pytest.mark.rgw), "gcs"])
+@pytest.fixture(params=["moto", "rgw", "gcs"])
 def storage(request: pytest.FixtureRequest) -> dict[str, Any]:
     """``checkpoint_storage`` for a folder of a new bucket on each server."""
     server = request.getfixturevalue(f"{request.param}_server")
@@ -41,10 +39,8 @@ def opened(storage: dict[str, Any], tmp_path: Path) -> Iterator[Callable[[], Any
         yield lambda: take(open_store(storage, tmp_path, scratch=tmp_path / "scratch"))
 
 
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("count", "size"), [(40, 18), pytest.param(1250, 75, marks=long)])
-def test_four_processes_share_every_method(storage: dict[str, Any], count: int, size: int, tmp_path: Path) -> None:
-    """The long form has 5,000 small files, and 300 MB in four files."""
+def four_processes(storage: dict[str, Any], count: int, size: int, tmp_path: Path) -> None:
+    """Each of them brings ``count`` small files, and one of ``size`` MB."""
     arguments = (json.dumps(storage), str(tmp_path), str(count), str(size))
     with running(RANKS, 4, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
         statuses = ranks.wait()
@@ -57,7 +53,10 @@ def test_four_processes_share_every_method(storage: dict[str, Any], count: int, 
         assert contents(take(open_store(storage, tmp_path))) == {}
 
 
-@pytest.mark.timeout(300)
+def test_four_processes_share_every_method(storage: dict[str, Any], tmp_path: Path) -> None:
+    four_processes(storage, 40, 18, tmp_path)
+
+
 def test_a_file_of_300_megabytes_and_one_of_none(opened: Callable[[], Any], tmp_path: Path) -> None:
     block = os.urandom(1 << 20)
     source = fill(tmp_path / "source", {"empty": b""})
@@ -157,8 +156,7 @@ named.Door = Dying
 """
 
 
-@pytest.mark.parametrize("count", [90, pytest.param(300, marks=long)])
-def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], count: int, tmp_path: Path) -> None:
+def a_rank_that_is_killed(storage: dict[str, Any], count: int, tmp_path: Path) -> None:
     arguments = (json.dumps(storage), str(tmp_path), str(count))
     with running(DIES + KILLED, 3, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
         assert ranks.wait() == [0, -9, 0]
@@ -176,3 +174,7 @@ def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], count: 
         assert {key.split("/")[0] for key in contents(store)} == {storage_id}  # type: ignore[arg-type]
         store.open(storage_id).check(FILES)
     assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+
+
+def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], tmp_path: Path) -> None:
+    a_rank_that_is_killed(storage, 90, tmp_path)

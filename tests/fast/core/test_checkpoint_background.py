@@ -218,14 +218,6 @@ class TestStorePath:
         assert listed(tmp_path / "store") == [storage_id]
         assert len(recorder.registered) == 1
 
-    def test_a_block_that_raises_leaves_nothing(self, tmp_path: Path) -> None:
-        with context_on(tmp_path) as (context, _):
-            with pytest.raises(ArithmeticError), context.store_path(STEPS, blocking=False) as (path, _):
-                fill(path)
-                raise ArithmeticError
-            assert list((tmp_path / "store" / ".det_core-tmp").iterdir()) == []
-        assert listed(tmp_path / "store") == []
-
     def test_a_handle_tells_when_it_is_done(self, tmp_path: Path) -> None:
         with context_on(tmp_path, gate := Gate()) as (context, _):
             handle = context.begin(STEPS)

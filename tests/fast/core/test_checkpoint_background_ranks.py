@@ -293,19 +293,6 @@ def test_a_rank_that_aborts_fails_the_others(job: Job, giving_up: int) -> None:
     nothing_is_left_over(job.store, restart=0)
 
 
-def test_a_block_that_raises_on_one_rank_fails_the_others(job: Job) -> None:
-    def work(context: CheckpointContext, rank: int) -> None:
-        with context.store_path(STEPS, shard=True, blocking=False) as (path, _):
-            (path / str(rank)).write_text("x")
-            if rank == 1:
-                raise ArithmeticError("on fire")
-
-    errors = job.errors(3, work)
-    assert isinstance(errors[1], ArithmeticError)
-    assert all("rank 1: ArithmeticError: on fire" in str(errors[rank]) for rank in (0, 2)), errors
-    nothing_is_left_over(job.store, restart=0)
-
-
 def test_a_rank_that_closes_without_committing_fails_the_others(job: Job) -> None:
     def work(context: CheckpointContext, rank: int) -> None:
         first, second = context.begin(STEPS, shard=True), context.begin(STEPS, shard=True)

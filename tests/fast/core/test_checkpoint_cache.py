@@ -178,29 +178,6 @@ class TestDownload:
             assert self.download(machine, storage_id) == sorted([*MANY, "metadata.json"])
         assert machine.entries() == []
 
-    def test_a_damaged_copy_is_fetched_again(self, machine: Machine) -> None:
-        storage_id = machine.store()
-        machine.restore(storage_id)
-        flip(machine.copy(storage_id) / "f3")
-        assert self.download(machine, storage_id) == ["f3"]
-        assert machine.restore(storage_id)[1] == []
-        machine.nobody_reads()
-
-    def test_ranks_share_that_too(self, machine: Machine) -> None:
-        storage_id = machine.store()
-        machine.restore(storage_id)
-        store = Elsewhere(machine.root)
-
-        def work(distributed: core.DistributedContext) -> None:
-            context, _ = machine.job(distributed, store)
-            wanted = ["f0", "sub/f1", "none"][distributed.rank]
-            context.download(storage_id, machine.folder / "out", selector=lambda path: path == wanted)
-            assert set(tree(machine.folder / "out")) == {"f0", "sub/f1"}
-
-        as_ranks(3, work)
-        assert store.fetched == []
-        machine.nobody_reads()
-
 
 class TestSelectors:
     """What is not selected is not fetched, and can be later."""
@@ -446,31 +423,6 @@ class TestRanks:
         self.stores = {0: Unmarked(machine.root)}
         for error in self.each(2, machine, work):
             assert isinstance(error, StorageError) and "no marks today" in str(error)
-
-    def test_a_damaged_stored_file_is_told_to_all(self, machine: Machine) -> None:
-        storage_id = machine.store()
-        flip(machine.root / storage_id / "sub/f1")
-
-        def work(context: CheckpointContext, rank: int) -> None:
-            with context.restore_path(storage_id):
-                raise AssertionError("the block was entered")
-
-        for error in self.each(3, machine, work):
-            assert isinstance(error, CheckpointCorrupt) and "sub/f1" in str(error)
-
-    def test_a_selector_that_fails_on_one_is_told_to_all(self, machine: Machine) -> None:
-        storage_id = machine.store()
-
-        def work(context: CheckpointContext, rank: int) -> Any:
-            try:
-                with context.restore_path(storage_id, selector=(lambda path: 1 / 0 > 0) if rank == 1 else None):
-                    raise AssertionError("the block was entered")
-            except ZeroDivisionError as e:
-                return e
-
-        errors = self.each(2, machine, work)
-        assert isinstance(errors[1], ZeroDivisionError)
-        assert isinstance(errors[0], CheckpointError) and "rank 1: ZeroDivisionError" in str(errors[0])
 
     def test_ranks_that_do_not_see_one_folder_are_told(self, machine: Machine) -> None:
         """As in two containers of one machine: what the one brings, the other lacks."""

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import CheckpointConflict, CheckpointError, CollectiveMismatch, DistributedError, StorageError
+from det_core._errors import CheckpointConflict, CheckpointError, CollectiveMismatch, StorageError
 from det_core.core._checkpoint import CheckpointContext
 from det_core.storage import DirectoryStore
 from support.checkpoints import FILES, STEPS, Recorder, fill, listed, nothing_is_left_over, tree
@@ -226,19 +226,6 @@ def test_only_the_chief_may_without_shard(job: Job, call: str, tmp_path: Path) -
     assert not job.store.exists()
 
 
-def test_store_path_gives_each_rank_a_folder_of_its_own(job: Job) -> None:
-    def work(context: CheckpointContext, rank: int) -> tuple[Path, str]:
-        with context.store_path(STEPS, shard=True) as (path, storage_id):
-            fill(path, {f"{rank}/x": b"x", "all": b"all"})
-        return path, storage_id
-
-    found = job.run(4, work)
-    assert len({path for path, _ in found}) == 4
-    (storage_id,) = {storage_id for _, storage_id in found}
-    assert set(tree(job.store / storage_id)) == {"all", "metadata.json", "0/x", "1/x", "2/x", "3/x"}
-    nothing_is_left_over(job.store, restart=0)
-
-
 def test_it_is_registered_when_every_rank_is_safe(job: Job) -> None:
     """The chief waits for a slow rank, and tells of the checkpoint before any rank returns."""
     chief_is_done, late, told = threading.Event(), threading.Event(), threading.Event()
@@ -365,21 +352,6 @@ def test_ranks_that_call_different_things_are_told(job: Job, tmp_path: Path) -> 
         assert isinstance(error, CollectiveMismatch)
         assert "upload on rank 0" in str(error) and "store_path on rank 1" in str(error)
     assert not job.store.exists()
-
-
-def test_commit_and_abort_do_not_mix(job: Job) -> None:
-    def work(context: CheckpointContext, rank: int) -> None:
-        handle = context.begin(STEPS, shard=True)
-        (handle.path / str(rank)).write_text("x")
-        if rank == 1:
-            handle.abort()
-            raise DistributedError("aborted")
-        handle.commit()
-
-    errors = job.errors(2, work)
-    assert "rank 1: " in str(errors[0]) and "aborted" in str(errors[0])
-    assert isinstance(errors[0], CheckpointError)
-    job.nothing_kept()
 
 
 def test_invalid_hp_in_the_block_ends_the_other_ranks(job: Job) -> None:

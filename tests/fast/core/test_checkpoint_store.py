@@ -163,16 +163,6 @@ class TestHandle:
         assert recorder.registered == []
         assert listed(tmp_path / "store") == []
 
-    def test_two_at_a_time(self, tmp_path: Path) -> None:
-        with alone() as distributed:
-            context = Recorder().context(distributed, tmp_path / "store")
-            first, second = context.begin({"steps_completed": 1}), context.begin({"steps_completed": 2})
-            for handle in (first, second):
-                fill(handle.path)
-            second.commit()
-            first.commit()
-        assert set(listed(tmp_path / "store")) == {first.storage_id, second.storage_id}
-
     def test_close_removes_what_was_not_committed(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         with alone() as distributed:
             context = Recorder().context(distributed, tmp_path / "store")

@@ -169,15 +169,6 @@ def test_detected_from_torchruns_variables(tmp_path: Path) -> None:
         assert [ranks.output(r) for r in range(3)] == [f"{r} 3 [0, 1, 2]\n" for r in range(3)]
 
 
-def test_two_jobs_of_torchrun_at_once_do_not_meet(tmp_path: Path) -> None:
-    """Nothing but torchrun's own port tells them apart."""
-    code = SCRIPT.format(constructor="from_torch_distributed()")
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    with running(code, 2, tmp_path / "a") as one, running(code, 2, tmp_path / "b") as two:
-        assert one.wait() + two.wait() == [0] * 4, [j.output(r) for j in (one, two) for r in range(2)]
-
-
 def test_under_the_real_torchrun(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     script = tmp_path / "script.py"
