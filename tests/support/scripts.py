@@ -12,9 +12,7 @@ from subprocess import CompletedProcess
 from support import TESTS, warm
 
 
-def run(
-    code: str, folder: Path, *args: object, env: Mapping[str, str] | None = None
-) -> CompletedProcess[str]:
+def run(code: str, folder: Path, *args: object, env: Mapping[str, str] | None = None) -> CompletedProcess[str]:
     """What it says and how it ends; stderr is within stdout, and it may import from ``tests``."""
     script = folder / f"script-{time.monotonic_ns()}.py"
     script.write_text(textwrap.dedent(code))

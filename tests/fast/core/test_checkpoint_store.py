@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from det_core._errors import CheckpointError
+from det_core.core._checkpoint import CheckpointContext
 from det_core.storage import DirectoryStore, Disk, Owner
 from support import TESTS
 from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
@@ -63,14 +64,12 @@ def digest(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def test_permissions_are_kept(tmp_path: Path) -> None:
+def test_permissions_are_kept(context: CheckpointContext, tmp_path: Path) -> None:
     source = fill(tmp_path / "source")
     (source / "rng").chmod(0o755)
     (source / "model.pt").chmod(0o400)
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        storage_id = context.upload(source, STEPS)
-        context.download(storage_id, tmp_path / "out")
+    storage_id = context.upload(source, STEPS)
+    context.download(storage_id, tmp_path / "out")
     for folder in (tmp_path / "store" / storage_id, tmp_path / "out"):
         assert (folder / "rng").stat().st_mode & 0o777 == 0o755
         assert (folder / "model.pt").stat().st_mode & 0o777 == 0o600, "a file that can be replaced"
@@ -118,20 +117,16 @@ def test_nothing_is_listed_while_the_block_runs(tmp_path: Path) -> None:
         assert len(recorder.registered) == 1
 
 
-def test_an_empty_checkpoint_is_one(tmp_path: Path) -> None:
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        with context.store_path(STEPS) as (_, storage_id):
-            pass
-        with context.restore_path(storage_id) as path:
-            assert tree(path) == {"metadata.json": METADATA_JSON}
+def test_an_empty_checkpoint_is_one(context: CheckpointContext, tmp_path: Path) -> None:
+    with context.store_path(STEPS) as (_, storage_id):
+        pass
+    with context.restore_path(storage_id) as path:
+        assert tree(path) == {"metadata.json": METADATA_JSON}
 
 
-def test_a_folder_that_the_script_removed_is_an_error(tmp_path: Path) -> None:
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        with pytest.raises(CheckpointError, match="was removed"), context.store_path(STEPS) as (path, _):
-            path.rmdir()
+def test_a_folder_that_the_script_removed_is_an_error(context: CheckpointContext, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="was removed"), context.store_path(STEPS) as (path, _):
+        path.rmdir()
     nothing_is_left_over(tmp_path / "store", restart=0)
 
 
@@ -163,14 +158,14 @@ class TestHandle:
         assert recorder.registered == []
         assert listed(tmp_path / "store") == []
 
-    def test_close_removes_what_was_not_committed(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        with alone() as distributed:
-            context = Recorder().context(distributed, tmp_path / "store")
-            handle = context.begin(STEPS)
-            context.close()
-            assert not handle.path.exists()
-            with pytest.raises(RuntimeError):
-                handle.commit()
+    def test_close_removes_what_was_not_committed(
+        self, context: CheckpointContext, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        handle = context.begin(STEPS)
+        context.close()
+        assert not handle.path.exists()
+        with pytest.raises(RuntimeError):
+            handle.commit()
         assert handle.storage_id in caplog.text
 
 
