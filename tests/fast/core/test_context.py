@@ -250,28 +250,31 @@ def test_threads_may_report_at_once(home: Path) -> None:
     assert all([row.steps_completed for row in run.rows(f"g{i}")] == list(range(200)) for i in range(4))
 
 
-FAILS_LATE = """
-    import time
+FAILS = """
+    from contextlib import suppress
     from det_core import core
+    from det_core.errors import PeerLost
 
     distributed = core.DistributedContext.from_torch_distributed()
     with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         distributed.allgather(None)
         if distributed.rank == 1:
             raise ValueError("my bug")
-        time.sleep(1)
+        with suppress(PeerLost):
+            distributed.raise_if_left(within=600)
 """
 
 
 def test_a_run_of_which_one_rank_failed_is_not_completed(home: Path, tmp_path: Path) -> None:
-    with running(FAILS_LATE, 2, tmp_path) as ranks:
+    with running(FAILS, 2, tmp_path) as ranks:
         ranks.wait()
     assert _run(home).state == "failed"
     assert "failed (rank 1: ValueError: my bug)" in ranks.output(0), "the chief says so though it has ended well itself"
 
 
 def test_a_run_of_which_one_rank_died_at_its_end_is_not_completed(home: Path, tmp_path: Path) -> None:
-    code = FAILS_LATE.replace('raise ValueError("my bug")', "import os; time.sleep(2); os._exit(1)")
+    code = FAILS.replace('raise ValueError("my bug")', "import os, time; time.sleep(1); os._exit(1)")
+    code = code.replace("within=600", "within=0")
     with running(code, 2, tmp_path) as ranks:
         ranks.wait()
     assert _run(home).state == "died"
