@@ -232,7 +232,9 @@ def test_futures_may_complete_in_different_orders(job: Job) -> None:
         for i, handle in enumerate(handles):
             (handle.path / str(rank)).write_text(f"{i}")
         for i in orders[rank]:
-            threading.Thread(target=handles[i].commit, kwargs={"blocking": False}).start()
+            thread = threading.Thread(target=handles[i].commit, kwargs={"blocking": False})
+            thread.start()
+            thread.join()
         for _ in range(50):
             context._distributed.allgather(rank)
         assert all(handle.wait() for handle in handles)
