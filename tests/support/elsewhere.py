@@ -1,16 +1,16 @@
 """A store whose checkpoints have no folder on this machine, and a process that restores from it.
 
-``python -m support.elsewhere ROOT CACHE LIMIT STORAGE_ID [PAUSE]`` prints ``locks`` when it takes a lock or waits for
-it, ``fetching`` when the first file has come, waits PAUSE seconds after each one, prints ``open`` in the block, and
-leaves it when a line comes on its standard input.
+``python -m support.elsewhere ROOT CACHE LIMIT STORAGE_ID [HOLD]`` prints ``locks`` when it takes a lock or waits for
+it, ``fetching`` when a file has come, does no more when HOLD have, prints ``open`` in the block, and leaves it when a
+line comes on its standard input.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -73,13 +73,14 @@ class Telling(Disk):
         return super().do(operation, path, function, *args)
 
 
-def main(root: str, cache: str, limit: str, storage_id: str, pause: str = "0") -> None:
+def main(root: str, cache: str, limit: str, storage_id: str, hold: str = "0") -> None:
     store = Elsewhere(Path(root))
 
     def arriving(name: str) -> None:
         if store.fetched:
             print("fetching", flush=True)
-            time.sleep(float(pause))
+            if len(store.fetched) == int(hold):
+                signal.pause()
 
     store.arriving = arriving
     with alone() as distributed:

@@ -21,8 +21,8 @@ from support.ranks import running
 class Job:
     """A process that restores; what it says is in a file."""
 
-    def __init__(self, folder: Path, storage_id: str, limit: int, pause: float) -> None:
-        arguments = [str(folder / "store"), str(folder / "cache"), str(limit), storage_id, str(pause)]
+    def __init__(self, folder: Path, storage_id: str, limit: int, hold: int) -> None:
+        arguments = [str(folder / "store"), str(folder / "cache"), str(limit), storage_id, str(hold)]
         self.out = folder / f"out-{time.monotonic_ns()}"
         read, self._write = os.pipe()
         with self.out.open("wb") as out:
@@ -53,9 +53,9 @@ class Job:
 
 
 @contextmanager
-def job(folder: Path, storage_id: str, *, limit: int = 1 << 30, pause: float = 0) -> Iterator[Job]:
+def job(folder: Path, storage_id: str, *, limit: int = 1 << 30, hold: int = 0) -> Iterator[Job]:
     """A process that restores; it is killed at the end."""
-    started = Job(folder, storage_id, limit, pause)
+    started = Job(folder, storage_id, limit, hold)
     try:
         yield started
     finally:
@@ -67,7 +67,7 @@ class TestJobs:
 
     def test_they_share_one_fetch(self, tmp_path: Path) -> None:
         (a,) = store(tmp_path, "many")
-        with job(tmp_path, a, pause=0.05) as one, job(tmp_path, a) as two, job(tmp_path, a) as three:
+        with job(tmp_path, a) as one, job(tmp_path, a) as two, job(tmp_path, a) as three:
             lines = [each.said("files").split() for each in (one, two, three)]
         assert [line[1] for line in lines] == ["11"] * 3
         assert sorted(int(line[3]) for line in lines) == [0, 0, SIZE], "bytes are fetched once"
@@ -75,7 +75,7 @@ class TestJobs:
     def test_one_that_is_killed_while_it_fetches_is_followed(self, tmp_path: Path) -> None:
         """The next one waits while it lives, takes over what it has, and fetches the rest."""
         (a,) = store(tmp_path, "many")
-        with job(tmp_path, a, pause=0.2) as one:
+        with job(tmp_path, a, hold=2) as one:
             one.said("fetching", times=2)
             with job(tmp_path, a) as two:
                 two.said("locks")
@@ -92,7 +92,7 @@ class TestJobs:
 
     def test_half_a_file_of_a_dead_one_is_not_believed(self, tmp_path: Path) -> None:
         (a,) = store(tmp_path, "many")
-        with job(tmp_path, a, pause=60) as one:
+        with job(tmp_path, a, hold=1) as one:
             one.said("fetching")
             (aside,) = tmp_path.glob("cache/*/aside-*")
             one.kill()
