@@ -1,4 +1,4 @@
-"""``python -m support.dying_saves FOLDER TIMES``: kill -9 a trainer that saves, or its helper, at random moments.
+"""``python -m support.dying_saves FOLDER TIMES SEED``: kill -9 a trainer that saves, or its helper, at random moments.
 
 A fork per trainer: the parent has torch, and no threads.
 """
@@ -33,7 +33,8 @@ def train(root: Path, restart: int, begin: int, said: int) -> None:
     for step in range(begin + 1, 10**9):
         kept = state(step)
         try:
-            context.save(kept, {"steps_completed": step}, blocking=False)
+            files = {"number": b"%d" % step * 1000} if step % 2 else {}
+            context.save(kept, {"steps_completed": step}, files=files, blocking=False)
         except CheckpointError as e:
             assert "killed by signal 9" in str(e), e
             os.write(said, b"told\n")
@@ -48,6 +49,7 @@ def newest(root: Path) -> int:
         steps = DirectoryStore(root).open(storage_id).metadata()["steps_completed"]
         got, expected = torch.load(root / storage_id / "state.pt"), state(steps)
         assert torch.equal(got["weights"], expected["weights"]) and got["rest"] == expected["rest"], steps
+        assert steps % 2 == 0 or (root / storage_id / "number").read_bytes() == b"%d" % steps * 1000
     for storage_id in found[:-1]:
         DirectoryStore(root).delete(storage_id)
     return steps if found else 0
@@ -87,9 +89,8 @@ def replaced(pipe: int, killed: int) -> tuple[bytes, bool]:
     return text, b"told" in text
 
 
-def main(folder: Path, times: int) -> None:
-    chance, told, step = random.Random(seed := random.randrange(10**6)), 0, 0
-    print(f"seed {seed}", flush=True)
+def main(folder: Path, times: int, seed: int) -> None:
+    chance, told, step = random.Random(seed), 0, 0
     for restart in range(times):
         ours, theirs = os.pipe()
         if (pid := os.fork()) == 0:
@@ -123,4 +124,4 @@ def main(folder: Path, times: int) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -1,21 +1,22 @@
 """A store whose checkpoints have no folder on this machine, and a process that restores from it.
 
-``python -m support.elsewhere ROOT CACHE LIMIT STORAGE_ID [PAUSE]`` prints ``fetching`` when the first file has come,
-waits PAUSE seconds after each one, prints ``open`` in the block, and leaves it when a line comes on its standard input.
+``python -m support.elsewhere ROOT CACHE LIMIT STORAGE_ID [HOLD]`` prints ``locks`` when it takes a lock or waits for
+it, ``fetching`` when a file has come, does no more when HOLD have, prints ``open`` in the block, and leaves it when a
+line comes on its standard input.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
 from det_core.core._checkpoint import CheckpointCache
-from det_core.storage import DirectoryStore, Manifest, Progress, StoredCheckpoint
+from det_core.storage import DirectoryStore, Disk, Manifest, Progress, StoredCheckpoint
 from support.checkpoints import Recorder, alone, tree
 
 
@@ -63,19 +64,28 @@ class _Hidden:
             self._store.fetched.append((name, self.manifest.files[name].size))
 
 
-def main(root: str, cache: str, limit: str, storage_id: str, pause: str = "0") -> None:
+class Telling(Disk):
+    """Says when a lock is about to be taken."""
+
+    def do(self, operation: str, path: str, function: Callable[..., Any], *args: Any) -> Any:
+        if operation == "lock":
+            print("locks", path, flush=True)
+        return super().do(operation, path, function, *args)
+
+
+def main(root: str, cache: str, limit: str, storage_id: str, hold: str = "0") -> None:
     store = Elsewhere(Path(root))
 
     def arriving(name: str) -> None:
         if store.fetched:
             print("fetching", flush=True)
-            time.sleep(float(pause))
+            if len(store.fetched) == int(hold):
+                signal.pause()
 
     store.arriving = arriving
     with alone() as distributed:
-        context = Recorder().context(
-            distributed, Path(root), store=store, cache=CheckpointCache(Path(cache), int(limit))
-        )
+        kept = CheckpointCache(Path(cache), int(limit), Telling("the cache"))
+        context = Recorder().context(distributed, Path(root), store=store, cache=kept)
         with context.restore_path(storage_id) as path:
             print("files", len(tree(path)), "fetched", sum(size for _, size in store.fetched), flush=True)
             print("open", flush=True)

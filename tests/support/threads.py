@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 from det_core import core
-from support.processes import free_port
+from support.processes import free_port, until
 
 T = TypeVar("T")
 
@@ -48,3 +49,18 @@ def as_ranks(size: int, work: Callable[[core.DistributedContext], T]) -> list[T]
     if errors:
         raise errors[min(errors)]
     return [results[rank] for rank in range(size)]
+
+
+def once_it_waits(do: Callable[[], object], file: str = "_latch.py") -> None:
+    """Have ``do`` called, in another thread, once this one waits in ``file``: by then it is not to go on by itself."""
+    waiter = threading.get_ident()
+
+    def waits() -> bool:
+        frame = sys._current_frames().get(waiter)
+        while frame is not None:
+            if frame.f_code.co_name == "wait" and frame.f_code.co_filename.endswith(file):
+                return True
+            frame = frame.f_back
+        return False
+
+    threading.Thread(target=lambda: (until(waits), do())).start()

@@ -159,7 +159,7 @@ def true_calls(world: World, rank: int) -> list[tuple[int, str]]:
     return [(call, stop.reason) for call, stop in enumerate(world.results[rank], 1) if stop is not None]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=120)
 @given(data=st.data(), size=st.integers(2, 5), total=st.integers(1, 12), goes_on=st.booleans())
 def test_every_rank_returns_true_at_the_same_calls_for_the_same_reasons(
     data: st.DataObject, size: int, total: int, goes_on: bool
@@ -170,7 +170,7 @@ def test_every_rank_returns_true_at_the_same_calls_for_the_same_reasons(
     assert len({len(results) for results in world.results}) == 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), size=st.integers(2, 5))
 def test_what_is_asked_for_is_answered_by_a_later_call_of_that_rank(data: st.DataObject, size: int) -> None:
     world = worlds(data, size, 1000, goes_on=True)
@@ -184,7 +184,7 @@ def test_what_is_asked_for_is_answered_by_a_later_call_of_that_rank(data: st.Dat
         assert later if reason != SIGNAL else SIGNAL in later, (world.requests, world.results[rank])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100)
 @given(seed=st.integers(0, 2**32), size=st.integers(2, 5))
 def test_a_request_stops_ranks_in_step_at_most_two_calls_later(seed: int, size: int) -> None:
     """In step: a call begins on no rank before the one before has begun on all, as with a collective a step."""

@@ -39,7 +39,6 @@ def refused(context: CheckpointContext, tmp_path: Path, error: type[Exception], 
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("shard", [False, True])
 @pytest.mark.parametrize(
     ("metadata", "match"),
     [
@@ -57,9 +56,8 @@ def refused(context: CheckpointContext, tmp_path: Path, error: type[Exception], 
         ({"steps_completed": 1, "a": {1: 2}}, "key 1 at /a"),
     ],
 )
-def test_metadata_is_checked_first(metadata: Any, match: str, shard: bool, tmp_path: Path) -> None:
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
+def test_metadata_is_checked_first(context: CheckpointContext, metadata: Any, match: str, tmp_path: Path) -> None:
+    for shard in (False, True):
         refused(context, tmp_path, ValueError, match, metadata=metadata, shard=shard)
 
 
@@ -74,19 +72,17 @@ def test_metadata_becomes_plain(tmp_path: Path) -> None:
     assert repr(recorder.registered[0]["metadata"]) == repr(found)
 
 
-def test_a_folder_must_be_one(tmp_path: Path) -> None:
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        (tmp_path / "file").write_text("x")
-        for wrong in (tmp_path / "nothing", tmp_path / "file"):
-            with pytest.raises(ValueError, match="not a folder"):
-                context.upload(wrong, STEPS)
-        with pytest.raises(RuntimeError, match="shard=True"):
-            context.upload(None, STEPS)
-        with pytest.raises(RuntimeError, match="no ckpt_dir"):
-            context.upload(None, STEPS, shard=True, selector=bool)
-        with pytest.raises(RuntimeError, match="at least one"):
-            context.upload(None, STEPS, shard=True)
+def test_a_folder_must_be_one(context: CheckpointContext, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    for wrong in (tmp_path / "nothing", tmp_path / "file"):
+        with pytest.raises(ValueError, match="not a folder"):
+            context.upload(wrong, STEPS)
+    with pytest.raises(RuntimeError, match="shard=True"):
+        context.upload(None, STEPS)
+    with pytest.raises(RuntimeError, match="no ckpt_dir"):
+        context.upload(None, STEPS, shard=True, selector=bool)
+    with pytest.raises(RuntimeError, match="at least one"):
+        context.upload(None, STEPS, shard=True)
     assert not (tmp_path / "store").exists()
 
 
@@ -117,31 +113,25 @@ def test_a_storage_id_is_the_name_of_one_folder(storage_id: Any, tmp_path: Path)
     assert recorder.deleted == recorder.restored == []
 
 
-def test_an_unknown_id_is_not_found(tmp_path: Path) -> None:
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        with pytest.raises(CheckpointNotFound, match=r"'gone'.*store"):
-            context.download("gone", tmp_path / "out")
-        with pytest.raises(CheckpointNotFound, match="'gone'"), context.restore_path("gone"):
-            pass
-        with pytest.raises(LookupError, match="'gone'"):
-            context.get_metadata("gone")
+def test_an_unknown_id_is_not_found(context: CheckpointContext, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound, match=r"'gone'.*store"):
+        context.download("gone", tmp_path / "out")
+    with pytest.raises(CheckpointNotFound, match="'gone'"), context.restore_path("gone"):
+        pass
+    with pytest.raises(LookupError, match="'gone'"):
+        context.get_metadata("gone")
     assert not (tmp_path / "out").exists()
 
 
-def test_a_download_into_the_stored_checkpoint_is_refused(tmp_path: Path) -> None:
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        storage_id = context.upload(fill(tmp_path / "source"), STEPS)
-        with pytest.raises(ValueError, match="stored checkpoint itself"):
-            context.download(storage_id, tmp_path / "store" / storage_id / "sub")
+def test_a_download_into_the_stored_checkpoint_is_refused(context: CheckpointContext, tmp_path: Path) -> None:
+    storage_id = context.upload(fill(tmp_path / "source"), STEPS)
+    with pytest.raises(ValueError, match="stored checkpoint itself"):
+        context.download(storage_id, tmp_path / "store" / storage_id / "sub")
 
 
-def test_download_mode_must_be_one(tmp_path: Path) -> None:
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        with pytest.raises(ValueError, match="DownloadMode"):
-            context.download("x", tmp_path / "out", "NO_SHARED_DOWNLOAD")  # type: ignore[arg-type]
+def test_download_mode_must_be_one(context: CheckpointContext, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="DownloadMode"):
+        context.download("x", tmp_path / "out", "NO_SHARED_DOWNLOAD")  # type: ignore[arg-type]
 
 
 class TestLinks:
@@ -176,23 +166,21 @@ class TestLinks:
         assert recorder.registered == []
         assert list((tmp_path / "store" / ".det_core-tmp").iterdir()) == []
 
-    def test_inside_the_folder_is_copied(self, tmp_path: Path) -> None:
+    def test_inside_the_folder_is_copied(self, context: CheckpointContext, tmp_path: Path) -> None:
         expected = {
             **FILES,
             "latest": FILES["rng"],
             "all/optimizer.pt": FILES["sub/optimizer.pt"],
             "all/deep/empty": b"",
         }
-        with alone() as distributed:
-            context = Recorder().context(distributed, tmp_path / "store")
-            source = fill(tmp_path / "source")
-            link(source)
-            uploaded = context.upload(source, STEPS)
-            assert os.readlink(source / "latest") == "rng"
-            with context.store_path(STEPS) as (path, written):
-                fill(path)
-                link(path)
-                os.link(path / "rng", tmp_path / "hard")
+        source = fill(tmp_path / "source")
+        link(source)
+        uploaded = context.upload(source, STEPS)
+        assert os.readlink(source / "latest") == "rng"
+        with context.store_path(STEPS) as (path, written):
+            fill(path)
+            link(path)
+            os.link(path / "rng", tmp_path / "hard")
         for storage_id in (uploaded, written):
             stored = tmp_path / "store" / storage_id
             found = tree(stored)
@@ -202,23 +190,19 @@ class TestLinks:
         (tmp_path / "hard").write_text("changed by another name")
         assert (stored / "rng").read_bytes() == FILES["rng"]
 
-    def test_a_link_to_its_own_folder_is_refused(self, tmp_path: Path) -> None:
+    def test_a_link_to_its_own_folder_is_refused(self, context: CheckpointContext, tmp_path: Path) -> None:
         source = fill(tmp_path / "source")
         (source / "sub" / "up").symlink_to("..")
-        with alone() as distributed:
-            context = Recorder().context(distributed, tmp_path / "store")
-            with pytest.raises(ValueError, match=r"sub/up .*holds it"):
-                context.upload(source, STEPS)
+        with pytest.raises(ValueError, match=r"sub/up .*holds it"):
+            context.upload(source, STEPS)
 
-    def test_two_links_that_lead_into_each_other_are_refused(self, tmp_path: Path) -> None:
+    def test_two_links_that_lead_into_each_other_are_refused(self, context: CheckpointContext, tmp_path: Path) -> None:
         source = tmp_path / "source"
         fill(source, {"a/x": b"x", "b/y": b"y"})
         (source / "a" / "b").symlink_to("../b")
         (source / "b" / "a").symlink_to("../a")
-        with alone() as distributed:
-            context = Recorder().context(distributed, tmp_path / "store")
-            with pytest.raises(ValueError, match="holds it"):
-                context.upload(source, STEPS)
+        with pytest.raises(ValueError, match="holds it"):
+            context.upload(source, STEPS)
 
 
 def link(folder: Path) -> None:
@@ -227,37 +211,31 @@ def link(folder: Path) -> None:
     (folder / "all").symlink_to(folder / "sub")
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_file_is_refused(context: CheckpointContext, tmp_path: Path) -> None:
     source = fill(tmp_path / "source")
     os.mkfifo(source / "pipe")
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        with pytest.raises(ValueError, match="source/pipe is neither"):
-            context.upload(source, STEPS)
-        context.upload(source, STEPS, selector=lambda path: path != "pipe")
+    with pytest.raises(ValueError, match="source/pipe is neither"):
+        context.upload(source, STEPS)
+    context.upload(source, STEPS, selector=lambda path: path != "pipe")
 
 
-def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_is_refused(context: CheckpointContext, tmp_path: Path) -> None:
     source = fill(tmp_path / "source")
     (Path(os.fsdecode(os.fsencode(source) + b"/caf\xe9"))).write_text("x")
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        with pytest.raises(ValueError, match="not UTF-8"):
-            context.upload(source, STEPS)
+    with pytest.raises(ValueError, match="not UTF-8"):
+        context.upload(source, STEPS)
 
 
-def test_a_closed_context_says_so(tmp_path: Path) -> None:
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        storage_id = context.upload(fill(tmp_path / "source"), STEPS)
-        context.close()
-        context.close()
-        for call in (
-            lambda: context.upload(tmp_path / "source", STEPS),
-            lambda: context.begin(STEPS),
-            lambda: context.download(storage_id, tmp_path / "out"),
-            lambda: context.get_metadata(storage_id),
-            lambda: context.delete(storage_id),
-        ):
-            with pytest.raises(ContextClosed):
-                call()
+def test_a_closed_context_says_so(context: CheckpointContext, tmp_path: Path) -> None:
+    storage_id = context.upload(fill(tmp_path / "source"), STEPS)
+    context.close()
+    context.close()
+    for call in (
+        lambda: context.upload(tmp_path / "source", STEPS),
+        lambda: context.begin(STEPS),
+        lambda: context.download(storage_id, tmp_path / "out"),
+        lambda: context.get_metadata(storage_id),
+        lambda: context.delete(storage_id),
+    ):
+        with pytest.raises(ContextClosed):
+            call()

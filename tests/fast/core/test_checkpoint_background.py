@@ -6,8 +6,6 @@ import errno
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,11 +18,13 @@ import pytest
 from det_core._errors import CheckpointBusy, CheckpointError, ContextClosed, StorageError
 from det_core.core._checkpoint import CheckpointContext
 from det_core.storage import Disk
-from support import TESTS
+from support import scripts
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
 from support.disks import FaultyDisk, Gate
+from support.processes import until
+from support.threads import once_it_waits
 
-LARGE = {**FILES, "large": bytes(range(256)) * 300_000, "dir/exact": b"x" * (32 << 20)}
+LARGE = {**FILES, "large": bytes(range(256)) * 70_000, "dir/exact": b"x" * (16 << 20)}  # a chunk and more, and one
 
 
 @contextmanager
@@ -126,13 +126,12 @@ class TestUpload:
 class TestConsume:
     """``upload(consume=True)``."""
 
-    @pytest.mark.parametrize("blocking", [True, False])
-    def test_files_become_the_checkpoint(self, blocking: bool, tmp_path: Path) -> None:
+    def test_files_become_the_checkpoint(self, tmp_path: Path) -> None:
         source = fill(tmp_path / "source")
         inodes = {name: (source / name).stat().st_ino for name in FILES}
         (source / "metadata.json").write_text("mine")
         with context_on(tmp_path) as (context, _):
-            storage_id = context.upload(source, STEPS, blocking=blocking, consume=True)
+            storage_id = context.upload(source, STEPS, blocking=False, consume=True)
             assert tree(source) == {"metadata.json": b"mine"}
             fill(source, {name: b"\xff" * len(data) for name, data in FILES.items()})
         stored = tmp_path / "store" / storage_id
@@ -171,15 +170,14 @@ class TestConsume:
             context.upload(source, STEPS, consume=True, selector=lambda path: path.startswith("sub"))
         assert set(tree(source)) == {"model.pt", "rng"}
 
-    @pytest.mark.parametrize("blocking", [True, False])
-    def test_every_call_of_the_disk_fails_once_and_the_files_are_put_back(self, blocking: bool, tmp_path: Path) -> None:
+    def test_every_call_of_the_disk_fails_once_and_the_files_are_put_back(self, tmp_path: Path) -> None:
         for at in range(1, 400):
             work = tmp_path / str(at)
             source = fill(work / "source")
             disk = FaultyDisk(str(work), at)
             try:
                 with context_on(work, disk) as (context, recorder):
-                    context.upload(source, STEPS, blocking=blocking, consume=True)
+                    context.upload(source, STEPS, blocking=at % 2 == 0, consume=True)
             except StorageError as e:
                 assert disk.struck and str(work) in str(e)
             if recorder.registered:
@@ -220,14 +218,6 @@ class TestStorePath:
         assert listed(tmp_path / "store") == [storage_id]
         assert len(recorder.registered) == 1
 
-    def test_a_block_that_raises_leaves_nothing(self, tmp_path: Path) -> None:
-        with context_on(tmp_path) as (context, _):
-            with pytest.raises(ArithmeticError), context.store_path(STEPS, blocking=False) as (path, _):
-                fill(path)
-                raise ArithmeticError
-            assert list((tmp_path / "store" / ".det_core-tmp").iterdir()) == []
-        assert listed(tmp_path / "store") == []
-
     def test_a_handle_tells_when_it_is_done(self, tmp_path: Path) -> None:
         with context_on(tmp_path, gate := Gate()) as (context, _):
             handle = context.begin(STEPS)
@@ -258,7 +248,7 @@ class TestBusy:
         with context_on(tmp_path, gate := Gate()) as (context, recorder):
             first = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
             assert gate.reached.wait()
-            threading.Timer(0.3, gate.opened_up.set).start()
+            once_it_waits(gate.opened_up.set)
             with context.store_path(STEPS, blocking=False) as (_, second):
                 assert [record["storage_id"] for record in recorder.registered] == [first]
             third = context.upload(tmp_path / "source", STEPS)
@@ -278,8 +268,7 @@ class TestBusy:
                 else:
                     context.upload(source, STEPS, blocking=call == "blocking", if_busy="refuse")
             gate.opened_up.set()
-            while context._writer._background.under_way():
-                time.sleep(0.01)
+            until(lambda: not context._writer._background.under_way())
             second = context.upload(source, STEPS, if_busy="refuse")
         assert set(listed(tmp_path / "store")) == {first, second}
 
@@ -304,8 +293,7 @@ class TestFailures:
         fill(handle.path)
         disk.at = disk.calls + 3
         handle.commit(blocking=False)
-        while not handle.done:
-            time.sleep(0.005)
+        until(lambda: handle.done)
         assert disk.struck
         return handle.storage_id
 
@@ -382,17 +370,16 @@ class TestClosing:
     def test_it_waits(self, tmp_path: Path) -> None:
         with context_on(tmp_path, gate := Gate()) as (context, recorder):
             storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
-            threading.Timer(0.5, gate.opened_up.set).start()
+            once_it_waits(gate.opened_up.set)
             context.close()
             assert [record["storage_id"] for record in recorder.registered] == [storage_id]
             assert recorder.said == []
         assert not any(thread.name == "det_core-upload" for thread in threading.enumerate())
 
     def test_a_preempted_process_waits_while_there_is_time(self, tmp_path: Path) -> None:
-        until = time.monotonic() + 30
-        with context_on(tmp_path, gate := Gate(), deadline=lambda: until) as (context, recorder):
+        with context_on(tmp_path, gate := Gate(), deadline=lambda: 1e6) as (context, recorder):
             storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
-            threading.Timer(0.3, gate.opened_up.set).start()
+            once_it_waits(gate.opened_up.set)
             context.close()
             assert storage_id in recorder.said[0] and " s to do so" in recorder.said[0]
             assert recorder.said[1:] == [f"checkpoint {storage_id} is saved: steps_completed 3"]
@@ -411,22 +398,20 @@ class TestClosing:
 
         disk = Slow(str(tmp_path / "store"))
         deadline: list[float] = []
-        source = fill(tmp_path / "source", {f"{i}": b"x" * 200_000 for i in range(2000)})
+        source = fill(tmp_path / "source", {f"{i}": b"x" for i in range(500)})
         with context_on(tmp_path, disk, deadline=lambda: deadline[0] if deadline else None) as (context, _):
             first = context.upload(source, STEPS, selector=lambda path: path == "1")
             disk.slow = True
             second = context.upload(source, {"steps_completed": 9}, blocking=False, consume=True)
-            begin = time.monotonic()
-            deadline.append(begin + 0.5)
+            deadline.append(time.monotonic() + 0.5)
             with pytest.raises(CheckpointError) as caught:
                 context.close()
-            assert 0.4 < time.monotonic() - begin < 4.5
         said = str(caught.value)
         assert f"checkpoint {second} was not saved" in said
         assert f"the newest that is saved is {first}, steps_completed 3" in said
         assert listed(tmp_path / "store") == [first]
         assert list((tmp_path / "store" / ".det_core-tmp").iterdir()) == []
-        assert len(tree(source)) == 2000, "what was given up is back"
+        assert len(tree(source)) == 500, "what was given up is back"
 
     def test_a_disk_that_hangs_does_not_hold_a_preempted_process(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -444,8 +429,7 @@ class TestClosing:
         with context_on(tmp_path, gate := Gate()) as (context, recorder):
             context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
             assert gate.reached.wait()
-            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-            threading.Timer(0.6, gate.opened_up.set).start()
+            once_it_waits(lambda: (os.kill(os.getpid(), signal.SIGINT), gate.opened_up.set()))
             with pytest.raises(KeyboardInterrupt):
                 context.close()
         assert recorder.registered == []
@@ -455,7 +439,7 @@ class TestClosing:
         with context_on(tmp_path, gate := Gate()) as (context, recorder):
             context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
             assert gate.reached.wait()
-            threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+            once_it_waits(lambda: os.kill(os.getpid(), signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
                 context.upload(tmp_path / "source", STEPS)
             gate.opened_up.set()
@@ -502,6 +486,5 @@ context = Recorder().context(alone(), Path({str(tmp_path / "store")!r}))
 with context.store_path({{"steps_completed": 1}}, blocking=False) as (path, _):
     fill(path)
 """
-    environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-    subprocess.run([sys.executable, "-c", script], check=True, env=environment)
+    assert scripts.run(script, tmp_path).returncode == 0
     assert len(listed(tmp_path / "store")) == 1

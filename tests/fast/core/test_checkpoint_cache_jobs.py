@@ -5,45 +5,61 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support import TESTS
+from support import TESTS, warm
 from support.caches import FILES, SIZE, entries, kept, restored, store
 from support.checkpoints import fill, tree
 from support.disks import FaultyDisk
+from support.processes import until
 from support.ranks import running
 
 
+class Job:
+    """A process that restores; what it says is in a file."""
+
+    def __init__(self, folder: Path, storage_id: str, limit: int, hold: int) -> None:
+        arguments = [str(folder / "store"), str(folder / "cache"), str(limit), storage_id, str(hold)]
+        self.out = folder / f"out-{time.monotonic_ns()}"
+        read, self._write = os.pipe()
+        with self.out.open("wb") as out:
+            self.process = warm.start(
+                ["-m", "support.elsewhere", *arguments], cwd=TESTS, stdin=read, stdout=out.fileno()
+            )
+        os.close(read)
+
+    def said(self, text: str, times: int = 1) -> str:
+        """The line that begins with ``text``, once it has said so many."""
+
+        def lines() -> list[str]:
+            return [line for line in self.out.read_text().splitlines() if line.startswith(text)][times - 1 :]
+
+        return until(lines, self.out.read_text, of=self.process)[0]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def let_go(self) -> None:
+        """Have it leave its block."""
+        os.write(self._write, b"\n")
+
+    def close(self) -> None:
+        self.kill()
+        os.close(self._write)
+
+
 @contextmanager
-def job(folder: Path, storage_id: str, *, limit: int = 1 << 30, pause: float = 0) -> Iterator[subprocess.Popen[str]]:
+def job(folder: Path, storage_id: str, *, limit: int = 1 << 30, hold: int = 0) -> Iterator[Job]:
     """A process that restores; it is killed at the end."""
-    arguments = [str(folder / "store"), str(folder / "cache"), str(limit), storage_id, str(pause)]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "support.elsewhere", *arguments],
-        env={**os.environ, "PYTHONPATH": str(TESTS)},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def said(process: subprocess.Popen[str], text: str) -> str:
-    """The line of a process that begins with ``text``."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(text):
-            return line
-    raise AssertionError(f"the process ended without {text!r}")
+    started = Job(folder, storage_id, limit, hold)
+    try:
+        yield started
+    finally:
+        started.close()
 
 
 class TestJobs:
@@ -51,21 +67,20 @@ class TestJobs:
 
     def test_they_share_one_fetch(self, tmp_path: Path) -> None:
         (a,) = store(tmp_path, "many")
-        with job(tmp_path, a, pause=0.05) as one, job(tmp_path, a) as two, job(tmp_path, a) as three:
-            lines = [said(process, "files").split() for process in (one, two, three)]
+        with job(tmp_path, a) as one, job(tmp_path, a) as two, job(tmp_path, a) as three:
+            lines = [each.said("files").split() for each in (one, two, three)]
         assert [line[1] for line in lines] == ["11"] * 3
         assert sorted(int(line[3]) for line in lines) == [0, 0, SIZE], "bytes are fetched once"
 
     def test_one_that_is_killed_while_it_fetches_is_followed(self, tmp_path: Path) -> None:
         """The next one waits while it lives, takes over what it has, and fetches the rest."""
         (a,) = store(tmp_path, "many")
-        with job(tmp_path, a, pause=0.2) as one:
-            said(one, "fetching")
-            said(one, "fetching")
+        with job(tmp_path, a, hold=2) as one:
+            one.said("fetching", times=2)
             with job(tmp_path, a) as two:
-                time.sleep(0.5)
-                one.send_signal(signal.SIGKILL)
-                line = said(two, "files").split()
+                two.said("locks")
+                one.kill()
+                line = two.said("files").split()
         assert line[1] == "11"
         assert 0 < int(line[3]) <= SIZE - 20_000, "what the dead one had fetched is not fetched again"
         (entry,) = entries(tmp_path)
@@ -77,11 +92,10 @@ class TestJobs:
 
     def test_half_a_file_of_a_dead_one_is_not_believed(self, tmp_path: Path) -> None:
         (a,) = store(tmp_path, "many")
-        with job(tmp_path, a, pause=60) as one:
-            said(one, "fetching")
+        with job(tmp_path, a, hold=1) as one:
+            one.said("fetching")
             (aside,) = tmp_path.glob("cache/*/aside-*")
             one.kill()
-            one.wait()
         came = {path.name for path in aside.iterdir()}
         assert len(came) == 1
         for name in came:
@@ -94,44 +108,40 @@ class TestJobs:
     def test_one_that_is_killed_while_it_reads_is_not_waited_for(self, tmp_path: Path) -> None:
         a, b = store(tmp_path, "a", "b")
         with job(tmp_path, a) as one:
-            said(one, "open")
+            one.said("open")
             with restored(tmp_path, b, SIZE):
                 assert kept(tmp_path) == {a, b}, "a living process reads it"
-            one.send_signal(signal.SIGKILL)
-            one.wait()
+            one.kill()
         with restored(tmp_path, b, SIZE):
             assert kept(tmp_path) == {b}
 
     def test_a_reader_keeps_its_files_when_others_fill_the_cache(self, tmp_path: Path) -> None:
         a, b = store(tmp_path, "a", "b")
         with job(tmp_path, a, limit=SIZE) as one:
-            said(one, "open")
+            one.said("open")
             with restored(tmp_path, b, SIZE):
                 pass
             assert a in kept(tmp_path)
-            assert one.stdin is not None
-            one.stdin.write("\n")
-            one.stdin.flush()
-            said(one, "closed")
+            one.let_go()
+            one.said("closed")
         assert kept(tmp_path) <= {a, b} and len(kept(tmp_path)) == 1
 
     def test_private_copies_of_the_dead_go(self, tmp_path: Path) -> None:
         fill(tmp_path / "store" / "theirs", FILES)
         (a,) = store(tmp_path, "a")
         with job(tmp_path, "theirs") as one:
-            said(one, "open")
+            one.said("open")
             (private,) = entries(tmp_path)
             with restored(tmp_path, a, 1 << 30):
                 assert private in entries(tmp_path)
-            one.send_signal(signal.SIGKILL)
-            one.wait()
+            one.kill()
         assert private.exists()
         with restored(tmp_path, a, 1 << 30):
             assert not private.exists()
 
 
 RANK = """
-import os, sys, time
+import os, signal, sys
 from pathlib import Path
 from det_core import core
 from det_core._errors import PeerLost
@@ -147,7 +157,8 @@ with core.DistributedContext.detect() as distributed:
     def arriving(name):
         if store.fetched:
             print("fetching", flush=True)
-            time.sleep(60 if distributed.rank == 0 else 0.5)
+            if distributed.rank == 0:
+                signal.pause()
 
     store.arriving = arriving
     try:
@@ -205,39 +216,40 @@ with alone() as distributed:
 """
 
 
-def test_jobs_that_are_killed_at_random_spoil_nothing_for_the_others(tmp_path: Path) -> None:
+def killed_jobs(folder: Path, times: int, seed: int) -> None:
     """Four jobs at a time restore this and that from a cache that holds half of it; one after the other is killed."""
-    chance = random.Random(seed := random.randrange(1000))
-    ids = [f"{found}:{letter}" for letter, found in zip("abcd", store(tmp_path, *"abcd"), strict=True)]
-    arguments = [str(tmp_path / "store"), str(tmp_path / "cache"), str(5 * SIZE // 2)]
+    chance = random.Random(seed)
+    ids = [f"{found}:{letter}" for letter, found in zip("abcd", store(folder, *"abcd"), strict=True)]
+    script = folder / "busy.py"
+    script.write_text(BUSY)
+    arguments = [script, folder / "store", folder / "cache", str(5 * SIZE // 2)]
 
-    def start(number: int) -> tuple[subprocess.Popen[bytes], Path]:
-        out = tmp_path / f"out{number}"
-        command = [sys.executable, "-c", BUSY, *arguments, f"{seed}.{number}", *ids]
+    def start(number: int) -> tuple[warm.Started, Path]:
+        out = folder / f"out{number}"
         with out.open("wb") as file:
-            environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-            return subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment), out
+            words = [*arguments, f"{seed}.{number}", *ids]
+            return warm.start(words, env={**os.environ, "PYTHONPATH": str(TESTS)}, stdout=file.fileno()), out
 
     jobs = [start(number) for number in range(4)]
-    try:
-        for number in range(4, 16):
-            process, out = jobs.pop(chance.randrange(2))
-            deadline = time.monotonic() + 30
-            while b"restored" not in out.read_bytes() and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.01)
-            time.sleep(chance.random() * 0.2)
-            assert process.poll() is None and b"restored" in out.read_bytes(), f"seed {seed}: {out.read_text()[-3000:]}"
-            process.kill()
-            process.wait()
-            jobs.append(start(number))
-    finally:
-        for process, _ in jobs:
-            process.kill()
-            process.wait()
+    for number in range(4, 4 + times):
+        process, out = jobs.pop(chance.randrange(2))
+        until(lambda out=out: "restored" in out.read_text(), out.read_text, of=process)  # type: ignore[misc]
+        time.sleep(chance.random() * 0.1)
+        assert process.poll() is None, f"seed {seed}: {out.read_text()[-3000:]}"
+        process.kill()
+        process.wait()
+        jobs.append(start(number))
+    for process, _ in jobs:
+        process.kill()
+        process.wait()
     a = ids[0].partition(":")[0]
-    with restored(tmp_path, a, SIZE):
+    with restored(folder, a, SIZE):
         pass
-    assert kept(tmp_path) == {a} and len(entries(tmp_path)) == 1
+    assert kept(folder) == {a} and len(entries(folder)) == 1
+
+
+def test_jobs_that_are_killed_at_random_spoil_nothing_for_the_others(tmp_path: Path) -> None:
+    killed_jobs(tmp_path, 6, seed=1)
 
 
 def test_whatever_call_a_job_dies_at_the_next_one_finds_all(tmp_path: Path) -> None:

@@ -1,12 +1,11 @@
-"""Restoring from object stores: in memory, and from real servers of S3 and GCS."""
+"""Restoring from object stores: from a server of S3; from others in tests/stores."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +17,7 @@ from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError
 from det_core.core._checkpoint import CheckpointCache, CheckpointContext, DownloadMode
 from det_core.storage import open_store
 from det_core.storage._objects import Bucket, Door, ObjectStore
-from support import TESTS
+from support import scripts
 from support.buckets import closing, contents, in_bucket, through
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, tree
 from support.servers import S3Server
@@ -93,16 +92,10 @@ class Job:
         return {name: n for name, n in found.items() if not name.startswith(".det_core/")}
 
 
-@pytest.fixture(params=["memory", "moto", pytest.param("rgw", marks=pytest.mark.rgw), "gcs"])
-def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
+@pytest.fixture
+def storage(moto_server: S3Server) -> Any:
     """``checkpoint_storage`` for a place of this test alone."""
-    if request.param == "memory":
-        return f"memory:/{tmp_path}"
-    if request.param in ("moto", "rgw"):
-        server = request.getfixturevalue(f"{request.param}_server")
-        return server.storage(server.make_bucket(), "some/prefix")
-    server = request.getfixturevalue("gcs_server")
-    return {"type": "gcs", "bucket": server.make_bucket(), "endpoint_url": server.url}
+    return moto_server.storage(moto_server.make_bucket(), "some/prefix")
 
 
 @pytest.fixture
@@ -240,8 +233,7 @@ def test_event_files_that_cannot_be_copied_are_named(tmp_path: Path, moto_server
             ctx.train.upload_tensorboard_files()
 
 
-@pytest.mark.parametrize("how", ["reset", "refused", "gone"])
-@pytest.mark.parametrize("call", ["restore_path", "download"])
+@pytest.mark.parametrize(("call", "how"), [("restore_path", "reset"), ("download", "gone")])
 def test_whatever_request_fails_what_is_there_is_whole(
     call: str, how: str, tmp_path: Path, moto_server: S3Server
 ) -> None:
@@ -286,7 +278,7 @@ KILLED = """
 import asyncio, json, os, signal, sys
 from pathlib import Path
 from support.checkpoints import alone
-from test_checkpoint_cache_stores import Job
+from fast.core.test_checkpoint_cache_stores import Job
 
 with alone() as distributed:
     job = Job(json.loads(sys.argv[1]), Path(sys.argv[2]), distributed)
@@ -313,18 +305,14 @@ with alone() as distributed:
 
 def test_a_fetch_that_was_killed_is_finished(tmp_path: Path, moto_server: S3Server) -> None:
     """What it has whole is not fetched again; a file that only has its size yet is."""
-    import json
-
     files = {f"f{i}": LARGE[: 12 << 20] + bytes([i]) for i in range(4)}
     storage = moto_server.storage(moto_server.make_bucket())
     with closing() as opened, alone() as distributed:
         here = Job(storage, tmp_path, distributed)
         opened(here.store)
         storage_id = here.context.upload(fill(tmp_path / "source", files), STEPS)
-        environment = {**os.environ, "PYTHONPATH": f"{TESTS}:{TESTS / 'core'}"}
-        command = [sys.executable, "-c", KILLED, json.dumps(storage), str(tmp_path), storage_id]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert done.returncode == -signal.SIGKILL, done.stdout + done.stderr
+        done = scripts.run(KILLED, tmp_path, json.dumps(storage), tmp_path, storage_id)
+        assert done.returncode == -signal.SIGKILL, done.stdout
         left = {path.name: path.stat().st_size for path in tmp_path.glob("cache/*/aside-*/f*")}
         assert left == {name: len(data) for name, data in files.items()}, "room is taken for all of them at once"
         with here.context.restore_path(storage_id) as path:

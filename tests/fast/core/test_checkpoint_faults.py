@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ import pytest
 from det_core._errors import CheckpointError, StorageError
 from det_core.core._checkpoint import CheckpointContext
 from det_core.storage import DirectoryStore
-from support import TESTS
+from support import TESTS, warm
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
 from support.disks import FaultyDisk
 
@@ -29,7 +27,6 @@ def memory(tmp_path: Path) -> Iterator[Path]:
 
 torch = pytest.importorskip("torch")
 WEIGHTS = torch.arange(300_000.0)
-HOW = ["EIO", "ENOSPC", "short", "dead"]
 Operation = Callable[[CheckpointContext, str, Path], object]
 
 
@@ -98,10 +95,13 @@ def every_call_fails_once(operation: Operation, folder: Path, how: str) -> list[
     raise AssertionError("the operation never ends")
 
 
-@pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
-    "operation", [upload, store_path, upload_in_background, store_path_in_background, save_in_background]
-)
+    ("operation", "how"),
+    [
+        (upload, "short"), (upload_in_background, "ENOSPC"), (store_path, "EIO"), (store_path_in_background, "dead"),
+        (save_in_background, "dead"),
+    ],
+)  # fmt: skip
 def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation: Operation, how: str, memory: Path) -> None:
     outcomes = every_call_fails_once(operation, memory, how)
     assert {"write", "sync", "rename", "open"} <= {struck for _, _, _, struck in outcomes}
@@ -116,8 +116,7 @@ def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation: Ope
         nothing_is_left_over(work / "store")
 
 
-@pytest.mark.parametrize("how", HOW)
-@pytest.mark.parametrize("existing", [False, True])
+@pytest.mark.parametrize(("existing", "how"), [(False, "dead"), (True, "short")])
 def test_a_download_leaves_whole_files(existing: bool, how: str, memory: Path) -> None:
     def download(context: CheckpointContext, old: str, folder: Path) -> None:
         if existing:
@@ -141,16 +140,14 @@ def test_a_download_leaves_whole_files(existing: bool, how: str, memory: Path) -
             assert aside == [], f"left after {struck}"
 
 
-@pytest.mark.parametrize("how", ["EIO", "dead"])
-def test_a_restore_that_fails_says_so(how: str, memory: Path) -> None:
-    for work, old, recorder, _ in every_call_fails_once(restore, memory, how):
+def test_a_restore_that_fails_says_so(memory: Path) -> None:
+    for work, old, recorder, _ in every_call_fails_once(restore, memory, "EIO"):
         assert listed(work / "store") == [old]
         assert bool(recorder.restored) == (work / "restored").exists(), "only the mark that it is in use may fail"
 
 
-@pytest.mark.parametrize("how", ["EIO", "dead"])
-def test_a_delete_unlists_first(how: str, memory: Path) -> None:
-    outcomes = every_call_fails_once(delete, memory, how)
+def test_a_delete_unlists_first(memory: Path) -> None:
+    outcomes = every_call_fails_once(delete, memory, "dead")
     assert {"rename", "remove", "remove folder"} <= {struck for _, _, _, struck in outcomes}
     for work, old, recorder, _ in outcomes:
         assert listed(work / "store") in ([old], [])
@@ -160,12 +157,11 @@ def test_a_delete_unlists_first(how: str, memory: Path) -> None:
         nothing_is_left_over(work / "store")
 
 
-@pytest.mark.parametrize("how", ["EIO", "dead"])
-def test_a_partial_delete_leaves_a_checkpoint_that_verifies(how: str, memory: Path) -> None:
+def test_a_partial_delete_leaves_a_checkpoint_that_verifies(memory: Path) -> None:
     def partial(context: CheckpointContext, old: str, folder: Path) -> None:
         context._store.delete(old, ["sub/**"])
 
-    for work, old, _, struck in every_call_fails_once(partial, memory, how):
+    for work, old, _, struck in every_call_fails_once(partial, memory, "EIO"):
         checkpoint = DirectoryStore(work / "store").open(old)
         checkpoint.check(checkpoint.manifest.files)
         assert set(checkpoint.manifest.files) in ({*FILES, "metadata.json"}, {"model.pt", "rng", "metadata.json"}), (
@@ -173,22 +169,10 @@ def test_a_partial_delete_leaves_a_checkpoint_that_verifies(how: str, memory: Pa
         )
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "upload",
-        "store_path",
-        "upload_in_background",
-        "store_path_in_background",
-        "save_in_background",
-        "download",
-        "delete",
-    ],
-)
+@pytest.mark.parametrize("name", ["upload_in_background", "store_path", "save_in_background", "download", "delete"])
 def test_death_at_every_call(name: str, memory: Path) -> None:
-    command = [sys.executable, "-m", "support.dying", name, str(memory)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=TESTS)
-    assert done.returncode == 0, done.stderr[-3000:]
+    done = warm.run(["-m", "support.dying", name, memory], cwd=TESTS)
+    assert done.returncode == 0, done.stdout[-3000:]
     deaths = [path for path in memory.iterdir() if path.is_dir()]
     assert len(deaths) > (10 if name == "delete" else 25), done.stdout
     for work in deaths:

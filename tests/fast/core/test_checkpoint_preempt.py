@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -25,7 +24,7 @@ with core.DistributedContext.from_torch_distributed() as distributed:
         def save(step):
             with ctx.checkpoint.store_path({"steps_completed": step}, shard=shard, blocking=False) as (path, _):
                 for i in range(200):
-                    (path / f"{distributed.rank}-{i}").write_bytes(b"x" * 200_000)
+                    (path / f"{distributed.rank}-{i}").write_bytes(b"x" * 2000)
         save(1)
         handle = ctx.checkpoint.begin({"steps_completed": 0}, shard=shard)  # waits for the one before
         handle.abort()
@@ -40,22 +39,20 @@ with core.DistributedContext.from_torch_distributed() as distributed:
 """
 
 
-def train(tmp_path: Path, size: int, slow: float, grace: str | None) -> tuple[list[int], list[str], float]:
-    """Statuses and outputs of the ranks, after one SIGTERM to each, and the seconds they took to end."""
+def train(tmp_path: Path, size: int, slow: float, grace: str | None) -> tuple[list[int], list[str]]:
+    """Statuses and outputs of the ranks, after one SIGTERM to each."""
     environment = {"DET_CORE_GRACE": grace} if grace else {}
     with running(TRAIN, size, tmp_path, env=environment, args=(str(tmp_path / "store"), str(slow))) as ranks:
         ranks.wait_for("ready")
-        begin = time.monotonic()
         for process in ranks.processes:
             process.send_signal(signal.SIGTERM)
         statuses = ranks.wait()
-        return statuses, [ranks.output(rank) for rank in range(size)], time.monotonic() - begin
+        return statuses, [ranks.output(rank) for rank in range(size)]
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("grace", [None, "30"])
+@pytest.mark.parametrize(("size", "grace"), [(1, None), (3, "3600")])
 def test_it_is_waited_for(size: int, grace: str | None, tmp_path: Path) -> None:
-    statuses, outputs, _ = train(tmp_path, size, 0.005, grace)
+    statuses, outputs = train(tmp_path, size, 0.001, grace)
     assert statuses == [0] * size, outputs
     found = listed(tmp_path / "store")
     assert len(found) == 2
@@ -65,11 +62,10 @@ def test_it_is_waited_for(size: int, grace: str | None, tmp_path: Path) -> None:
     nothing_is_left_over(tmp_path / "store", restart=0)
 
 
-@pytest.mark.parametrize("size", [1, 3])
-def test_when_the_grace_is_over_it_says_what_is_saved(size: int, tmp_path: Path) -> None:
-    statuses, outputs, seconds = train(tmp_path, size, 0.5, "4")
+def test_when_the_grace_is_over_it_says_what_is_saved(tmp_path: Path) -> None:
+    size = 3
+    statuses, outputs = train(tmp_path, size, 0.5, "4")
     (saved,) = listed(tmp_path / "store")
-    assert 2 < seconds < 20
     assert statuses == [1] * size, outputs
     for output in outputs:
         assert "was not saved" in output

@@ -10,7 +10,6 @@ import logging
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 import weakref
@@ -25,9 +24,10 @@ import pytest
 from det_core._errors import CheckpointBusy, CheckpointConflict, CheckpointError, ContextClosed, StorageError
 from det_core.core._checkpoint import CheckpointContext
 from det_core.core._checkpoint._aside._archive import Archive, _central, _end, _local
-from support import TESTS
+from support import TESTS, nest, scripts
 from support.checkpoints import STEPS, Recorder, alone, listed, nothing_is_left_over, tree
 from support.disks import Gate
+from support.processes import until
 from support.ranks import running
 from support.servers import S3Server
 
@@ -58,10 +58,7 @@ def helper(context: CheckpointContext) -> int:
 
 
 def wait_for(recorder: Recorder, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(recorder.registered) < count:
-        assert time.monotonic() < deadline, "it is never saved"
-        time.sleep(0.01)
+    until(lambda: len(recorder.registered) >= count)
 
 
 def odd_state() -> dict[str, Any]:
@@ -135,18 +132,19 @@ class TestWhatIsSaved:
             assert archive.testzip() is None
         nothing_is_left_over(tmp_path / "store", restart=0)
 
-    @pytest.mark.parametrize("kind", odd_state())
-    def test_each_kind_alone(self, kind: str, tmp_path: Path) -> None:
+    def test_each_kind_alone(self, tmp_path: Path) -> None:
         from det_core.core._checkpoint._aside._pickling import Pickling
 
-        state = odd_state()[kind]
-        pickling = Pickling()
+        ids = {}
         with context_on(tmp_path) as (context, _):
-            ids = [context.save(state, STEPS, blocking=False) for _ in range(2)]
-        pickling.pickle(state)
-        assert pickling._thorough == (kind in ODD)
-        for storage_id in ids:
-            assert equal(state, load(tmp_path, storage_id, weights_only=True))
+            for kind, state in (states := odd_state()).items():
+                pickling = Pickling()
+                pickling.pickle(state)
+                assert pickling._thorough == (kind in ODD)
+                ids[kind] = [context.save(state, STEPS, blocking=False) for _ in range(2)]
+        for kind, saved in ids.items():
+            for storage_id in saved:
+                assert equal(states[kind], load(tmp_path, storage_id, weights_only=True)), kind
 
     def test_tensors_that_look_different_the_next_time(self, tmp_path: Path) -> None:
         """What tensors become in the pickle is kept: for the same tensors, not for what they are next."""
@@ -178,34 +176,36 @@ class TestWhatIsSaved:
                     for name in found
                 )
 
-    @pytest.mark.parametrize("blocking", [True, False])
-    def test_metadata_that_is_not_finite(self, blocking: bool, tmp_path: Path) -> None:
+    def test_metadata_that_is_not_finite(self, tmp_path: Path) -> None:
         metadata = {**STEPS, "loss": math.nan, "best": -math.inf, "none": None}
         with context_on(tmp_path) as (context, recorder):
-            storage_id = context.save({"a": torch.ones(1)}, metadata, blocking=blocking)
-        stored = json.loads((tmp_path / "store" / storage_id / "metadata.json").read_text())
-        assert repr(stored) == repr(metadata) == repr(recorder.registered[0]["metadata"])
+            ids = [context.save({"a": torch.ones(1)}, metadata, blocking=blocking) for blocking in (True, False)]
+        for storage_id, record in zip(ids, recorder.registered, strict=True):
+            stored = json.loads((tmp_path / "store" / storage_id / "metadata.json").read_text())
+            assert repr(stored) == repr(metadata) == repr(record["metadata"])
 
     @pytest.mark.filterwarnings("ignore:backward hook")
-    @pytest.mark.parametrize("special", ["negative", "hook", "attribute"])
-    def test_tensors_that_become_special(self, special: str, tmp_path: Path) -> None:
-        tensor = torch.arange(4.0)
-        state = [tensor, torch.ones(3)]
+    def test_tensors_that_become_special(self, tmp_path: Path) -> None:
+        saved = {}
         with context_on(tmp_path) as (context, _):
-            context.save(state, STEPS, blocking=False)
-            if special == "negative":
-                state[0] = tensor = torch.complex(tensor, tensor).conj().imag
-                assert tensor.is_neg()
-            elif special == "hook":
-                tensor.requires_grad_()
-                tensor.register_hook(_untouched)
-            else:
-                tensor.note = "kept"
-            storage_id = context.save(state, STEPS, blocking=False)
-        found = load(tmp_path, storage_id, weights_only=False)
-        assert torch.equal(found[0], tensor)
-        assert found[0].is_neg() == tensor.is_neg()
-        assert getattr(found[0], "note", "") == ("kept" if special == "attribute" else "")
+            for special in ("negative", "hook", "attribute"):
+                tensor = torch.arange(4.0)
+                state = [tensor, torch.ones(3)]
+                context.save(state, STEPS, blocking=False)
+                if special == "negative":
+                    state[0] = tensor = torch.complex(tensor, tensor).conj().imag
+                    assert tensor.is_neg()
+                elif special == "hook":
+                    tensor.requires_grad_()
+                    tensor.register_hook(_untouched)
+                else:
+                    tensor.note = "kept"
+                saved[special] = tensor, context.save(state, STEPS, blocking=False)
+        for special, (tensor, storage_id) in saved.items():
+            found = load(tmp_path, storage_id, weights_only=False)
+            assert torch.equal(found[0], tensor)
+            assert found[0].is_neg() == tensor.is_neg()
+            assert getattr(found[0], "note", "") == ("kept" if special == "attribute" else "")
 
     def test_classes_that_are_registered_between_two(self, tmp_path: Path) -> None:
         """``copyreg`` counts from the next save on, also for what had a way before."""
@@ -350,7 +350,6 @@ class TestTheHelper:
             first = helper(context)
             os.kill(first, signal.SIGSTOP)
             lost = context.save({}, STEPS, blocking=False)
-            time.sleep(0.1)
             os.kill(first, signal.SIGKILL)
             with pytest.raises(CheckpointError, match=f"{lost} was not saved.*killed by signal 9"):
                 context.save({}, STEPS, blocking=False)
@@ -442,12 +441,11 @@ class TestTheHelper:
             context.save({}, STEPS, blocking=False)
         assert len(listed(tmp_path / "store")) == 2
 
-    @pytest.mark.parametrize(
-        "end", ["", "import os, signal; print(helper, flush=True); os.kill(os.getpid(), signal.SIGKILL)"]
-    )
+    @pytest.mark.parametrize("end", ["", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"])
     def test_it_ends_with_a_script_that_never_closes(self, end: str, tmp_path: Path) -> None:
         script = f"""
-import time
+import time, warnings
+warnings.simplefilter("error")
 from pathlib import Path
 from support.checkpoints import Recorder, alone
 recorder = Recorder()
@@ -457,17 +455,12 @@ while not recorder.registered:
     time.sleep(0.01)
 helper = context._writer._states._saver.pid
 context.save({{"a": 2}}, {{"steps_completed": 2}}, blocking=False)
-{end or "print(helper, flush=True)"}
+print(helper, flush=True)
+{end}
 """
-        environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-        done = subprocess.run(
-            [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, env=environment
-        )
-        assert done.returncode == (-9 if end else 0) and done.stderr == ""
-        deadline = time.monotonic() + 10
-        while os.path.exists(f"/proc/{int(done.stdout)}"):
-            assert time.monotonic() < deadline, "the helper outlives the process that started it"
-            time.sleep(0.01)
+        done = scripts.run(script, tmp_path)
+        assert done.returncode == (-9 if end else 0), done.stdout
+        until(lambda: not nest.runs(int(done.stdout)))  # and nothing else was said
         assert len(listed(tmp_path / "store")) in ((1, 2) if end else (2,))
         nothing_is_left_over(tmp_path / "store")
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -15,9 +12,11 @@ from typing import Any
 import pytest
 
 from det_core._errors import CheckpointError
+from det_core.core._checkpoint import CheckpointContext
 from det_core.storage import DirectoryStore, Disk, Owner
 from support import TESTS
 from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
+from support.ranks import running
 
 METADATA_JSON = b'{\n  "steps_completed": 3\n}'
 
@@ -65,14 +64,12 @@ def digest(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def test_permissions_are_kept(tmp_path: Path) -> None:
+def test_permissions_are_kept(context: CheckpointContext, tmp_path: Path) -> None:
     source = fill(tmp_path / "source")
     (source / "rng").chmod(0o755)
     (source / "model.pt").chmod(0o400)
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        storage_id = context.upload(source, STEPS)
-        context.download(storage_id, tmp_path / "out")
+    storage_id = context.upload(source, STEPS)
+    context.download(storage_id, tmp_path / "out")
     for folder in (tmp_path / "store" / storage_id, tmp_path / "out"):
         assert (folder / "rng").stat().st_mode & 0o777 == 0o755
         assert (folder / "model.pt").stat().st_mode & 0o777 == 0o600, "a file that can be replaced"
@@ -120,20 +117,16 @@ def test_nothing_is_listed_while_the_block_runs(tmp_path: Path) -> None:
         assert len(recorder.registered) == 1
 
 
-def test_an_empty_checkpoint_is_one(tmp_path: Path) -> None:
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        with context.store_path(STEPS) as (_, storage_id):
-            pass
-        with context.restore_path(storage_id) as path:
-            assert tree(path) == {"metadata.json": METADATA_JSON}
+def test_an_empty_checkpoint_is_one(context: CheckpointContext, tmp_path: Path) -> None:
+    with context.store_path(STEPS) as (_, storage_id):
+        pass
+    with context.restore_path(storage_id) as path:
+        assert tree(path) == {"metadata.json": METADATA_JSON}
 
 
-def test_a_folder_that_the_script_removed_is_an_error(tmp_path: Path) -> None:
-    with alone() as distributed:
-        context = Recorder().context(distributed, tmp_path / "store")
-        with pytest.raises(CheckpointError, match="was removed"), context.store_path(STEPS) as (path, _):
-            path.rmdir()
+def test_a_folder_that_the_script_removed_is_an_error(context: CheckpointContext, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="was removed"), context.store_path(STEPS) as (path, _):
+        path.rmdir()
     nothing_is_left_over(tmp_path / "store", restart=0)
 
 
@@ -165,24 +158,14 @@ class TestHandle:
         assert recorder.registered == []
         assert listed(tmp_path / "store") == []
 
-    def test_two_at_a_time(self, tmp_path: Path) -> None:
-        with alone() as distributed:
-            context = Recorder().context(distributed, tmp_path / "store")
-            first, second = context.begin({"steps_completed": 1}), context.begin({"steps_completed": 2})
-            for handle in (first, second):
-                fill(handle.path)
-            second.commit()
-            first.commit()
-        assert set(listed(tmp_path / "store")) == {first.storage_id, second.storage_id}
-
-    def test_close_removes_what_was_not_committed(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        with alone() as distributed:
-            context = Recorder().context(distributed, tmp_path / "store")
-            handle = context.begin(STEPS)
-            context.close()
-            assert not handle.path.exists()
-            with pytest.raises(RuntimeError):
-                handle.commit()
+    def test_close_removes_what_was_not_committed(
+        self, context: CheckpointContext, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        handle = context.begin(STEPS)
+        context.close()
+        assert not handle.path.exists()
+        with pytest.raises(RuntimeError):
+            handle.commit()
         assert handle.storage_id in caplog.text
 
 
@@ -207,21 +190,16 @@ with alone() as distributed:
 """
 
 
-def killed_writers(folder: Path, times: int) -> None:
+def killed_writers(folder: Path, times: int, seed: int) -> None:
     """Kill a process that stores and deletes, again and again; what is listed is whole each time."""
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
     chance = random.Random(seed)
     root = folder / "store"
     for restart in range(times):
-        command = [sys.executable, "-c", WRITER, str(root), str(restart)]
-        environment = {**os.environ, "PYTHONPATH": str(TESTS)}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as writer:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"ready\n"
+        with running(WRITER, 1, folder, env={"PYTHONPATH": str(TESTS)}, args=(str(root), str(restart))) as writer:
+            writer.wait_for("ready")
             time.sleep(chance.uniform(0, 0.4))
-            writer.send_signal(signal.SIGKILL)
-            assert writer.wait() == -signal.SIGKILL
+            writer.processes[0].kill()
+            assert writer.wait() == [-signal.SIGKILL], writer.output(0)
         for storage_id in listed(root):
             steps = DirectoryStore(root).open(storage_id).metadata()["steps_completed"]
             expected = {f"f{i}": b"%d %d" % (steps, i) * 5000 for i in range(20)}
@@ -234,12 +212,7 @@ def killed_writers(folder: Path, times: int) -> None:
 
 
 def test_a_killed_writer_leaves_whole_checkpoints(tmp_path: Path) -> None:
-    killed_writers(tmp_path, 4)
-
-
-@pytest.mark.long
-def test_many_killed_writers_leave_whole_checkpoints(tmp_path: Path) -> None:
-    killed_writers(tmp_path, 100)
+    killed_writers(tmp_path, 3, seed=1)
 
 
 def test_a_store_shared_by_users_stays_writable_to_them(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -11,6 +10,7 @@ import pytest
 from det_core import InvalidHP, core
 from det_core._errors import CloseError, PeerLost, RunLocked, RunNotFound
 from det_core.journal import RunRecord, read_run
+from support import warm
 from support.ranks import running
 from support.threads import as_ranks
 
@@ -250,28 +250,31 @@ def test_threads_may_report_at_once(home: Path) -> None:
     assert all([row.steps_completed for row in run.rows(f"g{i}")] == list(range(200)) for i in range(4))
 
 
-FAILS_LATE = """
-    import time
+FAILS = """
+    from contextlib import suppress
     from det_core import core
+    from det_core.errors import PeerLost
 
     distributed = core.DistributedContext.from_torch_distributed()
     with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         distributed.allgather(None)
         if distributed.rank == 1:
             raise ValueError("my bug")
-        time.sleep(1)
+        with suppress(PeerLost):
+            distributed.raise_if_left(within=600)
 """
 
 
 def test_a_run_of_which_one_rank_failed_is_not_completed(home: Path, tmp_path: Path) -> None:
-    with running(FAILS_LATE, 2, tmp_path) as ranks:
+    with running(FAILS, 2, tmp_path) as ranks:
         ranks.wait()
     assert _run(home).state == "failed"
     assert "failed (rank 1: ValueError: my bug)" in ranks.output(0), "the chief says so though it has ended well itself"
 
 
 def test_a_run_of_which_one_rank_died_at_its_end_is_not_completed(home: Path, tmp_path: Path) -> None:
-    code = FAILS_LATE.replace('raise ValueError("my bug")', "import os; time.sleep(2); os._exit(1)")
+    code = FAILS.replace('raise ValueError("my bug")', "import os, time; time.sleep(1); os._exit(1)")
+    code = code.replace("within=600", "within=0")
     with running(code, 2, tmp_path) as ranks:
         ranks.wait()
     assert _run(home).state == "died"
@@ -302,16 +305,14 @@ def test_interrupted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "interrupted; to resume it" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("words", [["-m", "counted.here"], ["-m", "counted"], ["counted/here.py"]])
-def test_the_command_to_resume_with_is_what_was_typed(words: list[str], tmp_path: Path) -> None:
+def test_the_command_to_resume_with_is_what_was_typed(tmp_path: Path) -> None:
     (tmp_path / "counted").mkdir()
     for name in ("__init__.py", "here.py", "__main__.py"):
         (tmp_path / "counted" / name).write_text(
             "from det_core import core\nwith core.init():\n    raise SystemExit(3)\n"
         )
     (tmp_path / "counted" / "__init__.py").write_text("")
-    done = subprocess.run(
-        [sys.executable, *words, "--lr", "1"], cwd=tmp_path, capture_output=True, text=True, timeout=250
-    )
-    (command,) = re.findall(r"to resume it: DET_CORE_RESUME=\S+ (.*)", done.stderr)
-    assert command == " ".join(["python", *words, "--lr", "1"])
+    for words in (["-m", "counted.here"], ["-m", "counted"], ["counted/here.py"]):
+        done = warm.run([*words, "--lr", "1"], cwd=tmp_path)
+        (command,) = re.findall(r"to resume it: DET_CORE_RESUME=\S+ (.*)", done.stdout)
+        assert command == " ".join(["python", *words, "--lr", "1"])

@@ -47,7 +47,7 @@ def test_a_thread_finds_the_only_one() -> None:
 
 
 def test_each_rank_that_is_a_thread_finds_its_own_and_nobody_else_any() -> None:
-    everybody_is_in = threading.Barrier(3, timeout=60)
+    everybody_is_in = threading.Barrier(3)
 
     def rank(distributed: core.DistributedContext) -> bool:
         with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:

@@ -93,24 +93,7 @@ def test_faults_of_the_network_lose_and_double_nothing(tmp_path: Path) -> None:
 
 
 def test_a_master_that_is_gone_for_a_while(tmp_path: Path) -> None:
-    under_faults(NEW, 1, tmp_path, gone(8, 2.0))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("version", [MIDDLE, NEW])
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("fault", [LOST, RESET, BUSY, TRUNCATED, SLOW])
-@pytest.mark.parametrize("nth", [2, 3])
-def test_each_fault_of_the_network(version: str, size: int, fault: str, nth: int, tmp_path: Path) -> None:
-    under_faults(version, size, tmp_path, every(nth, (fault,)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("version", [MIDDLE, NEW])
-@pytest.mark.parametrize("size", [1, 4])
-@pytest.mark.parametrize("first", [1, 2, 5, 12, 30])
-def test_a_master_that_is_gone_from_any_request_on(version: str, size: int, first: int, tmp_path: Path) -> None:
-    under_faults(version, size, tmp_path, gone(first, 3.0))
+    under_faults(NEW, 1, tmp_path, gone(8, 1.0))
 
 
 PREEMPT = (
@@ -156,7 +139,7 @@ def test_sigterm_ends_the_process_once_its_reports_are_safe(tmp_path: Path) -> N
         + """
 with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
     assert not ctx.preempt.should_preempt()
-    for step in range(1, 101):
+    for step in range(1, 11):
         ctx.train.report_training_metrics(step, {"loss": step})
     print("ready", flush=True)
     while not ctx.preempt.should_preempt():
@@ -169,7 +152,7 @@ with core.init(tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
             ranks.wait_for("ready")
             ranks.processes[0].send_signal(signal.SIGTERM)
             assert ranks.wait() == [-signal.SIGTERM]
-        assert [r["steps"] for r in trial.rows] == list(range(1, 101))
+        assert [r["steps"] for r in trial.rows] == list(range(1, 11))
         assert master.acks == []
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from det_core import core
+from support import scripts
 
 numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
@@ -51,7 +52,7 @@ def test_lists_of_json_will_do_where_torch_is_left_out() -> None:
     assert drawn()[:4] == before
 
 
-def test_what_is_not_imported_is_left_out_and_imported_when_it_is_put_back() -> None:
+def test_what_is_not_imported_is_left_out_and_imported_when_it_is_put_back(tmp_path: Path) -> None:
     script = (
         "import sys, random\nfrom det_core import core\n"
         "state = core.random_state()\n"
@@ -65,8 +66,8 @@ def test_what_is_not_imported_is_left_out_and_imported_when_it_is_put_back() -> 
     )
     numpy.random.seed(5)
     state = {key: value for key, value in core.random_state().items() if key in ("python", "numpy")}
-    done = subprocess.run([sys.executable, "-c", script, repr(state)], capture_output=True, text=True)
-    assert float(done.stdout) == numpy.random.rand(), done.stderr
+    done = scripts.run(script, tmp_path, repr(state))
+    assert float(done.stdout) == numpy.random.rand()
 
 
 def test_something_else_is_refused() -> None:

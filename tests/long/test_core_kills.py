@@ -1,0 +1,77 @@
+"""``kill -9`` by the hundred, and every call of the disk in every way, while checkpoints are saved."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from fast.core import test_checkpoint_faults as faults
+from fast.core.test_checkpoint_cache_jobs import killed_jobs
+from fast.core.test_checkpoint_cache_limits import whatever_call_fails
+from fast.core.test_checkpoint_faults import memory
+from fast.core.test_checkpoint_kills import kills, saves
+from fast.core.test_checkpoint_retention import every_call_of_a_gc_fails_once
+from fast.core.test_checkpoint_store import killed_writers
+
+__all__ = ["memory"]
+HOW = ["EIO", "ENOSPC", "short", "dead"]
+
+
+@pytest.fixture
+def seed() -> int:
+    """Drawn, and printed."""
+    drawn = random.randrange(10**6)
+    print(f"seed {drawn}")
+    return drawn
+
+
+def test_many_kills_spare_the_newest_checkpoint(seed: int, tmp_path: Path) -> None:
+    kills(tmp_path, 200, seed)
+
+
+def test_many_kills_of_helpers_spare_what_is_saved(seed: int, tmp_path: Path) -> None:
+    saves(tmp_path, 200, seed)
+
+
+def test_many_killed_writers_leave_whole_checkpoints(seed: int, tmp_path: Path) -> None:
+    killed_writers(tmp_path, 100, seed)
+
+
+def test_many_killed_jobs_spoil_nothing_in_the_cache(seed: int, tmp_path: Path) -> None:
+    killed_jobs(tmp_path, 100, seed)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(
+    "operation",
+    [
+        faults.upload, faults.store_path, faults.upload_in_background, faults.store_path_in_background,
+        faults.save_in_background,
+    ],
+)  # fmt: skip
+def test_every_call_of_every_way_to_save(operation: faults.Operation, how: str, memory: Path) -> None:
+    faults.test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation, how, memory)
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("existing", [False, True])
+def test_every_call_of_a_download(existing: bool, how: str, memory: Path) -> None:
+    faults.test_a_download_leaves_whole_files(existing, how, memory)
+
+
+@pytest.mark.parametrize("name", ["upload", "store_path_in_background"])
+def test_death_at_every_call(name: str, memory: Path) -> None:
+    faults.test_death_at_every_call(name, memory)
+
+
+@pytest.mark.parametrize("how", ["EIO", "ENOSPC", "dead"])
+@pytest.mark.parametrize("committed", [None, 4])
+def test_every_call_of_a_gc(how: str, committed: int | None, memory: Path) -> None:
+    every_call_of_a_gc_fails_once(how, committed, memory)
+
+
+@pytest.mark.parametrize("how", ["EIO", "ENOSPC", "dead"])
+def test_every_call_of_the_cache(how: str, tmp_path: Path) -> None:
+    whatever_call_fails(how, tmp_path)
