@@ -37,9 +37,10 @@ def single(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMaster]:
 @pytest.fixture
 def jobs(single: RealMaster) -> Iterator[Jobs]:
     """What a test does with it."""
-    made = Jobs(single)
-    yield made
-    made.close()
+    with single.lent():
+        made = Jobs(single)
+        yield made
+        made.close()
 
 
 # The matrix of §13.4: how a script ends, and whether it has acknowledged a preemption.
