@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -22,8 +21,6 @@ ASHA = {
     "max_trials": 2,
     "max_concurrent_trials": 1,
 }
-STATUSES = [9, pytest.param(0, marks=pytest.mark.long)]
-"""Of scripts that have acknowledged a preemption; the tests of priorities and of searches below have 0, too."""
 LR = {"lr": {"type": "double", "minval": 0.5, "maxval": 1.0}}
 
 
@@ -73,8 +70,7 @@ with begin() as ctx:
 """
 
 
-@pytest.mark.parametrize("status", STATUSES)
-def test_ack_of_a_pause_pauses_whatever_the_status(jobs: Jobs, status: int) -> None:
+def test_ack_of_a_pause_pauses_whatever_the_status(jobs: Jobs, status: int = 9) -> None:
     experiment = jobs.create(WAIT, hyperparameters={"status": status})
     jobs.sign("ready")
     experiment.pause()
@@ -87,8 +83,7 @@ def test_ack_of_a_pause_pauses_whatever_the_status(jobs: Jobs, status: int) -> N
     assert (trial.restarts, trial.steps_completed) == (0, 3)
 
 
-@pytest.mark.parametrize("status", STATUSES)
-def test_ack_for_want_of_operations_parks_or_completes_whatever_the_status(jobs: Jobs, status: int) -> None:
+def test_ack_for_want_of_operations_parks_or_completes_whatever_the_status(jobs: Jobs, status: int = 9) -> None:
     """Both trials train to the first rung, and then the better of them to the second."""
     script = "with begin() as ctx:\n    count(ctx)\nraise SystemExit(hparams['status'])\n"
     experiment = jobs.create(script, ASHA, hyperparameters={"status": status, **LR})
@@ -99,8 +94,7 @@ def test_ack_for_want_of_operations_parks_or_completes_whatever_the_status(jobs:
     assert [(t.state, t.restarts) for t in experiment.trials()] == [("COMPLETED", 0)] * 2
 
 
-@pytest.mark.parametrize("status", STATUSES)
-def test_ack_that_nobody_asked_for_starts_again_and_counts_as_a_restart(jobs: Jobs, status: int) -> None:
+def test_ack_that_nobody_asked_for_starts_again_and_counts_as_a_restart(jobs: Jobs, status: int = 9) -> None:
     script = "with begin() as ctx:\n    ctx.preempt.acknowledge_preemption_signal()\nraise SystemExit(STATUS)\n"
     (trial,) = jobs.ended(jobs.create(script.replace("STATUS", str(status)), max_restarts=1), "ERROR")
     assert jobs.kinds(trial) == [("preempted", status)] * 2
@@ -285,19 +279,6 @@ def test_invalid_hp_is_replaced_by_a_new_trial(jobs: Jobs, searcher: dict[str, A
         assert sorted(t.steps_completed for t in others) == [2, 4]
 
 
-@pytest.mark.long
-def test_one_that_gave_up_and_lives_on_is_killed(jobs: Jobs) -> None:
-    script = """
-with begin() as ctx:
-    ctx.train.report_early_exit(core.EarlyExitReason.INVALID_HP)
-    time.sleep(100)
-"""
-    experiment = jobs.create(script)
-    experiment.wait()
-    (trial,) = experiment.trials()
-    assert (trial.state, [kind for kind, _ in jobs.kinds(trial)]) == ("CANCELED", ["killed"])
-
-
 # §13.7: two experiments, one slot.
 
 YIELDS = """
@@ -327,13 +308,3 @@ def test_a_higher_priority_takes_the_slot_and_gives_it_back(jobs: Jobs) -> None:
     assert jobs.runs(trial) == [("preempted", 0, 0), ("preempted", 0, 1)]
     assert (trial.restarts, trial.steps_completed) == (0, 3)
     assert jobs.spans(trial)[0][1] <= jobs.spans(first)[0][0] < jobs.spans(first)[0][1] <= jobs.spans(trial)[1][0]
-
-
-@pytest.mark.long
-def test_equal_priorities_wait_for_each_other(jobs: Jobs) -> None:
-    script = "with begin() as ctx:\n    count(ctx)\n"
-    found = [jobs.create(script, resources={"priority": 50}) for _ in range(3)]
-    spans = [jobs.spans(trial) for experiment in found for trial in jobs.ended(experiment, "COMPLETED")]
-    assert [len(s) for s in spans] == [1, 1, 1]
-    assert spans == sorted(spans), "the first comes first"
-    assert all(a[0][1] <= b[0][0] for a, b in pairwise(spans)), "one at a time"

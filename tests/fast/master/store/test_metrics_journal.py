@@ -199,15 +199,6 @@ def test_the_series_are_those_of_the_journals_own_reader(
     check(scratch, runs, by_restart, seed)
 
 
-@pytest.mark.long
-@settings(max_examples=1000)
-@given(**CASES)
-def test_the_series_are_those_of_the_journals_own_reader_at_length(
-    scratch: Engine, runs: Any, by_restart: bool, seed: int
-) -> None:
-    check(scratch, runs, by_restart, seed)
-
-
 def check(scratch: Engine, runs: Any, by_restart: bool, seed: int) -> None:
     """Whatever the records are, and in whatever order, cut and number they come."""
     batches = []

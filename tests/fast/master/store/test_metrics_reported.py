@@ -171,13 +171,6 @@ def test_it_does_as_the_contract_says(scratch: Engine, reports: Any) -> None:
     check(scratch, reports)
 
 
-@pytest.mark.long
-@settings(max_examples=1000)
-@given(reports=REPORTS)
-def test_it_does_as_the_contract_says_at_length(scratch: Engine, reports: Any) -> None:
-    check(scratch, reports)
-
-
 def check(scratch: Engine, reports: Any) -> None:
     model, run = Model(), 1
     with scratch.connect() as conn:
