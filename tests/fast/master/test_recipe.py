@@ -12,10 +12,6 @@ from support.processes import until
 from support.real_master import RealMaster
 from support.recipe import FIXED, OURS, check_course, completed, config, files, last_row, no_namespaces
 
-EXPERIMENT = {
-    *("archived", "config", "id", "jobId", "name", "numTrials", "originalConfig", "projectId", "projectOwnerId"),
-    *("searcherType", "startTime", "state", "username"),
-}
 SINGLE = {"name": "single", "max_length": 8}
 
 
@@ -140,10 +136,3 @@ def test_what_a_container_says_before_and_beside_its_script(real: RealMaster, tm
     told = {key: shipped[0][key] for key in ("rankId", "level", "stdtype", "timestamp")}
     assert told["timestamp"].startswith("2024-01-01T00:00:00.25")
     assert (told["rankId"], told["level"], told["stdtype"]) == (3, "LOG_LEVEL_WARNING", "stderr")
-
-
-def test_an_experiment_has_all_keys_of_the_contract(real: RealMaster, tmp_path: Path) -> None:
-    number = real.create(config("hold.py .", tmp_path, SINGLE), files(), activate=False)
-    found = real.get(f"experiments/{number}")["experiment"]
-    assert set(found) >= EXPERIMENT
-    assert found["state"] == "STATE_PAUSED"
