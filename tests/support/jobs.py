@@ -20,7 +20,7 @@ from support.real_master import RealMaster
 T = TypeVar("T")
 SINGLE = {"name": "single", "metric": "loss", "max_length": 3}
 COUNT = """
-import os, time
+import os, signal, time
 from pathlib import Path
 from det_core import core, get_cluster_info
 

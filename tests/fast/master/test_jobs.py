@@ -125,7 +125,7 @@ def test_a_machine_that_fails_is_not_the_scripts_fault(jobs: Jobs) -> None:
 with begin() as ctx:
     if not (signs / "again").exists():
         sign("script", os.getpid())
-        time.sleep(100)
+        signal.pause()
     count(ctx)
 """
     experiment = jobs.create(script)
@@ -149,12 +149,11 @@ def test_a_startup_hook_that_fails_is_a_failure(jobs: Jobs) -> None:
 # A trial that does not do as it is told.
 
 DEAF = """
-import signal
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 with begin() as ctx:
     if not (signs / "again").exists():
         sign("ready", os.getpid())
-        time.sleep(100)
+        signal.pause()
     count(ctx)
 """
 
@@ -176,7 +175,8 @@ def test_a_trial_that_ignores_preemption_is_killed_when_its_time_is_over(jobs: J
 def test_cancel_lets_a_trial_save_and_an_error_meanwhile_is_an_error(jobs: Jobs) -> None:
     good = jobs.create(WAIT, hyperparameters={"status": 0})
     jobs.sign("ready")
-    good.cancel()
+    for _ in range(2):
+        good.cancel()
     (trial,) = jobs.ended(good, "CANCELED")
     assert (trial.state, jobs.kinds(trial)) == ("CANCELED", [("preempted", 0)])
     assert trial.latest_checkpoint is not None
@@ -198,11 +198,12 @@ def test_kill_ends_at_once_and_before_anything_has_started(jobs: Jobs) -> None:
     (trial,) = jobs.ended(runs, "CANCELED")
     assert (trial.state, trial.restarts) == ("CANCELED", 0)
     assert [kind for kind, _ in jobs.kinds(trial)] == ["killed"]
+    runs.kill()  # ended is ended
 
 
 CHILDREN = """
-import signal, subprocess, sys
-sleep = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid(); time.sleep(100)"
+import subprocess, sys
+sleep = "import os, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.setsid(); signal.pause()"
 here = subprocess.Popen(["sleep", "100"])
 away = subprocess.Popen([sys.executable, "-S", "-c", sleep])  # a session of its own
 daemon = "import subprocess; print(subprocess.Popen(['setsid', 'sleep', '100'], stdout=subprocess.DEVNULL).pid)"
@@ -210,7 +211,7 @@ orphan = subprocess.check_output([sys.executable, "-S", "-c", daemon], text=True
 with begin() as ctx:
     sign("children", f"{here.pid} {away.pid} {orphan}")
     if hparams["lives"]:
-        time.sleep(100)
+        signal.pause()
 """
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core.errors import MasterError
+from det_core.errors import ExperimentInvalid, MasterError
 from support.jobs import SINGLE, Jobs
 from support.processes import until
 from support.real_master import RealMaster
@@ -82,6 +82,8 @@ def test_the_checkpoints_that_stay_are_those_that_were_asked_for(
 
 
 def test_a_warm_start_begins_from_a_checkpoint_of_another_trial(jobs: Jobs) -> None:
+    with pytest.raises(ExperimentInvalid, match="source_trial_id"):
+        jobs.create(TRAIN, {**SINGLE, "source_trial_id": 10**6})
     (source,) = jobs.ended(jobs.create(TRAIN), "COMPLETED")
     assert jobs.sign("start") == "None 0"
     uuid = source.latest_checkpoint
@@ -161,13 +163,14 @@ def test_a_training_is_continued_for_longer(jobs: Jobs) -> None:
     experiment = jobs.create("with begin() as ctx:\n    count(ctx)\n")
     (trial,) = jobs.ended(experiment, "COMPLETED")
     first = trial.latest_checkpoint
-    assert experiment.go_on(["searcher.max_length=6"]).state == "ACTIVE"
-    (again,) = jobs.ended(experiment, "COMPLETED")
-    assert (again.id, again.state, again.steps_completed) == (trial.id, "COMPLETED", 6)
+    again = experiment.go_on(["searcher.max_length=6", "max_restarts=9"])
+    assert (again.state, again.config["max_restarts"]) == ("ACTIVE", 9)
+    (longer,) = jobs.ended(experiment, "COMPLETED")
+    assert (longer.id, longer.state, longer.steps_completed) == (trial.id, "COMPLETED", 6)
     assert [run.steps_completed for run in jobs.runs(trial)] == [0, 3]
     assert jobs.steps(trial, "training") == [1, 2, 3, 4, 5, 6]
     assert jobs.steps(trial, "validation") == [3, 6]
-    assert again.latest_checkpoint != first
+    assert longer.latest_checkpoint != first
     with pytest.raises(MasterError, match="cannot be changed"):
         experiment.go_on(["hyperparameters.lr=1"])
 

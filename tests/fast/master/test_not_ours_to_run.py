@@ -31,9 +31,7 @@ with core.init(name="bare", max_length=8, tensorboard_mode=core.TensorboardMode.
 
 def run(*command: str, **variables: str) -> str:
     """What a command prints."""
-    done = subprocess.run(
-        [sys.executable, *command], env=os.environ | variables, capture_output=True, text=True, timeout=90
-    )
+    done = subprocess.run([sys.executable, *command], env=os.environ | variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

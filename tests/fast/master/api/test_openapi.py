@@ -43,7 +43,7 @@ class Sweep:
         self.made = 0
         self.statuses: set[int] = set()
         self._master, self._examples, self._alternating = master, examples, alternating
-        self._schema = schemathesis.openapi.from_url(f"{master.url}/openapi.json", timeout=60)
+        self._schema = schemathesis.openapi.from_url(f"{master.url}/openapi.json")
         spec = master.a_trial()
         uuid = f"swept-{spec.trial_id}"
         kept = {"uuid": uuid, "taskId": spec.task_id, "metadata": {"steps_completed": 1}, "resources": {}}
@@ -67,7 +67,6 @@ class Sweep:
     def _ask(self, operation: Any, mode: GenerationMode, session: requests.Session, check: Callable[..., None]) -> None:
         @settings(
             max_examples=self._examples,
-            deadline=None,
             database=None,
             derandomize=True,
             phases=[Phase.generate],
@@ -76,7 +75,7 @@ class Sweep:
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: Any) -> None:
             self._prepare(case)
-            response = case.call(session=session, timeout=30)
+            response = case.call(session=session)
             self.made += 1
             self.statuses.add(response.status_code)
             check(case, response)

@@ -19,11 +19,11 @@ from det_core.errors import StoreError, StoreLocked
 from det_core.master.store import Connection, Store, key_values
 
 HOLDER = """
-import sys, time
+import signal, sys
 from det_core.master.store import Store
 store = Store.open(sys.argv[1])
 print("open", flush=True)
-time.sleep(60)
+signal.pause()
 """
 
 
