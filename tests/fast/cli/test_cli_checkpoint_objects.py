@@ -25,7 +25,8 @@ def storage(moto_server: S3Server, home: Path, monkeypatch: pytest.MonkeyPatch) 
     for key in KEYS:
         monkeypatch.setenv(key, "in-the-environment")
     given = moto_server.storage(moto_server.make_bucket(), "a/b")
-    with core.init(name="s3", max_length=3, checkpoint_storage=given) as ctx:
+    manual = core.TensorboardMode.MANUAL  # what writes event files imports all of torch
+    with core.init(name="s3", max_length=3, checkpoint_storage=given, tensorboard_mode=manual) as ctx:
         for step in range(1, 4):
             with ctx.checkpoint.store_path({"steps_completed": step}) as (path, _):
                 (path / "model.pt").write_bytes(b"m" * 1000 * step)

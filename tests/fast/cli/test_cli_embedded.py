@@ -18,7 +18,7 @@ import sys, time
 from det_core import core, get_cluster_info
 hparams = get_cluster_info().trial.hparams
 print("lr is", hparams.get("lr"), flush=True)
-with core.init(max_length=3) as ctx:
+with core.init(max_length=3, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:  # else torch is imported
     step = 0
     for op in ctx.searcher.operations():
         while step < op.length:
@@ -104,7 +104,7 @@ def test_ctrl_c_stops_watching_and_pause_the_script(person: Person) -> None:
 def test_bare_runs_are_brought_to_a_master(person: Person) -> None:
     script = (
         "from det_core import core\n"
-        "with core.init(name='bare') as ctx:\n"
+        "with core.init(name='bare', tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:\n"
         "    ctx.train.report_validation_metrics(1, {'loss': 0.5})\n"
     )
     person.types("python", "-c", script)
