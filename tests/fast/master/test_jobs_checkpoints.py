@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core.errors import ExperimentInvalid, MasterError
+from det_core.errors import MasterError
 from support.jobs import SINGLE, Jobs
 from support.processes import until
 from support.real_master import RealMaster
@@ -74,7 +74,7 @@ def test_the_checkpoints_that_stay_are_those_that_were_asked_for(jobs: Jobs) -> 
 
 
 def test_a_warm_start_begins_from_a_checkpoint_of_another_trial(jobs: Jobs) -> None:
-    with pytest.raises(ExperimentInvalid, match="source_trial_id"):
+    with pytest.raises(MasterError, match="source_trial_id: there is no trial"):
         jobs.create(TRAIN, {**SINGLE, "source_trial_id": 10**6})
     (source,) = jobs.ended(jobs.create(TRAIN), "COMPLETED")
     assert jobs.sign("start") == "None 0"
