@@ -57,4 +57,4 @@ async def die_at(folder: Path, slots: int, points: range) -> None:
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_death_at_some_commits(tmp_path: Path, slots: int) -> None:
-    asyncio.run(die_at(tmp_path, slots, range(slots, 1000, 11)))
+    asyncio.run(die_at(tmp_path, slots, range(slots, 1000, 23)))
