@@ -98,7 +98,6 @@ def test_an_unmanaged_script_comes_back_and_goes_on(real: RealMaster, release: s
             env=os.environ | shown | folders,
             capture_output=True,
             text=True,
-            timeout=100,
         )
         assert done.returncode == 0, done.stderr[-300:]
     (experiment,) = [

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-from support.postgres import Postgres, postgres_server
+from support.postgres import Postgres
 from support.processes import until
 from support.real_master import real_master
 from support.recipe import OURS, check_course, completed, config, files, last_row
-
-__all__ = ["postgres_server"]
-pytestmark = pytest.mark.postgres
 
 
 def test_an_experiment_from_its_beginning_to_its_end(postgres_server: Postgres, tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """``python -m support.dying_store URL KILLS SEED``: kill -9 a process that writes, again and again, see what is left.
 
 A fork per kill: the parent has no threads, and imports everything once. Each child goes on where the one before it
-was killed, at a random moment from its start on: while it makes the schema, opens the store, or commits groups.
+was killed, at a random moment from its start on: while it makes the schema, opens the store, or commits groups. Every
+other kill is later than the first answer, however slow the machine is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from det_core.master.store._reports import METRICS
 WRITERS = 5
 ROWS = 20
 LONGEST = 0.25
-"""Seconds after which, at the latest, a child is killed."""
+"""Seconds from its start, or from an answer, after which a child is killed at the latest."""
 
 
 def work(writer: int, number: int) -> Callable[[Connection], None]:
@@ -80,7 +81,7 @@ def child(url: str, answered: int, done: list[int]) -> NoReturn:
     raise AssertionError("it writes for ever")
 
 
-def killed(url: str, done: list[int], delay: float) -> list[int]:
+def killed(url: str, done: list[int], delay: float, *, answered: bool) -> list[int]:
     """Let a child write for a while, and kill it; returns the last number of each writer that was answered."""
     reading, writing = os.pipe()
     pid = os.fork()
@@ -92,13 +93,14 @@ def killed(url: str, done: list[int], delay: float) -> list[int]:
             print(f"{type(e).__name__}: {e}", file=sys.stderr, flush=True)
         os._exit(1)
     os.close(writing)
+    began = os.read(reading, 1 << 16) if answered else b""
     time.sleep(delay)
     os.kill(pid, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     assert status == -signal.SIGKILL, f"the child ended by itself: {status}"
     answers = list(done)
     with os.fdopen(reading) as pipe:
-        for line in pipe:
+        for line in (began.decode() + pipe.read()).splitlines():
             writer, number = map(int, line.split())
             answers[writer] = number
     return answers
@@ -137,7 +139,7 @@ def main(url: str, kills: int, seed: int) -> None:
     done = [0] * WRITERS
     for kill in range(kills):
         delay = moments.uniform(0, LONGEST)
-        answers = killed(url, done, delay)
+        answers = killed(url, done, delay, answered=kill % 2 == 1)
         done = kept(url)
         lost = [
             f"writer {w}: {a} answered, {d} kept" for w, (a, d) in enumerate(zip(answers, done, strict=True)) if d < a

@@ -149,7 +149,7 @@ class Postgres:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[Postgres]:
-    """A server for the whole session. Its tests carry the mark ``postgres``."""
+    """A server for the whole session."""
     if reason := missing():
         if os.environ.get("CI"):
             pytest.fail(f"this is CI, and {reason}")

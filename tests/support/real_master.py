@@ -71,12 +71,31 @@ class RealMaster:
         self.process.kill()
         self.process.wait()
 
+    @contextmanager
+    def lent(self) -> Iterator[RealMaster]:
+        """The master for one test. What the test has made there is ended after it, and nothing else is touched."""
+        before = {experiment["id"] for experiment in self.get("experiments")["experiments"]}
+        try:
+            yield self
+        finally:
+            if self.process.poll() is not None:
+                self.start()
+            self._end_all_but(before)
+
+    def _end_all_but(self, before: set[int]) -> None:
+        """Kill the other experiments that go on, and wait until no process of theirs is left."""
+        made = [e for e in self.get("experiments")["experiments"] if e["id"] not in before and not e["unmanaged"]]
+        for experiment in made:
+            if "endTime" not in experiment:
+                self.ask("POST", f"experiments/{experiment['id']}/kill")
+        for experiment in made:
+            until(lambda number=experiment["id"]: "endTime" in self.get(f"experiments/{number}")["experiment"])
+        folders = [str(self.home / "master" / "allocations" / f"{experiment['id']}.") for experiment in made]
+        until(lambda: not any(folder in told for told in processes_of(self.home) for folder in folders))
+
     def close(self) -> None:
         """Kill what still runs, and stop it; nothing of it stays."""
-        for experiment in self.get("experiments")["experiments"]:
-            if "endTime" not in experiment and not experiment["unmanaged"]:
-                self.ask("POST", f"experiments/{experiment['id']}/kill")
-                until(lambda number=experiment["id"]: "endTime" in self.get(f"experiments/{number}")["experiment"])
+        self._end_all_but(set())
         self.process.terminate()
         assert self.process.wait() == 0
         until(lambda: not processes_of(self.home))

@@ -14,6 +14,7 @@ from det_core.backend.rest import Credential, Master, MasterSession, ReportCarri
 from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped
 from det_core.journal import Journal, Tail
 from support.foreign_master import ForeignMaster, Trial, foreign_master
+from support.processes import until
 from support.proxy import LOST, SILENT, proxy_before
 
 
@@ -50,9 +51,7 @@ def shipping(folder: Path, url: str, trial: Trial, interval: float = 0.02) -> It
 def test_reports_arrive_without_being_asked_for(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:
     with shipping(tmp_path, master.url, trial) as (journal, _):
         journal.metrics("training", 1, {"a": 1})
-        deadline = time.monotonic() + 10
-        while not trial.rows and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: trial.rows)
     assert trial.rows[0]["avg"] == {"a": 1} and trial.rows[0]["time"].endswith("+00:00")
 
 

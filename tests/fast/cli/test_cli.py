@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import shutil
 import subprocess
 import sys
@@ -14,16 +15,16 @@ import pytest
 import det_core
 from det_core.cli import main
 from det_core.cli._commands import ALIASES, COMMANDS
+from support import commands
 from support.journals import one_run
 from support.stored import run_with_checkpoints
 
 SCRIPT = Path(sys.executable).with_name("det-core")
 
 
-def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "det_core.cli", *arguments], capture_output=True, text=True, timeout=60
-    )
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the command as a process."""
+    return subprocess.run([sys.executable, "-m", "det_core.cli", *arguments], capture_output=True, text=True)
 
 
 def test_help_teaches_with_examples_that_are_understood(
@@ -32,7 +33,7 @@ def test_help_teaches_with_examples_that_are_understood(
     monkeypatch.chdir(tmp_path)
     run_with_checkpoints(home, tmp_path, losses=[0.3, 0.2, 0.1])
     help_text = run("--help").stdout
-    assert run().stdout == help_text
+    assert commands.det_core().stdout == help_text
     examples = [line.strip() for line in help_text.splitlines() if line.startswith("  det-core ")]
     assert len(examples) >= 5
     for example in examples:
@@ -55,7 +56,7 @@ def understood(words: list[str]) -> None:
 def test_the_installed_script_is_the_same_command() -> None:
     done = subprocess.run([SCRIPT, "--version"], capture_output=True, text=True)
     assert done.stdout == f"det-core {det_core.__version__}\n"
-    assert run("--version").stdout == done.stdout
+    assert commands.det_core("--version").stdout == done.stdout
 
 
 @pytest.mark.parametrize(
@@ -75,10 +76,9 @@ def test_the_installed_script_is_the_same_command() -> None:
     ],
 )
 def test_an_error_is_a_line_on_stderr(arguments: list[str], status: int, message: str) -> None:
-    done = run(*arguments)
-    assert (done.returncode, done.stdout) == (status, "")
+    done = commands.det_core(*arguments, check=status)
+    assert done.stdout == ""
     assert message in done.stderr
-    assert "Traceback" not in done.stderr
     if status == 1:
         assert done.stderr.startswith("det-core: error: ")
         assert done.stderr.count("\n") == 1
@@ -86,8 +86,8 @@ def test_an_error_is_a_line_on_stderr(arguments: list[str], status: int, message
 
 def test_a_variable_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DET_CORE_TIMEOUT", "soon")
-    done = run("runs", "list")
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    done = commands.det_core("runs", "list", check=1)
+    assert done.stderr.count("\n") == 1
     assert "DET_CORE_TIMEOUT='soon'" in done.stderr
 
 
@@ -109,55 +109,54 @@ def test_each_command_has_its_subcommands(capsys: pytest.CaptureFixture[str]) ->
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_parse(shell: str, tmp_path: Path) -> None:
     script = tmp_path / "completion"
-    script.write_text(run("completion", shell).stdout)
+    script.write_text(commands.det_core("completion", shell).stdout)
     assert "runs" in script.read_text()
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
     assert subprocess.run([shell, "-n", script]).returncode == 0
 
 
-def complete(*words: str) -> set[str]:
-    """What bash offers for the last of ``words``."""
+def complete(*lines: str) -> list[set[str]]:
+    """What bash offers for the last word of each line."""
     code = (
-        'eval "$(det-core completion bash)"; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMP_LINE="$*"; _det_core; '
-        'printf "%s\\n" "${COMPREPLY[@]}"'
+        'eval "$(det-core completion bash)"; for line; do COMP_WORDS=($line); '
+        '[[ $line = *" " ]] && COMP_WORDS+=(""); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); COMP_LINE=$line; '
+        'COMPREPLY=(); _det_core; echo "${COMPREPLY[@]}"; done'
     )
-    environment = {"PATH": f"{SCRIPT.parent}:/usr/bin:/bin"}
-    import os
-
+    environment = {**os.environ, "PATH": f"{SCRIPT.parent}:/usr/bin:/bin"}
     done = subprocess.run(
-        ["bash", "-c", code, "bash", *words],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env={**os.environ, **environment},
-        check=True,
+        ["bash", "-c", code, "bash", *lines], capture_output=True, text=True, env=environment, check=True
     )
-    return set(done.stdout.split())
+    return [set(line.split()) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes_commands_and_run_ids(home: Path) -> None:
     run_id = one_run(home).run_id
-    assert complete("det-core", "") == set(COMMANDS)
-    assert complete("det-core", "ru") == {"run", "runs"}
-    assert complete("det-core", "runs", "") == {"list", "show", "export", "rm"}
-    assert complete("det-core", "runs", "s") == {"show"}
-    assert complete("det-core", "runs", "rm", "--") == {"--help", "--home", "--yes"}
-    assert complete("det-core", "runs", "show", "") == {run_id, "latest"}
-    assert complete("det-core", "runs", "rm", run_id[:4]) == {run_id}
+    lines = {
+        "det-core ": set(COMMANDS),
+        "det-core ru": {"run", "runs"},
+        "det-core runs ": {"list", "show", "export", "rm"},
+        "det-core runs s": {"show"},
+        "det-core runs rm --": {"--help", "--home", "--yes"},
+        "det-core runs show ": {run_id, "latest"},
+        f"det-core runs rm {run_id[:4]}": {run_id},
+    }
+    assert complete(*lines) == list(lines.values())
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
 def test_bash_completes_checkpoint_ids(home: Path, tmp_path: Path) -> None:
     older, store = run_with_checkpoints(home, tmp_path, [10])
     newest, _ = run_with_checkpoints(home, tmp_path, [20, 30])
-    assert complete("det-core", "checkpoint", "") == set(COMMANDS["checkpoint"].subcommands)
     of_newest = {f"c{step}-{newest[-6:]}" for step in (20, 30)}
-    for command in ("describe", "download", "verify", "rm"):
-        assert complete("det-core", "checkpoint", command, "") == {*of_newest, "latest"}
-    assert complete("det-core", "checkpoint", "verify", "c2") == {f"c20-{newest[-6:]}"}
     of_older = {f"c10-{older[-6:]}", "latest"}
-    assert complete("det-core", "checkpoint", "rm", "--run", older, "") == of_older
-    assert complete("det-core", "checkpoint", "rm", f"--storage={store.root}", "") == of_older
-    assert complete("det-core", "checkpoint", "gc", "--run", "") == {older, newest, "latest"}
+    lines = {
+        "det-core checkpoint ": set(COMMANDS["checkpoint"].subcommands),
+        **{f"det-core checkpoint {word} ": {*of_newest, "latest"} for word in ("describe", "download", "verify", "rm")},
+        "det-core checkpoint verify c2": {f"c20-{newest[-6:]}"},
+        f"det-core checkpoint rm --run {older} ": of_older,
+        f"det-core checkpoint rm --storage={store.root} ": of_older,
+        "det-core checkpoint gc --run ": {older, newest, "latest"},
+    }
+    assert complete(*lines) == list(lines.values())

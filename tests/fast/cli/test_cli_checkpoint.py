@@ -14,17 +14,15 @@ import pytest
 
 from det_core.journal import RunFolder
 from det_core.storage import DirectoryStore, Owner
+from support import commands
 from support.stored import FILES, put, run_with_checkpoints
 
 SIZE = 71_000 + len('{\n  "steps_completed": 10\n}')
 
 
-def det_core(*arguments: object, stdin: Any = subprocess.DEVNULL, check: int = 0) -> subprocess.CompletedProcess[str]:
+def det_core(*arguments: object, check: int = 0, **more: Any) -> subprocess.CompletedProcess[str]:
     """Run ``det-core checkpoint`` and expect an exit status."""
-    command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]
-    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True)
-    assert done.returncode == check, (done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
+    done = commands.det_core("checkpoint", *arguments, check=check, **more)
     if check == 1 and done.stderr:
         assert all(line.startswith("det-core: ") for line in done.stderr.splitlines()), done.stderr
     return done
@@ -35,13 +33,12 @@ def as_json(*arguments: object, check: int = 0) -> Any:
     return json.loads(det_core(*arguments, "--json", check=check).stdout)
 
 
-def on_terminal(*arguments: object, answer: bytes = b"") -> tuple[int, str]:
+def on_terminal(*arguments: object) -> tuple[int, str]:
     """The exit status, and what a person at a terminal sees."""
     ours, theirs = pty.openpty()
     environment = {**os.environ, "COLUMNS": "140", "TERM": "xterm"}
     command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]
     try:
-        os.write(ours, answer)
         done = subprocess.run(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
     finally:
         os.close(theirs)
@@ -212,17 +209,20 @@ def test_rm(home: Path, tmp_path: Path) -> None:
     assert det_core("rm", "c10", ids[0], "c20", "--yes").stdout == f"deleted {ids[0]}\ndeleted {ids[1]}\n"
     assert as_json("rm", "c30", "-y") == [ids[2]]
     assert [h.storage_id for h in store.list()] == [ids[3]]
-    shown = subprocess.run(
-        [sys.executable, "-m", "det_core.cli", "runs", "show", "latest", "--json"], capture_output=True, timeout=60
-    )
+    shown = commands.det_core("runs", "show", "latest", "--json")
     assert [c["storage_id"] for c in json.loads(shown.stdout)["checkpoints"]] == [ids[3]]
 
 
 @pytest.mark.parametrize(("answer", "status"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])
 def test_rm_asks_on_a_terminal(home: Path, tmp_path: Path, answer: bytes, status: int) -> None:
     _, store = run_with_checkpoints(home, tmp_path, [10, 20])
-    done, seen = on_terminal("rm", "latest", answer=answer)
-    assert done == status
+    ours, theirs = pty.openpty()
+    try:
+        os.write(ours, answer)
+        seen = det_core("rm", "latest", stdin=theirs, check=status).stdout
+    finally:
+        os.close(ours)
+        os.close(theirs)
     assert "delete this checkpoint? [y/N]" in seen
     assert "the newest of its run" in seen
     assert len(store.list()) == 1 + bool(status)
@@ -304,9 +304,8 @@ def test_gc_that_cannot_delete_says_so(home: Path, tmp_path: Path) -> None:
     aside = Path(store.root, ".det_core-tmp")
     aside.rmdir() if aside.exists() else None
     aside.write_text("in the way")
-    command = [sys.executable, "-m", "det_core.cli", "checkpoint", "gc", "--keep-latest", "1"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (1, "deleted 0 of 2 checkpoint(s); kept: the latest\n")
+    done = commands.det_core("checkpoint", "gc", "--keep-latest", 1, check=1)
+    assert done.stdout == "deleted 0 of 2 checkpoint(s); kept: the latest\n"
     assert f"1 older checkpoint(s) could not be deleted, and stay for now: c10-{run_id[-6:]}: " in done.stderr
     assert len(store.list()) == 2
 

@@ -5,22 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from det_core import client, core
+from support import commands
 from support.buckets import in_bucket
 from support.servers import S3Server
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
-
-
-def det_core(*arguments: object, check: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "det_core.cli", "checkpoint", *map(str, arguments)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    assert done.returncode == check, (done.stdout, done.stderr)
-    return done
+det_core = partial(commands.det_core, "checkpoint")
 
 
 @pytest.fixture
@@ -29,7 +25,8 @@ def storage(moto_server: S3Server, home: Path, monkeypatch: pytest.MonkeyPatch) 
     for key in KEYS:
         monkeypatch.setenv(key, "in-the-environment")
     given = moto_server.storage(moto_server.make_bucket(), "a/b")
-    with core.init(name="s3", max_length=3, checkpoint_storage=given) as ctx:
+    manual = core.TensorboardMode.MANUAL  # what writes event files imports all of torch
+    with core.init(name="s3", max_length=3, checkpoint_storage=given, tensorboard_mode=manual) as ctx:
         for step in range(1, 4):
             with ctx.checkpoint.store_path({"steps_completed": step}) as (path, _):
                 (path / "model.pt").write_bytes(b"m" * 1000 * step)
@@ -49,7 +46,8 @@ def test_what_a_run_kept_elsewhere_is_found_by_the_run(storage: dict[str, str], 
     assert json.loads(det_core("list", "--json", "--storage", json.dumps(storage)).stdout) == rows
     shown = det_core("describe", "latest").stdout
     assert f"storage:     s3://{storage['bucket']}/a/b" in shown and "model.pt" in shown
-    done = det_core("download", "latest", tmp_path / "out")
+    command = [sys.executable, "-m", "det_core.cli", "checkpoint", "download", "latest", tmp_path / "out"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert "verified" in done.stdout
     assert done.stderr == "", "connections are closed"
     assert (tmp_path / "out" / "model.pt").read_bytes() == b"m" * 3000

@@ -5,20 +5,20 @@ from __future__ import annotations
 import json
 import re
 import signal
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from support.commands import det_core
 from support.person import Person
+from support.processes import until
 
 FIT = """
 import sys, time
 from det_core import core, get_cluster_info
 hparams = get_cluster_info().trial.hparams
 print("lr is", hparams.get("lr"), flush=True)
-with core.init(max_length=3) as ctx:
+with core.init(max_length=3, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:  # else torch is imported
     step = 0
     for op in ctx.searcher.operations():
         while step < op.length:
@@ -37,17 +37,13 @@ searcher: {name: grid, metric: loss, max_length: 2}
 
 
 @pytest.fixture
-def person(home: Path, tmp_path: Path) -> Iterator[Person]:
+def person(home: Path, tmp_path: Path) -> Person:
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "fit.py").write_text(FIT)
     (folder / "grid.yaml").write_text(GRID)
     (folder / ".detignore").write_text("*.yaml\n")
-    found = Person(folder)
-    try:
-        yield found
-    finally:
-        found.leaves()
+    return Person(folder)
 
 
 def test_a_search_from_nothing_to_the_best_model(person: Person, home: Path) -> None:
@@ -56,18 +52,18 @@ def test_a_search_from_nothing_to_the_best_model(person: Person, home: Path) -> 
     assert "experiment 1 (fit): COMPLETED, 2 trials" in followed.stdout
     assert re.search(r"best trial: 1, loss 0.125 at step 2: lr=0.25", followed.stdout)
     assert "det-core: trial 1 COMPLETED (loss 0.125)" in followed.stderr
-    told = json.loads(person.types("det-core", "master", "status", "--json").stdout)
+    told = json.loads(det_core("master", "status", "--json").stdout)
     assert (told["home"], told["slots"], told["active"]) == (str(home), 1, 0)
-    assert "runs already at" in person.types("det-core", "master", "up", "--slots", "2", status=1).stderr
-    assert "runs already" in person.types("det-core", "master", "up").stdout
-    person.types("det-core", "master", "down")
-    person.types("det-core", "master", "status", status=1)
-    person.types("det-core", "master", "up", "--slots", "2")
-    assert json.loads(person.types("det-core", "master", "status", "--json").stdout)["slots"] == 2
-    person.types("det-core", "master", "down")
-    person.types("det-core", "master", "up")
-    assert "0 of 2 in use, as last time" in person.types("det-core", "master", "status").stdout
-    assert [e["state"] for e in json.loads(person.types("det-core", "e", "list", "--json").stdout)] == ["COMPLETED"]
+    assert "runs already at" in det_core("master", "up", "--slots", "2", check=1).stderr
+    assert "runs already" in det_core("master", "up").stdout
+    det_core("master", "down")
+    det_core("master", "status", check=1)
+    det_core("master", "up", "--slots", "2")
+    assert json.loads(det_core("master", "status", "--json").stdout)["slots"] == 2
+    det_core("master", "down")
+    det_core("master", "up")
+    assert "0 of 2 in use, as last time" in det_core("master", "status").stdout
+    assert [e["state"] for e in json.loads(det_core("e", "list", "--json").stdout)] == ["COMPLETED"]
 
 
 def test_one_script_without_a_file(person: Person) -> None:
@@ -80,14 +76,14 @@ def test_one_script_without_a_file(person: Person) -> None:
     killed = person.types("det-core", "run", "--", "sh", "-c", "kill -9 $$", status=137)
     assert "SIGKILL" in killed.stderr
     person.types("det-core", "run", "--name", "once", "--", "python", "fit.py")
-    last = json.loads(person.types("det-core", "e", "describe", "latest", "--json").stdout)
+    last = json.loads(det_core("e", "describe", "latest", "--json").stdout)
     assert (last["name"], last["state"], last["trials"][0]["steps_completed"]) == ("once", "COMPLETED", 3)
     refused = person.types("det-core", "run", "--slots", "9", "--", "true", status=2)
     assert refused.stderr.startswith("det-core: error: resources.slots_per_trial is 9: ")
 
 
 def test_ctrl_c_stops_watching_and_pause_the_script(person: Person) -> None:
-    person.types("det-core", "master", "up")
+    det_core("master", "up")
     watching = person.begins("det-core", "run", "--config", "hyperparameters.patience=true", "--", "python", "fit.py")
     assert watching.stdout is not None and watching.stderr is not None
     try:
@@ -99,35 +95,32 @@ def test_ctrl_c_stops_watching_and_pause_the_script(person: Person) -> None:
         watching.wait()
     assert watching.returncode == 130
     assert "experiment 1 goes on; to watch it: det-core experiment logs 1 -f" in said and "Traceback" not in said
-    assert re.fullmatch(r"experiment 1 \(fit.py\): PAUS(ED|ING)\n", person.types("det-core", "e", "pause", "1").stdout)
-    until = time.monotonic() + 30
-    while (trial := json.loads(person.types("det-core", "t", "describe", "1", "--json").stdout))["state"] != "PAUSED":
-        assert time.monotonic() < until, trial
-        time.sleep(0.05)
-    person.types("det-core", "e", "kill", "1")
-    assert "CANCELED" in person.types("det-core", "e", "wait", "1", status=4).stdout
+    assert re.fullmatch(r"experiment 1 \(fit.py\): PAUS(ED|ING)\n", det_core("e", "pause", "1").stdout)
+    until(lambda: json.loads(det_core("t", "describe", "1", "--json").stdout)["state"] == "PAUSED")
+    det_core("e", "kill", "1")
+    assert "CANCELED" in det_core("e", "wait", "1", check=4).stdout
 
 
 def test_bare_runs_are_brought_to_a_master(person: Person) -> None:
     script = (
         "from det_core import core\n"
-        "with core.init(name='bare') as ctx:\n"
+        "with core.init(name='bare', tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:\n"
         "    ctx.train.report_validation_metrics(1, {'loss': 0.5})\n"
     )
     person.types("python", "-c", script)
-    assert re.search(r"run \S+: \d+ new record\(s\), experiment 1, trial 1\n", person.types("det-core", "sync").stdout)
-    assert "nothing new" in person.types("det-core", "sync", "latest").stdout
-    assert "validation  1                0.5" in person.types("det-core", "t", "metrics", "1").stdout
-    (told,) = json.loads(person.types("det-core", "sync", "--json").stdout)
+    assert re.search(r"run \S+: \d+ new record\(s\), experiment 1, trial 1\n", det_core("sync").stdout)
+    assert "nothing new" in det_core("sync", "latest").stdout
+    assert "validation  1                0.5" in det_core("t", "metrics", "1").stdout
+    (told,) = json.loads(det_core("sync", "--json").stdout)
     assert (told["experiment_id"], told["records"], told["refused"]) == (1, 0, [])
-    (run,) = json.loads(person.types("det-core", "runs", "list", "--json").stdout)
-    (told,) = json.loads(person.types("det-core", "e", "list", "--json").stdout)
+    (run,) = json.loads(det_core("runs", "list", "--json").stdout)
+    (told,) = json.loads(det_core("e", "list", "--json").stdout)
     assert (told["metric"], told["progress"]) == (None, 1.0)
     assert told["start_time"] == pytest.approx(run["created"], abs=0.01)
     person.types("python", "-c", script)
     person.types("det-core", "run", "--", "true")
-    person.types("det-core", "sync")
-    newest = json.loads(person.types("det-core", "e", "describe", "latest", "--json").stdout)
+    det_core("sync")
+    newest = json.loads(det_core("e", "describe", "latest", "--json").stdout)
     assert (newest["id"], newest["name"]) == (2, "true"), "it began last, whatever came here after it"
-    described = person.types("det-core", "e", "describe", "3").stdout
+    described = det_core("e", "describe", "3").stdout
     assert "search:       none; it is run by others" in described and "progress:     100%" in described

@@ -207,6 +207,37 @@ def test_mistakes_of_a_configuration_are_a_line_each(master: Running, command: C
     assert command.json("e", "create", path, "--check")["config"]["max_restarts"] == 0
 
 
+def test_more_slots_than_there_are_says_what_to_type(master: Running, command: Command, config: Path) -> None:
+    command("e", "create", config, "--slots", 257, status=2)
+    assert command.errors == (
+        "det-core: error: resources.slots_per_trial is 257: this master has 256 slot(s); for more, "
+        "det-core master down, and det-core master up --slots 257\n"
+    )
+
+
+def test_a_script_that_is_not_packed_is_told_at_once(master: Running, command: Command, tmp_path: Path) -> None:
+    config, project = tmp_path / "one.yaml", tmp_path / "project"
+    config.write_text(GRID.replace('"true"', "python train.py"))
+    (project / "sub").mkdir(parents=True)
+    (project / "sub" / "train.py").touch()
+    command("e", "create", config, "--check", status=2)
+    assert "error: entrypoint: it runs train.py, and there is no such file in the context directory" in command.errors
+    assert "det-core experiment create CONFIG DIR" in command.errors
+    command("e", "create", config, project, status=2)
+    assert ".detignore" in command.errors
+    (project / "startup-hook.sh").write_text("cp sub/train.py .\n")
+    command("e", "create", config, project, "--check")
+    assert "warning: entrypoint: it runs train.py" in command.errors
+    command("e", "create", config, project / "sub", "--check")
+    assert command.errors == ""
+
+
+def test_a_public_address_without_a_token_is_refused(home: Path, command: Command) -> None:
+    command("master", "up", "--host", "0.0.0.0", status=1)
+    assert "--token-file" in command.errors
+    assert not (home / "master" / "master.json").exists()
+
+
 @pytest.mark.parametrize(
     ("line", "status", "message"),
     [

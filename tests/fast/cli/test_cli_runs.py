@@ -12,28 +12,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
 
 from det_core.journal import Journal, RunFolder
+from support.commands import det_core
 from support.journals import one_run
 from support.stored import run_with_checkpoints
-
-
-def det_core(*arguments: object, stdin: Any = subprocess.DEVNULL, check: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run the command and expect an exit status."""
-    done = subprocess.run(
-        [sys.executable, "-m", "det_core.cli", *map(str, arguments)],
-        stdin=stdin,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == check, (done.stdout, done.stderr)
-    assert "Traceback" not in done.stderr
-    return done
 
 
 def rich_run(home: Path) -> str:
@@ -144,16 +130,14 @@ def test_export_jsonl_needs_no_pandas(home: Path, tmp_path: Path) -> None:
     rich_run(home)
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['pandas', 'pyarrow', 'numpy', 'torch']))\n"
-        "from det_core.cli import main; raise SystemExit(main(sys.argv[1:]))"
+        "from det_core.cli import main\n"
+        "for format in ('csv', 'jsonl', 'parquet'):\n"
+        "    print(main(['runs', 'export', 'latest', '-f', format, '-o', f'out.{format}']))"
     )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "0", "1"]
     for format in ("csv", "jsonl"):
-        target = tmp_path / f"out.{format}"
-        command = [sys.executable, "-c", code, "runs", "export", "latest", "-f", format, "-o", str(target)]
-        assert subprocess.run(command).returncode == 0
-        assert len(target.read_text().splitlines()) == 7 + (format == "csv")
-    command = [sys.executable, "-c", code, "runs", "export", "latest", "-f", "parquet", "-o", str(target)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1
+        assert len((tmp_path / f"out.{format}").read_text().splitlines()) == 7 + (format == "csv")
     assert re.search(r"pip install .*\[data\]'", done.stderr)
     assert list(tmp_path.glob(".*")) == []
 

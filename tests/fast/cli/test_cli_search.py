@@ -126,14 +126,13 @@ def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path, capsys: pytes
     assert capsys.readouterr().err.startswith(f"det-core: error: {broken} is not readable (line 1")
 
 
-@pytest.mark.parametrize("words", [["search", "preview"], ["experiment", "create"]])
-def test_a_missing_extra_is_one_line_with_its_command(words: list[str], config: Any, home: Path) -> None:
+def test_a_missing_extra_is_one_line_with_its_command(config: Any, home: Path) -> None:
     code = (
         "import sys; sys.modules.update(dict.fromkeys(['fastapi', 'pydantic']))\n"
-        "from det_core.cli import main; raise SystemExit(main(sys.argv[1:]))"
+        "from det_core.cli import main\n"
+        "print([main([*words, sys.argv[1]]) for words in (['search', 'preview'], ['experiment', 'create'])])"
     )
-    done = subprocess.run([sys.executable, "-c", code, *words, config(HALVING)], capture_output=True, text=True)
-    assert done.returncode == 1
-    assert re.fullmatch(
-        r"det-core: error: .* needs \w+, which is not installed. Install it: pip install .*\[master\]'.*\n", done.stderr
-    )
+    done = subprocess.run([sys.executable, "-c", code, config(HALVING)], capture_output=True, text=True)
+    assert done.stdout == "[1, 1]\n"
+    said = r"det-core: error: .* needs \w+, which is not installed. Install it: pip install .*\[master\]'.*\n"
+    assert re.fullmatch(said * 2, done.stderr)

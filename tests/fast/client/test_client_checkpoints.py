@@ -61,7 +61,7 @@ def test_a_run_without_checkpoints_and_no_run(home: Path, tmp_path: Path) -> Non
 
 def test_what_core_init_was_given_is_found_by_the_run(home: Path, tmp_path: Path) -> None:
     given = {"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "deep/er"}
-    with core.init(checkpoint_storage=given) as ctx:
+    with core.init(checkpoint_storage=given, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         with ctx.checkpoint.store_path({"steps_completed": 3}) as (path, storage_id):
             (path / "f").write_text("x")
     found = client.checkpoints()

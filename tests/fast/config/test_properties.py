@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core.config import ConfigErrors, parse_experiment
@@ -97,7 +97,6 @@ files = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
 @given(files)
 def test_what_is_read_of_a_file_is_a_file_again(file: dict[str, Any]) -> None:
     first = parse_experiment(file)
@@ -116,7 +115,6 @@ def test_yaml_means_what_json_means(file: dict[str, Any], seed: int) -> None:
     assert parse_experiment(text, default_seed=seed) == parse_experiment(json.dumps(file), default_seed=seed)
 
 
-@settings(max_examples=40)
 @given(files, st.integers(0, 2**32 - 1))
 def test_every_search_that_is_accepted_can_begin(file: dict[str, Any], seed: int) -> None:
     searcher = {key: value for key, value in file["searcher"].items() if key != "class"}
@@ -136,7 +134,6 @@ nearly = st.recursive(
 )
 
 
-@settings(max_examples=60)
 @given(nearly)
 def test_whatever_is_given_is_read_or_refused(given_: Any) -> None:
     try:

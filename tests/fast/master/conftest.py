@@ -10,7 +10,14 @@ from support.real_master import RealMaster, real_master
 
 
 @pytest.fixture(scope="session")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMaster]:
+def shared_master(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealMaster]:
     """A master of two slots, whose trials are processes."""
     with real_master(tmp_path_factory.mktemp("real") / "home", "--slots", "2") as master:
+        yield master
+
+
+@pytest.fixture
+def real(shared_master: RealMaster) -> Iterator[RealMaster]:
+    """It, for one test."""
+    with shared_master.lent() as master:
         yield master

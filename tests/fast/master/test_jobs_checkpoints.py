@@ -39,16 +39,8 @@ def jobs(real: RealMaster) -> Iterator[Jobs]:
     made.close()
 
 
-@pytest.mark.parametrize(
-    ("experiment_best", "trial_best", "trial_latest", "expected"),
-    [
-        (0, 1, 1, {0: {2, 4}, 1: {1, 4}, 2: {4}}),
-        (2, 0, 0, {1: {1, 3}}),
-    ],
-)
-def test_the_checkpoints_that_stay_are_those_that_were_asked_for(
-    jobs: Jobs, experiment_best: int, trial_best: int, trial_latest: int, expected: dict[int, set[int]]
-) -> None:
+def test_the_checkpoints_that_stay_are_those_that_were_asked_for(jobs: Jobs) -> None:
+    expected = {0: {2, 4}, 1: {1, 3, 4}, 2: {4}}
     experiment = jobs.create(
         SAVES,
         {"name": "grid", "metric": "loss", "max_length": 4},
@@ -56,9 +48,9 @@ def test_the_checkpoints_that_stay_are_those_that_were_asked_for(
         checkpoint_storage={
             "type": "directory",
             "container_path": str(jobs.home / "saved"),
-            "save_experiment_best": experiment_best,
-            "save_trial_best": trial_best,
-            "save_trial_latest": trial_latest,
+            "save_experiment_best": 2,
+            "save_trial_best": 1,
+            "save_trial_latest": 1,
         },
     )
     trials = {trial.id: trial.hparams["number"] for trial in jobs.ended(experiment, "COMPLETED")}
@@ -82,6 +74,8 @@ def test_the_checkpoints_that_stay_are_those_that_were_asked_for(
 
 
 def test_a_warm_start_begins_from_a_checkpoint_of_another_trial(jobs: Jobs) -> None:
+    with pytest.raises(MasterError, match="source_trial_id: there is no trial"):
+        jobs.create(TRAIN, {**SINGLE, "source_trial_id": 10**6})
     (source,) = jobs.ended(jobs.create(TRAIN), "COMPLETED")
     assert jobs.sign("start") == "None 0"
     uuid = source.latest_checkpoint
@@ -161,13 +155,14 @@ def test_a_training_is_continued_for_longer(jobs: Jobs) -> None:
     experiment = jobs.create("with begin() as ctx:\n    count(ctx)\n")
     (trial,) = jobs.ended(experiment, "COMPLETED")
     first = trial.latest_checkpoint
-    assert experiment.go_on(["searcher.max_length=6"]).state == "ACTIVE"
-    (again,) = jobs.ended(experiment, "COMPLETED")
-    assert (again.id, again.state, again.steps_completed) == (trial.id, "COMPLETED", 6)
+    again = experiment.go_on(["searcher.max_length=6", "max_restarts=9"])
+    assert (again.state, again.config["max_restarts"]) == ("ACTIVE", 9)
+    (longer,) = jobs.ended(experiment, "COMPLETED")
+    assert (longer.id, longer.state, longer.steps_completed) == (trial.id, "COMPLETED", 6)
     assert [run.steps_completed for run in jobs.runs(trial)] == [0, 3]
     assert jobs.steps(trial, "training") == [1, 2, 3, 4, 5, 6]
     assert jobs.steps(trial, "validation") == [3, 6]
-    assert again.latest_checkpoint != first
+    assert longer.latest_checkpoint != first
     with pytest.raises(MasterError, match="cannot be changed"):
         experiment.go_on(["hyperparameters.lr=1"])
 

@@ -17,7 +17,7 @@ with begin() as ctx:
         time.sleep(0.01)
     for step in range(1, 6):
         ctx.train.report_training_metrics(step, {"loss": 1.0})
-    time.sleep(600)
+    signal.pause()
 """
 
 

@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from support.commands import det_core
 from support.real_master import RealMaster
 from support.recipe import FOLDER
 
@@ -31,9 +34,7 @@ with core.init(name="bare", max_length=8, tensorboard_mode=core.TensorboardMode.
 
 def run(*command: str, **variables: str) -> str:
     """What a command prints."""
-    done = subprocess.run(
-        [sys.executable, *command], env=os.environ | variables, capture_output=True, text=True, timeout=90
-    )
+    done = subprocess.run([sys.executable, *command], env=os.environ | variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -85,18 +86,23 @@ def test_of_an_unmanaged_trial_an_earlier_run_is_refused(real: RealMaster) -> No
     assert managed.status_code == 400, "there is nothing to activate"
 
 
-def test_a_bare_run_is_synced_and_once_more_when_it_has_gone_on(real: RealMaster, tmp_path: Path) -> None:
-    variables = {"DET_CORE_HOME": str(tmp_path / "elsewhere"), "DET_MASTER": real.url, "DET_USER_TOKEN": real.token}
-    run("-c", BARE, "3", DET_CORE_HOME=variables["DET_CORE_HOME"])
+def test_a_bare_run_is_synced_and_once_more_when_it_has_gone_on(
+    real: RealMaster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("-c", BARE, "3")
+    monkeypatch.setenv("DET_MASTER", real.url)
+    monkeypatch.setenv("DET_USER_TOKEN", real.token)
     before = {e["id"] for e in real.get("experiments")["experiments"]}
-    assert "experiment" in run("-m", "det_core.cli", "sync", **variables)
+    assert "experiment" in det_core("sync").stdout
     (experiment,) = [e for e in real.get("experiments")["experiments"] if e["id"] not in before]
     assert (experiment["name"], experiment["unmanaged"], experiment["state"]) == ("bare", True, "STATE_COMPLETED")
     (trial,) = real.trials(experiment["id"])
     assert series(real, trial["id"]) == [(1, 1), (2, 1), (3, 1)]
-    assert "nothing new" in run("-m", "det_core.cli", "sync", **variables)
-    run("-c", BARE, "5", DET_CORE_HOME=variables["DET_CORE_HOME"], DET_CORE_RESUME="latest")
-    run("-m", "det_core.cli", "sync", "latest", **variables)
+    assert "nothing new" in det_core("sync").stdout
+    monkeypatch.delenv("DET_MASTER")
+    run("-c", BARE, "5", DET_CORE_RESUME="latest")
+    monkeypatch.setenv("DET_MASTER", real.url)
+    det_core("sync", "latest")
     assert series(real, trial["id"]) == [(1, 1), (2, 1), (3, 1), (4, 2), (5, 2)]
     assert real.get(f"runs/{trial['id']}/metadata") == {"metadata": {"step": 5}}
     kept = real.get(f"trials/{trial['id']}/checkpoints")["checkpoints"]

@@ -7,10 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from support.processes import until
-from support.real_master import ALLOCATION, BEARER, Allocation, RealMaster
+from support.real_master import Allocation, RealMaster
 from support.recipe import Held
 
 HALVING = {
@@ -20,23 +18,17 @@ HALVING = {
 SINGLE = {"name": "single", "max_length": 8}
 
 
-@pytest.fixture(params=[ALLOCATION, BEARER])
-def header(request: pytest.FixtureRequest) -> str:
-    """The header that carries the token."""
-    return str(request.param)
-
-
 class Speaker:
     """Says each thing several times: one after the other, and all at a time."""
 
-    def __init__(self, real: RealMaster, me: Allocation, header: str) -> None:
-        self._real, self._me, self._header = real, me, header
+    def __init__(self, real: RealMaster, me: Allocation) -> None:
+        self._real, self._me = real, me
 
     def say(self, method: str, path: str, body: Any = None) -> None:
         """Each must be answered in the same way, with 200."""
 
         def once(_: int) -> tuple[int, str]:
-            answer = self._real.ask(method, path, body, token=self._me.token, header=self._header)
+            answer = self._real.ask(method, path, body, token=self._me.token)
             return answer.status_code, answer.text
 
         with ThreadPoolExecutor(4) as several:
@@ -66,10 +58,10 @@ def records(step: int) -> list[dict[str, Any]]:
     return [{**common, "seq": n, "time": 1.7e9 + n, "steps_completed": step + n} for n in range(1, 4)]
 
 
-def test_each_counts_once(real: RealMaster, header: str, tmp_path: Path) -> None:
+def test_each_counts_once(real: RealMaster, tmp_path: Path) -> None:
     held = Held(real, tmp_path, HALVING, max_restarts=1)
     me = held.allocation()
-    say, trial = Speaker(real, me, header).say, f"trials/{me.trial_id}"
+    say, trial = Speaker(real, me).say, f"trials/{me.trial_id}"
     say("POST", "runs/start", {"runId": me.trial_id, "checkpointStorage": {"type": "shared_fs", "host_path": "/a"}})
     nan = {"loss": "NaN", "accuracy": 0.5, "words": ["a", None]}
     say("POST", f"{trial}/metrics", report(me, "training", 1, nan, batches=[{"loss": "Infinity"}, {"loss": 1}]))
@@ -108,35 +100,7 @@ def test_each_counts_once(real: RealMaster, header: str, tmp_path: Path) -> None
     held.end()
 
 
-def test_a_different_word_for_the_same_is_a_conflict(real: RealMaster, header: str, tmp_path: Path) -> None:
-    held = Held(real, tmp_path, HALVING)
-    me = held.allocation()
-    trial, name = f"trials/{me.trial_id}", str(uuid.uuid4())
-    pairs: list[tuple[str, Any, Any]] = [
-        (f"{trial}/metrics", report(me, "validation", 1, {"loss": 1.0}), report(me, "validation", 1, {"loss": 2.0})),
-        (
-            f"{trial}/metrics",
-            report(me, "training", 1, {"a": 1}, batches=[{"x": 1}]),
-            report(me, "training", 1, {"a": 1}, batches=[{"x": 2}]),
-        ),
-        ("checkpoints", checkpoint(me, name, 1), checkpoint(me, name, 2)),
-        (
-            f"{trial}/searcher/completed_operation",
-            {"op": {"length": 2}, "searcherMetric": 1.0},
-            {"op": {"length": 2}, "searcherMetric": 2.0},
-        ),
-    ]
-    for path, first, second in pairs:
-        statuses = [
-            real.ask("POST", path, body, token=me.token, header=header).status_code for body in (first, second, first)
-        ]
-        assert statuses == [200, 409, 200], path
-    wrong = {"op": {"length": 3}, "searcherMetric": 1.0}
-    assert real.ask("POST", f"{trial}/searcher/completed_operation", wrong, token=me.token).status_code == 409
-    held.end()
-
-
-def test_a_zombie_is_refused(real: RealMaster, header: str, tmp_path: Path) -> None:
+def test_a_zombie_is_refused(real: RealMaster, tmp_path: Path) -> None:
     held = Held(real, tmp_path, SINGLE, max_restarts=1)
     old = held.allocation()
     held.exit(old, 1)
@@ -165,10 +129,10 @@ def test_a_zombie_is_refused(real: RealMaster, header: str, tmp_path: Path) -> N
         ("GET", f"allocations/{old.id}/signals/preemption?timeout_seconds=60", None),
     ]
     for method, path, body in said + by_token:
-        late = real.ask(method, path, body, token=old.token, header=header)
+        late = real.ask(method, path, body, token=old.token)
         assert (late.status_code, late.json()["error"]["error"]) == (401, "invalid credentials"), path
     for method, path, body in said:
-        others = real.ask(method, path, body, token=new.token, header=header)
+        others = real.ask(method, path, body, token=new.token)
         assert others.status_code in (403, 409), (path, others.text)
         mine = real.ask(method, path, body)
         assert (mine.status_code, mine.json()["error"]["code"]) == (409, 6), (path, mine.text)

@@ -9,13 +9,9 @@ from typing import Any
 import pytest
 
 from support.processes import until
-from support.real_master import RealMaster, real_master
+from support.real_master import RealMaster
 from support.recipe import FIXED, OURS, check_course, completed, config, files, last_row, no_namespaces
 
-EXPERIMENT = {
-    *("archived", "config", "id", "jobId", "name", "numTrials", "originalConfig", "projectId", "projectOwnerId"),
-    *("searcherType", "startTime", "state", "username"),
-}
 SINGLE = {"name": "single", "max_length": 8}
 
 
@@ -140,30 +136,3 @@ def test_what_a_container_says_before_and_beside_its_script(real: RealMaster, tm
     told = {key: shipped[0][key] for key in ("rankId", "level", "stdtype", "timestamp")}
     assert told["timestamp"].startswith("2024-01-01T00:00:00.25")
     assert (told["rankId"], told["level"], told["stdtype"]) == (3, "LOG_LEVEL_WARNING", "stderr")
-
-
-def test_an_experiment_has_all_keys_of_the_contract(real: RealMaster, tmp_path: Path) -> None:
-    number = real.create(config("hold.py .", tmp_path, SINGLE), files(), activate=False)
-    found = real.get(f"experiments/{number}")["experiment"]
-    assert set(found) >= EXPERIMENT
-    assert found["state"] == "STATE_PAUSED"
-
-
-@pytest.mark.long
-def test_clients_of_both_generations_outlive_their_master(where: str, tmp_path: Path) -> None:
-    with real_master(tmp_path / "home", "--slots", "2") as real:
-        scripts = (f"older.py {where} 0.37", f"newer.py {where}")
-        store = tmp_path / "store"
-        numbers = [real.create(config(script, store, SINGLE, pace=0.5, wait_at=5), files()) for script in scripts]
-        for number in numbers:
-            until(lambda number=number: last_row(real, number) == (5, 1))
-        real.kill()
-        real.start()
-        for number in numbers:
-            assert real.post(f"experiments/{number}/pause") == {}
-            until(lambda number=number: "allocationId" not in real.trials(number)[0])
-            assert real.post(f"experiments/{number}/activate") == {}
-        for number in numbers:
-            trial = completed(real, number)
-            assert (trial["trialRunId"], trial["restarts"]) == (2, 0)
-            assert [r["totalBatches"] for r in real.rows(trial["id"], "training")] == list(range(1, 9))

@@ -104,3 +104,9 @@ def test_what_such_a_search_may_not_do(real: RealMaster, tmp_path: Path) -> None
     (over,) = real.get(f"experiments/{number}/searcher_events")["searcherEvents"]
     assert (over["id"], over["experimentInactive"]) == (-1, {"experimentState": "STATE_CANCELED"})
     assert real.ask("POST", path, {"searcherOperations": [create]}).status_code == 400
+
+
+def test_other_searches_take_no_operations(real: RealMaster, tmp_path: Path) -> None:
+    number = real.create(config("hold.py .", tmp_path, {"name": "single", "max_length": 1}), files(), activate=False)
+    assert real.ask("POST", f"experiments/{number}/searcher_operations", {"searcherOperations": []}).status_code == 400
+    assert real.ask("GET", f"experiments/{number}/searcher_events").status_code == 400

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core.search import Close, Completed, Create, Exited, Search, Started, TrainTo, create_search
@@ -26,16 +25,8 @@ RUNS = given(
 )
 
 
-@settings(max_examples=100, deadline=None)
 @RUNS
 def test_it_decides_as_the_rules_say(**run: Any) -> None:
-    compare(**run)
-
-
-@pytest.mark.long
-@settings(max_examples=10_000, deadline=None)
-@RUNS
-def test_it_decides_as_the_rules_say_in_many_runs(**run: Any) -> None:
     compare(**run)
 
 

@@ -89,7 +89,7 @@ def test_young_garbage_of_the_metric_is_collected_meanwhile() -> None:
 
 def test_the_thresholds_come_back_when_the_last_of_several_is_done() -> None:
     before = gc.get_threshold()
-    inside, leave = threading.Barrier(2, timeout=30), threading.Event()
+    inside, leave = threading.Barrier(2), threading.Event()
 
     def metric_of(hparams: dict[str, Any], length: int, number: int) -> float:
         if number == 0 and not leave.is_set():

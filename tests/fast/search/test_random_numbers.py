@@ -6,7 +6,7 @@ import uuid
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core.search import Create, RandomState, Started, create_search
@@ -15,7 +15,6 @@ numpy = pytest.importorskip("numpy")
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=SEEDS,
     draws=st.lists(
@@ -40,7 +39,6 @@ def test_each_draw_is_that_of_numpy(seed: int, draws: list[Any]) -> None:
 
 
 @given(seed=SEEDS, before=st.integers(0, 1500))
-@settings(max_examples=20, deadline=None)
 def test_the_state_can_be_kept(seed: int, before: int) -> None:
     one, other = RandomState(seed), RandomState(0)
     for _ in range(before):

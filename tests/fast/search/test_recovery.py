@@ -136,5 +136,5 @@ class Recovery(RuleBasedStateMachine):
         assert self.search.over
 
 
-Recovery.TestCase.settings = settings(max_examples=20, stateful_step_count=30, deadline=None)
+Recovery.TestCase.settings = settings(stateful_step_count=30)
 TestRecovery = Recovery.TestCase

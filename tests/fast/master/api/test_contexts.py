@@ -8,8 +8,6 @@ import tarfile
 import zlib
 from typing import Any
 
-import pytest
-
 from support.running_master import CONFIG, Running
 
 
@@ -27,22 +25,15 @@ def entry(path: str, content: bytes = b"", kind: int = 48, **more: Any) -> dict[
     } | more
 
 
-def archive(**members: tarfile.TarInfo | bytes) -> str:
+def archive(**members: bytes) -> str:
     """A tar archive, gzipped, in base64."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, member in members.items():
-            info = member if isinstance(member, tarfile.TarInfo) else tarfile.TarInfo(name)
-            info.size = len(member) if isinstance(member, bytes) else 0
-            tar.addfile(info, io.BytesIO(member if isinstance(member, bytes) else b""))
+            info = tarfile.TarInfo(name)
+            info.size = len(member)
+            tar.addfile(info, io.BytesIO(member))
     return base64.b64encode(packed.getvalue()).decode()
-
-
-def link(name: str, target: str, kind: bytes = tarfile.SYMTYPE) -> tarfile.TarInfo:
-    """A link in an archive."""
-    info = tarfile.TarInfo(name)
-    info.type, info.linkname = kind, target
-    return info
 
 
 def test_the_files_come_back_to_the_task(master: Running) -> None:
@@ -63,39 +54,15 @@ def test_without_files_there_is_none(master: Running) -> None:
     assert master.ask("GET", f"tasks/{spec.task_id}/context_directory").json == {"b64Tgz": ""}
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        [entry("../out")],
-        [entry("/etc/out")],
-        [entry("a/../../out")],
-        [entry("device", kind=ord(tarfile.CHRTYPE))],
-        [entry("x") | {"content": "no base64!"}],
-        [entry("x") | {"mtime": "tomorrow"}],
-    ],
-)
-def test_files_that_would_lead_elsewhere_are_refused(master: Running, files: list[dict[str, Any]]) -> None:
-    refused = master.ask("POST", "experiments", {"config": CONFIG, "modelDefinition": files})
-    assert refused.status == 400, refused.text
-
-
-@pytest.mark.parametrize(
-    "packed",
-    [
-        archive(**{"../out": b"x"}),
-        archive(**{"/etc/out": b"x"}),
-        archive(a=link("a", "/etc/passwd")),
-        archive(a=link("a", "../../x")),
-        archive(a=link("a", "/etc/passwd", tarfile.LNKTYPE)),
-        archive(a=link("a", "", tarfile.FIFOTYPE)),
-        base64.b64encode(b"no archive").decode(),
-        "no base64!",
-    ],
-)
-def test_archives_that_would_lead_elsewhere_are_refused(master: Running, packed: str) -> None:
+def test_what_would_lead_elsewhere_is_refused(master: Running) -> None:
+    """The rules are those of ``engines._archive``, whose tests have them all."""
     before = len(master.ask("GET", "experiments").json["experiments"])
-    refused = master.ask("POST", "experiments", {"config": CONFIG, "b64Tgz": packed})
-    assert refused.status == 400, refused.text
+    for files in ([entry("a/../../out")], [entry("x") | {"content": "no base64!"}], [entry("x") | {"mtime": "soon"}]):
+        refused = master.ask("POST", "experiments", {"config": CONFIG, "modelDefinition": files})
+        assert refused.status == 400, refused.text
+    for packed in (archive(**{"../out": b"x"}), base64.b64encode(b"no archive").decode(), "no base64!"):
+        refused = master.ask("POST", "experiments", {"config": CONFIG, "b64Tgz": packed})
+        assert refused.status == 400, refused.text
     assert len(master.ask("GET", "experiments").json["experiments"]) == before
 
 

@@ -137,6 +137,15 @@ def test_what_contradicts_what_is_recorded_is_a_conflict(master: Running) -> Non
     assert master.ask("POST", "checkpoints", kept, spec.session_token).status == 200, "the same again"
     other = kept | {"resources": {"x": "1"}}
     assert master.ask("POST", "checkpoints", other, spec.session_token).status == 409
+    for batch, status in ((1, 200), (2, 409), (1, 200)):
+        values = {"avgMetrics": {"a": 1}, "batchMetrics": [{"x": batch}]}
+        told = {"trialId": spec.trial_id, "trialRunId": 1, "stepsCompleted": 1, "metrics": values}
+        body = {"group": "training", "metrics": told}
+        assert master.ask("POST", f"trials/{spec.trial_id}/metrics", body, spec.session_token).status == status
+    path = f"trials/{spec.trial_id}/searcher/completed_operation"
+    for length, metric, status in ((3, 1.0, 409), (10, 1.0, 200), (10, 2.0, 409), (10, 1.0, 200)):
+        done = {"op": {"length": length}, "searcherMetric": metric}
+        assert master.ask("POST", path, done, spec.session_token).status == status
 
 
 def test_the_journal_route_counts_each_record_once(master: Running) -> None:

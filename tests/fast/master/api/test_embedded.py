@@ -15,7 +15,6 @@ import requests
 from det_core.client._embedded import ensure_master, living, stop_master
 from det_core.errors import MasterUnreachable
 
-TIMEOUT = 60
 _ASK = "from pathlib import Path; from det_core.client._embedded import ensure_master as e; print(*e(Path({!r})))"
 
 
@@ -35,7 +34,7 @@ def test_those_who_start_it_at_a_time_share_one(stopped: Path) -> None:
     url, token = answers.pop().split()
     assert (url, token) == ensure_master(stopped)
     headers = {"Authorization": f"Bearer {token}"}
-    assert requests.get(f"{url}/api/v1/me", headers=headers, timeout=TIMEOUT).status_code == 200
+    assert requests.get(f"{url}/api/v1/me", headers=headers).status_code == 200
     assert (stopped / "master" / "master.log").read_text().count("is the master of") == 1
 
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-import pytest
 import requests
 import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
@@ -18,7 +17,6 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from det_core.master.api._auth import OPEN
 from support.running_master import Running
 
 CHECKS = [
@@ -45,7 +43,7 @@ class Sweep:
         self.made = 0
         self.statuses: set[int] = set()
         self._master, self._examples, self._alternating = master, examples, alternating
-        self._schema = schemathesis.openapi.from_url(f"{master.url}/openapi.json", timeout=60)
+        self._schema = schemathesis.openapi.from_url(f"{master.url}/openapi.json")
         spec = master.a_trial()
         uuid = f"swept-{spec.trial_id}"
         kept = {"uuid": uuid, "taskId": spec.task_id, "metadata": {"steps_completed": 1}, "resources": {}}
@@ -69,7 +67,6 @@ class Sweep:
     def _ask(self, operation: Any, mode: GenerationMode, session: requests.Session, check: Callable[..., None]) -> None:
         @settings(
             max_examples=self._examples,
-            deadline=None,
             database=None,
             derandomize=True,
             phases=[Phase.generate],
@@ -78,7 +75,7 @@ class Sweep:
         @given(case=operation.as_strategy(generation_mode=mode))
         def ask(case: Any) -> None:
             self._prepare(case)
-            response = case.call(session=session, timeout=30)
+            response = case.call(session=session)
             self.made += 1
             self.statuses.add(response.status_code)
             check(case, response)
@@ -104,23 +101,9 @@ def as_described(case: Any, response: Any) -> None:
     case.validate_response(response, checks=CHECKS)
 
 
-def not_let_in(case: Any, response: Any) -> None:
-    """Without a token: nothing but what is open to everybody."""
-    if (case.method.upper(), case.path) not in OPEN:
-        assert response.status_code == 401, (case.method, case.path, response.status_code)
-
-
 def test_no_request_breaks_the_master(master: Running) -> None:
     sweep = Sweep(master, examples=1, alternating=True)
     sweep.run(master.token, as_described)
     assert sweep.made > 50
     assert {200, 400, 404} <= sweep.statuses
     assert master.ask("GET", "me").status == 200
-
-
-@pytest.mark.long
-def test_no_request_of_many_breaks_the_master(master: Running) -> None:
-    sweep = Sweep(master, examples=60)
-    sweep.run(master.token, as_described)
-    sweep.run("not-the-token", not_let_in)
-    assert sweep.made > 5000

@@ -46,7 +46,7 @@ def test_a_pause_wakes_the_poll_at_once(master: Running) -> None:
             until(lambda: waiting(master) == 1)
             began = time.monotonic()
             assert master.ask("POST", f"experiments/{spec.experiment_id}/pause").status == 200
-            answer, came = result(timeout=30)
+            answer, came = result()
         assert answer.json == {"preempt": True}
         delays.append(came - began)
         again = master.ask("GET", path.replace("=60", "=0"), token=spec.session_token)
@@ -95,7 +95,7 @@ def test_who_waits_for_an_experiment_hears_of_its_end(master: Running) -> None:
     assert master.ask("GET", path + "0").json["experiment"]["state"] == "STATE_ACTIVE"
     with asking(master, path + "60") as result:
         master.end(spec.allocation_id)
-        answer, _ = result(timeout=30)
+        answer, _ = result()
     assert answer.json["experiment"]["state"] == "STATE_COMPLETED"
 
 
@@ -129,13 +129,13 @@ def test_a_server_that_stops_lets_its_polls_go(tmp_path: Path) -> None:
         with asking(master, path, token=spec.session_token) as poll:
             until(lambda: waiting(master) == 1)
             url, shown = f"{master.url}/api/v1/trials/{spec.trial_id}/logs?follow=true", f"Bearer {master.token}"
-            with requests.get(url, headers={"Authorization": shown}, stream=True, timeout=30) as log:
+            with requests.get(url, headers={"Authorization": shown}, stream=True) as log:
                 assert log.status_code == 200
                 until(lambda: waiting(master) == 2)
                 closing = threading.Thread(target=master.close)
                 closing.start()
                 assert log.content == b""
-            answer, _ = poll(timeout=30)
+            answer, _ = poll()
         assert (answer.status, answer.json) == (200, {"preempt": False}), "the trial goes on"
         closing.join()
         assert spec.allocation_id in master.engine.running

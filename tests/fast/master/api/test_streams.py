@@ -52,7 +52,7 @@ def test_a_log_that_is_followed_ends_with_its_trial(master: Running) -> None:
     def follow() -> None:
         url = f"{master.url}/api/v1/trials/{spec.trial_id}/logs?follow=true"
         headers = {"Authorization": f"Bearer {master.token}"}
-        with requests.get(url, headers=headers, stream=True, timeout=30) as response:
+        with requests.get(url, headers=headers, stream=True) as response:
             for line in response.iter_lines(chunk_size=None):
                 seen.append(json.loads(line)["result"]["log"])
                 came.set()

@@ -32,12 +32,6 @@ def test_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
     kill_at_random(tmp_path, seed)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("seed", range(100, 140))
-def test_many_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
-    kill_at_random(tmp_path, seed)
-
-
 def kill_at_random(folder: Path, seed: int) -> None:
     """Five allocations, and a death for each."""
     dice = random.Random(seed)

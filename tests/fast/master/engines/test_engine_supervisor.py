@@ -42,8 +42,10 @@ LEAVES = (
 )
 
 
-@pytest.mark.parametrize("victims", [["worker"], ["guardian", "worker"], ["worker", "guardian"]])
-@pytest.mark.parametrize("watched", [True, False])
+@pytest.mark.parametrize(
+    ("victims", "watched"),
+    [(["worker"], True), (["guardian", "worker"], True), (["worker"], False), (["worker", "guardian"], False)],
+)
 def test_a_supervisor_that_is_killed_leaves_nothing(tmp_path: Path, victims: list[str], watched: bool) -> None:
     pids = tmp_path / "pids"
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core.master.engines._supervisor._log import Flight, Log, record
@@ -53,7 +53,6 @@ def test_each_stream_comes_out_as_its_lines(chunks: list[tuple[int, bytes]]) -> 
             assert [text for of, text in found if of == name] == expected(chunks, stream)
 
 
-@settings(max_examples=40)
 @given(CHUNKS, st.integers(1, 200))
 def test_reading_goes_on_at_any_mark(chunks: list[tuple[int, bytes]], limit: int) -> None:
     with tempfile.TemporaryDirectory() as folder:

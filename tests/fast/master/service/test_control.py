@@ -31,34 +31,6 @@ async def fails_first(trial: Trial) -> int:
     return 1 if trial.spec.trial_run_id == 1 else await train(trial)
 
 
-def test_a_single_trial_is_trained_longer(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
-        number = await b.create(SINGLE, checkpoint_storage={"save_trial_latest": 1})
-        assert await b.ended(number) == "COMPLETED"
-        with pytest.raises(Invalid, match="searcher, hyperparameters and seed"):
-            await b.service.continue_experiment(number, "reproducibility: {experiment_seed: 8}")
-        await b.service.continue_experiment(number, "searcher: {max_length: 5}\nmax_restarts: 9")
-        assert await b.ended(number) == "COMPLETED"
-        (trial,) = await b.service.trials(number)
-        assert (trial["operation_length"], trial["total_batches"]) == (5, 5)
-        assert [s.steps_completed for s in b.engine.launched] == [0, 2]
-        assert (await b.service.experiment(number))["config"]["max_restarts"] == 9
-
-    with_bench(tmp_path, train, check)
-
-
-def test_a_failed_single_trial_goes_on(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
-        number = await b.create(SINGLE, max_restarts=0)
-        assert await b.ended(number) == "ERROR"
-        await b.service.continue_experiment(number)
-        assert await b.ended(number) == "COMPLETED"
-        (trial,) = await b.service.trials(number)
-        assert (trial["state"], trial["restarts"], trial["error"]) == ("COMPLETED", 0, None)
-
-    with_bench(tmp_path, fails_first, check)
-
-
 def test_a_canceled_search_goes_on_where_it_was(tmp_path: Path) -> None:
     async def check(b: Bench) -> None:
         number = await b.create({"name": "random", "max_length": 3, "max_trials": 4, "max_concurrent_trials": 2})
@@ -92,26 +64,6 @@ def test_failed_trials_of_a_complete_search_go_on(tmp_path: Path) -> None:
         await b.check_replay(number)
 
     with_bench(tmp_path, script, check)
-
-
-def test_a_warm_start_begins_at_the_source_with_step_0(tmp_path: Path) -> None:
-    async def check(b: Bench) -> None:
-        with pytest.raises(NotFound, match="source_trial_id"):
-            await b.create({**SINGLE, "source_trial_id": 1})
-        keep = {"save_trial_latest": 1}
-        first = await b.create(SINGLE, checkpoint_storage=keep)
-        assert await b.ended(first) == "COMPLETED"
-        (saved,) = await b.service.checkpoints(first)
-        for source in ({"source_trial_id": 1}, {"source_checkpoint_uuid": saved["uuid"]}):
-            number = await b.create({**SINGLE, **source})
-            assert await b.ended(number) == "COMPLETED"
-            spec = b.engine.launched[-1]
-            assert (spec.latest_checkpoint, spec.steps_completed) == (saved["uuid"], 0)
-        await b.service.patch_experiment(first, checkpoint_storage={"save_trial_latest": 0})
-        await b.service.stop()
-        assert (await b.service.checkpoint(saved["uuid"]))["state"] == "COMPLETED", "others start from it"
-
-    with_bench(tmp_path, train, check)
 
 
 def keeping(folder: Path) -> Script:

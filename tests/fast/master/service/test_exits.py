@@ -1,4 +1,7 @@
-"""Each way in which an allocation ends, and what its trial does next (wire contract, §13.3 to §13.5)."""
+"""Ends of allocations at moments that real scripts do not meet on purpose (wire contract, §13.3 to §13.5).
+
+The tables are in ``scheduler/test_exit.py`` and ``test_trial.py``; the rows with real scripts in ``test_jobs.py``.
+"""
 
 from __future__ import annotations
 
@@ -34,168 +37,6 @@ async def only(b: Bench, number: int) -> dict[str, Any]:
     return dict(view)
 
 
-def test_exit_0_without_ack_completes_the_trial(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        return 0
-
-    async def check(b: Bench) -> None:
-        number = await b.create(SINGLE)
-        assert await b.ended(number) == "COMPLETED"
-        assert (await only(b, number))["state"] == "COMPLETED"
-        assert len(b.engine.launched) == 1
-
-    with_bench(tmp_path, script, check)
-
-
-def test_failures_are_counted_up_to_max_restarts(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        return 7
-
-    async def check(b: Bench) -> None:
-        number = await b.create(SINGLE, max_restarts=2)
-        assert await b.ended(number) == "ERROR"
-        trial = await only(b, number)
-        assert trial["state"] == "ERROR" and trial["restarts"] == 3 and "status 7" in trial["error"]
-        assert trial["restarted"] == 2, "the last failure was not followed by another start"
-        assert [s.trial_run_id for s in b.engine.launched] == [1, 2, 3]
-
-    with_bench(tmp_path, script, check)
-
-
-def test_a_failed_run_goes_on_from_its_latest_checkpoint(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        if trial.spec.trial_run_id == 1:
-            await trial.report("training", 1, loss=1.0)
-            await trial.report("training", 2, loss=1.0)
-            await trial.checkpoint(1)
-            return 1
-        assert trial.spec.steps_completed == 1 and trial.spec.latest_checkpoint is not None
-        return await train(trial)
-
-    async def check(b: Bench) -> None:
-        number = await b.create(SINGLE)
-        assert await b.ended(number) == "COMPLETED"
-        await b.check_replay(number)
-        assert (await only(b, number))["restarts"] == 1
-
-    with_bench(tmp_path, script, check)
-
-
-def test_ack_of_a_pause_is_no_failure_whatever_the_status(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        if trial.spec.trial_run_id > 1:
-            return await train(trial)
-        assert await trial.should_preempt(60)
-        await trial.checkpoint(1)
-        await trial.acknowledge()
-        return 9
-
-    async def check(b: Bench) -> None:
-        number = await b.create(SINGLE)
-        await b.until(lambda: b.engine.running)
-        await b.service.pause(number)
-        await b.until(lambda: not b.service._hub.live.allocations)
-        trial = await only(b, number)
-        assert trial["state"] == "PAUSED" and trial["restarts"] == 0
-        assert b.engine.graces == {b.engine.launched[0].allocation_id: 3600.0}
-        await b.service.activate(number)
-        assert await b.ended(number) == "COMPLETED"
-        assert b.engine.launched[1].steps_completed == 1
-
-    with_bench(tmp_path, script, check)
-
-
-def test_ack_without_reason_is_counted_as_a_restart(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        await trial.acknowledge()
-        return 0
-
-    async def check(b: Bench) -> None:
-        number = await b.create(SINGLE, max_restarts=1)
-        assert await b.ended(number) == "ERROR"
-        assert len(b.engine.launched) == 2
-
-    with_bench(tmp_path, script, check)
-
-
-def test_a_parked_trial_is_allocated_again_when_it_is_promoted(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        while (length := await trial.operation()) is not None:
-            await trial.checkpoint(length)
-            await trial.complete(length, float(trial.spec.trial_id))
-        await trial.acknowledge()
-        return 0
-
-    async def check(b: Bench) -> None:
-        number = await b.create(ASHA)
-        assert await b.ended(number) == "COMPLETED"
-        runs = [(s.trial_id, s.trial_run_id, s.steps_completed) for s in b.engine.launched]
-        assert runs == [(1, 1, 0), (2, 1, 0), (1, 2, 2)]
-        await b.check_replay(number)
-
-    with_bench(tmp_path, script, check)
-
-
-def test_a_pause_that_is_ignored_ends_in_a_kill(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        if trial.spec.trial_run_id > 1:
-            return await train(trial)
-        await asyncio.sleep(60)
-        return 0
-
-    async def check(b: Bench) -> None:
-        number = await b.create(SINGLE, preemption_timeout=0)
-        await b.until(lambda: b.engine.running)
-        await b.service.pause(number)
-        await b.until(lambda: not b.service._hub.live.allocations)
-        trial = await only(b, number)
-        assert trial["state"] == "PAUSED" and trial["restarts"] == 0
-        await b.service.activate(number)
-        assert await b.ended(number) == "COMPLETED"
-
-    with_bench(tmp_path, script, check)
-
-
-def test_cancel_lets_trials_save_and_kill_does_not(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        assert await trial.should_preempt(60)
-        await trial.checkpoint(3)
-        await trial.acknowledge()
-        return 0
-
-    async def check(b: Bench) -> None:
-        kept = {"save_trial_latest": 1}
-        canceled, killed = await b.create(SINGLE, checkpoint_storage=kept), await b.create(SINGLE)
-        await b.until(lambda: len(b.engine.running) == 2)
-        await b.service.cancel(canceled)
-        await b.service.cancel(canceled)
-        await b.service.kill(killed)
-        assert await b.ended(canceled) == "CANCELED" and await b.ended(killed) == "CANCELED"
-        assert (await only(b, canceled))["latest_checkpoint"] is not None
-        assert (await only(b, killed))["latest_checkpoint"] is None
-        await b.service.kill(killed)  # ended is ended
-
-    with_bench(tmp_path, script, check, slots=2)
-
-
-def test_invalid_hp_is_replaced_by_the_search(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        if trial.spec.trial_id in (1, 4):  # the first of each experiment
-            await trial.early_exit()
-            return 0
-        return await train(trial)
-
-    async def check(b: Bench) -> None:
-        for searcher in ({"name": "random", "max_length": 2, "max_trials": 2}, ASHA):
-            number = await b.create(searcher)
-            assert await b.ended(number) == "COMPLETED"
-            found = await b.service.trials(number)
-            assert [t["operation_completed"] for t in found] == [False, True, True]
-            await b.check_replay(number)
-
-    with_bench(tmp_path, script, check)
-
-
 def test_one_that_gave_up_and_lives_on_is_killed(tmp_path: Path) -> None:
     async def script(trial: Trial) -> int:
         await trial.early_exit()
@@ -228,26 +69,6 @@ def test_a_killed_process_is_a_failure_and_a_killed_trial_is_canceled(tmp_path: 
         assert (two["state"], two["restarts"]) == ("CANCELED", 0)
 
     with_bench(tmp_path, script, check, slots=2)
-
-
-def test_a_higher_priority_takes_the_slot_and_gives_it_back(tmp_path: Path) -> None:
-    async def script(trial: Trial) -> int:
-        if trial.spec.experiment_id == 1 and trial.spec.trial_run_id == 1:
-            assert await trial.should_preempt(60)
-            await trial.acknowledge()
-            return 0
-        return await train(trial)
-
-    async def check(b: Bench) -> None:
-        low = await b.create(SINGLE)
-        await b.until(lambda: b.engine.running)
-        high = await b.create(SINGLE, resources={"priority": 10})
-        assert await b.ended(high) == "COMPLETED"
-        assert await b.ended(low) == "COMPLETED"
-        assert [s.experiment_id for s in b.engine.launched] == [low, high, low]
-        assert (await only(b, low))["restarts"] == 0
-
-    with_bench(tmp_path, script, check)
 
 
 def test_a_changed_priority_is_heeded_at_once(tmp_path: Path) -> None:

@@ -56,14 +56,3 @@ def test_some_random_moments(tmp_path: Path, slots: int) -> None:
         found = asyncio.run(run(tmp_path / f"{seed}", slots, seed))
         if slots == 1:
             assert found == calm, f"seed {seed}"
-
-
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("slots", [1, 2])
-def test_50_random_moments(tmp_path: Path, slots: int) -> None:
-    calm = asyncio.run(run(tmp_path / "calm", slots, None))
-    for seed in range(100, 150):
-        found = asyncio.run(run(tmp_path / f"{seed}", slots, seed, times=8))
-        if slots == 1:
-            assert found == calm, f"seed {seed}"

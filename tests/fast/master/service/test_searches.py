@@ -46,8 +46,7 @@ class Twice(SearchMethod):
 """
 
 
-@pytest.mark.parametrize("slots", [1, 2])
-@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize(("search", "slots"), list(zip(SEARCHES, (1, 2, 1, 2, 2), strict=True)))
 def test_a_search_ends_by_itself(tmp_path: Path, search: str, slots: int) -> None:
     async def main() -> None:
         async with bench(tmp_path, train, slots) as b:
@@ -131,9 +130,8 @@ def test_a_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) 
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("every", [1, 3])
-def test_a_search_is_recovered_from_its_kept_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int) -> None:
-    monkeypatch.setattr(_search, "SNAPSHOT_EVERY", every)
+def test_a_search_is_recovered_from_its_kept_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_search, "SNAPSHOT_EVERY", 3)
 
     async def main() -> None:
         async with bench(tmp_path, train) as b:

@@ -1,4 +1,4 @@
-"""Databases to test with: SQLite in the test's folder and, where it is installed, PostgreSQL."""
+"""Databases to test with: SQLite in the test's folder. tests/postgres runs what depends on the kind on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Engine
 
-from det_core.master.store import METADATA, Store, experiments, trials
+from det_core.master.store import Store, experiments, trials
 from det_core.master.store._database import parse, writing_engine
 from det_core.master.store._migrate import upgrade
-from support.postgres import Postgres, postgres_server
-
-__all__ = ["postgres_server"]
-KINDS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
 
 
 @pytest.fixture(scope="session")
@@ -28,31 +24,17 @@ def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="session")
-def postgres_schema(postgres_server: Postgres) -> str:
-    """A schema in PostgreSQL that is the newest, for many tests in turn."""
-    url = postgres_server.new_schema()
-    engine = writing_engine(parse(url))
-    upgrade(engine)
-    engine.dispose()
-    return url
-
-
-@pytest.fixture(params=KINDS)
-def empty_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database with nothing in it, each kind in turn."""
-    if request.param == "postgres":
-        return str(request.getfixturevalue("postgres_server").new_schema())
+@pytest.fixture
+def empty_url(tmp_path: Path) -> str:
+    """A database with nothing in it."""
     return f"sqlite:///{tmp_path}/master/master.db"
 
 
-@pytest.fixture(params=KINDS)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database with the newest schema and nothing else in it, each kind in turn."""
-    if request.param == "postgres":
-        return _emptied(request.getfixturevalue("postgres_schema"))
+@pytest.fixture
+def url(sqlite_template: Path, tmp_path: Path) -> str:
+    """A database with the newest schema and nothing else in it."""
     (tmp_path / "master").mkdir()
-    shutil.copy(request.getfixturevalue("sqlite_template"), tmp_path / "master" / "master.db")
+    shutil.copy(sqlite_template, tmp_path / "master" / "master.db")
     return f"sqlite:///{tmp_path}/master/master.db"
 
 
@@ -90,11 +72,3 @@ def store(url: str) -> Iterator[Store]:
     opened = Store.open(url)
     yield opened
     opened.close_now()
-
-
-def _emptied(url: str) -> str:
-    engine = writing_engine(parse(url))
-    with engine.begin() as conn:
-        conn.exec_driver_sql(f"TRUNCATE {', '.join(METADATA.tables)} RESTART IDENTITY")
-    engine.dispose()
-    return url

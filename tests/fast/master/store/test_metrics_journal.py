@@ -11,7 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine
 
@@ -191,18 +191,8 @@ def as_records(lines: Sequence[Line], restored: int | None) -> list[dict[str, An
 CASES = {"runs": RUNS, "by_restart": st.booleans(), "seed": st.integers(0, 2**16)}
 
 
-@settings(max_examples=25)
 @given(**CASES)
 def test_the_series_are_those_of_the_journals_own_reader(
-    scratch: Engine, runs: Any, by_restart: bool, seed: int
-) -> None:
-    check(scratch, runs, by_restart, seed)
-
-
-@pytest.mark.long
-@settings(max_examples=1000)
-@given(**CASES)
-def test_the_series_are_those_of_the_journals_own_reader_at_length(
     scratch: Engine, runs: Any, by_restart: bool, seed: int
 ) -> None:
     check(scratch, runs, by_restart, seed)

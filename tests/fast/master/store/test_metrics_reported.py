@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine
 
@@ -165,16 +165,8 @@ VALUES = st.dictionaries(st.sampled_from("ab"), st.sampled_from([1.0, 2.0]), min
 REPORTS = st.lists(st.tuples(st.booleans(), st.sampled_from(["training", "own"]), st.integers(0, 5), VALUES))
 
 
-@settings(max_examples=25)
 @given(reports=REPORTS)
 def test_it_does_as_the_contract_says(scratch: Engine, reports: Any) -> None:
-    check(scratch, reports)
-
-
-@pytest.mark.long
-@settings(max_examples=1000)
-@given(reports=REPORTS)
-def test_it_does_as_the_contract_says_at_length(scratch: Engine, reports: Any) -> None:
     check(scratch, reports)
 
 

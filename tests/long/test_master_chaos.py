@@ -1,0 +1,78 @@
+"""Fifty moments of each kind of trouble; the quickstart in trouble."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection
+
+from fast.master.test_chaos import SMALL, calm_course, check, disturbed
+from support import EXAMPLES, chaos_checks
+from support.chaos import Machine
+
+QUICKSTART = EXAMPLES / "quickstart" / "train.py"
+LARGE = {"name": "async_halving", "max_length": 9, "num_rungs": 3, "divisor": 3, "max_trials": 5}
+KINDS = ["pause", "trial", "master", "reboot", "supervisor"]
+
+
+def some_kinds(seed: int, count: int) -> list[str]:
+    """Which troubles to make: each kind in its turn, in a random order."""
+    kinds = [KINDS[(seed + i) % len(KINDS)] for i in range(count)]
+    random.Random(seed).shuffle(kinds)
+    return kinds
+
+
+def many(folder: Path, slots: int, calm: dict[str, Any] | None, count: int = 50) -> None:
+    """Runs until there were so many moments."""
+    moments: Counter[str] = Counter()
+    first = seed = random.randrange(1 << 30)
+    kept = check(disturbed(folder / "undisturbed", slots, seed, LARGE, []), calm)  # with real processes, too
+    while moments.total() < count:
+        seed += 1
+        m = disturbed(folder / f"{seed}", slots, seed, LARGE, some_kinds(seed, 6))
+        steps = check(m, calm)
+        assert calm is None or steps == kept, f"seed {seed}"
+        moments += m.moments
+    print(f"{moments.total()} moments on {slots} slot(s), seeds {first + 1} to {seed}: {dict(moments)}")
+
+
+def test_50_moments_on_one_slot(tmp_path: Path) -> None:
+    many(tmp_path, 1, calm_course(tmp_path / "calm", LARGE))
+
+
+def test_50_moments_on_two_slots(tmp_path: Path) -> None:
+    many(tmp_path, 2, None)
+
+
+def test_5_moments_with_the_quickstart(tmp_path: Path) -> None:
+    if not find_spec("torch") or not find_spec("sklearn"):  # not imported here: torch sets variables
+        pytest.skip("the quickstart needs torch and scikit-learn: pip install 'det_core[torch,examples]'")
+    moments: Counter[str] = Counter()
+    first = seed = random.randrange(1 << 30)
+    while moments.total() < 5:
+        seed += 1
+        m = disturbed(
+            tmp_path / f"{seed}",
+            2,
+            seed,
+            {**SMALL, "max_length": {"epochs": 4}, "metric": "accuracy", "smaller_is_better": False},
+            some_kinds(seed, 2),
+            script=QUICKSTART,
+            longest=6.0,
+            hyperparameters={"lr": {"type": "log", "base": 10, "minval": -4, "maxval": -2}, "width": 8},
+            environment={"environment_variables": ["OMP_NUM_THREADS=1"]},
+        )
+        moments += m.moments
+        chaos_checks.reading(m.home, lambda conn: _check_quickstart(conn, m))  # noqa: B023
+    print(f"{moments.total()} moments with the quickstart, seeds {first + 1} to {seed}: {dict(moments)}")
+
+
+def _check_quickstart(conn: Connection, m: Machine) -> None:
+    chaos_checks.nothing_lost_or_doubled(conn, 1, m.moments["trial"])
+    chaos_checks.as_the_quickstart(conn, 1)
+    chaos_checks.steps_kept(conn, 1, m.saved, m.moments.total() * m.slots)

@@ -1,0 +1,25 @@
+"""Thousands of requests made from the description of the API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from det_core.master.api._auth import OPEN
+from fast.master.api.conftest import master
+from fast.master.api.test_openapi import Sweep, as_described
+from support.running_master import Running
+
+__all__ = ["master"]
+
+
+def not_let_in(case: Any, response: Any) -> None:
+    """Without a token: nothing but what is open to everybody."""
+    if (case.method.upper(), case.path) not in OPEN:
+        assert response.status_code == 401, (case.method, case.path, response.status_code)
+
+
+def test_no_request_of_many_breaks_the_master(master: Running) -> None:
+    sweep = Sweep(master, examples=60)
+    sweep.run(master.token, as_described)
+    sweep.run("not-the-token", not_let_in)
+    assert sweep.made > 5000

@@ -1,0 +1,15 @@
+"""Halving against the plain rules, ten thousand times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+
+from fast.search.test_against_the_plain_rules import RUNS, compare
+
+
+@settings(max_examples=10_000, derandomize=False)
+@RUNS
+def test_it_decides_as_the_rules_say(**run: Any) -> None:
+    compare(**run)

@@ -1,0 +1,39 @@
+"""The fixtures of the store's tests, on PostgreSQL."""
+
+from __future__ import annotations
+
+import pytest
+
+from det_core.master.store import METADATA
+from det_core.master.store._database import parse, writing_engine
+from det_core.master.store._migrate import upgrade
+from fast.master.store.conftest import conn, store, trial
+from support.postgres import Postgres, postgres_server
+
+__all__ = ["conn", "postgres_server", "store", "trial"]
+
+
+@pytest.fixture
+def empty_url(postgres_server: Postgres) -> str:
+    """A schema with nothing in it."""
+    return postgres_server.new_schema()
+
+
+@pytest.fixture(scope="session")
+def schema(postgres_server: Postgres) -> str:
+    """A schema that is the newest, for many tests in turn."""
+    url = postgres_server.new_schema()
+    engine = writing_engine(parse(url))
+    upgrade(engine)
+    engine.dispose()
+    return url
+
+
+@pytest.fixture
+def url(schema: str) -> str:
+    """A database with the newest schema and nothing else in it."""
+    engine = writing_engine(parse(schema))
+    with engine.begin() as conn:
+        conn.exec_driver_sql(f"TRUNCATE {', '.join(METADATA.tables)} RESTART IDENTITY")
+    engine.dispose()
+    return schema

@@ -1,0 +1,85 @@
+"""What PostgreSQL can do otherwise than SQLite: transactions and isolation, locks, types, order, ids, the schema.
+
+The tests are those of tests/fast/master/store.
+"""
+
+# ruff: noqa: F401 (pytest collects what is imported)
+from __future__ import annotations
+
+import asyncio
+
+from det_core.errors import StoreError
+from det_core.master.store import Store, key_values
+from fast.master.store.test_killed import test_what_was_answered_survives_kill_9
+from fast.master.store.test_metrics_journal import (
+    test_a_restored_step_hides_what_lies_beyond_it_at_once,
+    test_a_series_is_read_in_pages,
+    test_numbers_that_are_not_finite_come_back_as_numbers,
+    test_odd_values_come_back_as_they_were,
+    test_records_are_kept_once_however_often_and_late_they_arrive,
+    test_what_each_process_writes_is_its_own,
+)
+from fast.master.store.test_metrics_reported import (
+    test_a_later_run_takes_the_place_of_an_earlier_one_from_its_steps_on,
+    test_another_value_is_a_conflict_and_nothing_of_it_is_kept,
+    test_samples_of_the_machine_are_kept_raw,
+    test_the_best_and_the_latest_validation,
+    test_the_best_validations_of_an_experiment,
+)
+from fast.master.store.test_migrate import (
+    test_a_newer_schema_is_refused,
+    test_a_step_that_fails_leaves_nothing,
+    test_an_empty_database_gets_the_newest_schema_by_the_steps,
+    test_the_migrations_make_what_the_code_says,
+)
+from fast.master.store.test_reports import (
+    test_a_checkpoint_is_registered_once,
+    test_how_far_log_files_were_read_is_kept_with_their_lines,
+    test_log_lines_are_followed_by_their_ids,
+    test_the_latest_is_the_complete_one_of_the_most_steps,
+    test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else,
+    test_who_uses_a_checkpoint,
+)
+from fast.master.store.test_store import (
+    put,
+    test_a_read_sees_one_state_of_the_database,
+    test_a_second_master_is_refused_until_the_first_has_died,
+    test_a_work_sees_what_those_before_it_wrote,
+    test_a_work_that_fails_harms_no_other,
+    test_close_does_what_was_asked_for,
+    test_readers_cannot_write,
+    test_what_is_written_is_read,
+    test_who_is_cancelled_leaves_the_others_alone,
+)
+from fast.master.store.test_subjects import (
+    test_a_trial_is_created_once_and_changed,
+    test_an_allocation_numbers_its_trials_run,
+    test_an_archive_is_kept_once_while_it_is_used,
+    test_an_experiment_is_created_changed_and_found,
+    test_an_operation_is_completed_once,
+    test_equal_storages_have_one_id,
+    test_events_are_counted_in_each_experiment,
+    test_experiments_are_found_by_state_name_and_label,
+    test_key_values,
+    test_tokens_are_found_by_themselves_alone_until_they_are_revoked,
+)
+from support.postgres import Postgres
+
+
+def test_a_lost_connection_is_an_error_and_the_next_work_gets_a_new_one(postgres_server: Postgres) -> None:
+    store = Store.open(postgres_server.new_schema())
+
+    async def go() -> None:
+        await store.write(put("a"))
+        others = "datname = 'postgres' AND pid <> pg_backend_pid()"
+        end = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"
+        await asyncio.to_thread(postgres_server.execute, end)
+        try:
+            await store.write(put("b"))  # may have found the new connection already
+        except StoreError as e:
+            assert "postgresql" in str(e)
+        await store.write(put("c"))
+        assert await store.read(lambda conn: [key_values.get(conn, key) for key in "ac"]) == [1, 1]
+
+    asyncio.run(go())
+    store.close_now()
