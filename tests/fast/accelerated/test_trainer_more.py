@@ -3,8 +3,6 @@ a managed training's reports."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -241,7 +239,6 @@ class Drawn(torch.utils.data.Dataset):  # type: ignore[misc]
 # under the core
 
 
-@pytest.mark.usefixtures("strategy")
 def test_case_40_reports_of_a_run_under_the_core() -> None:
     with core.init() as context:
         trainer = a_trainer(Recording, core_context=context)
@@ -267,28 +264,6 @@ def test_case_40_the_open_context_is_found_and_changes_no_order() -> None:
     assert managed.log == alone.log and same(managed, alone)  # type: ignore[attr-defined]
     steps = [row.steps_completed for row in read_run(client.run(run_id).path).rows("training")]
     assert sorted(set(steps)) == [3, 4, 6, 8]
-
-
-@pytest.mark.usefixtures("strategy")
-def test_case_37_an_exact_resume_through_the_core(tmp_path: Path) -> None:
-    """The same as from a training state, without accelerate too."""
-
-    class Stops(Events):
-        def on_update(self, trainer: Any, **kwargs: Any) -> None:
-            if trainer.updates_completed == 6:
-                raise KeyboardInterrupt
-
-    def run(callbacks: Any) -> Any:
-        return train(a_trainer(callbacks=callbacks), 3, eval_dataset=rows(20), checkpoint_every=5)
-
-    whole = train(a_trainer(), 3, eval_dataset=rows(20))
-    with pytest.raises(KeyboardInterrupt), core.init():
-        run([Stops])
-    with core.init(resume="latest"):
-        resumed = run([events := Events()])
-    assert events.count("on_train_step_end") == 7 and same(whole, resumed)
-    for name in ("train_loss_epoch", "eval_loss_epoch"):
-        assert whole.run_history.get_metric_values(name) == resumed.run_history.get_metric_values(name)
 
 
 # at the user's service
@@ -321,17 +296,6 @@ def test_set_seed_and_the_launcher_for_notebooks(without_accelerate: None) -> No
     assert torch.equal(first, torch.rand(1))
     with pytest.raises(MissingExtra, match="starting processes from a notebook needs accelerate"):
         notebook_launcher(print)
-
-
-def test_importing_seeds_nothing() -> None:
-    code = (
-        "import random, numpy, torch; random.seed(9); numpy.random.seed(9); torch.manual_seed(9)\n"
-        "before = random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()\n"
-        "import det_core.accelerated\n"
-        "assert before == (random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist())\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 # stand-ins of people's own tests
