@@ -96,7 +96,7 @@ def _packages(wheel: Path, extras: tuple[str, ...], more: tuple[str, ...], pytho
         if not stamp.exists() or stamp.read_text() != key:
             shutil.rmtree(folder, ignore_errors=True)
             made = _environment(folder, python)
-            asked = f"{wheel}[{','.join(extras)}]"
+            asked = f"{wheel}[{','.join(extras)}]" if extras else str(wheel)
             pip = [*PIP, "--python", made]
             run(*pip, "install", "--no-compile", "-c", ROOT / "constraints.txt", asked, *more, cwd=folder)
             run(*pip, "uninstall", "--yes", "det-core", cwd=folder)
