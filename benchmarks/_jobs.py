@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks._peers import peers_python
+from benchmarks._program import quick
 
-PEERS = ("determined", "gloo")
+PEERS: dict[str, str] = quick({"determined": "determined 0.38.1", "gloo": "torch gloo objects"}, {})
+"""Packages, as ``_rank.py`` and the tables call them."""
 OURS = "det_core"
 TIMEOUT = 600.0
 REPEATS = {"gloo": 1}
@@ -27,9 +29,9 @@ def measure(size: int, what: str, calls: Mapping[str, int]) -> dict[str, dict[st
         what: ``small`` or ``large``, a measurement of ``_rank.py``.
         calls: by package, how many calls are timed together.
     """
-    python = peers_python("torch==2.13.0", "numpy", "determined==0.38.1")
+    python = peers_python("torch==2.13.0", "numpy", "determined==0.38.1") if PEERS else None
     best: dict[str, dict[str, float]] = {}
-    for turn in range(5):
+    for turn in range(quick(5, 1)):
         for package in (p for p in (OURS, *PEERS) if turn < REPEATS.get(p, 5)):
             found = _job(sys.executable if package == OURS else str(python), package, size, what, calls[package])
             known = best.setdefault(package, found)

@@ -11,6 +11,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks._program import QUICK
+
 ROOT = Path(__file__).parent.parent
 VENV = ROOT / ".venvs" / "peers"
 FRAMEWORKS = ROOT / ".venvs" / "frameworks"
@@ -45,15 +47,18 @@ def peers_python(*requirements: str) -> Path:
     return python
 
 
-def frameworks_python() -> Path:
+def frameworks_python() -> Path | None:
     """Return the interpreter of an environment with horovod, deepspeed and det_core.
 
-    That is ``FRAMEWORKS_VENV``; else one that is made now, which takes minutes the first time.
+    That is ``FRAMEWORKS_VENV``; else one that is made now, which takes minutes the first time. With ``--quick`` none is
+    made, and None says that there is none.
 
     Raises:
         subprocess.CalledProcessError: it could not be made; why is on the terminal.
     """
     venv = Path(os.environ.get("FRAMEWORKS_VENV") or FRAMEWORKS)
+    if QUICK:
+        return venv / "bin" / "python" if (venv / ".frameworks").exists() else None
     if "FRAMEWORKS_VENV" not in os.environ:
         subprocess.run(["bash", str(ROOT / "tests" / "support" / "frameworks.sh"), venv], check=True)
     return venv / "bin" / "python"

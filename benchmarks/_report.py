@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._peers import peers_python
+from benchmarks._program import quick
 
-PEERS = ("trackio", "wandb", "tensorboard", "mlflow")
+PEERS: tuple[str, ...] = quick(("trackio", "wandb", "tensorboard", "mlflow"), ())
 REQUIREMENTS = ("torch==2.13.0", "numpy", "trackio", "wandb", "tensorboard", "mlflow-skinny", "sqlalchemy", "alembic")
 TIMEOUT = 900.0
 """Seconds for one reporter."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from benchmarks._program import QUICK
+
 
 def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print ``rows`` under ``columns``, the first column flush left and the others flush right.
@@ -16,7 +18,7 @@ def print_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[obje
     """
     lines = [[str(c) for c in columns], *([_cell(c) for c in row] for row in rows)]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    print(f"\n{title}")
+    print(f"\n{title}{' (--quick: these figures mean nothing)' if QUICK else ''}")
     for number, line in enumerate(lines):
         cells = [cell.rjust(width) for cell, width in zip(line, widths, strict=True)]
         cells[0] = line[0].ljust(widths[0])

@@ -8,7 +8,6 @@ Run it with ``python -m benchmarks.accelerated_loop``.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._peers import peers_python
+from benchmarks._program import QUICK, options, quick, status
 from benchmarks._table import print_table
 from benchmarks.trial_loop import HEADINGS, blocks, judged
 
@@ -89,22 +89,26 @@ def import_ms(python: str, module: str) -> float:
     code = f"import time, torch; began = time.perf_counter(); import {module}; print(time.perf_counter() - began)"
     took = [
         float(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.split()[-1])
-        for _ in range(10)
+        for _ in range(quick(10, 2))
     ]
     return 1000 * statistics.median(took[1:])
 
 
 def main() -> int:
     """Print the tables; the number of bounds that are not met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--no-peer", action="store_true", help="without the peers, which get a venv of their own")
-    with_peer = not parser.parse_args().no_peer
+    with_peer = not (parser.parse_args().no_peer or QUICK)
     rows: list[list[Any]] = []
     missed, one = 0, 0.0
     for name, bound, measured in (
-        ("one process", 0.93, lambda: blocks(500, 30, script=SCRIPT)),
-        ("two DDP ranks", 0.93, lambda: blocks(50, 80, ranks=2, script=SCRIPT)),
-        ("a 20 ms step, metrics every 50, a checkpoint every 200", 0.98, lambda: blocks(50, 20, 20.0, script=SCRIPT)),
+        ("one process", 0.93, lambda: blocks(500, quick(30, 2), script=SCRIPT)),
+        ("two DDP ranks", 0.93, lambda: blocks(50, quick(80, 2), ranks=2, script=SCRIPT)),
+        (
+            "a 20 ms step, metrics every 50, a checkpoint every 200",
+            0.98,
+            lambda: blocks(50, quick(20, 2), 20.0, script=SCRIPT),
+        ),
     ):
         found = measured()
         row, met = judged(name, bound, found)
@@ -131,4 +135,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

@@ -13,7 +13,6 @@ take turns in an order that rotates, and the best round of each counts.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -25,10 +24,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks._peers import peers_python
+from benchmarks._program import QUICK, options, quick, status
 from benchmarks._table import print_table
 
 BOUND = 1.2
-SHAPES = {"8 x 128 MB": (8, 128 << 20), "5,000 x 4 KB": (5000, 4 << 10)}
+SHAPES = quick(
+    {"8 x 128 MB": (8, 128 << 20), "5,000 x 4 KB": (5000, 4 << 10)},
+    {"2 x 2 MB": (2, 2 << 20), "50 x 4 KB": (50, 4 << 10)},
+)
 BLOCK = 1 << 20
 TIMEOUT = 600.0
 Contender = Callable[[Path, Path, int], list[float]]
@@ -114,15 +117,16 @@ def by_script(python: Path, code: str) -> Contender:
 
 def main() -> int:
     """Print the table; exit status 1 if a bound is not met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=quick(9, 1))
     parser.add_argument("--folder", type=Path, help="where to copy to and fro; default: a temporary folder")
     arguments = parser.parse_args()
     contenders: dict[str, Contender] = {
         "cp -r (+ sync)": with_cp,
         "det_core": by_script(Path(sys.executable), OURS),
-        "determined 0.38.1": by_script(peers_python("determined==0.38.1"), DETERMINED),
     }
+    if not QUICK:
+        contenders["determined 0.38.1"] = by_script(peers_python("determined==0.38.1"), DETERMINED)
     folder = Path(tempfile.mkdtemp(prefix="checkpoints-", dir=arguments.folder))
     rows: list[list[object]] = []
     try:
@@ -161,4 +165,4 @@ def measure(
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

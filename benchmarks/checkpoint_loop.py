@@ -26,13 +26,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks._program import QUICK, options, quick, status
 from benchmarks._table import print_table
 
 BOUND = 1.03
 EVERY = 20
 SAVES = 5
 """In a stretch, at equal distances from its beginning on: the last one is done before the stretch is."""
-WARM_UP = 5
+WARM_UP = quick(5, 1)
 TIMEOUT = 1800.0
 BOUNDED = "save(blocking=False)"
 IN_LOOP = "torch.save in store_path(blocking=False)"
@@ -135,7 +136,7 @@ def in_child(ranks: int, threads: int, rounds: int, ways: tuple[str, ...], folde
     if ranks > 1:
         command += ["-m", "det_core.launch.torch_distributed", "--nproc-per-node", str(ranks)]
     command += [__file__, "--child", str(work / "found"), "--folder", str(work / "store")]
-    command += ["--rounds", str(rounds)] + ["--blocking"] * ("blocking" in ways)
+    command += ["--rounds", str(rounds)] + ["--blocking"] * ("blocking" in ways) + ["--quick"] * QUICK
     environment = {**os.environ, "DET_CORE_HOME": str(work / "home"), "OMP_NUM_THREADS": str(threads)}
     environment["PYTHONPATH"] = str(Path(__file__).parent.parent)
     null = subprocess.DEVNULL
@@ -171,8 +172,8 @@ def interval(values: list[float]) -> str:
 
 def main() -> int:
     """Print the table; exit status 1 if the bound is not met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=150, help="pairs of stretches; default: 150")
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=quick(150, 1), help="pairs of stretches; default: 150")
     parser.add_argument("--folder", type=Path, help="where to save; default: a temporary folder")
     parser.add_argument("--blocking", action="store_true", help="also without the background")
     parser.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -197,4 +198,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

@@ -7,7 +7,6 @@ counts until it is saved. ``--storage`` names another store than a directory.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -17,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks._peers import peers_python
+from benchmarks._program import QUICK, options, quick, status
 from benchmarks._table import print_table
 from benchmarks.checkpoint_directory import make_source
 
@@ -82,9 +82,11 @@ def measure(python: Path, code: str, source: Path, work: Path, storage: str | No
 
 def main() -> int:
     """Print the table; exit status 1 if the bound is not met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gigabytes", type=float, default=4.0, help="size of the checkpoint of large files")
-    parser.add_argument("--files", type=int, default=20_000, help="number of small files")
+    parser = options(__doc__)
+    parser.add_argument(
+        "--gigabytes", type=float, default=quick(4.0, 0.02), help="size of the checkpoint of large files"
+    )
+    parser.add_argument("--files", type=int, default=quick(20_000, 100), help="number of small files")
     parser.add_argument("--storage", help="checkpoint_storage to measure on; default: a directory")
     parser.add_argument("--folder", type=Path, help="where to work; default: a temporary folder")
     arguments = parser.parse_args()
@@ -101,7 +103,7 @@ def main() -> int:
                 found = measure(Path(sys.executable), OURS, source, folder / "work", arguments.storage, call)
                 rows.append([f"{call}, {shape}", "det_core", found, found <= BOUND])
                 print(f"{rows[-1]}", file=sys.stderr, flush=True)
-            if arguments.storage is None:
+            if arguments.storage is None and not QUICK:
                 peer = peers_python("determined==0.38.1")
                 found = measure(peer, DETERMINED, source, folder / "work", None, "upload")
                 rows.append([f"upload, {shape}", "determined 0.38.1", found, None])
@@ -114,4 +116,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

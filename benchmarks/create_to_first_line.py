@@ -15,9 +15,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks._program import options, quick, status
 from benchmarks._table import print_table
 
-ROUNDS_COLD, ROUNDS_WARM = 7, 15
+ROUNDS_COLD, ROUNDS_WARM = quick((7, 15), (1, 1))
 BOUND_COLD, BOUND_WARM = 2.0, 0.5
 TIMEOUT = 60.0
 SCRIPT = "import time; open({note!r}, 'w').write(repr(time.time()))\n"
@@ -76,6 +77,7 @@ class Bench:
 
 def main() -> int:
     """Print the table; 1 if a bound is not met."""
+    options(__doc__).parse_args()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(Path(folder))
         try:
@@ -104,4 +106,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

@@ -7,19 +7,20 @@ last rank to get there.
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
 
 from benchmarks._peers import ROOT, frameworks_python
+from benchmarks._program import options, quick, status
 from benchmarks._table import print_table
 
 BOUND = 1.05
-SIZES = (2, 8)
+SIZES = quick((2, 8), (2,))
 TIMEOUT = 300.0
 PAIRS = {
     "torchrun": (
@@ -75,14 +76,16 @@ def measured(name: str, ranks: int, rounds: int, binaries: Path) -> tuple[object
 
 def main() -> int:
     """Print the table; 1 if ours is slower than the bound beside any launcher, at any number of ranks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15, help="of which the medians count (default: 15)")
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=quick(15, 1), help="of which the medians count (default: 15)")
     parser.add_argument("--only", choices=list(PAIRS), help="leave the others out")
     parser.add_argument("--ranks", type=int, nargs="+", default=SIZES, help="how many (default: 2 8)")
     args = parser.parse_args()
-    binaries = frameworks_python().parent
+    found = frameworks_python()
+    binaries = (found or Path(sys.executable)).parent
+    pairs = PAIRS if found else {"torchrun": PAIRS["torchrun"]}
     rows = []
-    for name in PAIRS:
+    for name in pairs:
         if args.only in (None, name):
             for launcher in PAIRS[name]:
                 seconds_to_first_line(launcher, 1, binaries)  # what is read from disk is then in memory for both
@@ -96,4 +99,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

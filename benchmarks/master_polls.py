@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 
 from benchmarks._master import Master, running
+from benchmarks._program import options, quick, status
 from benchmarks._table import print_table
 
-TRIALS = 1000
-SECONDS = 75.0
+TRIALS = quick(1000, 10)
+SECONDS = quick(75.0, 1.0)
 """How long the master is watched: each poll ends once meanwhile, and is made again."""
 CORE_BOUND = 0.20
 MEMORY_BOUND = 300e6
@@ -29,6 +30,7 @@ searcher: {{name: random, metric: loss, max_length: 1, max_trials: {TRIALS}, max
 
 def main() -> int:
     """Measure, print the table, and return the number of bounds that are not met."""
+    options(__doc__).parse_args()
     with running("--slots", str(TRIALS), module="benchmarks._master") as master:
         idle = master.peak()
         experiment = master.api().ask("POST", "experiments", {"config": CONFIG})["experiment"]["id"]
@@ -82,7 +84,7 @@ async def _poll(master: Master, experiment: int, tokens: list[tuple[str, str]]) 
     tasks = [asyncio.ensure_future(trial(*each)) for each in tokens]
     while waiting < TRIALS:
         await asyncio.sleep(0.1)
-    await asyncio.sleep(5)
+    await asyncio.sleep(quick(5, 0.1))
     began, used = time.monotonic(), master.cpu()
     await asyncio.sleep(SECONDS)
     core = (master.cpu() - used) / (time.monotonic() - began)
@@ -93,4 +95,4 @@ async def _poll(master: Master, experiment: int, tokens: list[tuple[str, str]]) 
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

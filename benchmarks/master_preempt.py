@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 
 from benchmarks._master import Api, Master, running
+from benchmarks._program import options, quick, status
 from benchmarks._table import print_table
 
-ROUNDS = 20
+ROUNDS = quick(20, 1)
 BOUND = 0.050
 """Seconds, at the median."""
 SCRIPT = """
@@ -37,6 +38,7 @@ with core.init() as context:
 
 def main() -> int:
     """Measure, print the table, and return the number of bounds that are not met."""
+    options(__doc__).parse_args()
     with running("--slots", "1") as master:
         delays, alone = (_measure(master, auto_ack) for auto_ack in (True, False))
     middle = statistics.median(delays)
@@ -92,4 +94,4 @@ def _wait(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

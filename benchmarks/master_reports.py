@@ -19,14 +19,15 @@ from urllib.request import urlopen
 
 from benchmarks._master import TIMEOUT, Api, Master, running
 from benchmarks._peers import peers_python
+from benchmarks._program import QUICK, options, quick, status
 from benchmarks._table import print_table
 
 OURS = "det_core, POST /api/v1/journal"
-WRITERS = 8
+WRITERS = quick(8, 2)
 BOUND = 20_000
 """Reports a second, by the batch route."""
 BATCH = 1000
-REPORTS = {"journal": 20_000, "metrics": 500, "mlflow, batches": 500, "mlflow, one by one": 50}
+REPORTS = {"journal": quick(20_000, 100), "metrics": quick(500, 10), "mlflow, batches": 500, "mlflow, one by one": 50}
 """Reports of each writer."""
 FLOATS = {f"metric_{i}": i * 0.1234567 for i in range(10)}
 MLFLOW_BATCH = 1000 // len(FLOATS)
@@ -47,11 +48,12 @@ print("done", flush=True)
 
 def main() -> int:
     """Measure, print the table, and return the number of bounds that are not met."""
+    options(__doc__).parse_args()
     found: dict[str, float] = {}
     with running("--slots", "0") as master:
         found[OURS] = _ours(master, "journal")
         found["det_core, POST /api/v1/trials/T/metrics"] = _ours(master, "metrics")
-    found |= _mlflow()
+    found |= {} if QUICK else _mlflow()
     ours = found[OURS]
     rows = [
         (who, rate, ours / rate, BOUND if who == OURS else None, rate >= BOUND if who == OURS else None)
@@ -210,7 +212,7 @@ def _one(record: dict[str, object]) -> bytes:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) == 6:
         write(*sys.argv[1:5], int(sys.argv[5]))
     else:
-        raise SystemExit(main())
+        raise SystemExit(status(main()))

@@ -25,12 +25,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._master import Api, running
+from benchmarks._program import options, quick, status
 from benchmarks._table import print_table
 from det_core.master.engines import LaunchSpec, LocalEngine, Slots
 from det_core.master.engines._folder import AllocationFolder
 from det_core.master.engines._local import _spawn
 
-TRIALS, SLOTS = 1000, 2
+TRIALS, SLOTS = quick(1000, 5), 2
 BOUND = 0.020
 """Seconds a trial."""
 MEMORY = 500e6
@@ -39,6 +40,7 @@ COMMAND = ["true"]
 
 def main() -> int:
     """Measure, print the table, and return the number of bounds that are not met."""
+    options(__doc__).parse_args()
     scripts = _two_at_a_time(_script)
     alone = _supervised()
     with running("--slots", str(SLOTS)) as master:
@@ -122,4 +124,4 @@ def _two_at_a_time(run: Callable[[int], None]) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

@@ -14,7 +14,6 @@ where they are paced it is on what was taken.
 
 from __future__ import annotations
 
-import argparse
 import os
 import select
 import statistics
@@ -28,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._peers import peers_python
+from benchmarks._program import QUICK, options, quick, status
 from benchmarks._table import print_table
 
 BOUND_LINES = 400_000.0
@@ -91,11 +91,9 @@ def wrap_rank() -> list[str]:
     return [*agent, python, "-m", "determined.launch.wrap_rank", "RANK", "--", python, "-u"]
 
 
-CARRIERS: dict[str, Callable[[], list[str]]] = {
-    "det_core": ours,
-    "torchrun --tee 3": torchrun,
-    "determined's wrap_rank": wrap_rank,
-}
+CARRIERS: dict[str, Callable[[], list[str]]] = {"det_core": ours, "torchrun --tee 3": torchrun}
+if not QUICK:
+    CARRIERS["determined's wrap_rank"] = wrap_rank
 
 
 def carried(launcher: list[str], lines: int, how: str) -> Carried:
@@ -179,9 +177,9 @@ def _processor_seconds(pids: set[int]) -> float:
 
 def main() -> int:
     """Print the table; 1 if ours does not meet the bounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--lines", type=int, default=500_000, help="of each rank (default: 500000)")
-    parser.add_argument("--rounds", type=int, default=3, help="of which the medians count (default: 3)")
+    parser = options(__doc__)
+    parser.add_argument("--lines", type=int, default=quick(500_000, 1000), help="of each rank (default: 500000)")
+    parser.add_argument("--rounds", type=int, default=quick(3, 1), help="of which the medians count (default: 3)")
     parser.add_argument("--only", choices=list(CARRIERS), help="leave the others out")
     args = parser.parse_args()
     lines = max(1, args.lines // PIECE) * PIECE
@@ -215,4 +213,4 @@ def measured(commands: dict[str, list[str]], lines: int, how: str, rounds: int) 
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

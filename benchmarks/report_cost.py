@@ -5,14 +5,15 @@ Run it with ``python -m benchmarks.report_cost``.
 
 from __future__ import annotations
 
+from benchmarks._program import options, quick, status
 from benchmarks._report import PEERS, measured
 from benchmarks._table import print_table
 
 MEDIAN_US, P99_US, CHEAPER = 5.0, 30.0, 5.0
 """The bounds: microseconds at the median and at the 99th percentile, and how much cheaper than the best peer."""
-ROUNDS = 5
-PASSES = 3
-REPORTS = {"det_core": 20_000}
+ROUNDS = quick(5, 1)
+PASSES = quick(3, 1)
+REPORTS = {"det_core": quick(20_000, 100)}
 PEER_REPORTS = 500
 """Reports in a round; peers that queue could not take more without blocking."""
 
@@ -37,13 +38,14 @@ print_json([min(column) for column in zip(*found)])
 
 def main() -> int:
     """Measure, print the table, and return the number of bounds that are not met."""
+    options(__doc__).parse_args()
     found = {who: [float("inf")] * 2 for who in ("det_core", *PEERS)}
     for _ in range(PASSES):  # in turn, so that a busy moment of the machine does not hit one of them alone
         for who, best in found.items():
             took = measured(who, LOOP, ROUNDS, REPORTS.get(who, PEER_REPORTS))
             found[who] = [min(pair) for pair in zip(best, took, strict=True)]
     median, p99 = found["det_core"]
-    best = min(found[peer][0] for peer in PEERS)
+    best = min((found[peer][0] for peer in PEERS), default=float("inf"))
     met = median <= MEDIAN_US and p99 <= P99_US and CHEAPER * median <= best
     rows = [
         (who, *found[who], found[who][0] / median, met if who == "det_core" else None) for who in ("det_core", *PEERS)
@@ -58,4 +60,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

@@ -5,13 +5,14 @@ Run it with ``python -m benchmarks.report_rate``.
 
 from __future__ import annotations
 
+from benchmarks._program import options, quick, status
 from benchmarks._report import PEERS, measured
 from benchmarks._table import print_table
 
 BOUND = 60_000
 """Reports a second, with TensorBoard MANUAL. With AUTO there is no bound."""
-ROUNDS = 3
-REPORTS = {"det_core": 200_000, "det_core, TensorBoard AUTO": 20_000, "mlflow": 1_000}
+ROUNDS = quick(3, 1)
+REPORTS = {"det_core": quick(200_000, 100), "det_core, TensorBoard AUTO": quick(20_000, 100), "mlflow": 1_000}
 PEER_REPORTS = 5_000
 
 LOOP = """
@@ -26,6 +27,7 @@ print_json(reports / (time.perf_counter() - start))
 
 def main() -> int:
     """Measure, print the table, and return the number of bounds that are not met."""
+    options(__doc__).parse_args()
     found = {
         who: max(measured(who, LOOP, REPORTS.get(who, PEER_REPORTS)) for _ in range(ROUNDS))
         for who in ("det_core", "det_core, TensorBoard AUTO", *PEERS)
@@ -41,4 +43,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

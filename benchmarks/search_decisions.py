@@ -23,13 +23,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._peers import ROOT, peers_python
+from benchmarks._program import options, quick, status
 from benchmarks._table import print_table
 
 RATE = 50_000
 """The bound: decisions a second, at each of our sizes."""
-SIZES = {"det_core": (1_000, 10_000, 100_000), "ray": (1_000, 10_000), "optuna": (300, 1_000)}
+SIZES: dict[str, tuple[int, ...]] = quick(
+    {"det_core": (1_000, 10_000, 100_000), "ray": (1_000, 10_000), "optuna": (300, 1_000)}, {"det_core": (100, 1_000)}
+)
 ROUNDS = {"det_core": 3, "ray": 1, "optuna": 1}
-PAIRS = 3
+PAIRS = quick(3, 1)
 TIMEOUT = 900.0
 REQUIREMENTS = ("ray[tune]", "optuna", "numpy")
 
@@ -124,6 +127,7 @@ TAIL = "\nprint(json.dumps([decisions, time.process_time() - start]))\n"
 
 def main() -> int:
     """Measure, print the table, and return the number of bounds that are not met."""
+    options(__doc__).parse_args()
     rows: list[tuple[object, ...]] = []
     failed = 0
     for who, sizes in SIZES.items():
@@ -174,4 +178,4 @@ def run(who: str, *arguments: str) -> Any:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

@@ -6,7 +6,6 @@ machine's monotonic one, which all processes of a machine share. Run it with ``p
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -14,10 +13,11 @@ import subprocess
 import sys
 import tempfile
 
+from benchmarks._program import options, quick, status
 from benchmarks._table import print_table
 
-RANKS = 8
-ROUNDS = 200
+RANKS = quick(8, 2)
+ROUNDS = quick(200, 3)
 EVERY_MS = 1.0
 BOUND_MS = 20.0
 
@@ -75,7 +75,7 @@ def measure(port: int) -> list[float]:
 
 def main() -> int:
     """Print the table; the number of bounds that are not met."""
-    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
+    options(__doc__).parse_args()
     took = sorted(measure(23460))
     median, p90 = statistics.median(took), took[len(took) * 9 // 10]
     met = median <= BOUND_MS
@@ -89,4 +89,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

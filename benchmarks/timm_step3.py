@@ -8,7 +8,6 @@ timm's own checkpoints are in it for both, what is imported and started once is 
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import statistics
@@ -17,6 +16,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks._program import QUICK, options, quick, status
 from benchmarks._table import print_table
 
 BOUND = 0.98
@@ -28,9 +28,11 @@ EPOCH = re.compile(r"Epoch (\d+): ")
 TIMEOUT = 1800.0
 
 
-def timm_python() -> Path:
-    """The interpreter of the venv that ``make test-timm`` makes, which is made if need be."""
+def timm_python() -> Path | None:
+    """The interpreter of the venv that ``make test-timm`` makes; made if need be, but with ``--quick`` None then."""
     venv = ROOT / ".venvs" / "timm"
+    if QUICK:
+        return venv / "bin" / "python" if (venv / ".timm").exists() else None
     subprocess.run([ROOT / "tests" / "support" / "timm.sh", venv], check=True, timeout=TIMEOUT)
     return venv / "bin" / "python"
 
@@ -58,35 +60,36 @@ def images_per_second(python: Path, script: str, options: list[str], folder: Pat
 
 def main() -> int:
     """Print the table; exit status 1 if the bound is not met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9, help="pairs of runs")
-    parser.add_argument("--epochs", type=int, default=9, help="of each run; the first is not counted")
+    parser = options(__doc__)
+    parser.add_argument("--rounds", type=int, default=quick(9, 1), help="pairs of runs")
+    parser.add_argument("--epochs", type=int, default=quick(9, 2), help="of each run; the first is not counted")
     parser.add_argument("--model", default="test_resnet")
     parser.add_argument("--python", type=Path, help="an interpreter that has timm (default: that of make test-timm)")
     parser.add_argument("--folder", type=Path, help="where to write (default: a temporary folder)")
     arguments = parser.parse_args()
     if arguments.epochs < 2:
         parser.error("--epochs: at least 2, as the first is not counted")
-    python = (arguments.python or timm_python()).absolute()
-    options = ["--epochs", str(arguments.epochs), "--model", arguments.model]
+    python = arguments.python or timm_python()
+    title = f"timm's {arguments.model} on digits, {arguments.epochs - 1} epochs: images a second, medians of "
+    title += f"{arguments.rounds} pairs; the ratio is the median of theirs"
+    columns = ["", "images/s", "times step 0", f">= {BOUND}"]
+    if python is None:
+        print_table(title, columns, [["timm: not installed", None, None, None]])
+        return 0
+    words = ["--epochs", str(arguments.epochs), "--model", arguments.model]
     found: dict[str, list[float]] = {name: [] for name in SCRIPTS}
     with tempfile.TemporaryDirectory(prefix="timm-", dir=arguments.folder) as folder:
         for name in SCRIPTS:  # what is read from disk is then in memory for both, and the digits are there
-            images_per_second(python, SCRIPTS[name], [*options, "--epochs", "2"], Path(folder))
+            images_per_second(python.absolute(), SCRIPTS[name], [*words, "--epochs", "2"], Path(folder))
         for number in range(arguments.rounds):
             for name in sorted(SCRIPTS, reverse=number % 2 == 1):
-                found[name].append(images_per_second(python, SCRIPTS[name], options, Path(folder)))
+                found[name].append(images_per_second(python.absolute(), SCRIPTS[name], words, Path(folder)))
     ratio = statistics.median(b / a for a, b in zip(*found.values(), strict=True))
     rows: list[tuple[object, ...]] = [("step 0", statistics.median(found["step 0"]), None, None)]
     rows.append(("step 3", statistics.median(found["step 3"]), f"{ratio:.4f}", ratio >= BOUND))
-    title = f"timm's {arguments.model} on digits, {arguments.epochs - 1} epochs: images a second, medians of "
-    print_table(
-        f"{title}{arguments.rounds} pairs; the ratio is the median of theirs",
-        ["", "images/s", "times step 0", f">= {BOUND}"],
-        rows,
-    )
+    print_table(title, columns, rows)
     return int(ratio < BOUND)
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

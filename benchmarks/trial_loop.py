@@ -8,7 +8,6 @@ Run it with ``python -m benchmarks.trial_loop``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -22,6 +21,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks._peers import peers_python
+from benchmarks._program import QUICK, options, quick, status
 from benchmarks._table import print_table
 
 SCRIPT = Path(__file__).with_name("_trial.py")
@@ -127,7 +127,7 @@ with pytorch.init(hparams={}) as context:
 )
 
 
-def start_seconds(rounds: int = 9) -> tuple[float, float]:
+def start_seconds(rounds: int = quick(9, 1)) -> tuple[float, float]:
     """Seconds from the start of a process to its first batch, at which it ends: ours, and a bare script's; medians."""
     took: dict[str, list[float]] = {OUR_START: [], BARE_START: []}
     with tempfile.TemporaryDirectory() as home:
@@ -157,14 +157,14 @@ def judged(name: str, bound: float, found: Mapping[str, Any]) -> tuple[list[Any]
 
 def main() -> int:
     """Print the table; the number of bounds that are not met."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__)
     parser.add_argument("--no-peer", action="store_true", help="without the peers, which get a venv of their own")
-    with_peer = not parser.parse_args().no_peer
+    with_peer = not (parser.parse_args().no_peer or QUICK)
     rows, missed = [], 0
     for name, bound, measure in (
-        ("one process", 0.93, lambda: blocks(400, 30)),
-        ("two DDP ranks", 0.93, lambda: blocks(50, 80, ranks=2)),
-        ("a 20 ms step", 0.99, lambda: blocks(50, 10, 20.0)),
+        ("one process", 0.93, lambda: blocks(400, quick(30, 2))),
+        ("two DDP ranks", 0.93, lambda: blocks(50, quick(80, 2), ranks=2)),
+        ("a 20 ms step", 0.99, lambda: blocks(50, quick(10, 2), 20.0)),
     ):
         row, met = judged(name, bound, measure())
         missed += not met
@@ -186,4 +186,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(status(main()))

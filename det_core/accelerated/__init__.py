@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import det_core
+import det_core._training  # before torch is imported: it says how to install it
 from det_core._optional import require
 from det_core.accelerated.trainer import Trainer, TrainerPlaceholderValues
 from det_core.accelerated.utils import set_seed

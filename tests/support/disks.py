@@ -1,15 +1,19 @@
-"""Disks that fail on purpose, at a call that a test chooses."""
+"""Disks that fail on purpose, at a call that a test chooses, and a real one that is small."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import subprocess
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 from det_core.storage import Disk
 from det_core.storage._staging import ASIDE
+from support.hosts import skip_or_fail
 
 T = TypeVar("T")
 
@@ -97,3 +101,34 @@ class Counting(Disk):
                 function(*args)
             raise self.error(operation, path, OSError(5, "Input/output error"))
         return super().do(operation, path, function, *args)
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: str) -> Iterator[Path]:
+    """A file system of its own in ``folder``, which is made, while the block runs.
+
+    Args:
+        folder: where.
+        size: as ``mount`` takes it: ``256k``.
+    """
+    if os.geteuid() != 0:
+        skip_or_fail("file systems can only be mounted by root")
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        skip_or_fail(f"a file system cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Take all the room that a small disk has left; returns the file that holds it."""
+    path = folder / "filler"
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    assert os.statvfs(folder).f_bfree == 0
+    return path

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from det_core._errors import ReportsNotKept
 from det_core.journal import Journal, RunFolder, _sink, list_runs, read_run
 from det_core.journal._doors import Doors
+from support.disks import fill, small_disk
 from support.journals import FailingDoors, lines, open_journal, written
 
 
@@ -213,35 +213,31 @@ def test_a_folder_that_cannot_come_back_is_said_at_the_end(tmp_path: Path) -> No
         journal.close()
 
 
-def test_a_full_disk_then_space_again(small_disk: Path) -> None:
-    filler = small_disk / "filler"
-    journal = open_journal(small_disk / "run")
-    journal.metrics("training", 0, {"a": 0})
-    with open(filler, "wb", buffering=0) as f:
-        try:
-            while f.write(bytes(4096)):
-                pass
-        except OSError as e:
-            assert e.errno == errno.ENOSPC
-    for step in range(1, 1000):
-        journal.metrics("training", step, {"a": step})
-    assert len(list((small_disk / "run").iterdir())) <= 2  # no litter
-    filler.unlink()
-    journal.metrics("training", 1000, {"a": 1000})
-    assert written(small_disk / "run") == {step: {"a": step} for step in range(1001)}
-    journal.close()
-
-
-def test_a_disk_that_stays_full(small_disk: Path) -> None:
-    journal = open_journal(small_disk / "run")
-    for step in range(10_000):
-        journal.metrics("training", step, {"a": step})
-    with pytest.raises(ReportsNotKept, match=r"No space left on device|only part of a line") as e:
+def test_a_full_disk_then_space_again(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        journal = open_journal(disk / "run")
+        journal.metrics("training", 0, {"a": 0})
+        filler = fill(disk)
+        for step in range(1, 1000):
+            journal.metrics("training", step, {"a": step})
+        assert len(list((disk / "run").iterdir())) <= 2  # no litter
+        filler.unlink()
+        journal.metrics("training", 1000, {"a": 1000})
+        assert written(disk / "run") == {step: {"a": step} for step in range(1001)}
         journal.close()
-    found = written(small_disk / "run")
-    assert list(found) == list(range(len(found)))
-    assert 100 < len(found) < 10_000
-    assert f"{10_000 - len(found)} report(s)" in str(e.value)
+
+
+def test_a_disk_that_stays_full(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "256k") as disk:
+        journal = open_journal(disk / "run")
+        for step in range(10_000):
+            journal.metrics("training", step, {"a": step})
+        with pytest.raises(ReportsNotKept, match=r"No space left on device|only part of a line") as e:
+            journal.close()
+        found = written(disk / "run")
+        assert list(found) == list(range(len(found)))
+        assert 100 < len(found) < 10_000
+        assert f"{10_000 - len(found)} report(s)" in str(e.value)
 
 
 def test_a_disk_that_is_full_at_any_byte_of_a_line(tmp_path: Path) -> None:
@@ -271,18 +267,6 @@ class _Room(Doors):
         done = os.write(fd, data[: self._room])
         self._room -= done
         return done
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 256 KB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
 LIMITED = """

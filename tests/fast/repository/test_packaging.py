@@ -1,72 +1,20 @@
-"""The wheel and the sdist, built and installed as a user would, beside the editable install of this checkout."""
+"""The wheel and the sdist, built and installed as README says, beside the editable install of this checkout."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
 import sys
-import sysconfig
 import tarfile
-import venv
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from support import ROOT
+from support.environments import run
 
-BUILT_FROM = ("det_core", "launchers", "pyproject.toml", "README.md")
 EDITABLE = "editable"
 WHEEL = "wheel"
 LAUNCHER = "det_core.launch.torch_distributed"
-
-
-def run(*command: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
-    done = subprocess.run(
-        [str(part) for part in command],
-        cwd=cwd,
-        env={**inherited, **environment},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, f"{command} in {cwd}:\n{done.stdout}\n{done.stderr}"
-    return done
-
-
-@pytest.fixture(scope="module")
-def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An sdist of this checkout, and the wheel that is built from that sdist and nothing else."""
-    folder = tmp_path_factory.mktemp("dist")
-    source = folder / "source"
-    source.mkdir()
-    for name in BUILT_FROM:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, source / name)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source, cwd=folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def wheel(dist: Path) -> Path:
-    (found,) = dist.glob("*.whl")
-    return found
-
-
-@pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment with the wheel; the dependencies are those of this environment."""
-    folder = tmp_path_factory.mktemp("environment")
-    venv.create(folder, symlinks=True)
-    python = folder / "bin" / "python"
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=folder)
-    (site,) = folder.glob("lib/python*/site-packages")
-    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    return python
 
 
 @pytest.fixture(params=[EDITABLE, WHEEL])
@@ -155,3 +103,11 @@ def test_a_bare_run_works_on_the_wheel(installed: Path, tmp_path: Path) -> None:
     run(installed, "-c", script, cwd=tmp_path, DET_CORE_HOME=home)
     shown = run(installed.parent / "det-core", "runs", "list", cwd=tmp_path, DET_CORE_HOME=home, COLUMNS="200")
     assert "packaged" in shown.stdout
+
+
+def test_the_new_environment_has_what_the_wheel_asks_for_and_nothing_of_the_developers(
+    installed: Path, tmp_path: Path
+) -> None:
+    names = ("torch", "fastapi", "pytest", "pandas", "sklearn", "tensorboard")
+    code = f"import importlib.util as u; print(*[n for n in {names} if u.find_spec(n)])"
+    assert run(installed, "-c", code, cwd=tmp_path).stdout.split() == ["torch", "fastapi"]

@@ -1,11 +1,10 @@
-"""What the README shows, run as it stands there."""
+"""What the README shows, run as it stands there, on the wheel and the packages that its extras name themselves."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -27,10 +26,16 @@ WITH_MASTER = ("run", "experiment", "trial", "search", "master")
 """Commands about searches; the others are about runs without a master."""
 
 
+@pytest.fixture(autouse=True)
+def the_wheel(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``python`` and ``det-core`` are those of README's ``pip install … '.[torch,master]'``."""
+    for name in [name for name in os.environ if name.startswith("PYTHON")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", f"{installed.parent}:{os.environ['PATH']}")
+
+
 def _run(*command: str, folder: Path, status: int = 0, **env: str) -> str:
-    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}"  # where this environment's det-core is
-    variables = {**os.environ, "PATH": path, **env}
-    done = subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True)
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True)
     assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout + done.stderr
 
@@ -41,12 +46,11 @@ def test_every_block_of_python_runs(tmp_path: Path) -> None:
         for number, code in enumerate(PYTHON):
             script = tmp_path / f"block{number}.py"
             script.write_text(code)
-            _run(sys.executable, str(script), folder=tmp_path)
+            _run("python", str(script), folder=tmp_path)
     finally:
         Person(tmp_path).leaves()
 
 
-@pytest.mark.timeout(600)
 def test_the_five_steps_to_a_search(tmp_path: Path) -> None:
     (code,) = [code for code in PYTHON if 'name="fit"' in code]
     (config,) = [code for language, code in BLOCKS if language == "yaml"]
@@ -55,7 +59,7 @@ def test_the_five_steps_to_a_search(tmp_path: Path) -> None:
     commands = [line.split() for line in COMMANDS if line.split()[1] in WITH_MASTER and "--host" not in line]
     assert len(commands) >= 10
     folder = tmp_path
-    _run(sys.executable, "fit.py", folder=folder)
+    _run("python", "fit.py", folder=folder)
     try:
         for words in commands:
             if words[2] == "pause":
@@ -73,10 +77,10 @@ def test_the_counting_script_resumes(tmp_path: Path) -> None:
     (code,) = [code for code in PYTHON if 'name="counting"' in code]
     stopped = "step += 1; step < 20 or ctx.preempt._ask_for('signal')"  # in the last step
     (tmp_path / "count.py").write_text(code.replace("step += 1", stopped, 1))
-    said = _run(sys.executable, "count.py", folder=tmp_path)
+    said = _run("python", "count.py", folder=tmp_path)
     assert "preempted; to resume it: DET_CORE_RESUME=" in said
     (tmp_path / "count.py").write_text(code)
-    said = _run(sys.executable, "count.py", folder=tmp_path, DET_CORE_RESUME="latest")
+    said = _run("python", "count.py", folder=tmp_path, DET_CORE_RESUME="latest")
     assert "from checkpoint" in said and "completed" in said
     rows = _run("det-core", "runs", "export", "latest", "--format", "csv", folder=tmp_path).strip().splitlines()
     assert len(rows) == 1 + 20
@@ -86,7 +90,7 @@ def test_every_command_runs(tmp_path: Path) -> None:
     script = tmp_path / "block.py"
     (code,) = [code for code in PYTHON if 'name="counting"' in code]
     script.write_text(code)
-    _run(sys.executable, str(script), folder=tmp_path)
+    _run("python", str(script), folder=tmp_path)
     assert len(COMMANDS) >= 10
     for command in sorted(
         (c for c in COMMANDS if c.split()[1] not in WITH_MASTER), key=lambda c: (" rm " in c, "runs rm " in c)

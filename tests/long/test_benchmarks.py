@@ -1,0 +1,37 @@
+"""Every benchmark runs, with the least of everything, and prints its table; ``--help`` says what it measures."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from support import ROOT
+
+NAMES = sorted(path.stem for path in (ROOT / "benchmarks").glob("[!_]*.py"))
+
+
+def benchmark(*words: str) -> str:
+    """What ``python -m benchmarks…`` prints."""
+    done = subprocess.run([sys.executable, "-m", *words], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, f"{words}: {done.returncode}\n{done.stdout}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_table_is_printed(name: str) -> None:
+    said = benchmark(f"benchmarks.{name}", "--quick")
+    head, rule, *rows = said.partition("--quick: these figures mean nothing")[2].splitlines()[1:]
+    assert head.split() and set(rule) == {" ", "-"} and rows, said
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_help_measures_nothing(name: str) -> None:
+    said = benchmark(f"benchmarks.{name}", "--help")
+    assert said.startswith("usage: ") and "--quick" in said and "----" not in said
+
+
+def test_all_of_them_or_those_that_are_named() -> None:
+    assert "usage: " in benchmark("benchmarks", "--help")
+    assert "these figures mean nothing" in benchmark("benchmarks", "--quick", "import_time")
