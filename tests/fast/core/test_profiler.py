@@ -369,7 +369,7 @@ def test_a_mean_begins_anew_after_it_is_taken() -> None:
 def test_a_context_journals_what_its_profiler_samples() -> None:
     with core.init(name="profiled") as ctx:
         ctx.profiler.on(0.1, 2)
-        until(lambda: len(client.run(ctx.run_id).rows("memory")) >= 2)
+        until(lambda: len(list(client.run(ctx.run_id).rows("memory"))) >= 2)
         ctx.train.report_training_metrics(1, {"loss": 0.5})
     assert not sampling_threads()
     run = client.run("latest")
