@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from launchers import test_deepspeed_resume as short
 from support.killed import drawn
+from support.launcher import tests_of
+
+short = tests_of("test_deepspeed_resume")
 
 STAGES = pytest.mark.parametrize("kind", ["zero0", "zero2", "zero3"])
 

@@ -69,16 +69,3 @@ def kills(tmp_path: Path, ranks: int, times: int) -> None:
     for end in ends:
         end["random"] = [each["torch"] for each in end["random"]]  # the script seeds no other generator
     assert digest(ends[0]) == digest(ends[1])
-
-
-@pytest.mark.trainings
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_loop_resumes_exactly_after_a_kill(tmp_path: Path, ranks: int) -> None:
-    kills(tmp_path, ranks, 1)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_the_loop_resumes_exactly_after_ten_kills(tmp_path: Path, ranks: int) -> None:
-    kills(tmp_path, ranks, 10)
