@@ -13,7 +13,6 @@ from support import TESTS
 from support.frameworks import PYTHON, need, variables
 from support.launcher import launched
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
 
 HEAD = """
 from pathlib import Path

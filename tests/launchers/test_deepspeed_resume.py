@@ -15,8 +15,6 @@ from support import TESTS
 from support.frameworks import PYTHON, need, variables
 from support.killed import Restarted, disturb, equal_but_for_stops
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(900)]
-
 SCRIPT = """
 import os
 import time

@@ -11,8 +11,6 @@ from support import TESTS
 from support.frameworks import PYTHON, need, variables
 from support.launcher import launched
 
-pytestmark = [pytest.mark.frameworks, pytest.mark.timeout(600)]
-
 TRIAL = """
 import json, sys
 sys.path.insert(0, SUPPORT)

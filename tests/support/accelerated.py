@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from support.killed import Restarted
-from support.processes import until
+from support.processes import Process, until
 
 SCRIPT = '''
 import json, math, os, random, sys, time
@@ -103,7 +103,7 @@ if __name__ == "__main__":
 class Training(Restarted):
     """A script of the accelerated Trainer that is started again and again, with accelerate or without."""
 
-    def begin(self, *, accelerate: bool) -> Any:
+    def begin(self, *, accelerate: bool) -> Process:
         """Start it."""
         self.env["WITHOUT_ACCELERATE"] = "" if accelerate else "1"
         return self.start()

@@ -9,7 +9,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +16,9 @@ from typing import Any
 
 from det_core import client
 from det_core.journal import read_run
-from support.leftovers import processes_of
+from support import nest, warm
+from support.processes import Process
+from support.ranks import Job
 
 
 class Restarted:
@@ -26,39 +27,42 @@ class Restarted:
     Args:
         folder: made here; the script's.
         code: the script.
-        ranks: how many processes; more than one by our launcher.
+        ranks: how many processes.
         env: variables for it.
-        python: runs it.
+        python: of another environment, with our launcher for more than one rank; left out, they are warm.
     """
 
     def __init__(
-        self, folder: Path, code: str, ranks: int, env: Mapping[str, str] | None = None, python: str = sys.executable
+        self, folder: Path, code: str, ranks: int, env: Mapping[str, str] | None = None, python: str | None = None
     ) -> None:
         folder.mkdir(parents=True)
         self.python = python
         self.folder, self.home, self.ranks, self.env = folder, folder / "home", ranks, dict(env or {})
         (folder / "script.py").write_text(code)
 
-    def start(self, ranks: int | None = None) -> subprocess.Popen[bytes]:
+    def start(self, ranks: int | None = None) -> Process:
         """Start it, as a person does."""
         size = ranks or self.ranks
-        launcher = ["-m", "det_core.launch.torch_distributed", "--nproc-per-node", str(size)] if size > 1 else []
         env = {**os.environ, "DET_CORE_HOME": str(self.home), "OMP_NUM_THREADS": "1", **self.env}
+        self._before = nest.running()
         with open(self.folder / "output", "ab") as out:
-            command = [self.python, *launcher, "script.py"]
-            return subprocess.Popen(command, cwd=self.folder, env=env, stdout=out, stderr=out)
+            if self.python is not None:
+                launcher = ["-m", "det_core.launch.torch_distributed", "--nproc-per-node", str(size)]
+                command = [self.python, *(launcher if size > 1 else []), "script.py"]
+                return subprocess.Popen(command, cwd=self.folder, env=env, stdout=out, stderr=out)
+            if size > 1:
+                return Job(["script.py"], size, env=env, cwd=self.folder, stdout=out.fileno())
+            return warm.start(["script.py"], env=env, cwd=self.folder, stdout=out.fileno())
 
-    def wait(self, process: subprocess.Popen[bytes]) -> int:
+    def wait(self, process: Process) -> int:
         """The status of a start that was sent a signal, once it has ended; a killed script's workers are ended too.
 
         A loader's worker may live for ever if its parent is killed while it begins, as torch lets it look up its parent
         only then. A launcher ends such workers; without one nobody does.
         """
         status = process.wait()
-        if self.ranks == 1 and status == -signal.SIGKILL:
-            for worker in processes_of(self.folder):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(int(worker.split()[0]), signal.SIGKILL)
+        if status == -signal.SIGKILL:
+            nest.end_all_but(self._before)
         return status
 
     def finish(self, ranks: int | None = None) -> None:
@@ -113,6 +117,13 @@ class Restarted:
         with client.checkpoints(storage=run.path / "checkpoints") as checkpoints:
             newest = max(checkpoints, key=lambda checkpoint: checkpoint.steps_completed)
         return torch.load(run.path / "checkpoints" / newest.storage_id / name, weights_only=True)
+
+
+def drawn() -> random.Random:
+    """One of a seed that is new, and printed: for the slow proofs."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed {seed}")
+    return random.Random(seed)
 
 
 def digest(state: Any) -> str:

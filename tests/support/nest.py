@@ -30,14 +30,19 @@ def keep(pid: int, *, children: bool = True) -> None:
 @contextlib.contextmanager
 def nested() -> Iterator[None]:
     """End what the block has started, at once and whatever it is."""
-    before = _below(os.getpid(), set())
+    before = running()
     try:
         yield
     finally:
-        _end_all_but(before)
+        end_all_but(before)
 
 
-def _end_all_but(before: set[int]) -> None:
+def running() -> set[int]:
+    """All that runs below this process and is not kept."""
+    return _below(os.getpid(), set())
+
+
+def end_all_but(before: set[int]) -> None:
     """End all that runs below this process, but for what was there before and what is kept."""
     ended: set[int] = set()
     while found := _below(os.getpid(), before):

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,12 +39,7 @@ class Ranks:
     ) -> None:
         self.outputs = [folder / f"{script.stem}-{rank}.out" for rank in range(size)]
         self.processes: list[warm.Started | subprocess.Popen[bytes]] = []
-        port = str(free_port())
-        for rank in range(size):
-            variables = {
-                "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
-                "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
-            }  # fmt: skip
+        for rank, variables in enumerate(_variables(size)):
             everything = {**os.environ, **variables, **env}
             with self.outputs[rank].open("wb") as out:
                 if cold:
@@ -69,6 +64,57 @@ class Ranks:
     def wait(self) -> list[int]:
         """The exit status of every rank."""
         return [p.wait() for p in self.processes]
+
+
+def _variables(size: int) -> list[dict[str, str]]:
+    """What torchrun gives each of so many ranks."""
+    alike = {
+        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+    }  # fmt: skip
+    return [{**alike, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
+
+
+class Job:
+    """Warm ranks of one script, with the face of the launcher that they stand in for where it is not the subject.
+
+    The first that fails ends the others, at the next look.
+
+    Args:
+        argv: the script and its arguments.
+        size: how many.
+        env: all variables, but for those of a launcher.
+        cwd: the working directory.
+        stdout: a descriptor for the output of all of them.
+    """
+
+    def __init__(
+        self, argv: Sequence[str | Path], size: int, *, env: Mapping[str, str], cwd: Path | str, stdout: int
+    ) -> None:
+        self._ranks = [
+            warm.start(argv, env={**env, **variables}, cwd=cwd, stdout=stdout) for variables in _variables(size)
+        ]
+        self.pid = self._ranks[0].pid
+        self._failed = 0
+
+    def poll(self) -> int | None:
+        """Once all have ended, the status of the first that failed, or 0."""
+        statuses = [rank.poll() for rank in self._ranks]
+        self._failed = self._failed or next(filter(None, statuses), 0)
+        if self._failed:
+            for rank in self._ranks:
+                rank.kill()
+        return None if None in statuses else self._failed
+
+    def wait(self) -> int:
+        """That status, once all have ended."""
+        until(lambda: self.poll() is not None)
+        return self._failed
+
+    def send_signal(self, number: int) -> None:
+        """Send all of them a signal."""
+        for rank in self._ranks:
+            rank.send_signal(number)
 
 
 @contextmanager

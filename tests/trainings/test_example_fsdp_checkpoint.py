@@ -17,7 +17,6 @@ from det_core.storage import DirectoryStore
 from support import EXAMPLES
 
 pytest.importorskip("torch")
-pytestmark = [pytest.mark.trainings, pytest.mark.timeout(600)]
 
 EXAMPLE = EXAMPLES / "fsdp_checkpoint"
 OPTIONS = ["--steps", "12", "--save-every", "4", "--batch-size", "16"]

@@ -15,8 +15,6 @@ from support.person import Person
 pytest.importorskip("torch")
 pytest.importorskip("sklearn")
 
-pytestmark = pytest.mark.trainings
-
 EXAMPLE = EXAMPLES / "pytorch_trial"
 README = (EXAMPLE / "README.md").read_text()
 COMMANDS = [line.strip() for line in README.splitlines() if line.startswith("    ") and "pip install" not in line]
@@ -49,7 +47,6 @@ def accuracy(text: str) -> float:
     return float(re.findall(r"accuracy (\d\.\d+)", text)[-1])
 
 
-@pytest.mark.timeout(900)
 def test_every_command_of_the_readme(person: Person) -> None:
     assert len(COMMANDS) == 12
     commands = [command for command in COMMANDS if not command.startswith("cd ")]

@@ -20,7 +20,6 @@ from support.rank_cases import FAILING, WHERE
 from support.ranks import running
 from support.trials import Tiny, fit
 
-pytestmark = [pytest.mark.trainings, pytest.mark.timeout(900)]  # of one test the whole start
 CODE = "from support.rank_cases import main; main()"
 
 
