@@ -13,7 +13,6 @@ from support import TESTS
 from support.frameworks import PYTHON, need, variables
 from support.launcher import launched
 
-
 HEAD = """
 from pathlib import Path
 import torch

@@ -1,4 +1,4 @@
-"""A training by the accelerated Trainer that is killed twenty times ends as one that was left alone, to the last bit."""
+"""The accelerated Trainer, killed twenty times: it ends as if it had been left alone, to the last bit."""
 
 from __future__ import annotations
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from support import warm
@@ -115,6 +117,40 @@ class Job:
         """Send all of them a signal."""
         for rank in self._ranks:
             rank.send_signal(number)
+
+
+def watched(
+    argv: Sequence[str | Path],
+    size: int = 1,
+    *,
+    env: Mapping[str, str],
+    cwd: Path | str = ".",
+    at: str | None = None,
+    number: int = signal.SIGTERM,
+) -> str:
+    """Run a warm script to its end, which must be a good one, on so many ranks; what it printed.
+
+    Args:
+        argv: the script and its arguments.
+        size: how many ranks.
+        env: all variables.
+        cwd: the working directory.
+        at: words in a line; the first of them brings the script a signal.
+        number: the signal.
+    """
+    reading, writing = os.pipe()
+    start = partial(Job, size=size) if size > 1 else warm.start
+    job = start(argv, env={**env, "OMP_NUM_THREADS": "1"}, cwd=cwd, stdout=writing)
+    os.close(writing)
+    printed = ""
+    with open(reading, errors="replace") as lines:
+        for line in lines:
+            printed += line
+            if at is not None and at in line:
+                job.send_signal(number)
+                at = None
+    assert job.wait() == 0 and at is None, printed
+    return printed
 
 
 @contextmanager

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Iterator
 
 import pytest
+
+os.environ["OMP_NUM_THREADS"] = "1"  # tensors of a few numbers, in here and in what tests start
 
 
 @pytest.fixture(scope="session", autouse=True)

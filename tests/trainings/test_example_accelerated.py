@@ -15,6 +15,7 @@ import pytest
 
 from support import EXAMPLES
 from support.person import Person
+from support.ranks import watched
 
 torch = pytest.importorskip("torch")
 for needed in ("sklearn", "torchmetrics", "accelerate"):
@@ -49,8 +50,15 @@ def last(text: str, metric: str) -> float:
     return float(re.findall(rf"\b{metric}: (\d\.\d+)", text)[-1])
 
 
+def trains(person: Person, script: str, at: str | None = None) -> str:
+    """Run a script in one process, and press Ctrl-C when it says something for the first time; what it said."""
+    said = watched([script], env=person.environment, cwd=person.folder, at=at, number=signal.SIGINT)
+    assert at is None or "preempted; to resume it" in said, said
+    return said
+
+
 def interrupted(person: Person, command: list[str], at: str) -> None:
-    """Run a script, and press Ctrl-C when it says something for the first time."""
+    """The same of a command."""
     said, sent = "", False
     with subprocess.Popen(
         command, cwd=person.folder, env=person.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
@@ -98,12 +106,11 @@ def test_every_command_of_the_readme(person: Person) -> None:
     assert (person.folder / "model" / "state.pt").exists()
 
 
-@pytest.mark.parametrize("launcher", [[sys.executable], LAUNCHER], ids=["one process", "two ranks"])
-def test_an_interrupted_training_goes_on_exactly(person: Person, launcher: list[str]) -> None:
+def test_an_interrupted_training_goes_on_exactly_on_two_ranks(person: Person) -> None:
     script = person.folder / "train.py"
     assert "train_set, 10," in script.read_text()
     script.write_text(script.read_text().replace("train_set, 10,", "train_set, 4,"))
-    command = [*launcher, "train.py"]
+    command = [*LAUNCHER, "train.py"]
     person.types(*command)
     straight, model = run(person), torch.load(person.folder / "digits.pt", weights_only=True)["model_state_dict"]
     person.types("det-core", "runs", "rm", "latest", "--yes")
@@ -117,15 +124,14 @@ def test_an_interrupted_training_goes_on_exactly(person: Person, launcher: list[
 
 
 def test_an_interrupted_fine_tuning_goes_on_exactly_in_either_training(person: Person) -> None:
-    person.types("python", "train.py")
-    person.types("python", "finetune.py")
+    trains(person, "train.py")
+    trains(person, "finetune.py")
     straight, best = run(person), torch.load(person.folder / "odd_or_even.pt", weights_only=True)
     person.types("det-core", "runs", "rm", "latest", "--yes")
     (person.folder / "odd_or_even.pt").unlink()
-    command = [sys.executable, "finetune.py"]
-    interrupted(person, command, "Starting epoch 2")
-    interrupted(person, command, "Starting epoch 5")
-    said = person.types(*command).stdout
+    trains(person, "finetune.py", at="Starting epoch 2")
+    trains(person, "finetune.py", at="Starting epoch 5")
+    said = trains(person, "finetune.py")
     assert "had ended before" in said and "Resumed at batch" in said
     assert run(person) == straight and [step for step, _ in straight[0]] == list(range(45, 271, 45))
     again = torch.load(person.folder / "odd_or_even.pt", weights_only=True)

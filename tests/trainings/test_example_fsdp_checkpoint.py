@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,7 @@ import pytest
 from det_core import client
 from det_core.storage import DirectoryStore
 from support import EXAMPLES
+from support.ranks import watched
 
 pytest.importorskip("torch")
 
@@ -22,28 +20,11 @@ EXAMPLE = EXAMPLES / "fsdp_checkpoint"
 OPTIONS = ["--steps", "12", "--save-every", "4", "--batch-size", "16"]
 
 
-def command(ranks: int) -> list[str]:
-    launcher = [sys.executable, "-m", "det_core.launch.torch_distributed", "--nproc-per-node", str(ranks)]
-    return [*launcher, str(EXAMPLE / "train.py"), *OPTIONS]
-
-
 def train(home: Path, ranks: int = 2, *, stop_at: int | None = None) -> str:
     """Train, or go on; with ``stop_at``, a SIGTERM after that step. Returns what was printed."""
-    environment = {**os.environ, "DET_CORE_HOME": str(home), "DET_CORE_RESUME": "latest", "OMP_NUM_THREADS": "1"}
-    printed = []
-    with subprocess.Popen(
-        command(ranks), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as job:
-        try:
-            assert job.stdout is not None
-            for line in job.stdout:
-                printed.append(line)
-                if stop_at is not None and f" step {stop_at}/" in line:
-                    job.send_signal(signal.SIGTERM)
-            assert job.wait() == 0, "".join(printed)
-        finally:
-            job.kill()
-    return "".join(printed)
+    environment = {**os.environ, "DET_CORE_HOME": str(home), "DET_CORE_RESUME": "latest"}
+    at = None if stop_at is None else f" step {stop_at}/"
+    return watched([EXAMPLE / "train.py", *OPTIONS], ranks, env=environment, at=at)
 
 
 def losses(home: Path) -> list[Any]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -120,23 +118,6 @@ def test_case_40_reports_of_epochs_and_evaluations(capsys: pytest.CaptureFixture
     ((step, row),) = rows_of(ctx.run_id, "evaluation")
     assert step == 12 and row["evaluation_loss"] == first
     assert saved(ctx.run_id) == [4, 8, 12]
-
-
-def test_case_40_without_a_core_nothing_of_it_is_imported() -> None:
-    code = """
-import sys, torch
-from det_core.accelerated import Trainer
-model = torch.nn.Linear(1, 1)
-trainer = Trainer(model, torch.nn.functional.mse_loss, torch.optim.SGD(model.parameters(), lr=0.1))
-rows = [(torch.ones(1), torch.ones(1))] * 4
-trainer.train(rows, 1, eval_dataset=rows, train_dataloader_kwargs={"num_workers": 0},
-              eval_dataloader_kwargs={"num_workers": 0})
-trainer.evaluate(dataloader_kwargs={"num_workers": 0})
-print([name for name in sys.modules if name.startswith(("det_core.core", "det_core.ipc", "det_core.journal"))])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_case_37_each_epoch_is_saved_and_a_resume_runs_the_rest_only() -> None:

@@ -21,6 +21,7 @@ from det_core._training.progress_line import ProgressLine  # noqa: E402
 from det_core.accelerated import Trainer, TrainerPlaceholderValues  # noqa: E402
 from det_core.accelerated.callbacks import LogMetricsCallback, ProgressBarCallback, TrainerCallback  # noqa: E402
 from det_core.accelerated.utils import epoch_seed  # noqa: E402
+from support import warm  # noqa: E402
 from support.trainings import a_trainer, evaluate, linear, rows, same, train  # noqa: E402
 
 HEAVY = (
@@ -203,12 +204,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("with_it", [True, False], ids=["accelerate", "alone"])
 def test_a_script_of_the_originals_kind(tmp_path: Path, with_it: bool) -> None:
     script, hide = tmp_path / "script.py", "" if with_it else "import sys; sys.modules['accelerate'] = None\n"
-    script.write_text(hide + SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "-W", "error", script, tmp_path / "model.pt"], capture_output=True, text=True,
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    script.write_text("import warnings; warnings.simplefilter('error')\n" + hide + SCRIPT)
+    done = warm.run([script, tmp_path / "model.pt"], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
     lines = [line.split(":")[0] for line in done.stdout.splitlines() if line]
     epoch = ["train_loss_epoch", "Starting eval epoch", "eval_loss_epoch"]
     assert lines == [
@@ -290,35 +288,55 @@ def test_without_a_seed_the_users_generator_orders_the_data() -> None:
 # what is imported
 
 ALONE = """
-import json, sys, torch
+import importlib.util, json, numpy, random, sys, torch
+
+def drawn():
+    return random.getstate(), numpy.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+has_it = importlib.util.find_spec("accelerate") is not None
 sys.modules["accelerate"] = None
-before = set(sys.modules)
+for seed in (random.seed, numpy.random.seed, torch.manual_seed):
+    seed(9)
+before, state = set(sys.modules), drawn()
 import det_core.accelerated
+from det_core.accelerated import _placeholders, finetuning, run_config, schedulers, tracking, utils
 imported = sorted(set(sys.modules) - before)
+assert drawn() == state, "importing seeds nothing"
 from torch.utils.data import TensorDataset
-model = torch.nn.Linear(2, 1)
-trainer = det_core.accelerated.Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
-data = TensorDataset(torch.ones(40, 2), torch.ones(40, 1))
-trainer.train(data, 2, data, per_device_batch_size=10, train_dataloader_kwargs={"num_workers": 0},
-              eval_dataloader_kwargs={"num_workers": 0})
-trainer.evaluate(data, dataloader_kwargs={"num_workers": 0})
-trainer.save_checkpoint(sys.argv[1])
-trainer.load_checkpoint(sys.argv[1])
-trained = sorted(name for name in sys.modules if name.startswith(("det_core.", "tqdm", "tensorboard")))
-print(json.dumps([imported, trained]))
+
+def train():
+    model = torch.nn.Linear(2, 1)
+    trainer = det_core.accelerated.Trainer(model, torch.nn.MSELoss(), torch.optim.SGD(model.parameters(), lr=0.1))
+    data = TensorDataset(torch.ones(40, 2), torch.ones(40, 1))
+    trainer.train(data, 2, data, per_device_batch_size=10, train_dataloader_kwargs={"num_workers": 0},
+                  eval_dataloader_kwargs={"num_workers": 0})
+    trainer.evaluate(data, dataloader_kwargs={"num_workers": 0})
+    trainer.save_checkpoint(sys.argv[1])
+    trainer.load_checkpoint(sys.argv[1])
+
+train()
+alone = sorted(sys.modules)
+del sys.modules["accelerate"]
+if has_it:
+    train()
+    assert "accelerate" in sys.modules
+print(json.dumps([imported, alone, sorted(sys.modules)]))
 """
 
 
 def test_case_40_what_an_import_and_a_training_without_the_core_load(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ALONE, tmp_path / "c.pt"], capture_output=True, text=True, timeout=110
-    )  # fmt: skip
+    """A cold start: nothing heavy by an import, which seeds nothing; nothing of the core by a training."""
+    done = subprocess.run([sys.executable, "-c", ALONE, tmp_path / "c.pt"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    imported, trained = json.loads(done.stdout.splitlines()[-1])
+    imported, alone, accelerated = json.loads(done.stdout.splitlines()[-1])
     assert "det_core.accelerated.trainer" in imported
     assert [name for name in imported if any(name == h or name.startswith(f"{h}.") for h in HEAVY)] == []
-    heavy = ("det_core.core", "det_core.journal", "det_core.backend", "tensorboard")  # torch's optimizers load tqdm
-    assert [name for name in trained if name.startswith(heavy)] == []
+    assert [
+        name for name in imported if name.startswith(("det_core.pytorch", "det_core.core", "torch.", "numpy"))
+    ] == []
+    core = ("det_core.core", "det_core.ipc", "det_core.journal", "det_core.backend")
+    assert [name for name in alone if name.startswith((*core, "tensorboard"))] == []  # torch's optimizers load tqdm
+    assert [name for name in accelerated if name.startswith(core)] == []
 
 
 def test_a_placeholder_is_of_the_root_module() -> None:

@@ -7,13 +7,11 @@ import json
 import re
 import sqlite3
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support import EXAMPLES
 from support.person import Person
 from support.plain_halving import PlainPromotion
 
@@ -49,7 +47,7 @@ max_restarts: 0
 @pytest.fixture
 def person(home: Path, tmp_path: Path) -> Iterator[Person]:
     """Somebody with a machine of two slots."""
-    found = Person(tmp_path, patience=1500)
+    found = Person(tmp_path)
     try:
         found.types("det-core", "master", "up", "--slots", "2")
         yield found
@@ -145,45 +143,3 @@ def events(home: Path, experiment_id: int) -> list[dict[str, Any]]:
     with contextlib.closing(sqlite3.connect(home / "master" / "master.db")) as db:
         rows = db.execute(query, (experiment_id,)).fetchall()
     return [{"event": json.loads(event), "actions": json.loads(actions)} for event, actions in rows]
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_the_digits_as_a_grid(person: Person) -> None:
-    told = digits(person, "grid", 5)
-    assert sorted(t["hparams"]["lr"] for t in told["trials"]) == pytest.approx(
-        [10**x for x in (-4, -3.5, -3, -2.5, -2)]
-    )
-    assert [len(rows(person, t["id"])) for t in told["trials"]] == [4] * 5
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_the_digits_at_random(person: Person) -> None:
-    told = digits(person, "random", 8)
-    assert len({json.dumps(t["hparams"]) for t in told["trials"]}) == 8
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_the_digits_by_adaptive_asha(person: Person, home: Path) -> None:
-    told = digits(person, "adaptive", 16)
-    assert brackets_of(told) == [(12, [1, 4, 16]), (4, [4, 16])]
-    check_decisions(home, told, divisor=4, concurrent=[8, 8])
-    lengths = [len(rows(person, t["id"])) for t in told["trials"]]
-    assert set(lengths) <= {1, 4, 16} and lengths.count(16) >= 1 and lengths.count(1) >= 6
-
-
-def digits(person: Person, name: str, trials: int) -> Any:
-    """Search with one of the examples."""
-    if not (find_spec("torch") and find_spec("sklearn")):
-        pytest.skip("the quickstart needs torch and scikit-learn")
-    told = followed(person, str(EXAMPLES / "search" / f"{name}.yaml"), str(EXAMPLES / "quickstart"), trials)
-    assert told["trials"][0]["best_metric"] > 0.8
-    return told
-
-
-def rows(person: Person, trial_id: int) -> list[Any]:
-    """The validations of a trial."""
-    found: list[Any] = person.reads("trial", "metrics", str(trial_id), "--group", "validation")
-    return found

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
+import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from det_core.exec.harness import Mistake, bare_plan, found_class, main, period, plan_of
-from support.launcher import TORCH
-from support.person import Person
+from support import warm
 
 FILE = """
 name: x
@@ -110,23 +108,10 @@ class NoTrial:
 """
 
 
-@pytest.fixture
-def person(tmp_path: Path) -> Any:
-    (tmp_path / "model_def.py").write_text(MODEL)
-    somebody = Person(tmp_path)
-    yield somebody
-    somebody.leaves()
-
-
 def run(folder: Path, *words: str, status: int = 0, **env: str) -> str:
-    import os
-
-    done = subprocess.run(
-        [sys.executable, "-m", "det_core.exec.harness", *words], cwd=folder, env={**os.environ, **env},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stderr
+    done = warm.run(["-m", "det_core.exec.harness", *words], cwd=folder, env={**os.environ, **env})
+    assert done.returncode == status, done.stdout
+    return done.stdout
 
 
 def test_a_person_makes_mistakes(
@@ -152,12 +137,9 @@ def test_a_person_makes_mistakes(
     (tmp_path / "records.yaml").write_text(FILE.replace("{hidden: {type: int, minval: 1, maxval: 4}, fixed: 7}", "1"))
     assert main(["model_def:Digits", "--config", "records.yaml"]) == 2
     assert "min_checkpoint_period is in records, which needs the hyperparameter" in capsys.readouterr().err
-    assert (
-        "--config experiment.yaml"
-        in subprocess.run(
-            [sys.executable, "-m", "det_core.exec.harness", "--help"], capture_output=True, text=True, check=True
-        ).stdout
-    )
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "--config experiment.yaml" in capsys.readouterr().out
 
 
 def test_bare_and_resumed(tmp_path: Path) -> None:
@@ -166,41 +148,3 @@ def test_bare_and_resumed(tmp_path: Path) -> None:
     run(tmp_path, "model_def:Digits", "--max-length", "epochs=1", "--hparam", "lr=0.1")
     said = run(tmp_path, "model_def:Digits", "--max-length", "epochs=2", "--hparam", "lr=0.1", DET_CORE_RESUME="latest")
     assert "resumed (restart 1) from checkpoint" in said and "completed" in said
-
-
-@pytest.mark.trainings
-def test_behind_the_launcher(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "model_def.py").write_text(MODEL)
-    words = ["--nproc-per-node", "2", "--trial", "model_def:Digits", "--max-length", "3", "--hparam", "lr=0.1"]
-    for between in ([], ["--"]):
-        done = subprocess.run(
-            [*TORCH, *words[:2], *between, *words[2:]], cwd=tmp_path, capture_output=True, text=True, timeout=250
-        )
-        assert done.returncode == 0 and "completed" in done.stderr, done.stderr
-
-
-SEARCH = """
-name: classes
-entrypoint: model_def:Digits
-hyperparameters: {lr: {type: categorical, vals: [0.01, 0.1]}}
-searcher: {name: grid, metric: error, max_length: {epochs: 2}}
-min_validation_period: {epochs: 1}
-"""
-
-
-@pytest.mark.timeout(600)
-@pytest.mark.trainings
-def test_a_search_by_class(person: Any, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "search.yaml").write_text(SEARCH)
-    said = person.types("det-core", "experiment", "create", "search.yaml", ".", "--follow")
-    assert "COMPLETED, 2 trials" in said.stdout + said.stderr
-    for old, new, message in (
-        ("model_def:Digits", "model_def:Missing", "model_def:Missing needs a class Missing, and model_def.py has none"),
-        ("model_def:Digits", "model_def.Digits", "is no command; a trial class is written model_def:Digits"),
-        ("model_def:Digits", "other:Digits", "other:Digits needs other.py, and there is no such file"),
-    ):
-        (tmp_path / "wrong.yaml").write_text(SEARCH.replace(old, new))
-        refused = person.types("det-core", "experiment", "create", "wrong.yaml", ".", status=2)
-        assert message in refused.stderr
