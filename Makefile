@@ -26,7 +26,7 @@ test: setup lint  ## the tests of every room: tests/fast, or what ARGS names (AR
 	$(PYTEST) $(ARGS)
 
 test-trainings: setup  ## whole trainings: killed and resumed in every way once, on several ranks, and examples
-	$(PYTEST) tests/trainings $(ARGS)
+	$(PYTEST) --dist loadfile tests/trainings $(ARGS)
 
 test-stores: setup  ## object stores by every method and every fault, on moto, the GCS emulator and Ceph's gateway
 	$(PYTEST) tests/stores $(ARGS)
@@ -41,15 +41,16 @@ test-launchers: setup  ## the launchers around torchrun, horovodrun, deepspeed, 
 	tests/support/frameworks.sh $(FRAMEWORKS)
 	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PYTEST) tests/launchers $(ARGS)
 
-# The venv of examples/timm_port: torch, timm, a torchvision that works without CUDA.
+# The venv of examples/timm_port, on top of the other one: timm, a torchvision that works without CUDA.
 TIMM := $(CURDIR)/.venvs/timm
 
-test-timm:  ## the port of timm's training in five steps, as experiments too; timm in the accelerated Trainer
-	tests/support/timm.sh $(TIMM)
-	$(TIMM)/bin/python -m pytest tests/timm $(ARGS)
+test-timm: setup  ## the port of timm's training, as its README says; timm in the accelerated Trainer; or what ARGS names
+	tests/support/timm.sh $(TIMM) $(VENV)
+	$(TIMM)/bin/python -m pytest $(or $(ARGS),tests/timm)
 
 test-long: setup  ## the slow proofs: random kills by the hundred, soak; or the file that ARGS names
 	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PY) -m pytest --timeout 3600 $(or $(ARGS),tests/long)
+	$(if $(ARGS),,$(MAKE) test-timm ARGS=tests/long/test_trainings_timm.py)
 
 lint: setup  ## ruff and mypy
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,9 @@ EXAMPLE = EXAMPLES / "timm_port"
 STEPS = ("step0-run", "step1-distributed", "step2-metrics", "step3-checkpoints", "step4-hyperparameters")
 README = (EXAMPLE / "README.md").read_text()
 LAUNCHER = ("python", "-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2")
+LENGTH = 5
+"""Epochs of each training."""
+ACCURACY = 95.0
 EPOCH = re.compile(r"Epoch (\d+): (.*); validation: (.*)")
 MEASURED = ("images_per_second",)
 """What no two runs have in common."""
@@ -26,7 +31,7 @@ MEASURED = ("images_per_second",)
 
 def timm_or_skip() -> None:
     """Skip a test that needs timm where it is not; in CI, let it fail."""
-    if find_spec("timm") is None:
+    if (found := find_spec("timm")) is None or found.origin is None:  # a folder of this name has none
         reason = "timm is not installed here: make test-timm"
         if os.environ.get("CI"):
             pytest.fail(f"this is CI, and {reason}")
@@ -35,8 +40,18 @@ def timm_or_skip() -> None:
 
 def commands() -> list[tuple[str, bool]]:
     """The commands of the README's steps, and whether each is to be interrupted on its way."""
+    return [command for part in README.split("## Step ")[1:] for command in _commands(part)]
+
+
+def short() -> list[tuple[str, bool]]:
+    """Those of steps 0, 3 and 4, without adaptive ASHA."""
+    parts = README.split("## Step ")[1:]
+    return [command for n in (0, 3, 4) for command in _commands(parts[n]) if "adaptive" not in command[0]]
+
+
+def _commands(part: str) -> list[tuple[str, bool]]:
     found: list[tuple[str, bool]] = []
-    for line in README.split("## Step 0")[1].splitlines():
+    for line in part.splitlines():
         text, _, remark = line.partition("#")
         if re.match(r" {4}(python|det-core|DET_CORE_RESUME=latest) ", text):
             found.append((text.strip(), "Ctrl-C" in remark))
@@ -65,6 +80,20 @@ class Reader(Person):
         """Run a line of the README to its end; what it says."""
         done = self.types("bash", "-c", command)
         return done.stdout + done.stderr
+
+    def follows_all(self, commands: list[tuple[str, bool]]) -> dict[str, str]:
+        """Run lines of the README one after the other, and press Ctrl-C where it says so; what each says."""
+        found = {}
+        for command, interrupted in commands:
+            if not interrupted:
+                found[command] = self.follows(command)
+                continue
+            watching = command.startswith("det-core")
+            after = "Epoch 0:" if watching else "Epoch 1:"
+            status, text = self.interrupts("bash", "-c", f"exec {command}", after=after, by=signal.SIGINT)
+            assert watching or status == 0, text
+            found[f"{command} # Ctrl-C"] = text
+        return found
 
     def interrupts(self, *words: str, after: str, by: int, **variables: str) -> tuple[int, str]:
         """Run a command that gets a signal once its log has a line; its status, and what it says."""
@@ -117,6 +146,18 @@ class Reader(Person):
         place = f"fetched-{experiment_id}"
         self.types("det-core", "experiment", "download-checkpoint", str(experiment_id), place, *options)
         return loaded(self.folder / place / "data")
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    """Somebody with a machine of two slots."""
+    timm_or_skip()
+    found = Reader(tmp_path_factory.mktemp("reader"))
+    try:
+        found.types("det-core", "master", "up", "--slots", "2")
+        yield found
+    finally:
+        found.leaves()
 
 
 def epochs_of(log: str) -> list[dict[str, float]]:

@@ -17,7 +17,7 @@ from det_core import core  # noqa: E402
 from det_core.accelerated.callbacks import TrainerCallback  # noqa: E402
 from det_core.accelerated.trainer import TrainerWithTimmScheduler  # noqa: E402
 
-pytestmark = [pytest.mark.timm, pytest.mark.filterwarnings("default")]  # timm's and torchvision's own
+pytestmark = pytest.mark.filterwarnings("default")  # timm's and torchvision's own
 EPOCHS, BATCHES = 3, 4
 ROWS = [(torch.tensor([i / 40]), torch.tensor([i / 20])) for i in range(40)]
 KINDS = {

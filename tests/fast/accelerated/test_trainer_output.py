@@ -205,9 +205,12 @@ if __name__ == "__main__":
 def test_a_script_of_the_originals_kind(tmp_path: Path, with_it: bool) -> None:
     script, hide = tmp_path / "script.py", "" if with_it else "import sys; sys.modules['accelerate'] = None\n"
     script.write_text("import warnings; warnings.simplefilter('error')\n" + hide + SCRIPT)
-    done = warm.run([script, tmp_path / "model.pt"], cwd=tmp_path)
-    assert done.returncode == 0, done.stdout
-    lines = [line.split(":")[0] for line in done.stdout.splitlines() if line]
+    out, err = tmp_path / "out", tmp_path / "err"
+    with out.open("w") as stdout, err.open("w") as stderr:
+        words = [script, tmp_path / "model.pt"]
+        started = warm.start(words, cwd=tmp_path, stdout=stdout.fileno(), stderr=stderr.fileno())
+    assert started.wait() == 0, err.read_text()
+    lines = [line.split(":")[0] for line in out.read_text().splitlines() if line]
     epoch = ["train_loss_epoch", "Starting eval epoch", "eval_loss_epoch"]
     assert lines == [
         "Starting training run", *[text for n in (1, 2) for text in (f"Starting epoch {n}", *epoch)],

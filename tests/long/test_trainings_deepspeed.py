@@ -1,0 +1,22 @@
+"""The stages of ZeRO that ``tests/launchers`` leaves out: killed and stopped, and with another number of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from launchers import test_deepspeed_resume as short
+from support.killed import drawn
+
+STAGES = pytest.mark.parametrize("kind", ["zero0", "zero2", "zero3"])
+
+
+@STAGES
+def test_killed_and_stopped_equals_straight(tmp_path: Path, kind: str) -> None:
+    short.killed_and_stopped_equals_straight(tmp_path, kind, drawn())
+
+
+@STAGES
+def test_another_number_of_ranks(tmp_path: Path, kind: str) -> None:
+    short.test_another_number_of_ranks(tmp_path, kind)
