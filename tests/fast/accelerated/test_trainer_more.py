@@ -239,7 +239,6 @@ class Drawn(torch.utils.data.Dataset):  # type: ignore[misc]
 # under the core
 
 
-@pytest.mark.usefixtures("strategy")
 def test_case_40_reports_of_a_run_under_the_core() -> None:
     with core.init() as context:
         trainer = a_trainer(Recording, core_context=context)
@@ -265,28 +264,6 @@ def test_case_40_the_open_context_is_found_and_changes_no_order() -> None:
     assert managed.log == alone.log and same(managed, alone)  # type: ignore[attr-defined]
     steps = [row.steps_completed for row in read_run(client.run(run_id).path).rows("training")]
     assert sorted(set(steps)) == [3, 4, 6, 8]
-
-
-@pytest.mark.usefixtures("strategy")
-def test_case_37_an_exact_resume_through_the_core(tmp_path: Path) -> None:
-    """The same as from a training state, without accelerate too."""
-
-    class Stops(Events):
-        def on_update(self, trainer: Any, **kwargs: Any) -> None:
-            if trainer.updates_completed == 6:
-                raise KeyboardInterrupt
-
-    def run(callbacks: Any) -> Any:
-        return train(a_trainer(callbacks=callbacks), 3, eval_dataset=rows(20), checkpoint_every=5)
-
-    whole = train(a_trainer(), 3, eval_dataset=rows(20))
-    with pytest.raises(KeyboardInterrupt), core.init():
-        run([Stops])
-    with core.init(resume="latest"):
-        resumed = run([events := Events()])
-    assert events.count("on_train_step_end") == 7 and same(whole, resumed)
-    for name in ("train_loss_epoch", "eval_loss_epoch"):
-        assert whole.run_history.get_metric_values(name) == resumed.run_history.get_metric_values(name)
 
 
 # at the user's service

@@ -170,7 +170,6 @@ def test_case_23_a_scheduler_of_weight_decay_without_state_methods(tmp_path: Pat
     assert fresh.optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.008)
 
 
-@pytest.mark.usefixtures("strategy")
 def test_a_checkpoint_of_another_model_through_the_core() -> None:
     wide = torch.utils.data.TensorDataset(torch.randn(40, 5), torch.randn(40, 1))
     with core.init():

@@ -45,16 +45,6 @@ def test_case_37_reducers_that_do_not_fit(reducer: Any, kind: type[Exception], m
         fit(Trial, 1)
 
 
-def test_the_whole_set_may_give_tensors() -> None:
-    class Whole(Tiny):
-        evaluate_batch = pytorch.PyTorchTrial.evaluate_batch  # type: ignore[assignment]
-
-        def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-            return {"err": torch.tensor(0.5)}
-
-    assert fit(Whole, 1, init={"metric": "err"}).rows("validation", "err") == [(1, 0.5)]
-
-
 def test_case_37_other_names_in_another_batch() -> None:
     class Trial(Tiny):
         validation_records = 4
@@ -123,9 +113,11 @@ def test_case_40_the_whole_set_at_once() -> None:
             assert not self.model.training and not torch.is_grad_enabled()
             assert isinstance(data_loader, torch.utils.data.DataLoader)
             seen.append([len(batch[0]) for batch in data_loader])
-            return {"per class": [0.25, 0.75]}
+            return {"per class": [0.25, 0.75], "error": torch.tensor(0.5)}
 
-    assert fit(Trial, 1).rows("validation", "per class") == [(1, [0.25, 0.75])] and seen == [[2, 2, 1]]
+    found = fit(Trial, 1, init={"metric": "error"})
+    assert found.rows("validation", "per class") == [(1, [0.25, 0.75])] and seen == [[2, 2, 1]]
+    assert found.rows("validation", "error") == [(1, 0.5)]
 
 
 class Averaging(pytorch.MetricReducer):
