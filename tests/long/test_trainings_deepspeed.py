@@ -6,19 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from support.engine_resume import killed_and_stopped_equals_straight, resumed_with_another_number_of_ranks
 from support.killed import drawn
-from support.launcher import tests_of
-
-short = tests_of("test_deepspeed_resume")
 
 STAGES = pytest.mark.parametrize("kind", ["zero0", "zero2", "zero3"])
 
 
 @STAGES
 def test_killed_and_stopped_equals_straight(tmp_path: Path, kind: str) -> None:
-    short.killed_and_stopped_equals_straight(tmp_path, kind, drawn())
+    killed_and_stopped_equals_straight(tmp_path, kind, drawn())
 
 
 @STAGES
 def test_another_number_of_ranks(tmp_path: Path, kind: str) -> None:
-    short.test_another_number_of_ranks(tmp_path, kind)
+    resumed_with_another_number_of_ranks(tmp_path, kind)
