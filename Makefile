@@ -7,7 +7,7 @@ JOBS ?= 3
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-trainings test-stores test-postgres test-launchers test-timm test-long lint docs bench stats ci system-deps clean
+.PHONY: help setup demo test test-trainings test-stores test-postgres test-launchers test-timm test-long fmt lint docs picture bench stats ci system-deps clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -19,8 +19,19 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-demo: setup  ## train the quickstart on two ranks, interrupt it, resume it, show what is kept
-	$(PY) examples/quickstart/demo.py
+# The demo's own environment, which has nothing of the tests': det_core, torch, scikit-learn.
+DEMO := .venvs/demo
+
+demo: $(DEMO)/.installed  ## train the quickstart on two ranks, interrupt it, resume it, show what is kept
+	@echo "Training on two ranks, twice: about half a minute."
+	@$(DEMO)/bin/python examples/quickstart/demo.py $(ARGS)
+
+$(DEMO)/.installed: pyproject.toml constraints.txt
+	@echo "Installing det_core, torch and scikit-learn into $(DEMO). This is done once, and takes one to five minutes."
+	@echo "It is about 1 GB, and several more where pip brings torch for GPUs (README: Install)."
+	@test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
+	@$(DEMO)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[torch,examples]'
+	@touch $@
 
 test: setup lint  ## the tests of every room: tests/fast, or what ARGS names (ARGS=tests/fast/journal)
 	$(PYTEST) $(ARGS)
@@ -52,12 +63,18 @@ test-long: setup  ## the slow proofs: random kills by the hundred, soak; or the 
 	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PY) -m pytest --timeout 3600 $(or $(ARGS),tests/long)
 	$(if $(ARGS),,$(MAKE) test-timm ARGS=tests/long/test_trainings_timm.py)
 
+fmt: setup  ## format every file, and mend what ruff can mend
+	$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
+
 lint: setup  ## ruff and mypy
 	$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check . && $(VENV)/bin/mypy
 
-docs: setup  ## write docs/cli.md from the commands themselves, docs/experiment.md from the models
-	$(PY) docs/cli_reference.py > docs/cli.md
-	$(PY) docs/experiment_reference.py > docs/experiment.md
+docs: setup  ## write docs/reference.md from the docstrings, docs/reference-experiment.md from the models
+	$(PY) docs/reference.py > docs/reference.md
+	$(PY) docs/reference_experiment.py > docs/reference-experiment.md
+
+picture: setup  ## record docs/picture.svg anew: what README's commands print
+	PYTHONPATH=tests $(PY) docs/picture.py
 
 bench: setup  ## every benchmark, ours beside the peers (peers in venvs of their own)
 	$(PY) -m benchmarks $(ARGS)

@@ -1,6 +1,6 @@
 """The experiment file: read, checked, completed. Pure: no file is opened here, no clock read.
 
-``docs/experiment.md`` is its reference.
+``docs/reference-experiment.md`` is its reference.
 """
 
 from collections.abc import Mapping, Sequence

@@ -22,7 +22,8 @@ from filelock import FileLock
 
 from support import ROOT
 
-BUILT_FROM = ("det_core", "launchers", "pyproject.toml", "README.md")
+BUILT_FROM = ("det_core", "launchers", "pyproject.toml", "README.md", "LICENSE")
+README_EXTRAS = ("torch", "master", "accelerate")
 ASKED = ("pyproject.toml", "constraints.txt")
 """What says which packages there are to be."""
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -63,9 +64,9 @@ def wheel(dist: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a new environment with the wheel, its extras torch and master, and nothing else."""
+    """The interpreter of a new environment with the wheel, the extras that README asks for, and nothing else."""
     with once(tmp_path_factory, "installed") as (folder, made):
-        return folder / "bin" / "python" if made else install(wheel, folder, "torch", "master")
+        return folder / "bin" / "python" if made else install(wheel, folder, *README_EXTRAS)
 
 
 def install(wheel: Path, folder: Path, *extras: str, python: Path | None = None, more: tuple[str, ...] = ()) -> Path:

@@ -35,8 +35,8 @@ class Server:
 
     def __init__(self, modules: Sequence[str] = MODULES) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="warm", dir="/tmp")
-        self._path = f"{self._folder.name}/socket"
-        command = [sys.executable, str(TESTS / "support" / "warm_server.py"), self._path, *modules]
+        self.path = f"{self._folder.name}/socket"
+        command = [sys.executable, str(TESTS / "support" / "warm_server.py"), self.path, *modules]
         # A process with threads cannot be forked; how many a script has, it says itself.
         single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DET_")}
@@ -51,7 +51,7 @@ class Server:
     ) -> Started:
         """Fork a process for a script and its arguments, or for ``-m`` and a module."""
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(self._path)
+        connection.connect(self.path)
         request = {"argv": list(argv), "cwd": cwd, "env": dict(env), "session": session}
         fds = array.array("i", [stdin, stdout, stderr])
         connection.sendmsg([json.dumps(request).encode() + b"\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
@@ -129,15 +129,13 @@ def start(
         stderr: a descriptor; by default that of stdout.
         session: whether it leads a session of its own.
     """
-    global _server
-    if _server is None:
-        _server = Server()
+    server = _the_server()
     nothing = os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin
     try:
         out = 1 if stdout is None else stdout
         err = out if stderr is None else stderr
         words = [str(word) for word in argv]
-        return _server.start(words, env or os.environ, os.path.abspath(cwd or "."), nothing, out, err, session)
+        return server.start(words, env or os.environ, os.path.abspath(cwd or "."), nothing, out, err, session)
     finally:
         if stdin is None:
             os.close(nothing)
@@ -150,6 +148,18 @@ def run(argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd
         status = start(argv, env=env, cwd=cwd, stdout=output.fileno()).wait()
         output.seek(0)
         return subprocess.CompletedProcess(list(map(str, argv)), status, output.read().decode(errors="replace"), "")
+
+
+def socket_path() -> str:
+    """Where the server listens, for a process that asks it by itself."""
+    return _the_server().path
+
+
+def _the_server() -> Server:
+    global _server
+    if _server is None:
+        _server = Server()
+    return _server
 
 
 def close() -> None:

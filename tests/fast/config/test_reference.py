@@ -12,15 +12,15 @@ DOCS = ROOT / "docs"
 
 
 def test_the_reference_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("experiment_reference", DOCS / "experiment_reference.py")
+    spec = importlib.util.spec_from_file_location("reference_experiment", DOCS / "reference_experiment.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    assert (DOCS / "experiment.md").read_text() == module.reference(), "run `make docs`"
+    assert (DOCS / "reference-experiment.md").read_text() == module.reference(), "run `make docs`"
 
 
 def test_its_examples_can_be_read() -> None:
-    examples = re.findall(r"^```yaml\n(.*?)^```", (DOCS / "experiment.md").read_text(), re.M | re.S)
+    examples = re.findall(r"^```yaml\n(.*?)^```", (DOCS / "reference-experiment.md").read_text(), re.M | re.S)
     assert examples
     for example in examples:
         assert parse_experiment(example).warnings == ()

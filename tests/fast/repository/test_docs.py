@@ -1,71 +1,98 @@
-"""The reference of the command line is what the commands say; what the page on the Core API shows runs, and holds."""
+"""Each page runs from its first block to its last; what does not, says why; links lead somewhere."""
 
 from __future__ import annotations
 
-import importlib.util
-import random
 import re
-import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support import ROOT
-from support.killed import Restarted, digest, disturb
+from support import ROOT, pages
 
-DOCS = ROOT / "docs"
+PAGES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md"))
+NOT_RUN = {
+    "CONTRIBUTING.md": ["sets this very folder up"],
+    "README.md": ["installs packages"],
+    "SECURITY.md": ["needs two machines"],
+    "docs/accelerated.md": ["tests/trainings does, with the example"],
+    "docs/clusters.md": ["needs Slurm", "needs Slurm", "needs Open MPI"],
+    "docs/core-api.md": ["tests/trainings does, and kills it"],
+    "docs/distributed.md": ["needs two machines"],
+    "docs/getting-started.md": ["installs packages"],
+    "docs/moving.md": ["needs Determined's client"],
+    "docs/trials.md": ["tests/trainings does, with the example"],
+}
+"""What the pages show and no test of theirs runs, in order."""
 
 
-@pytest.mark.skipif(
-    sys.version_info[:2] not in ((3, 11), (3, 12)), reason="other versions of argparse lay help out anew"
+@pytest.mark.parametrize("name", [*(name for name in PAGES if "reference" not in name), "CONTRIBUTING.md"])
+def test_the_page_runs(name: str, tmp_path: Path) -> None:
+    pages.play(pages.blocks(name), tmp_path)
+
+
+def test_the_reference_is_up_to_date() -> None:
+    """In a process of its own: reading all docstrings leaves a large heap behind."""
+    written = subprocess.run([sys.executable, ROOT / "docs" / "reference.py"], capture_output=True, text=True)
+    assert written.returncode == 0, written.stderr
+    assert pages.page("docs/reference.md") == written.stdout, "run `make docs`"
+
+
+def test_what_is_not_run_says_why() -> None:
+    for name in (*PAGES, "README.md", "CONTRIBUTING.md", "SECURITY.md"):
+        found = pages.blocks(name)
+        assert [each.why_not_run for each in found if each.why_not_run] == NOT_RUN.get(name, [])
+
+
+def test_every_file_on_a_page_is_used_by_its_commands() -> None:
+    for name in (*PAGES, "README.md"):
+        found = pages.blocks(name)
+        for file in [each.name for each in found if each.name]:
+            others = "".join(each.text for each in found if each.name != file)
+            assert file in others or re.search(rf"\b{Path(file).stem}[: ]", others), f"{name}: {file}"
+
+
+def _links() -> Iterator[tuple[str, str, str]]:
+    """Page, path and anchor of each link to a file of this repository."""
+    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", path.read_text()):
+            file, _, anchor = target.partition("#")
+            yield str(path.relative_to(ROOT)), str((path.parent / file).resolve() if file else path), anchor
+
+
+def test_links_lead_somewhere() -> None:
+    links = list(_links())
+    assert len(links) > 60
+    for page, path, anchor in links:
+        assert Path(path).exists(), f"{page}: {path}"
+        assert not anchor or anchor in _anchors(Path(path).read_text()), f"{page}: {path}#{anchor}"
+
+
+def _anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize(
+    "variable", sorted(set(re.findall(r"`(?:export )?((?:DET|PT_ACC)_[A-Z_]+)\b", "".join(map(pages.page, PAGES)))))
 )
-def test_the_reference_of_the_command_line_is_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("cli_reference", DOCS / "cli_reference.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert (DOCS / "cli.md").read_text() == module.reference(), "run `make docs`"
+def test_every_variable_is_read_somewhere(variable: str) -> None:
+    sources = [*ROOT.glob("det_core/**/*.py"), *ROOT.glob("launchers/**/*.py")]
+    assert any(f'"{variable}"' in path.read_text() for path in sources)
 
 
-def blocks(page: str) -> list[str]:
-    """The blocks of Python on a page."""
-    return re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(), re.M | re.S)
-
-
-EXACT, *SHORT = blocks("core-api.md")
-SHOWN = [("core-api.md", code) for code in SHORT]
-SHOWN += [(page, code) for page in ("trials.md", "accelerated.md") for code in blocks(page)]
-
-
-@pytest.mark.parametrize("number", range(len(SHOWN)))
-def test_every_block_of_python_runs(number: int, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    script = tmp_path / "block.py"
-    script.write_text(SHOWN[number][1])
-    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+def test_every_room_of_the_map_is_there() -> None:
+    text = pages.page("CONTRIBUTING.md")
+    rooms = re.findall(r"`((?:det_core|examples|benchmarks|launchers|tests)/[\w/]*(?:\.py)?)`", text)
+    assert len(rooms) >= 30
+    assert [room for room in rooms if not (ROOT / room).exists()] == ["det_core/search/_mine.py"]
+    assert all(f"\n{target}:" in pages.page("Makefile") for target in re.findall(r"`make ([\w-]+)`", text))
 
 
 def test_the_loop_is_one_of_twenty_lines_or_so() -> None:
-    loop = EXACT[EXACT.index("    for step in range(") :]
+    exact = pages.block("docs/core-api.md", "exact.py")
+    loop = exact[exact.index("    for step in range(") :]
     assert 15 <= len(loop.splitlines()) <= 24
-
-
-def kills(tmp_path: Path, ranks: int, times: int) -> None:
-    pytest.importorskip("torch")
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
-    straight = Restarted(tmp_path / "straight", EXACT, ranks)
-    straight.finish()
-    other = disturb(
-        lambda name: Restarted(tmp_path / name, EXACT, ranks), random.Random(seed), [signal.SIGKILL] * times,
-        most=min(250, 1000 // times),  # so that the 600 steps last for as many kills
-    )  # fmt: skip
-    assert [step for step, *_ in straight.rows()] == list(range(1, 601))
-    assert other.rows() == straight.rows()
-    ends = [script.state() for script in (straight, other)]
-    for end in ends:
-        end["random"] = [each["torch"] for each in end["random"]]  # the script seeds no other generator
-    assert digest(ends[0]) == digest(ends[1])

@@ -43,7 +43,13 @@ def test_the_sdist_has_what_the_wheel_needs(dist: Path) -> None:
     (found,) = dist.glob("*.tar.gz")
     with tarfile.open(found) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert modules(ROOT) | {"pyproject.toml", "README.md", "det_core/py.typed"} <= names
+    assert modules(ROOT) | {"pyproject.toml", "README.md", "LICENSE", "det_core/py.typed"} <= names
+
+
+def test_the_license_is_in_the_wheel(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = [n for n in archive.namelist() if n.endswith(".dist-info/licenses/LICENSE")]
+        assert archive.read(name) == (ROOT / "LICENSE").read_bytes()
 
 
 def test_the_wheel_is_what_the_new_environment_imports(installed: Path, tmp_path: Path) -> None:

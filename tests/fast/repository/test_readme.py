@@ -2,114 +2,70 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
 import subprocess
-import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from support import ROOT
-from support.person import Person
+from support import ROOT, pages
+from support.environments import README_EXTRAS
+from support.processes import until
 
-README = (ROOT / "README.md").read_text()
-BLOCKS = [
-    (language, textwrap.dedent(code))
-    for _, language, code in re.findall(r"^( *)```(\w*)\n(.*?)^\1```", README, re.M | re.S)
-]
-PYTHON = [code for language, code in BLOCKS if language == "python"]
-COMMANDS = [
-    line for language, code in BLOCKS if not language for line in code.splitlines() if line.startswith("det-core ")
-]
-WITH_MASTER = ("run", "experiment", "trial", "search", "master")
-"""Commands about searches; the others are about runs without a master."""
+README = pages.page("README.md")
 
 
 @pytest.fixture(autouse=True)
-def the_wheel(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``python`` and ``det-core`` are those of README's ``pip install … '.[torch,master]'``."""
+def no_python_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of this process's Python reaches that of the wheel."""
     for name in [name for name in os.environ if name.startswith("PYTHON")]:
         monkeypatch.delenv(name)
-    monkeypatch.setenv("PATH", f"{installed.parent}:{os.environ['PATH']}")
 
 
-def _run(*command: str, folder: Path, status: int = 0, **env: str) -> str:
-    done = subprocess.run(command, cwd=folder, env={**os.environ, **env}, capture_output=True, text=True)
-    assert done.returncode == status, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done.stdout + done.stderr
+def test_it_is_read_in_five_minutes() -> None:
+    assert len(README.splitlines()) <= 200 and len(README.split()) <= 1600
 
 
-def test_every_block_of_python_runs(tmp_path: Path) -> None:
-    assert len(PYTHON) >= 4
-    try:
-        for number, code in enumerate(PYTHON):
-            script = tmp_path / f"block{number}.py"
-            script.write_text(code)
-            _run("python", str(script), folder=tmp_path)
-    finally:
-        Person(tmp_path).leaves()
+def test_its_pip_install_is_what_the_tests_install() -> None:
+    assert f"'.[{','.join(README_EXTRAS)}]'" in README
 
 
-def test_the_five_steps_to_a_search(tmp_path: Path) -> None:
-    (code,) = [code for code in PYTHON if 'name="fit"' in code]
-    (config,) = [code for language, code in BLOCKS if language == "yaml"]
-    (tmp_path / "fit.py").write_text(code)
-    (tmp_path / "search.yaml").write_text(config)
-    commands = [line.split() for line in COMMANDS if line.split()[1] in WITH_MASTER and "--host" not in line]
-    assert len(commands) >= 10
-    folder = tmp_path
-    _run("python", "fit.py", folder=folder)
-    try:
-        for words in commands:
-            if words[2] == "pause":
-                said = _run("det-core", "experiment", "create", "search.yaml", ".", folder=folder)
-                number = re.findall(r"created experiment (\d+)", said)[0]
-            said = _run(*(number if word == "ID" else word for word in words), folder=folder)
-            if "--follow" in words:
-                assert "COMPLETED, 6 trials" in said and "best trial: " in said and "download-checkpoint" in said
-    finally:
-        Person(tmp_path).leaves()
-    assert (folder / "model" / "state.json").exists()
+def test_all_that_it_shows_runs_and_can_be_removed(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the order of the page, by a person who has set nothing; the pauses in place of real steps are short."""
+    monkeypatch.delenv("DET_CORE_HOME")
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    found = [replace(each, text=each.text.replace("sleep(0.3)", "sleep(0.01)")) for each in pages.blocks("README.md")]
+    said = pages.play(found, tmp_path, installed, HOME=str(tmp_path))
+    assert "COMPLETED, 6 trials" in said and "best trial: " in said
+    assert "[rank=0] 0 ['hello', 'hello']" in said and "[rank=1] 1 ['hello', 'hello']" in said
+    assert (tmp_path / "model" / "state.json").exists()
+    assert not (tmp_path / ".local" / "share" / "det_core").exists()
 
 
-def test_the_counting_script_resumes(tmp_path: Path) -> None:
-    (code,) = [code for code in PYTHON if 'name="counting"' in code]
-    stopped = "step += 1; step < 20 or ctx.preempt._ask_for('signal')"  # in the last step
-    (tmp_path / "count.py").write_text(code.replace("step += 1", stopped, 1))
-    said = _run("python", "count.py", folder=tmp_path)
-    assert "preempted; to resume it: DET_CORE_RESUME=" in said
-    (tmp_path / "count.py").write_text(code)
-    said = _run("python", "count.py", folder=tmp_path, DET_CORE_RESUME="latest")
-    assert "from checkpoint" in said and "completed" in said
-    rows = _run("det-core", "runs", "export", "latest", "--format", "csv", folder=tmp_path).strip().splitlines()
-    assert len(rows) == 1 + 20
+def test_the_script_that_stops_goes_on(installed: Path, tmp_path: Path, home: Path) -> None:
+    (tmp_path / "fit.py").write_text(pages.block("README.md", "fit.py").replace("sleep(0.3)", "sleep(0.05)"))
+    command = [installed, "fit.py"]
+    first = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    journals = home.glob  # the second report comes after the first should_preempt()
+    until(lambda: any(f.read_text().count('"validation"') > 1 for f in journals("runs/*/journal-*.jsonl")), of=first)
+    first.send_signal(signal.SIGINT)
+    _, said = first.communicate()
+    assert first.returncode == 0 and "preempted; to resume it: DET_CORE_RESUME=" in said
+    resume = {**os.environ, "DET_CORE_RESUME": "latest"}
+    second = subprocess.run(command, cwd=tmp_path, env=resume, stderr=subprocess.PIPE, text=True)
+    assert "from checkpoint" in second.stderr and "completed" in second.stderr
+    export = [installed.parent / "det-core", "runs", "export", "latest", "--format", "jsonl"]
+    rows = subprocess.run(export, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert [json.loads(row)["steps_completed"] for row in rows] == list(range(1, 21))
 
 
-def test_every_command_runs(tmp_path: Path) -> None:
-    script = tmp_path / "block.py"
-    (code,) = [code for code in PYTHON if 'name="counting"' in code]
-    script.write_text(code)
-    _run("python", str(script), folder=tmp_path)
-    assert len(COMMANDS) >= 10
-    for command in sorted(
-        (c for c in COMMANDS if c.split()[1] not in WITH_MASTER), key=lambda c: (" rm " in c, "runs rm " in c)
-    ):
-        words = command.split()
-        _run(
-            *[("latest" if w in ("RUN", "ID") else w) for w in words],
-            *(["--yes"] if "rm" in words else []),
-            folder=tmp_path,
-        )
-
-
-@pytest.mark.parametrize("variable", re.findall(r"`(DET_[A-Z_]+)`", README))
-def test_every_variable_is_read_somewhere(variable: str) -> None:
-    sources = [*ROOT.glob("det_core/**/*.py"), *ROOT.glob("launchers/**/*.py")]
-    assert any(f'"{variable}"' in p.read_text() for p in sources)
-
-
-def test_every_room_of_the_map_is_there() -> None:
-    rooms = re.findall(r"`((?:det_core|examples|benchmarks|launchers)/[\w/]*)`", README)
-    assert len(rooms) >= 8
-    assert all((ROOT / room).exists() for room in rooms)
+def test_every_page_that_it_names_is_there() -> None:
+    paths = re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", README)
+    assert len(paths) > 15
+    assert all((ROOT / path).exists() for path in paths)

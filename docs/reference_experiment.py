@@ -1,4 +1,4 @@
-"""Print the reference of the experiment file: ``make docs`` writes it to ``docs/experiment.md``, a test compares it."""
+"""Print the reference of the experiment file: ``make docs`` writes it to ``docs/reference-experiment.md``."""
 
 from __future__ import annotations
 

@@ -1,0 +1,36 @@
+"""The loop of docs/core-api.md, killed: it ends with the weights and the rows of one that was never disturbed."""
+
+from __future__ import annotations
+
+import random
+import signal
+from pathlib import Path
+
+import pytest
+
+from support import pages
+from support.killed import Restarted, digest, disturb
+
+EXACT = pages.block("docs/core-api.md", "exact.py")
+
+
+def kills(tmp_path: Path, ranks: int, times: int, seed: int) -> None:
+    """Kill it so often, at random, and compare."""
+    print(f"seed {seed}")
+    straight = Restarted(tmp_path / "straight", EXACT, ranks)
+    straight.finish()
+    other = disturb(
+        lambda name: Restarted(tmp_path / name, EXACT, ranks), random.Random(seed), [signal.SIGKILL] * times,
+        most=min(250, 1000 // times),  # so that the 600 steps last for as many kills
+    )  # fmt: skip
+    assert [step for step, *_ in straight.rows()] == list(range(1, 601))
+    assert other.rows() == straight.rows()
+    ends = [script.state() for script in (straight, other)]
+    for end in ends:
+        end["random"] = [each["torch"] for each in end["random"]]  # the script seeds no other generator
+    assert digest(ends[0]) == digest(ends[1])
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_loop_resumes_exactly_after_a_kill(tmp_path: Path, ranks: int) -> None:
+    kills(tmp_path, ranks, 1, seed=ranks)
