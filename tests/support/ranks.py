@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from support import warm
+from support import TESTS, warm
 from support.processes import free_port, until
 
 
@@ -121,35 +122,31 @@ class Job:
 
 def watched(
     argv: Sequence[str | Path],
-    size: int = 1,
+    size: int | None = None,
     *,
     env: Mapping[str, str],
     cwd: Path | str = ".",
     at: str | None = None,
     number: int = signal.SIGTERM,
 ) -> str:
-    """Run a warm script to its end, which must be a good one, on so many ranks; what it printed.
+    """Run a warm script to its end, which must be a good one; what it printed.
 
     Args:
         argv: the script and its arguments.
-        size: how many ranks.
+        size: how many ranks; left out, a process without a launcher's variables.
         env: all variables.
         cwd: the working directory.
-        at: words in a line; the first of them brings the script a signal.
+        at: words; the rank that prints them first sends itself a signal.
         number: the signal.
     """
-    reading, writing = os.pipe()
-    start = partial(Job, size=size) if size > 1 else warm.start
-    job = start(argv, env={**env, "OMP_NUM_THREADS": "1"}, cwd=cwd, stdout=writing)
-    os.close(writing)
-    printed = ""
-    with open(reading, errors="replace") as lines:
-        for line in lines:
-            printed += line
-            if at is not None and at in line:
-                job.send_signal(number)
-                at = None
-    assert job.wait() == 0 and at is None, printed
+    before = [TESTS / "support" / "interrupted.py", at, str(int(number))] if at is not None else []
+    start = warm.start if size is None else partial(Job, size=size)
+    with tempfile.TemporaryFile() as output:
+        job = start([*before, *argv], env={**env, "OMP_NUM_THREADS": "1"}, cwd=cwd, stdout=output.fileno())
+        status = job.wait()
+        output.seek(0)
+        printed = output.read().decode(errors="replace")
+    assert status == 0, printed
     return printed
 
 

@@ -96,7 +96,7 @@ def train(framework: Framework, home: Path, ranks: int = 2, *more: str, stop_aft
     environment = {**os.environ, **framework.variables, "DET_CORE_HOME": str(home), "DET_CORE_RESUME": "latest"}
     if framework is FSDP2:  # warm; its launcher is that of the trial below
         at = None if stop_after is None else f"epoch {stop_after}/"
-        return watched([*framework.words, *more], ranks, env=environment, at=at)
+        return watched([*framework.words, *more], ranks if ranks > 1 else None, env=environment, at=at)
     command = [*framework.command(ranks), *more]
     printed = []
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
