@@ -289,7 +289,7 @@ def kill_once(folder: Path, restart: int, after: int) -> None:
 @pytest.mark.parametrize("after", [1, 17, 400])
 def test_a_report_whose_call_returned_survives_kill_9(tmp_path: Path, after: int) -> None:
     kill_once(tmp_path, 0, after)
-    assert read_run(tmp_path).torn_lines == 0
+    assert read_run(tmp_path).torn_lines <= 1  # the report under way, whose call had not returned
 
 
 def test_lines_end_with_a_newline_each(tmp_path: Path) -> None:
