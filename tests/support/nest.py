@@ -13,13 +13,19 @@ import signal
 import time
 from collections.abc import Iterator
 
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
 _kept: dict[int, bool] = {}  # pid: whether what it starts is kept too
 
 
 def adopt_orphans() -> None:
     """Make this process the one that orphans below it are given to."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def end_with_parent() -> None:
+    """In a new process: end with the one that runs the tests, also if that is killed."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def keep(pid: int, *, children: bool = True) -> None:

@@ -33,7 +33,8 @@ def program(ranks: int, how: list[str], command: list[str]) -> int:
             os.killpg(process.pid, signal.SIGKILL)
     if "--stays" in how:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        time.sleep(600)
+        while True:
+            signal.pause()
     return 1 if any(process.wait() for process in started) else 0
 
 

@@ -129,6 +129,7 @@ class Postgres:
                 stdout=out,
                 stderr=out,
                 start_new_session=True,
+                preexec_fn=nest.end_with_parent,
             )
         nest.keep(self._process.pid)
         self._wait()

@@ -117,7 +117,7 @@ class Proxy:
         self.requests.append(request)
         fault = self._plan(len(self.requests), request)
         if fault == SILENT:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()  # for ever
         if fault == RESET:
             return _reset(writer)
         if fault == BUSY:

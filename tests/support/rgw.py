@@ -171,6 +171,7 @@ class Gateway:
                 start_new_session=True,
                 cwd=self.folder,
                 env=self._environment,
+                preexec_fn=nest.end_with_parent,
             )
         nest.keep(process.pid)
         self._processes.append(process)

@@ -7,7 +7,6 @@ Each runs in processes of its own, marked by a variable in their environment, by
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -27,7 +26,6 @@ from support import nest, rgw
 from support.processes import free_port
 
 MARK = "DET_CORE_TEST_SERVER"
-_LIBC = ctypes.CDLL(None)
 
 
 @dataclass(frozen=True)
@@ -143,7 +141,7 @@ def _serving(command: list[str], port: int) -> Iterator[None]:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         env={**os.environ, MARK: "1"},
-        preexec_fn=_end_with_us,
+        preexec_fn=nest.end_with_parent,
     )
     nest.keep(process.pid)
     try:
@@ -157,8 +155,3 @@ def _serving(command: list[str], port: int) -> Iterator[None]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _end_with_us() -> None:
-    """In a new process: end with the one that runs the tests, also if that is killed."""
-    _LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -53,7 +53,7 @@ def gather(trial: Trial, path: str) -> None:
     def peer(name: str, rank: int) -> None:
         data = {"rank": rank, "rendezvous_ip": "127.0.0.1", "slots": 1}
         body = {"allocationId": trial.allocation, "requestUuid": name, "numPeers": 2, "data": data}
-        answers[name] = trial.ask("POST", path, body, timeout=60)["data"]
+        answers[name] = trial.ask("POST", path, body)["data"]
 
     peers = [threading.Thread(target=peer, args=(name, rank)) for rank, name in enumerate("ab")]
     for thread in peers:

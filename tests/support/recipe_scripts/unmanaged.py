@@ -47,7 +47,7 @@ class Client:
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """A request: text without a content type; the only good answer is a 200."""
         data = None if body is None else json.dumps(body)
-        answer = self._session.request(method, self._url + path, data=data, timeout=60, allow_redirects=False)
+        answer = self._session.request(method, self._url + path, data=data, allow_redirects=False)
         assert answer.status_code == 200, (method, path, answer.status_code, answer.text)
         return answer.json()
 
