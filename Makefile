@@ -28,7 +28,7 @@ demo: $(DEMO)/.installed  ## train the quickstart on two ranks, interrupt it, re
 
 $(DEMO)/.installed: pyproject.toml constraints.txt
 	@echo "Installing det_core, torch and scikit-learn into $(DEMO). This is done once, and takes one to five minutes."
-	@echo "It is about 1 GB, and several more where pip brings torch for GPUs (README: Install)."
+	@echo "It is about 1 GB, and several more where pip brings torch for GPUs: README says how to avoid that."
 	@test -x $(DEMO)/bin/python || $(PYTHON) -m venv $(DEMO)
 	@$(DEMO)/bin/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[torch,examples]'
 	@touch $@
