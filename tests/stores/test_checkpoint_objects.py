@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 import support
-from det_core._errors import PeerLost
+from det_core._errors import CheckpointNotFound, PeerLost
+from det_core.core._checkpoint import CheckpointCache
 from det_core.storage import Owner, Store, open_store
 from support.buckets import closing, contents
-from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill
+from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, tree
 from support.ranks import running
 
 TESTS = str(support.TESTS)
@@ -53,6 +54,42 @@ def share_every_method(storage: dict[str, Any], tmp_path: Path, count: int, size
     assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
     with closing() as take:
         assert contents(take(open_store(storage, tmp_path))) == {}
+
+
+def test_folders_and_names_come_back(opened: Callable[[], Any], tmp_path: Path) -> None:
+    names = [
+        ".dot",
+        "..dots",
+        " lead",
+        "trail ",
+        "a  b",
+        "\u00e9",
+        "e\u0301",
+        "\u4e2d/\U0001f600",
+        "%41%2F",
+        "#",
+        "?x=1",
+        "a+b",
+    ]
+    names += ["a&b=c", "*", "[x]", "{y}", "~", "'\"", "back\\slash", "co:lon", "se;mi", "tab\there", "n" * 200]
+    files = {name: f"<{name}>".encode() for name in names} | {f"in/{name}": b"" for name in names}
+    source = fill(tmp_path / "source", files)
+    (source / "empty folder" / "inner").mkdir(parents=True)
+    with alone() as distributed:
+        recorder = Recorder()
+        cache = CheckpointCache(tmp_path / "cache", 1 << 30)
+        context = recorder.context(distributed, tmp_path, store=opened(), cache=cache)
+        storage_id = context.upload(source, STEPS)
+        with context.restore_path(storage_id) as path:
+            found = tree(path)
+            assert found.pop("metadata.json")
+            assert found == files
+            assert (path / "empty folder" / "inner").is_dir()
+        assert set(recorder.registered[0]["resources"]) >= {*files, "empty folder/", "empty folder/inner/"}
+        context.delete(storage_id)
+        with pytest.raises(CheckpointNotFound):
+            context.get_metadata(storage_id)
+        context.close()
 
 
 KILLED = """
