@@ -7,6 +7,7 @@ and the layout of memory are the same in all, and the interpreter's end stops af
 from __future__ import annotations
 
 import array
+import importlib.util
 import json
 import os
 import select
@@ -20,10 +21,10 @@ from pathlib import Path
 
 from support import TESTS, nest
 
-MODULES = (
-    "torch", "torch.distributed", "torch.utils.data", "numpy", "accelerate",
-    "det_core.core", "det_core.client", "det_core.pytorch", "det_core.accelerated",
+WITH_TORCH = (
+    "torch", "torch.distributed", "torch.utils.data", "numpy", "accelerate", "det_core.pytorch", "det_core.accelerated",
 )  # fmt: skip
+MODULES = (*(WITH_TORCH if importlib.util.find_spec("torch") else ()), "det_core.core", "det_core.client")
 
 
 class Server:
