@@ -7,6 +7,7 @@ and the layout of memory are the same in all, and the interpreter's end stops af
 from __future__ import annotations
 
 import array
+import contextlib
 import importlib.util
 import json
 import os
@@ -95,7 +96,8 @@ class Started:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ends at this moment
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL."""
