@@ -7,6 +7,8 @@ and the layout of memory are the same in all, and the interpreter's end stops af
 from __future__ import annotations
 
 import array
+import contextlib
+import importlib.util
 import json
 import os
 import select
@@ -20,10 +22,10 @@ from pathlib import Path
 
 from support import TESTS, nest
 
-MODULES = (
-    "torch", "torch.distributed", "torch.utils.data", "numpy", "accelerate",
-    "det_core.core", "det_core.client", "det_core.pytorch", "det_core.accelerated",
+WITH_TORCH = (
+    "torch", "torch.distributed", "torch.utils.data", "numpy", "accelerate", "det_core.pytorch", "det_core.accelerated",
 )  # fmt: skip
+MODULES = (*(WITH_TORCH if importlib.util.find_spec("torch") else ()), "det_core.core", "det_core.client")
 
 
 class Server:
@@ -94,7 +96,8 @@ class Started:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it ends at this moment
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Send SIGKILL."""

@@ -142,7 +142,7 @@ def test_a_signal_after_the_loss_of_a_rank_is_no_preemption(tmp_path: Path, vict
         ranks.processes[victim].wait()  # torchrun leaves a tenth of a second more before its SIGTERM to the others
         for rank in range(3):
             if rank != victim:
-                os.kill(ranks.processes[rank].pid, signal.SIGTERM)
+                ranks.processes[rank].send_signal(signal.SIGTERM)  # unless it has ended by then
         status = ranks.wait()
     for rank in range(3):
         if rank != victim:

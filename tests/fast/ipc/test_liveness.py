@@ -235,6 +235,8 @@ def test_a_forked_child_of_a_rank_on_tcp_exits_and_harms_nobody(tmp_path: Path) 
     script = (
         PREAMBLE.replace("port=", "insecure=True, force_tcp=True, port=")
         + """
+    import warnings
+    warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, from Python 3.12 on
     pid = os.fork()
     if pid == 0:
         try:

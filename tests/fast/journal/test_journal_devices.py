@@ -176,10 +176,10 @@ def test_threads_may_report_at_once(tmp_path: Path) -> None:
     assert seqs == list(range(2400))
 
 
-@pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="needs a CUDA device")
 def test_a_cuda_tensor_is_read_without_a_sync_and_as_it_was(tmp_path: Path) -> None:
-    import torch
-
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
     journal = open_journal(tmp_path)
     loss = torch.ones((), device="cuda")
     journal.metrics("training", 0, {"loss": loss, "row": torch.arange(3, device="cuda")})

@@ -1,0 +1,63 @@
+"""Tensors as values, batch metrics and steps: as ``test_journal_values.py`` has it for all other kinds of numbers."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fast.journal import test_journal_values as values
+from support.journals import open_journal, written
+
+torch = pytest.importorskip("torch")
+
+ACCEPTED = [
+    (torch.tensor(0.5), 0.5),
+    (torch.tensor(7), 7),
+    (torch.tensor(True), True),
+    (torch.tensor([1.0, math.nan]), [1.0, math.nan]),
+    (torch.tensor(0.5, dtype=torch.bfloat16), 0.5),
+    (torch.tensor(1.0, requires_grad=True) * 2, 2.0),
+    (torch.nn.Parameter(torch.ones(1)), [1.0]),
+]
+
+
+@pytest.mark.parametrize(("value", "read"), ACCEPTED)
+def test_accepted_tensors_come_back(tmp_path: Path, value: Any, read: Any) -> None:
+    values.test_accepted_values_come_back(tmp_path, value, read)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "error", "message"),
+    [
+        ({"a": torch.tensor(1j)}, TypeError, r'metrics\["a"\]: a torch.complex64 tensor cannot'),
+        ({"a": torch.empty(1, device="meta")}, TypeError, r'metrics\["a"\]: a meta tensor cannot'),
+        ({"a": torch.eye(2).to_sparse()}, TypeError, r'metrics\["a"\]: a sparse tensor cannot'),
+    ],
+)
+def test_a_tensor_json_cannot_hold_is_refused_by_its_path(
+    tmp_path: Path, metrics: Any, error: type[Exception], message: str
+) -> None:
+    values.test_a_value_json_cannot_hold_is_refused_by_its_path(tmp_path, metrics, error, message)
+
+
+@pytest.mark.parametrize("steps", [torch.tensor(True), torch.tensor(1.0)])
+def test_steps_that_are_no_integer_are_refused(tmp_path: Path, steps: Any) -> None:
+    values.test_steps_that_are_no_integer_are_refused(tmp_path, steps, TypeError)
+
+
+def test_a_tensor_with_an_integer_is_a_step(tmp_path: Path) -> None:
+    values.test_integers_of_other_kinds_are_steps(tmp_path, torch.tensor(3))
+
+
+def test_what_changes_after_the_report_changes_nothing(tmp_path: Path) -> None:
+    journal, loss = open_journal(tmp_path), torch.tensor(0.5)
+    for step in (1, 2):
+        journal.metrics("training", step, {"loss": loss})
+        loss.zero_()
+        loss += 0.5
+    loss.zero_()
+    journal.close()
+    assert written(tmp_path) == {1: {"loss": 0.5}, 2: {"loss": 0.5}}
