@@ -13,7 +13,6 @@ import shutil
 import subprocess
 import sys
 import venv
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,8 @@ from support import ROOT
 
 BUILT_FROM = ("det_core", "launchers", "pyproject.toml", "README.md", "LICENSE")
 README_EXTRAS = ("torch", "master", "accelerate")
+ASKED = ("pyproject.toml", "constraints.txt")
+"""What says which packages there are to be."""
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
@@ -89,8 +90,7 @@ def _packages(wheel: Path, extras: tuple[str, ...], more: tuple[str, ...], pytho
     """The folder of packages that the wheel with these extras needs."""
     name = "-".join(("wheel", _version(python), *(extras or ("bare",)), *(("more",) if more else ())))
     folder = ROOT / ".venvs" / name
-    asked_for = (_asked(wheel, extras), more, (ROOT / "constraints.txt").read_text())
-    key = hashlib.sha256(repr(asked_for).encode()).hexdigest()
+    key = hashlib.sha256(repr((more, [(ROOT / file).read_bytes() for file in ASKED])).encode()).hexdigest()
     folder.parent.mkdir(exist_ok=True)
     with FileLock(f"{folder}.lock"):
         stamp = folder / ".made-from"
@@ -103,16 +103,6 @@ def _packages(wheel: Path, extras: tuple[str, ...], more: tuple[str, ...], pytho
             run(*pip, "uninstall", "--yes", "det-core", cwd=folder)
             stamp.write_text(key)
     return _site(folder)
-
-
-def _asked(wheel: Path, extras: tuple[str, ...]) -> list[str]:
-    """The packages that a wheel asks for: the lines of its metadata."""
-    with zipfile.ZipFile(wheel) as archive:
-        (metadata,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        lines = archive.read(metadata).decode().splitlines()
-    marks = [f'extra == "{extra}"' for extra in extras]
-    asked = [line for line in lines if line.startswith("Requires-Dist: ")]
-    return [line for line in asked if "extra ==" not in line or any(mark in line for mark in marks)]
 
 
 def _environment(folder: Path, python: Path) -> Path:
