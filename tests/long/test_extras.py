@@ -1,6 +1,6 @@
 """Each extra of the wheel in an environment with its own packages alone: what it is for works there.
 
-``torch`` and ``master`` run README (``fast/repository/test_readme.py``). ``deepspeed`` and ``horovod`` are compiled, by
+``torch`` and ``master`` run README (``trainings/test_readme.py``). ``deepspeed`` and ``horovod`` are compiled, by
 ``support/frameworks.sh``, and run by ``make test-launchers``. An extra that another one is needed for is installed with
 it, and the two that bring torch share an environment.
 """
