@@ -57,7 +57,7 @@ TIMM := $(CURDIR)/.venvs/timm
 
 test-timm: setup  ## the port of timm's training, as its README says; timm in the accelerated Trainer; or what ARGS names
 	tests/support/timm.sh $(TIMM) $(VENV)
-	$(TIMM)/bin/python -m pytest $(or $(ARGS),tests/timm)
+	$(TIMM)/bin/python -m pytest -n $(JOBS) --dist loadfile $(or $(ARGS),tests/timm)
 
 test-long: setup  ## the slow proofs: random kills by the hundred, soak; or the file that ARGS names
 	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PY) -m pytest --timeout 3600 $(or $(ARGS),tests/long)
