@@ -5,6 +5,8 @@ PY := $(VENV)/bin/python
 # How many tests run at a time; 0: one, in pytest's own process.
 JOBS ?= 3
 PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal
+# Long tests: each to the next worker that is free.
+ONE_BY_ONE := --dist load --maxschedchunk 1
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup demo test test-trainings test-stores test-postgres test-launchers test-timm test-long fmt lint docs picture bench stats ci system-deps clean
@@ -15,6 +17,7 @@ help:  ## what each target does
 setup: $(VENV)/.installed  ## make .venv with det_core (editable) and all that the tests need
 
 $(VENV)/.installed: pyproject.toml constraints.txt
+	@echo "Installing all that the tests need into $(VENV): about 2 GB, some minutes, once."
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
@@ -37,7 +40,7 @@ test: setup lint  ## the tests of every room: tests/fast, or what ARGS names (AR
 	$(PYTEST) $(ARGS)
 
 test-trainings: setup  ## whole trainings: killed and resumed in every way once, on several ranks, and examples
-	$(PYTEST) --dist loadfile tests/trainings $(ARGS)
+	$(PYTEST) $(ONE_BY_ONE) tests/trainings $(ARGS)
 
 test-stores: setup  ## object stores by every method and every fault, on moto, the GCS emulator and Ceph's gateway
 	$(PYTEST) tests/stores $(ARGS)
@@ -50,7 +53,7 @@ FRAMEWORKS := $(CURDIR)/.venvs/frameworks
 
 test-launchers: setup  ## the launchers around torchrun, horovodrun, deepspeed, mpirun and Slurm, also on two machines
 	tests/support/frameworks.sh $(FRAMEWORKS)
-	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PYTEST) tests/launchers $(ARGS)
+	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PYTEST) $(ONE_BY_ONE) tests/launchers $(ARGS)
 
 # The venv of examples/timm_port, on top of the other one: timm, a torchvision that works without CUDA.
 TIMM := $(CURDIR)/.venvs/timm
@@ -95,7 +98,9 @@ system-deps:  ## the system packages CI needs (the only target that uses apt)
 	    openmpi-bin slurm-wlm munge iproute2 openssh-server pdsh cmake g++ make python3-dev; }; fi
 
 ci: export CI := 1
-ci: system-deps test test-trainings test-stores test-postgres test-launchers test-timm stats  ## what .ci/run calls
+ci: system-deps test test-stores test-postgres test-launchers  ## what .ci/run calls
+	$(MAKE) --jobs 2 --output-sync test-trainings test-timm
+	$(MAKE) stats
 
 clean:  ## remove what the targets above made
 	rm -rf $(VENV) .venvs build dist *.egg-info demo-home .stats

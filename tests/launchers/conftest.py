@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
+
 from support.hosts import hosts
 from support.slurm import slurm
 
 __all__ = ["hosts", "slurm"]
+
+LONG = ("test_example_deepspeed_trial.py", "test_quickstart_frameworks.py", "test_deepspeed_resume.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those of minutes begin first, so that no worker is left alone with one of them at the end."""
+    items.sort(key=lambda item: item.path.name not in LONG)

@@ -22,6 +22,10 @@ COMMANDS = [line.strip() for line in README.splitlines() if line.startswith("   
 def person(tmp_path: Path) -> Iterator[Person]:
     need()
     shutil.copytree(EXAMPLE, tmp_path / "trial", ignore=shutil.ignore_patterns("__pycache__"))
+    config = tmp_path / "trial" / "const.yaml"
+    config.write_text(
+        config.read_text().replace("epochs: 10", "epochs: 2")
+    )  # the command is tried, and train.py learns
     somebody = Person(tmp_path / "trial")
     somebody.environment.update(variables())  # whoever has activated the venv with DeepSpeed
     yield somebody

@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from support.commands import det_core
 from support.leftovers import processes_of
 from support.processes import until
 
@@ -35,14 +37,28 @@ class Person:
         return done
 
     def reads(self, *words: str) -> Any:
-        """What a command says with ``--json``."""
-        return json.loads(self.types("det-core", *words, "--json").stdout)
+        """What a command says with ``--json``; it runs in this process, since some ask again and again."""
+        here = Path.cwd()
+        os.chdir(self.folder)
+        try:
+            with patch.dict(os.environ, self.environment):
+                return json.loads(det_core(*words, "--json").stdout)
+        finally:
+            os.chdir(here)
 
     def begins(self, *words: str) -> subprocess.Popen[str]:
         """Start a command."""
         return subprocess.Popen(
             words, cwd=self.folder, env=self.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
+
+    def watches(self, text: str) -> None:
+        """Follow what the last experiment prints until it has a line with this text."""
+        with self.begins("det-core", "experiment", "logs", "latest", "--follow") as following:
+            assert following.stdout is not None
+            seen = any(text in line for line in following.stdout)
+            following.kill()
+        assert seen, text
 
     def leaves(self) -> None:
         """Kill what still runs, and stop the master; nothing of it stays."""

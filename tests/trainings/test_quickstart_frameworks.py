@@ -202,7 +202,7 @@ def test_a_trial_is_paused_and_goes_on(framework: Framework, person: Person) -> 
     words = [word for change in changes for word in ("--config", change)]
     words += ["--config", f"environment.environment_variables={given}"]
     person.types("det-core", "experiment", "create", str(EXAMPLE / f"{framework.name}.yaml"), str(EXAMPLE), *words)
-    until(lambda: reported(person))
+    person.watches("epoch 1/")
     person.types("det-core", "experiment", "pause", "latest")
     assert until(lambda: stopped(person)) == "PAUSED"
     assert 0 < len(reported(person)) < framework.epochs * 13
