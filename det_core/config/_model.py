@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from det_core.config._entrypoint import LAUNCHERS, foreign_launchers
+from det_core.config._entrypoint import LAUNCHERS, entrypoint_trial, foreign_launchers
 from det_core.config._hyperparameters import Nested, grid_mistakes
 from det_core.config._place import Environment, Resources
 from det_core.config._rules import (
@@ -122,8 +122,15 @@ class ExperimentFile(Section):
             yield Cross(("hyperparameters", "global_batch_size"), "an integer, or an int or categorical of integers")
         try:
             launchers = foreign_launchers(given.get("entrypoint") or "")
+            trial_class = entrypoint_trial(given.get("entrypoint") or "")
         except TypeError:
             return  # no command at all, which is said elsewhere
+        length = searcher.get("max_length") if isinstance(searcher, Mapping) else None
+        if trial_class and type(length) is int:
+            allowed = (
+                f"{{batches: {length}}}, {{epochs: {length}}} or {{records: {length}}}, as a trial class counts for you"
+            )
+            yield Cross(("searcher", "max_length"), allowed)
         for name in launchers:
             if name not in LAUNCHERS:
                 known = ", ".join(f"det_core.launch.{ours}" for ours in LAUNCHERS)

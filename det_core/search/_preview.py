@@ -45,7 +45,7 @@ def preview(
         return _plain(searcher, hyperparameters, seed)
     if name == "custom" and searcher.get("class") is None:
         raise ValueError("this search is steered by a program outside, which is not run here: nothing to preview")
-    halving = name != "custom"
+    halving = name in ("async_halving", "adaptive_asha")
     runs = 1
     if halving:
         runs = max(1, min(RUNS, ENOUGH // int(searcher["max_trials"])))

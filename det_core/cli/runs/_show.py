@@ -88,7 +88,7 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
         ("resumed", _times(run.restarts - 1)),
         ("folder", str(run.path)),
     ]
-    if run.status:
+    if run.status and run.state == "running":
         facts.append(("status", run.status))
     if run.progress is not None:
         facts.append(("progress", f"{run.progress:.0%}"))

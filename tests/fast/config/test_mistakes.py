@@ -72,6 +72,11 @@ def test_a_file_with_six_mistakes_shows_six_lines() -> None:
         ({"entrypoint": ["a", 1]}, "entrypoint is ['a', 1]: it must be a command: a text for sh, or a list of texts"),
         ({"entrypoint": " "}, "entrypoint is ' ': it must be a command: a text for sh, or a list of texts"),
         (
+            {"entrypoint": "model:Trial", "searcher": {"name": "single", "metric": "loss", "max_length": 16}},
+            "searcher.max_length is 16: it must be {batches: 16}, {epochs: 16} or {records: 16}, "
+            "as a trial class counts for you",
+        ),
+        (
             {"entrypoint": "python3 -m determined.launch.dsat train.py"},
             "entrypoint is 'python3 -m determined.launch.dsat train.py': it must be a command without "
             "determined.launch.dsat: there is det_core.launch.torch_distributed, det_core.launch.deepspeed, "

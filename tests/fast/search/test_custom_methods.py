@@ -20,8 +20,10 @@ from det_core.search import (
     Shutdown,
     Started,
     TrainTo,
+    _create,
     create_search,
 )
+from det_core.search._preview import preview
 
 HEAD = "from det_core.search import *\nfrom det_core.search import SearchMethod\n"
 BODY = "class Mine(SearchMethod):\n    def handle(self, event):\n"
@@ -103,3 +105,10 @@ def test_decisions_from_outside() -> None:
     assert restored.snapshot() == search.snapshot()
     assert search.handle(Posted((Shutdown(),))) == [Shutdown()]
     assert search.over and search.progress() == 1.0 and not restored.over
+
+
+def test_one_that_ships_is_previewed_in_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever its name, and without the keys that halving has."""
+    monkeypatch.setitem(_create._METHODS, "mine", ("det_core.search._plain", "RandomSearch"))
+    found = preview({"name": "mine", "metric": "loss", "max_trials": 3, "max_length": 4}, {"x": 1}, 0)
+    assert found["trials"] == 3 and found["units"] == 12 and found["units_if_all_trained_fully"] is None
