@@ -19,7 +19,7 @@ setup: $(VENV)/.installed  ## make .venv with det_core (editable) and all that t
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@echo "Installing all that the tests need into $(VENV): about 2 GB, some minutes, once."
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PY) -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 # The demo's own environment, which has nothing of the tests': det_core, torch, scikit-learn.
