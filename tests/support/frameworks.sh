@@ -11,7 +11,7 @@ mkdir -p "$cache" "$(dirname "$venv")"
 exec 9>"$cache/lock"
 flock 9 # two runs at a time would compile everything twice
 
-export PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1 DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$cache/torch_extensions
+export PIP_COMPILE=0 PIP_DISABLE_PIP_VERSION_CHECK=1 DS_ACCELERATOR=cpu TORCH_EXTENSIONS_DIR=$cache/torch_extensions
 HOROVOD=0.28.1
 DEEPSPEED=0.19.8
 stamp=$venv/.frameworks

@@ -5,7 +5,7 @@ set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 venv=$(readlink -m "${1:?usage: timm.sh VENV BASE}")
 base=$(readlink -m "${2:?usage: timm.sh VENV BASE}")
-export PIP_NO_COMPILE=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+export PIP_COMPILE=0 PIP_DISABLE_PIP_VERSION_CHECK=1
 stamp=$venv/.timm
 made=$(cat "$0" "$root"/{pyproject.toml,constraints.txt,examples/timm_port/startup-hook.sh} | sha256sum)
 if [ "$(cat "$stamp" 2>/dev/null)" = "$made" ]; then exit 0; fi
