@@ -84,7 +84,7 @@ def main() -> None:
     with managed:
         model = mlp()
         trainer = (Slow if STEP_MS else Measured)(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.01))
-        strategy = trainer._strategy
+        strategy = trainer._det_core.strategy
         trainer.bare = [Bare(strategy.process_index, strategy.num_processes) for _ in range(2)]
         dataset = data(RECORDS)
         per_epoch = RECORDS // BATCH // strategy.num_processes

@@ -141,7 +141,7 @@ class EpochOrder(Sampler[Any]):
     Args:
         batches: all batches of indices of an epoch.
         rank, size: this rank takes the batches ``n`` with ``n % size == rank``.
-        even: ranks that run short begin again with the epoch's first batches, so that all have equally many.
+        even: fill the last batches of the ranks from the epoch's beginning, so that all have equally many, of one size.
         numbered: yield ``(n, indices)``, ``n`` counted through all epochs, for a :class:`SeededDataset`.
     """
 
@@ -155,7 +155,7 @@ class EpochOrder(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         size, first = self._size, self.first
         number = self.epoch << 32 if self._numbered else 0
-        for n, indices in enumerate(completed(self._batches, size) if self._even else self._batches):
+        for n, indices in enumerate(evened(self._batches, size) if self._even else self._batches):
             if n % size == self._rank and n // size >= first:
                 yield (number + n, indices) if self._numbered else indices
 
@@ -197,6 +197,31 @@ class SeededDataset(Dataset[Any]):
 def share(whole: int, rank: int, size: int, even: bool) -> int:
     """How many of an epoch's batches a rank gets."""
     return -(-whole // size) if even else whole // size + (whole % size > rank)
+
+
+def evened(batches: Any, size: int) -> Iterator[Any]:
+    """An epoch's batches of indices; with several ranks the last ones are filled with the epoch's first indices until
+    each of ``size`` ranks has equally many batches of one size, as accelerate's ``even_batches`` does it. Batches
+    whose size is not known are repeated as they are.
+    """
+    width = getattr(batches, "batch_size", None)
+    if size == 1 or not isinstance(width, int):
+        yield from completed(batches, size)
+        return
+    head: list[Any] = []
+    n, last = -1, None
+    for n, batch in enumerate(batches):
+        if last is not None:
+            yield last
+        last = list(batch)
+        if n < size:
+            head.extend(last)
+    if last is None:
+        return
+    fill = itertools.cycle(head)
+    yield last + list(itertools.islice(fill, max(width - len(last), 0)))
+    for _ in range(-(n + 1) % size):
+        yield list(itertools.islice(fill, width))
 
 
 def completed(batches: Any, size: int) -> Iterator[Any]:

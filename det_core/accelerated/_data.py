@@ -38,7 +38,8 @@ class EpochLoader:
 
     A torch ``DataLoader`` of a map-style dataset is rebuilt around an :class:`EpochOrder`. Anything else is iterated
     as it is: every rank draws all of its batches and takes its share, and a resume in the middle of an epoch passes
-    over batches.
+    over batches. It also has what accelerate's loaders have, which tell ``gather_for_metrics()`` how many samples of
+    the last batches are there for the second time.
 
     Args:
         loader: the user's.
@@ -46,11 +47,27 @@ class EpochLoader:
         rank, size: which of the ranks this is.
         even: as in :class:`EpochOrder`.
         device: where batches go.
+        shared: accelerate's ``GradientState``, which is told when batches are drawn; None: there is none.
+
+    Attributes:
+        end_of_dataloader: whether the last batch was given.
+        total_batch_size, total_dataset_length: samples in a batch of all ranks, and in the dataset; None: not known.
+        remainder: the samples in the last batches of all ranks, each counted once; 0: these are whole, or not known.
     """
 
-    def __init__(self, loader: Any, *, seed: int, rank: int, size: int, even: bool, device: torch.device) -> None:
+    _is_det_core = True
+
+    def __init__(
+        self, loader: Any, *, seed: int, rank: int, size: int, even: bool, device: torch.device, shared: Any = None
+    ) -> None:
         self.loader = loader
-        self._seed, self._even, self._device = seed, even, device
+        self.device, self._shared = device, shared
+        self.end_of_dataloader = False
+        self.total_dataset_length, width = length_of(getattr(loader, "dataset", None)), batch_size_of(loader)
+        self.total_batch_size = None if width is None else width * size
+        is_cut = getattr(loader, "drop_last", False) or not (self.total_dataset_length and self.total_batch_size)
+        self.remainder = 0 if is_cut else self.total_dataset_length % self.total_batch_size  # type: ignore[operator]
+        self._seed, self._even = seed, even
         self._epoch = self._first = 0
         sampler = _sampler(loader)
         if isinstance(sampler, DistributedSampler):
@@ -78,6 +95,15 @@ class EpochLoader:
         if name.startswith("__") or name == "loader":  # asked for by pickle and copy before there is any
             raise AttributeError(name)
         return getattr(self.loader, name)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Of the user's loader, so that who asks whether this is a ``DataLoader`` hears that it is."""
+        return type(self.loader)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch is next, as of accelerate's loaders."""
+        self.begin(epoch)
 
     def __len__(self) -> int:
         if self._order is not None:
@@ -115,7 +141,21 @@ class EpochLoader:
             # passed over now, as that draws random numbers: those of the batches to come are put back after it
             deque(itertools.islice(stream, self._first * self._size), maxlen=0)
             batches = itertools.islice(stream, self._rank, None, self._size)
-        return batches if self._device.type == "cpu" else map(mover(self._device), batches)
+        self.end_of_dataloader = False
+        return self._counted(batches if self.device.type == "cpu" else map(mover(self.device), batches))
+
+    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Count what is given, which accelerate's state is told of until there is no more, as by its own loaders."""
+        shared, length = self._shared, length_of(self)
+        if shared is not None:
+            shared._remove_dataloader(self)  # of an epoch that was left
+            shared._add_dataloader(self)
+        for given, batch in enumerate(batches, self._first + 1):
+            if given == length:
+                self.end_of_dataloader = True
+            yield batch
+        if shared is not None:
+            shared._remove_dataloader(self)
 
 
 def _sampler(loader: Any) -> Any:
@@ -130,8 +170,32 @@ def default_workers() -> int:
 
 
 def length_of(loader: Any) -> int | None:
-    """How many batches a loader has; None: it does not know."""
+    """How many batches a loader has, or samples a dataset; None: it does not know."""
     try:
         return len(loader)
     except TypeError:
         return None
+
+
+def batch_size_of(loader: Any) -> int | None:
+    """How many samples a loader's batches have, if it says so."""
+    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
+
+
+def begin(loader: Any, epoch: int, first: int = 0) -> None:
+    """Tell a loader of the Trainer's which epoch is next and with which of its batches it begins; loaders of others may
+    call something else so."""
+    if getattr(loader, "_is_det_core", False):
+        loader.begin(epoch, first)
+
+
+def reseed(loader: Any, seed: int) -> None:
+    """Have a loader of the Trainer's order its epochs by another seed."""
+    if getattr(loader, "_is_det_core", False):
+        loader.reseed(seed)
+
+
+def whole_length(loader: Any) -> int | None:
+    """How many batches all ranks together have of a loader; of one of the user's, how many this rank has."""
+    return length_of(getattr(loader, "loader", loader) if getattr(loader, "_is_det_core", False) else loader)

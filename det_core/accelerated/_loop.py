@@ -2,399 +2,115 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from det_core.accelerated import _state
-from det_core.accelerated._data import length_of
-from det_core.accelerated._events import NAN_LOSS, AgreedStop, CallbackHandler, StopTrainingError
-from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of
-from det_core.accelerated._steps import TrainingSteps, named
-from det_core.accelerated.tracking import LossTracker, RunHistory
-
-if TYPE_CHECKING:
-    from det_core import core
+from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, named, shaped
+from det_core.accelerated._data import begin, length_of, whole_length
+from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, caller
+from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of, open_context
+from det_core.accelerated._strategy import Strategy
+from det_core.accelerated.run_config import TrainerRunConfig
 
 
-@dataclass
-class Run:
-    """What lives for one training run."""
-
-    num_epochs: int = 0
-    accumulation: int = 1
-    max_steps: int | None = None
-    """Updates of all ranks together after which the run ends."""
-    clip_value: float | None = None
-    clip_norm: float | None = None
-    """Infinite: the norm is only tracked."""
-    evaluate_every: int | None = None
-    report_every: int | None = None
-    checkpoint_every: int | str | None = None
-    updates: int = 0
-    """Optimizer updates, those before a resume included."""
-    base: int = 0
-    """Updates of earlier runs in this trial."""
-    epoch: int = 0
-    batch: int = 0
-    part: int = 0
-    """How much of the epoch under way is over: 1, its training; 2, its evaluation as well."""
-    group: int = 1
-    """Micro-batches in the accumulation group under way."""
-    length: int | None = None
-    """Batches in the epoch under way, where that is known."""
-    in_epoch: bool = False
-    in_step: bool = False
-    """Between the first batch of an accumulation group and its update."""
-    after_update: list[Callable[[], None]] = field(default_factory=list)
-    stop: StopTrainingError | None = None
-    """A stop that this rank wants and the others do not know of yet."""
-    has_asked: bool = False
-    """Whether this rank has asked the others for it, and they have not agreed on the update yet."""
-    norms: list[Any] = field(default_factory=list)
-    window: tuple[Any, Any] = (0.0, 0)
-    """The epoch's sum of losses and count of samples when metrics were last reported in it."""
-    ended: bool = False
-    """The number of updates or the search says that training is over."""
-    left: bool = False
-    """The epoch under way is left in its middle, to be gone on with there: by a preemption, or as the search has
-    nothing more for now."""
-
-
-class TrainingLoop(TrainingSteps):
+class TrainingLoop(TrainerBase):
     """Runs what a Trainer has prepared. Whatever it calls through ``self`` may be overridden."""
 
-    callback_handler: CallbackHandler
-    run_history: RunHistory
-    eval_dataset: Any = None
-    preempted = False
-    batch_loss: Any = None
-    run_config: Any = None
-    _accelerator: Any
-    _loss_tracker: LossTracker
-    _seed: int
-    _profile: bool
-    _on_nan: str
-    _managed: Managed | None = None
-    _ranks: core.Context | Ranks | None = None
-    _resumed: _state.Resumed | None = None
-    _train_dataloader: Any = None
-    _eval_dataloader: Any = None
-    _step_start: Callable[..., None] | None = None
-    _step_end: Callable[..., None] | None = None
-    _on_update: Callable[..., None] | None = None
-
-    @property
-    def updates_completed(self) -> int:
-        """Optimizer updates of this run, those before a resume included."""
-        return self._run.updates
-
-    @property
-    def steps_completed(self) -> int:
-        """Optimizer updates since the trial began: what metrics and checkpoints are counted in."""
-        return self._run.base + self._run.updates
-
-    @property
-    def _several(self) -> bool:
-        return self._strategy.num_processes > 1
-
-    def _unprepare(self) -> None:
-        """Give model and optimizers back as they were given, whatever has happened."""
-        self.model = self._strategy.unwrap_model(self.model)
-        self._strategy.release(self.model)
-        plain = [self._strategy.unwrap_optimizer(optimizer) for optimizer in self.optimizers]
-        if plain:
-            self.optimizer = plain if isinstance(self.optimizer, list | tuple) else plain[0]
-
-    def _reseed(self, seed: int) -> None:
-        """Order the data by another seed: that of the training which is resumed."""
-        self._seed = seed
-        for loader in (self._train_dataloader, self._eval_dataloader):
-            if loader is not None:
-                loader.reseed(seed)
+    # a training
 
     def _run_training(self) -> None:
-        handler, managed, run = self.callback_handler, self._managed, self._run
-        stopped: StopTrainingError | None = None
-        try:
-            self.training_run_start()
-            handler.call_event("on_training_run_start", self)
-            self._restore_callbacks()
-            run.ended = self._is_at_limit()
-            try:
-                self._heed_requests()  # also the first call of a process, from which on signals are caught
-                if managed is not None and not self.preempted:
-                    managed.start(self)
-                while not self._is_finished():
-                    self._run_epoch()
-                if self.preempted:
-                    return
-            except StopTrainingError as e:
-                if self._several and not isinstance(e, AgreedStop):
-                    raise  # the others are in the middle of something: this ends them as any error does
-                stopped = e
-                self.print(e)
-                handler.call_event("on_stop_training_error", self)
-            if managed is not None:
-                managed.end(self, stopped)
-            self.training_run_end()
-            self._unprepare()
-            handler.call_event("on_training_run_end", self)
-        finally:
-            handler.call_event("on_run_closed", self)
-            if managed is not None:
-                managed.close(self, stopped)
-        if stopped is not None and str(stopped).startswith(NAN_LOSS):
-            self._leave_after_nan(stopped)
-
-    def _restore_callbacks(self) -> None:
-        """Put back the states of callbacks, after they have reset themselves."""
-        if self._resumed is not None:
-            for callback in self.callback_handler:
-                if (state := self._resumed.callbacks.get(type(callback).__name__)) is not None:
-                    callback.load_state_dict(state)
-
-    def _is_at_limit(self) -> bool:
-        """Whether the updates of all ranks that were asked for are made."""
-        run = self._run
-        return run.max_steps is not None and run.updates * self._strategy.num_processes >= run.max_steps
-
-    def _is_finished(self) -> bool:
-        """Whether there is nothing more to train; within an epoch, its end is still to come."""
-        run = self._run
-        return run.left or (not run.batch and (run.ended or run.epoch >= run.num_epochs))
-
-    def _run_epoch(self) -> None:
-        run = self._run
-        if run.part:
-            self._restore_random()
-        else:
-            self._run_train_epoch(self._train_dataloader)
-        if run.left:
-            return
-        if self.eval_dataset is not None and run.part < 2:
-            self._run_eval_epoch(self._eval_dataloader)
-        run.part = 2
-        self._together(self.training_run_epoch_end)
-        self._together(self.callback_handler.call_event, "on_training_run_epoch_end", self)
-        if run.max_steps is not None and run.ended:
-            self.print(
-                f"Reached max number of training steps {run.max_steps} in epoch {self.run_history.current_epoch}"
-            )
-        self.run_history._increment_epoch()
-        run.epoch, run.batch, run.part = run.epoch + 1, 0, 0
-        if self._managed is not None:
-            self._managed.after_epoch(self)
+        """Train the epochs of ``self.run_config``, or those that a resume has left."""
+        session = self._det_core
+        with opened(self):  # by train(), or here for a method of the user's own like it
+            run = session.run if session.is_loaded else Run()
+            if session.run.is_begun or begin_run(self, run, session.is_loaded or None):
+                _train(self)
 
     def _run_train_epoch(self, train_dl: Any) -> bool:
-        """Train an epoch, or the rest of one; whether this is the last one, as the updates asked for are made."""
-        run, handler, whole = self._run, self.callback_handler, self._train_dataloader
+        """Train an epoch, or the rest of one that is resumed; whether this is the last one, as the updates asked for
+        are made."""
+        session, run, handler, whole = self._det_core, self._det_core.run, self.callback_handler, self._train_dataloader
+        if run.left:
+            return True
+        if run.part:  # that of a loop over epochs which does not count them here
+            run.epoch, run.batch, run.part = run.epoch + 1, 0, 0
         if not run.batch:
-            self._restore_random()
-        self._together(self.train_epoch_start)
+            _restore_random(self)
+        session.try_to(self.train_epoch_start)
         if not run.batch:
             self._loss_tracker.reset()
             run.norms, run.window = [], (0.0, 0)
-            for metric in named(self._train_metrics).values():
+            for metric in named(session.train_metrics).values():
                 metric.reset()
-        self._together(handler.call_event, "on_train_epoch_start", self)
+        handler.call_event("on_train_epoch_start", self)
         if train_dl is whole:
             train_dl = self._train_dataloader  # a callback may have put another in its place
-        run.length = length_of(train_dl)
-        self._train_batches(train_dl)
+        _train_batches(self, train_dl)
         if run.left:
             return run.ended
-        self._together(self.train_epoch_end)
+        session.try_to(self.train_epoch_end)
         self._add_epoch_loss_to_run_history("train_loss_epoch")
         if run.norms:
             self.run_history.update_metric("train_gradient_norm", float(torch.stack(run.norms).mean()))
-        self._record_metrics(self._train_metrics, "train_")
+        _record_metrics(self, session.train_metrics, "train_")
         run.part = 1
-        self._together(handler.call_event, "on_train_epoch_end", self)
-        if self._managed is not None:
-            self._managed.report_epoch(self)
+        handler.call_event("on_train_epoch_end", self)
+        if session.managed is not None:
+            session.managed.report_epoch(self)
         return run.ended
 
-    def _train_batches(self, train_dl: Any) -> None:
-        run, handler = self._run, self.callback_handler
-        if callable(begin := getattr(train_dl, "begin", None)):
-            begin(run.epoch, run.batch)
-        batches = iter(train_dl)
-        if run.length is None:
-            batches = self._in_groups(batches)
-        self._step_start, self._step_end = handler.caller("on_train_step_start"), handler.caller("on_train_step_end")
-        self._on_update = handler.caller("on_update")
-        if self._managed is not None:
-            self._managed.start_epoch(self)
-        self._restore_random()  # in the middle of an epoch last of all: what comes before may draw random numbers
-        perform, accumulation, step = self._perform_forward_and_backward_passes, run.accumulation, run.batch
-        run.in_epoch = run.in_step = True
-        run.group, rest = accumulation, (run.length or 0) % accumulation
-        short_from = (run.length or 0) - rest if rest else None
-        try:
-            if run.ended:
-                return
-            for batch in batches:
-                if step == run.length:  # of a loader without begin(), after a resume
-                    break
-                if step == short_from:
-                    run.group = rest
-                perform(batch, step)
-                step += 1
-                run.batch = step
-                if (step % accumulation == 0 or step == run.length) and self._after_update():
-                    break
-        finally:
-            run.in_epoch = run.in_step = False
-
-    def _restore_random(self) -> None:
-        if self._resumed is not None and self._resumed.random is not None:
-            from det_core.core import set_random_state
-
-            set_random_state(self._resumed.random)
-        self._resumed = None
-
-    def _in_groups(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Batches of a loader without a length, drawn an accumulation group ahead, so that the last one is known."""
-        run, drawn = self._run, self._run.batch
-        while group := list(islice(batches, run.accumulation)):
-            drawn += len(group)
-            if len(group) < run.accumulation:
-                run.length, run.group = drawn, len(group)
-            yield from group
-
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
-        run = self._run
-        if self._step_start is not None:
-            self._in_step(self._step_start, self)
-        if (step + 1) % run.accumulation and step + 1 != run.length:
-            with self._strategy.no_sync(self.model) if self._several else nullcontext():
-                self._forward_and_backward(batch, step)
-            return
-        self._forward_and_backward(batch, step)
-        if run.clip_value is not None or run.clip_norm is not None:
-            self._clip_gradients()
-        self.optimizer_step()
-        if self.scheduler is not None and not self._strategy.optimizer_step_was_skipped:
-            self.scheduler_step()
-        self.optimizer_zero_grad()
-
-    def _forward_and_backward(self, batch: Any, step: int) -> None:
-        run = self._run
+        """Compute the loss of a batch and its gradients; the update is the loop's."""
+        session, config = self._det_core, self.run_config
+        run = session.run
+        if not run.in_epoch:  # of the user's own, where nobody has asked for them
+            _resolve_events(self)
+        if session.step_start is not None:
+            session.step_start(self)
         output = self.calculate_train_batch_loss(batch)
         loss = output["loss"]
-        self.batch_loss = None
+        session.batch_loss = None
         self._update_loss_tracker(loss, output["batch_size"])
-        if self._train_metrics is not None:
-            self.update_metrics(self._train_metrics, batch, output)
-        if self._step_end is not None:
-            self._in_step(self._step_end, self, batch=batch, batch_output=output, step=step)
-        if run.accumulation > 1 and self._several and "num_items_in_batch" in output:
-            loss = loss * self._strategy.num_processes  # a mean over the tokens of all ranks already
-        if run.group > 1:
-            loss = loss / run.group
+        if session.train_metrics is not None:
+            self.update_metrics(session.train_metrics, batch, output)
+        if session.step_end is not None:
+            session.step_end(self, batch=batch, batch_output=output, step=step)
+        group = run.group or config.gradient_accumulation_steps
+        if session.several and config.gradient_accumulation_steps > 1 and "num_items_in_batch" in output:
+            loss = loss * session.strategy.num_processes  # a mean over the tokens of all ranks already
+        if group > 1:
+            loss = loss / group
         self.backward_step(loss)
+        if not run.in_epoch and config.gradient_clip_value is not None:
+            self._clip_gradients()
 
-    def _in_step(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Call what belongs to a step. If it stops the training, leave at once where there is one rank; else finish the
-        step, as the others count on it, and note that this rank wants a stop."""
-        try:
-            call(*args, **kwargs)
-        except StopTrainingError as stop:
-            if not self._several or isinstance(stop, AgreedStop):
-                raise
-            self._run.stop = self._run.stop or stop
-
-    def _after_update(self) -> bool:
-        """What comes between an update and the next batch; whether to leave the epoch."""
-        run, managed = self._run, self._managed
-        run.updates += 1
-        run.in_step = False
-        if self._on_update is not None:
-            self._in_step(self._on_update, self)
-        while run.after_update:
-            self._in_step(run.after_update.pop(0))
-        run.ended = run.ended or self._is_at_limit()
-        is_last = run.ended or run.batch == run.length  # whose model the epoch's end evaluates
-        every = None if is_last or self.eval_dataset is None else run.evaluate_every
-        if every and run.updates % every == 0:
-            self._run_eval_epoch(self._eval_dataloader, is_intermediate=True)
-        if managed is not None and run.updates >= managed.due:
-            managed.after_update(self)
-        if not run.left:
-            self._heed_requests()
-        run.in_step = True
-        return run.ended or run.left
-
-    def _heed_requests(self) -> None:
-        """Ask for the stop that this rank wants; if all have agreed on one, save and leave, or, if only the script
-        asked for it, stop training. Each rank makes equally many of these calls."""
-        if self._ranks is None:
-            return
-        if self._run.stop is not None and not self._run.has_asked:
-            self._run.has_asked = True
-            self._ranks.preempt.request(str(self._run.stop))
-        if not self._ranks.preempt.should_preempt():
-            return
-        reason = str(self._ranks.preempt.reason)
-        if reason not in PREEMPTIONS:
-            self._run.stop, self._run.has_asked = None, False
-            raise AgreedStop(reason)
-        self.preempted = self._run.left = True
-        if self._managed is not None:
-            self._managed.has_left = True
-            self._managed.save(self)
-        self.callback_handler.call_event("on_preempted", self)
-
-    def _together(self, call: Callable[..., None], *args: Any, **kwargs: Any) -> None:
-        """Call a method or an event that every rank comes to: if it stops the training on one, all stop, at its end.
-
-        Callbacks of an event may wait for the other ranks, as a stop on one of them comes after its last callback. A
-        method may only stop where the other ranks do not wait for this one.
-        """
-        self._in_step(call, *args, **kwargs)
-        if not self._several:
-            return
-        run, stop = self._run, self._run.stop
-        asked, run.stop, run.has_asked = run.has_asked, None, False
-        assert self._ranks is not None
-        everyone = self._ranks.distributed.allgather((None if stop is None else str(stop), asked))
-        if any(asked for _, asked in everyone):  # not answered yet; later runs are not to be stopped by it
-            while not self._ranks.preempt.should_preempt():
-                continue
-        texts = [text for text, _ in everyone if text is not None]
-        if texts:
-            raise AgreedStop(texts[0]) from stop
-
-    def _leave_after_nan(self, stop: StopTrainingError) -> None:
-        if self._on_nan == "raise":
-            raise stop
-        if self._on_nan == "exit" and self._managed is None:
-            raise SystemExit("Exiting due to NaN loss")
-
-    # the evaluation
+    # an evaluation
 
     def _run_evaluation(self) -> None:
-        handler = self.callback_handler
-        try:
-            self.evaluation_run_start()
-            handler.call_event("on_evaluation_run_start", self)
+        """Evaluate once, on what ``evaluate()`` has prepared."""
+        with opened(self):
+            handler, session = self.callback_handler, self._det_core
+            _compare_ranks(self)
+            if session.managed is not None:
+                session.run.base = session.managed.steps - session.run.updates  # another Trainer may have trained
             try:
-                self._run_eval_epoch(self._eval_dataloader, is_training=False)
-            except StopTrainingError as e:
-                if self._several and not isinstance(e, AgreedStop):
-                    raise
-                self.print(e)
-                handler.call_event("on_stop_training_error", self)
-            self.evaluation_run_end()
-            self._unprepare()
-            handler.call_event("on_evaluation_run_end", self)
-        finally:
-            handler.call_event("on_run_closed", self)
+                self.evaluation_run_start()
+                handler.call_event("on_evaluation_run_start", self)
+                try:
+                    self._run_eval_epoch(self._eval_dataloader, is_training=False)
+                    _agree_on_stops(self)
+                except StopTrainingError as e:
+                    _stopped(self, e)
+                self.evaluation_run_end()
+                _unprepare(self)
+                handler.call_event("on_evaluation_run_end", self)
+            finally:
+                handler.call_event("on_run_closed", self)
 
     def _run_eval_epoch(self, valid_dl: Any, is_training: bool = True, is_intermediate: bool = False) -> None:
         """Evaluate on all batches of a loader.
@@ -404,83 +120,444 @@ class TrainingLoop(TrainingSteps):
             is_training: whether this is part of a training run.
             is_intermediate: whether training goes on in the same epoch: its metrics do not stay in the history.
         """
-        handler, whole = self.callback_handler, self._eval_dataloader
+        session, handler, history, whole = (
+            self._det_core,
+            self.callback_handler,
+            self.run_history,
+            self._eval_dataloader,
+        )
         kind = "intermediate_eval" if is_intermediate else "eval" if is_training else "evaluation"
-        before = counts_of(self.run_history)
-        with self._evaluation_state():
-            self._together(self.eval_epoch_start)
-            self._together(handler.call_event, "on_eval_epoch_start", self, is_intermediate=is_intermediate)
+        before = counts_of(history)
+        with _evaluation_state(self):
+            session.try_to(self.eval_epoch_start)
+            handler.call_event("on_eval_epoch_start", self, is_intermediate=is_intermediate)
             if valid_dl is whole:
                 valid_dl = self._eval_dataloader
-            with torch.no_grad(), self._strategy.evaluating(self.model):
-                self._eval_batches(valid_dl)
-            self._together(self.eval_epoch_end)
+            with torch.no_grad(), session.strategy.evaluating(self.model):
+                _eval_batches(self, valid_dl)
+            session.try_to(self.eval_epoch_end)
             self._add_epoch_loss_to_run_history("eval_loss_epoch" if kind == "eval" else f"{kind}_loss")
-            self._record_metrics(self._eval_metrics, f"{kind}_")
-            self._together(handler.call_event, "on_eval_epoch_end", self, is_intermediate=is_intermediate)
-        if self._managed is not None:
-            self._managed.report_evaluation(self, before, "validation" if is_training else "evaluation")
+            _record_metrics(self, session.metrics, f"{kind}_")
+            handler.call_event("on_eval_epoch_end", self, is_intermediate=is_intermediate)
+        if session.managed is not None:
+            session.managed.report_evaluation(self, before, "validation" if is_training else "evaluation")
         if is_intermediate:
-            passing = f"{self.run_history.metric_name_prefix}intermediate_eval_"
-            for name in [n for n in self.run_history.get_metric_names() if n.startswith(passing)]:
-                self.run_history.delete_metric(name)
+            passing = f"{history.metric_name_prefix}intermediate_eval_"
+            for name in [n for n in history.get_metric_names() if n.startswith(passing)]:
+                history.delete_metric(name)
 
-    @contextmanager
-    def _evaluation_state(self) -> Iterator[None]:
-        """A loss tracker for the evaluation; in the middle of an epoch its own, and modules get their modes back."""
-        tracker = self._loss_tracker
-        if not self._run.in_epoch:
-            tracker.reset()
-            yield
-            return
-        modes = [(module, module.training) for module in self.model.modules()]
-        self._loss_tracker = type(tracker)()
-        try:
-            yield
-        finally:
-            self._loss_tracker = tracker
-            for module, training in modes:
-                module.training = training
-
-    def _eval_batches(self, valid_dl: Any) -> None:
-        step_start = self.callback_handler.caller("on_eval_step_start")
-        step_end = self.callback_handler.caller("on_eval_step_end")
-        for metric in named(self._eval_metrics).values():
-            metric.reset()
-        for batch in valid_dl:
-            if step_start is not None:
-                self._in_step(step_start, self)
-            output = self.calculate_eval_batch_loss(batch)
-            self._update_loss_tracker(output["loss"], output["batch_size"])
-            if self._eval_metrics is not None:
-                self.update_metrics(self._eval_metrics, batch, output)
-            if step_end is not None:
-                self._in_step(step_end, self, batch=batch, batch_output=output)
-
-    # losses and metrics
+    # losses
 
     def _update_loss_tracker(self, batch_loss: Any, batch_size: int) -> None:
-        """Count a batch's loss. On a CPU it is read once, for everybody; on another device nobody waits for it."""
-        try:
-            value = batch_loss.item() if batch_loss.is_cpu else batch_loss.detach().mean()
-        except RuntimeError:
-            raise ValueError(
-                f"the loss of a batch has the shape {tuple(batch_loss.shape)}: expected a scalar, as losses with "
-                "reduction='mean' give"
-            ) from None
-        self.batch_loss = value
+        """Count a batch's loss, or the mean of its losses. On a CPU it is read once, for everybody; on another device
+        nobody waits for it."""
+        if batch_loss.is_cpu:
+            value = batch_loss.item() if batch_loss.numel() == 1 else batch_loss.detach().mean().item()
+        else:
+            value = batch_loss.detach().mean()
+        self._det_core.batch_loss = value
         self._loss_tracker.update(value, batch_size)
 
     def _add_epoch_loss_to_run_history(self, metric_name: str) -> None:
         """Record the mean loss of all samples, of all ranks."""
         tracker = self._loss_tracker
-        total, count = self._strategy.sums([tracker.total_loss, tracker.running_count]).tolist()
+        total, count = self._det_core.strategy.sums([tracker.total_loss, tracker.running_count]).tolist()
         self.run_history.update_metric(metric_name, total / count if count else float("nan"))
 
-    def _record_metrics(self, metrics: Any, prefix: str) -> None:
-        """Compute what was counted, over all ranks, and record it."""
-        for name, metric in named(metrics).items():
-            value = metric.compute()
-            for key, one in (value if isinstance(value, Mapping) else {name: value}).items():
-                number = isinstance(one, torch.Tensor) and one.numel() == 1
-                self.run_history.update_metric(f"{prefix}{key}", one.item() if number else one)
+
+# before and after a run
+
+
+@contextmanager
+def opened(trainer: TrainingLoop) -> Iterator[None]:
+    """Around a run, once: all is given back as it was, whatever happens; ranks that wait are told of an error."""
+    session = trainer._det_core
+    if session.is_open:
+        yield
+        return
+    session.is_open = True
+    try:
+        connect(trainer)
+        yield
+    except RuntimeError:
+        if session.several and session.ranks is not None:  # torch only says that a connection was closed
+            session.ranks.distributed.raise_if_left()
+        raise
+    finally:
+        run, session.is_open = session.run, False
+        if run.is_begun:
+            run.is_begun = False
+            if session.managed is not None:
+                session.managed.close(trainer)
+        _unprepare(trainer)
+        if isinstance(session.ranks, Ranks):
+            session.ranks.distributed.close(failure=sys.exc_info()[1])
+        session.ranks = None
+
+
+def connect(trainer: TrainingLoop) -> None:
+    """Find the accelerator, the core's context and the other ranks, as they are now.
+
+    Raises:
+        ValueError: the context is one of another number of ranks.
+    """
+    session = trainer._det_core
+    if session.strategy.accelerator is not trainer._accelerator:
+        session.strategy = Strategy(trainer._accelerator)
+    size, context = session.strategy.num_processes, open_context(session.given_context)
+    if context is not None and context.distributed.size != size:
+        raise ValueError(
+            f"the core context has {context.distributed.size} rank(s), and the model is trained by {size}: give "
+            "core.init(distributed=core.DistributedContext.detect())"
+        )
+    session.several = size > 1
+    session.managed = None if context is None else Managed.of(context)
+    if context is not None or session.ranks is None:
+        session.ranks = context or (Ranks() if size > 1 else None)
+
+
+def begin_run(trainer: TrainingLoop, run: Run, resume_from: Any = None) -> bool:
+    """Begin a run, or go on with it from a checkpoint; False: nothing of it is left to do."""
+    session = trainer._det_core
+    if not session.is_loaded:
+        session.resumed = None
+    session.run, session.preempted, session.is_loaded = run, False, False
+    session.taken()
+    _compare_ranks(trainer)
+    run.is_begun = session.managed is None or session.managed.begin(trainer, resume_from)
+    return run.is_begun
+
+
+def _compare_ranks(trainer: TrainingLoop) -> None:
+    """Say before the first batch if ranks would wait for each other for ever.
+
+    Raises:
+        ValueError: data or options differ between ranks.
+    """
+    session, config = trainer._det_core, trainer.run_config
+    if not session.several:
+        return
+    mine: dict[str, Any] = {}
+    for kind in ("train", "eval"):
+        loader, dataset = getattr(trainer, f"_{kind}_dataloader"), getattr(trainer, f"{kind}_dataset")
+        mine[f"the length of {kind}_dataset"] = None if loader is None else length_of(dataset)
+        mine[f"the length of the {kind} loader"] = None if loader is None else whole_length(loader)
+    for name in ("num_epochs", "max_num_train_steps", "gradient_accumulation_steps", "gradient_clip_value"):
+        mine[name] = getattr(config, name, None)
+    for name in ("clip_norm", "evaluate_every", "report_every", "checkpoint_every"):
+        mine[name.replace("clip", "gradient_clip")] = getattr(session.run, name)
+    everyone = session.strategy.gather_objects(mine)
+    for rank, theirs in enumerate(everyone):
+        for name, value in theirs.items():
+            if value != everyone[0][name]:
+                raise ValueError(
+                    f"the ranks differ in {name}: {everyone[0][name]} on rank 0, {value} on rank {rank}. Give all of "
+                    "them the same data and options"
+                )
+
+
+def _unprepare(trainer: TrainingLoop) -> None:
+    """Give model and optimizers back as they were given, whatever has happened."""
+    strategy = trainer._det_core.strategy
+    trainer.model = strategy.unwrap_model(trainer.model)
+    strategy.release(trainer.model)
+    plain = [strategy.unwrap_optimizer(optimizer) for optimizer in listed(trainer.optimizer)]
+    trainer.optimizer = shaped(trainer.optimizer, plain)
+
+
+# a training
+
+
+def _train(trainer: TrainingLoop) -> None:
+    session, handler = trainer._det_core, trainer.callback_handler
+    run, managed = session.run, session.managed
+    try:
+        trainer.training_run_start()
+        handler.call_event("on_training_run_start", trainer)
+        if session.resumed is not None:  # callbacks have reset themselves
+            session.resumed.restore_callbacks(callbacks_of(trainer))
+        run.ended = _is_at_limit(trainer)
+        try:
+            _heed_requests(trainer)  # also the first call of a process, from which on signals are caught
+            if managed is not None and not session.preempted:
+                managed.start(trainer)
+            while not run.left and (run.batch or not (run.ended or run.epoch >= epochs_of(trainer.run_config))):
+                _run_epoch(trainer)
+            if session.preempted:
+                return
+        except StopTrainingError as e:
+            run.stopped = _stopped(trainer, e)
+        _restore_random(trainer)  # where no epoch was left
+        if managed is not None:
+            managed.end(trainer)
+        trainer.training_run_end()
+        _unprepare(trainer)
+        handler.call_event("on_training_run_end", trainer)
+    finally:
+        handler.call_event("on_run_closed", trainer)
+    if run.stopped is not None and str(run.stopped).startswith(NAN_LOSS):
+        if session.on_nan == "raise":
+            raise run.stopped
+        if session.on_nan == "exit" and managed is None:
+            raise SystemExit("Exiting due to NaN loss")
+
+
+def _run_epoch(trainer: TrainingLoop) -> None:
+    session = trainer._det_core
+    run = session.run
+    if run.part:
+        _restore_random(trainer)
+    elif trainer._run_train_epoch(trainer._train_dataloader):
+        run.ended = True
+    if run.left:
+        return
+    run.part = max(run.part, 1)
+    if trainer.eval_dataset is not None and run.part < 2:
+        trainer._run_eval_epoch(trainer._eval_dataloader)
+    run.part = 2
+    session.try_to(trainer.training_run_epoch_end)
+    trainer._det_core_epoch_done()
+    trainer.callback_handler.call_event("on_training_run_epoch_end", trainer)
+    _agree_on_stops(trainer)
+    if run.ended and (limit := limit_of(trainer.run_config)) is not None:
+        trainer.print(f"Reached max number of training steps {limit} in epoch {trainer.run_history.current_epoch}")
+    trainer.run_history._increment_epoch()
+    run.epoch, run.batch, run.part = run.epoch + 1, 0, 0
+    if session.managed is not None:
+        session.managed.after_epoch(trainer)
+
+
+def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
+    """Train the batches of an epoch from ``run.batch`` on.
+
+    Raises:
+        RuntimeError: there is none, or fewer than the loader's length.
+    """
+    session, config = trainer._det_core, trainer.run_config
+    run, strategy, several = session.run, session.strategy, session.several
+    run.length, run.accumulation = length_of(train_dl), config.gradient_accumulation_steps
+    begin(train_dl, run.epoch, run.batch)
+    batches = iter(train_dl)
+    if run.length is None:
+        batches = _in_groups(run, batches)
+    _resolve_events(trainer)
+    if session.managed is not None:
+        session.managed.start_epoch(trainer)
+    _restore_random(trainer)  # in the middle of an epoch last of all: what comes before may draw random numbers
+    perform, accumulation, step = trainer._perform_forward_and_backward_passes, run.accumulation, run.batch
+    clips = config.gradient_clip_value is not None or run.clip_norm is not None
+    run.in_epoch = run.in_step = True
+    run.group, rest = accumulation, (run.length or 0) % accumulation
+    short_from = (run.length or 0) - rest if rest else None
+    try:
+        if run.ended:
+            return
+        for batch in batches:
+            if step == run.length:  # of a loader that is not ours, after a resume
+                break
+            if step == short_from:
+                run.group = rest
+            updates = (step + 1) % accumulation == 0 or step + 1 == run.length
+            if several and not updates:
+                with strategy.no_sync(trainer.model):
+                    perform(batch, step)
+            else:
+                perform(batch, step)
+            step += 1
+            if updates:
+                if clips:
+                    trainer._clip_gradients()
+                trainer.optimizer_step()
+                if trainer.scheduler is not None and not strategy.optimizer_step_was_skipped:
+                    trainer.scheduler_step()
+                trainer.optimizer_zero_grad()
+            run.batch = step
+            if updates and _after_update(trainer):
+                break
+        else:
+            _check_given("training", step, run.length)
+    finally:
+        run.in_epoch = run.in_step = False
+        run.group = 0
+
+
+def _resolve_events(trainer: TrainingLoop) -> None:
+    session, handler = trainer._det_core, trainer.callback_handler
+    session.step_start, session.step_end = caller(handler, "on_train_step_start"), caller(handler, "on_train_step_end")
+    session.on_update = caller(handler, "on_update")
+
+
+def _in_groups(run: Run, batches: Iterator[Any]) -> Iterator[Any]:
+    """Batches of a loader without a length, drawn an accumulation group ahead, so that the last one is known."""
+    drawn = run.batch
+    while group := list(islice(batches, run.accumulation)):
+        drawn += len(group)
+        if len(group) < run.accumulation:
+            run.length, run.group = drawn, len(group)
+        yield from group
+
+
+def _check_given(kind: str, given: int, length: int | None) -> None:
+    """That a loader has given what it promised: an epoch that ends early trains less, and other ranks wait for it."""
+    if not given and not length:
+        raise RuntimeError(
+            f"the {kind} loader gives no batch: its dataset is empty, or smaller than a batch with drop_last=True"
+        )
+    if length is not None and given < length:
+        raise RuntimeError(
+            f"the {kind} loader gave {given} of {length} batches: its dataset has raised StopIteration, or has fewer "
+            "samples than it says"
+        )
+
+
+def _after_update(trainer: TrainingLoop) -> bool:
+    """What comes between an update and the next batch; whether to leave the epoch."""
+    session = trainer._det_core
+    run, managed = session.run, session.managed
+    run.updates += 1
+    run.in_step = False
+    if session.on_update is not None:
+        session.on_update(trainer)
+    while run.after_update:
+        session.try_to(run.after_update.pop(0))
+    run.ended = run.ended or _is_at_limit(trainer)
+    is_last = run.ended or run.batch == run.length  # whose model the epoch's end evaluates
+    every = None if is_last or trainer.eval_dataset is None else run.evaluate_every
+    if every and run.updates % every == 0:
+        trainer._run_eval_epoch(trainer._eval_dataloader, is_intermediate=True)
+    if managed is not None:
+        if managed.wants_evaluation(trainer) and trainer.eval_dataset is not None:
+            trainer._run_eval_epoch(trainer._eval_dataloader)
+        managed.after_update(trainer)
+    if session.ranks is not None and not run.left:
+        _heed_requests(trainer)
+    run.in_step = True
+    return run.ended or run.left
+
+
+def epochs_of(config: TrainerRunConfig) -> int:
+    """The epochs of a run: without end, where updates are counted and nobody knows how many an epoch has."""
+    endless = limit_of(config) is not None and config.num_update_steps_per_epoch is None
+    return sys.maxsize if endless else config.num_epochs
+
+
+def limit_of(config: TrainerRunConfig) -> int | None:
+    """The updates of all ranks together after which a run ends; None: its epochs say.
+
+    The bound of one that was given none, an update more than its epochs have, stops nobody: it counts updates of all
+    ranks as if they were one's, and a run that goes on with batches of another size has more.
+    """
+    limit, each = config.max_num_train_steps, config.num_update_steps_per_epoch
+    return None if each is not None and limit == config.num_epochs * each + 1 else limit
+
+
+def _is_at_limit(trainer: TrainingLoop) -> bool:
+    """Whether the updates of all ranks that were asked for are made."""
+    session, limit = trainer._det_core, limit_of(trainer.run_config)
+    return limit is not None and session.run.updates * session.strategy.num_processes >= limit
+
+
+# resumes and stops
+
+
+def _restore_random(trainer: TrainingLoop) -> None:
+    resumed, trainer._det_core.resumed = trainer._det_core.resumed, None
+    if resumed is not None and resumed.random is not None:
+        from det_core.core import set_random_state
+
+        set_random_state(resumed.random)
+
+
+def _heed_requests(trainer: TrainingLoop) -> None:
+    """Request a pending stop; when the ranks agree on one, save and return (preemption) or raise (script). Each rank
+    makes equally many of these calls."""
+    session = trainer._det_core
+    if session.ranks is None:
+        return
+    if session.stop is not None and not session.has_asked:
+        session.has_asked = True
+        session.ranks.preempt.request(str(session.stop))
+    if not session.ranks.preempt.should_preempt():
+        return
+    reason = str(session.ranks.preempt.reason)
+    if reason not in PREEMPTIONS:
+        session.taken()
+        raise AgreedStop(reason)
+    session.preempted = session.run.left = True
+    if session.managed is not None:
+        session.managed.has_left = True
+        session.managed.save(trainer)
+    trainer.callback_handler.call_event("on_preempted", trainer)
+
+
+def _agree_on_stops(trainer: TrainingLoop) -> None:
+    """At the end of an epoch or an evaluation: if one rank wants a stop, all stop."""
+    session = trainer._det_core
+    if not session.several:
+        return
+    stop, asked = session.taken()
+    everyone = session.ranks.distributed.allgather((None if stop is None else str(stop), asked))
+    if any(asked for _, asked in everyone):  # not answered yet; later runs are not to be stopped by it
+        while not session.ranks.preempt.should_preempt():
+            continue
+    if texts := [text for text, _ in everyone if text is not None]:
+        raise AgreedStop(texts[0]) from stop
+
+
+def _stopped(trainer: TrainingLoop, stop: StopTrainingError) -> StopTrainingError:
+    """A stop has come to the end of a run: said, and told to callbacks."""
+    if trainer._det_core.several and not isinstance(stop, AgreedStop):
+        raise stop  # the others are in the middle of something: this ends them as any error does
+    trainer.print(stop)
+    trainer.callback_handler.call_event("on_stop_training_error", trainer)
+    return stop
+
+
+# an evaluation
+
+
+@contextmanager
+def _evaluation_state(trainer: TrainingLoop) -> Iterator[None]:
+    """A loss tracker for the evaluation; in the middle of an epoch its own, and modules get their modes back."""
+    tracker = trainer._loss_tracker
+    if not trainer._det_core.run.in_epoch:
+        tracker.reset()
+        yield
+        return
+    modes = [(module, module.training) for module in trainer.model.modules()]
+    trainer._loss_tracker = type(tracker)()
+    try:
+        yield
+    finally:
+        trainer._loss_tracker = tracker
+        for module, training in modes:
+            module.training = training
+
+
+def _eval_batches(trainer: TrainingLoop, valid_dl: Any) -> None:
+    session, handler = trainer._det_core, trainer.callback_handler
+    for metric in named(session.metrics).values():
+        metric.reset()
+    start, end = caller(handler, "on_eval_step_start"), caller(handler, "on_eval_step_end")
+    given = 0
+    for batch in valid_dl:
+        given += 1
+        if start is not None:
+            start(trainer)
+        output = trainer.calculate_eval_batch_loss(batch)
+        trainer._update_loss_tracker(output["loss"], output["batch_size"])
+        if session.metrics is not None:
+            trainer.update_metrics(session.metrics, batch, output)
+        if end is not None:
+            end(trainer, batch=batch, batch_output=output)
+    if given or not session.several or whole_length(valid_dl) == 0:  # one of several ranks may have none
+        _check_given("evaluation", given, length_of(valid_dl))
+
+
+def _record_metrics(trainer: TrainingLoop, metrics: Any, prefix: str) -> None:
+    """Compute what was counted, over all ranks, and record it."""
+    for name, metric in named(metrics).items():
+        value = metric.compute()
+        for key, one in (value if isinstance(value, Mapping) else {name: value}).items():
+            number = isinstance(one, torch.Tensor) and one.numel() == 1
+            trainer.run_history.update_metric(f"{prefix}{key}", one.item() if number else one)

@@ -6,21 +6,19 @@ What an event is, :class:`TrainerCallback` says.
 from __future__ import annotations
 
 import math
+import operator
 import os
 import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from det_core.accelerated._events import CallbackHandler, StopTrainingError, TrainerCallback
 from det_core.accelerated.utils import ModelEma
-
-if TYPE_CHECKING:
-    from det_core.accelerated.trainer import Trainer
 
 
 class _Watching(TrainerCallback):
@@ -31,14 +29,19 @@ class _Watching(TrainerCallback):
         self.best_metric: float | None = None
         self.best_metric_epoch: int | None = None
 
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    @property
+    def operator(self) -> Callable[[float, float], bool]:
+        """Whether a value is better than another, as the original's attribute of this name."""
+        return operator.gt if self.greater_is_better else operator.lt
+
+    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         if self.reset_on_train:
             self._reset()
 
     def _reset(self) -> None:
         self.best_metric = self.best_metric_epoch = None
 
-    def _value(self, trainer: Trainer) -> float:
+    def _value(self, trainer: Any) -> float:
         names = list(trainer.run_history.get_metric_names())
         if self.watch_metric not in names:
             raise ValueError(
@@ -78,21 +81,15 @@ class SaveBestModelCallback(_Watching):
     """
 
     def __init__(
-        self,
-        save_path: str | os.PathLike[str] = "best_model.pt",
-        watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
-        reset_on_train: bool = True,
-        save_optimizer: bool = True,
-        save_scheduler: bool = True,
-        load_saved_checkpoint: bool = True,
-        core_upload: bool = False,
-    ) -> None:
+        self, save_path: str | os.PathLike[str] = "best_model.pt", watch_metric: str = "eval_loss_epoch",
+        greater_is_better: bool = False, reset_on_train: bool = True, save_optimizer: bool = True,
+        save_scheduler: bool = True, load_saved_checkpoint: bool = True, core_upload: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(watch_metric, greater_is_better, reset_on_train)
         self.save_path, self.save_optimizer, self.save_scheduler = save_path, save_optimizer, save_scheduler
         self.load_saved_checkpoint, self.core_upload = load_saved_checkpoint, core_upload
 
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         value = self._value(trainer)
         if self._is_better(value):
             self.best_metric, self.best_metric_epoch = value, trainer.run_history.current_epoch
@@ -101,7 +98,7 @@ class SaveBestModelCallback(_Watching):
                 self.save_path, told, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
             )
 
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
         if not self.load_saved_checkpoint or self.best_metric_epoch is None:
             return
         best = f"{self.watch_metric}: {self.best_metric} from epoch {self.best_metric_epoch}"
@@ -110,7 +107,7 @@ class SaveBestModelCallback(_Watching):
             return
         trainer.print(f"Loading checkpoint with {best}")
         trainer.load_checkpoint(
-            self.save_path, load_optimizer=self.save_optimizer and bool(trainer.optimizers),
+            self.save_path, load_optimizer=self.save_optimizer and trainer.optimizer is not None,
             load_scheduler=self.save_scheduler and trainer.scheduler is not None,
         )  # fmt: skip
 
@@ -137,13 +134,9 @@ class EarlyStoppingCallback(_Watching):
     """
 
     def __init__(
-        self,
-        early_stopping_patience: int = 1,
-        early_stopping_threshold: float = 0.01,
-        watch_metric: str = "eval_loss_epoch",
-        greater_is_better: bool = False,
-        reset_on_train: bool = True,
-    ) -> None:
+        self, early_stopping_patience: int = 1, early_stopping_threshold: float = 0.01,
+        watch_metric: str = "eval_loss_epoch", greater_is_better: bool = False, reset_on_train: bool = True,
+    ) -> None:  # fmt: skip
         super().__init__(watch_metric, greater_is_better, reset_on_train)
         self.early_stopping_patience, self.early_stopping_threshold = early_stopping_patience, early_stopping_threshold
         self.early_stopping_patience_counter = 0
@@ -152,7 +145,7 @@ class EarlyStoppingCallback(_Watching):
         super()._reset()
         self.early_stopping_patience_counter = 0
 
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         value, best = self._value(trainer), self.best_metric
         if self._is_better(value, self.early_stopping_threshold):
             if best is not None:
@@ -195,54 +188,53 @@ class ModelEmaCallback(SaveBestModelCallback):
     """
 
     def __init__(
-        self,
-        decay: float = 0.99,
-        evaluate_during_training: bool = True,
-        save_path: str | os.PathLike[str] = "ema_model.pt",
-        watch_metric: str = "ema_model_eval_loss_epoch",
-        greater_is_better: bool = False,
-        model_ema: Callable[..., Any] = ModelEma,
-        callbacks: Sequence[Any] = (),
-        update_every: str | int = "epoch",
-        warmup: bool = False,
-    ) -> None:
+        self, decay: float = 0.99, evaluate_during_training: bool = True,
+        save_path: str | os.PathLike[str] = "ema_model.pt", watch_metric: str = "ema_model_eval_loss_epoch",
+        greater_is_better: bool = False, model_ema: Callable[..., Any] = ModelEma, callbacks: Sequence[Any] = (),
+        update_every: str | int = "epoch", warmup: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(save_path, watch_metric, greater_is_better, save_optimizer=False, load_saved_checkpoint=False)
         if update_every not in ("epoch", "step") and not (isinstance(update_every, int) and update_every > 0):
             raise ValueError(f"update_every={update_every!r}: expected 'epoch', 'step', or a number of updates")
         self.decay, self.evaluate_during_training, self.warmup = decay, evaluate_during_training, warmup
         self.ema_model: Any = None
-        self._make, self._handler, self._updates = model_ema, CallbackHandler(callbacks), 0
+        self.model_ema_cls, self.callback_handler, self._updates = model_ema, CallbackHandler(callbacks), 0
         self._every = {"epoch": 0, "step": 1}.get(str(update_every), update_every)
 
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         super().on_training_run_start(trainer)
-        self.ema_model, self._updates = self._make(trainer.get_model(keep_torch_compile=False), decay=self.decay), 0
+        self.ema_model, self._updates = (
+            self.model_ema_cls(trainer.get_model(keep_torch_compile=False), decay=self.decay),
+            0,
+        )
 
-    def on_update(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_update(self, trainer: Any, **kwargs: Any) -> None:
         """Follow the model; the Trainer fires this after each optimizer update."""
-        if self._every and trainer.updates_completed % int(self._every) == 0:
+        if self._every and trainer._det_core.run.updates % int(self._every) == 0:
             self._update(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         """Follow the model, if not after updates."""
         if not self._every:
             self._update(trainer)
 
-    def _update(self, trainer: Trainer) -> None:
+    def _update(self, trainer: Any) -> None:
         self._updates += 1
         if self.warmup:
             self.ema_model.decay = min(self.decay, (1 + self._updates) / (10 + self._updates))
         self.ema_model.update(trainer.get_model(keep_torch_compile=False))
 
-    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         if not self.evaluate_during_training or kwargs.get("is_intermediate"):
             return
         trainer.print("Running evaluation on EMA model")
-        if trainer._several:  # each rank has averaged its own batch norms; those of the first are what is saved
+        if (
+            trainer._det_core.several
+        ):  # each rank has averaged its own batch norms; those of the first are what is saved
             for buffer in self.ema_model.buffers():
                 torch.distributed.broadcast(buffer, 0)
         model, handler, prefix = trainer.model, trainer.callback_handler, trainer.run_history.metric_name_prefix
-        trainer.model, trainer.callback_handler = self.ema_model.module, self._handler
+        trainer.model, trainer.callback_handler = self.ema_model.module, self.callback_handler
         trainer.run_history.set_metric_name_prefix("ema_model_")
         try:
             trainer._run_eval_epoch(trainer._eval_dataloader, is_training=True)
@@ -250,7 +242,7 @@ class ModelEmaCallback(SaveBestModelCallback):
             trainer.model, trainer.callback_handler = model, handler
             trainer.run_history.set_metric_name_prefix(prefix)
 
-    def on_training_run_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         """Save the average if it was the best; without evaluation, always."""
         model = trainer.model
         trainer.model = self.ema_model.module
@@ -285,44 +277,40 @@ class SaveTrainingStateCallback(TrainerCallback):
     """
 
     def __init__(
-        self,
-        save_dir: str | os.PathLike[str] = "training_states",
-        save_every_n_epochs: int | None = None,
-        save_every_n_steps: int | None = None,
-        save_at_end: bool = True,
-        max_checkpoints: int | None = None,
-    ) -> None:
+        self, save_dir: str | os.PathLike[str] = "training_states", save_every_n_epochs: int | None = None,
+        save_every_n_steps: int | None = None, save_at_end: bool = True, max_checkpoints: int | None = None,
+    ) -> None:  # fmt: skip
         self.save_dir, self.save_at_end, self.max_checkpoints = Path(save_dir), save_at_end, max_checkpoints
         self.save_every_n_epochs, self.save_every_n_steps = save_every_n_epochs, save_every_n_steps
         self.global_step = 0
         self._saved_checkpoints: list[str] = []
 
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         self.global_step = 0
 
-    def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, step: int, **kwargs: Any) -> None:
+    def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
         """Count, and ask for a state, which is saved after the update that this step belongs to."""
         self.global_step += 1
         if self.save_every_n_steps and self.global_step % self.save_every_n_steps == 0:
-            trainer.after_update(partial(self._save, trainer, f"step_{self.global_step}"))
+            trainer._det_core.after_update(partial(self._save, trainer, f"step_{self.global_step}"))
 
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         epoch = trainer.run_history.current_epoch
         if self.save_every_n_epochs and epoch % self.save_every_n_epochs == 0:
             self._save(trainer, f"epoch_{epoch}")
 
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
         if self.save_at_end:
             self._save(trainer, "final")
 
-    def _save(self, trainer: Trainer, name: str) -> None:
+    def _save(self, trainer: Any, name: str) -> None:
         path = self.save_dir / name
         saved = [other for other in self._saved_checkpoints if other != str(path)] + [str(path)]
         gone = saved[: -self.max_checkpoints] if self.max_checkpoints else []
         self._saved_checkpoints = saved[len(gone) :]
         trainer.save_training_state(path, {"global_step": self.global_step})
         trainer.print(f"Saved training state to {path}")
-        if trainer.is_main_process:
+        if trainer._det_core.strategy.is_main_process:
             for old in gone:
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -348,53 +336,54 @@ class WSDCheckpointCallback(TrainerCallback):
     """
 
     def __init__(
-        self,
-        save_dir: str | os.PathLike[str] = "checkpoints",
-        save_optimizer: bool = True,
-        save_scheduler: bool = True,
-        initial_checkpoint: str | os.PathLike[str] | None = None,
-    ) -> None:
+        self, save_dir: str | os.PathLike[str] = "checkpoints", save_optimizer: bool = True,
+        save_scheduler: bool = True, initial_checkpoint: str | os.PathLike[str] | None = None,
+    ) -> None:  # fmt: skip
         self.save_dir, self.save_optimizer, self.save_scheduler = Path(save_dir), save_optimizer, save_scheduler
         self.initial_checkpoint = None if initial_checkpoint is None else Path(initial_checkpoint)
-        self.last_checkpoint_step: dict[str, int] = {}
+        self.last_checkpoint_step: int | None = None
+        self._kinds: dict[str, int] = {}
         self.save_dir.mkdir(parents=True, exist_ok=True)
 
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         if not hasattr(trainer.scheduler, "get_checkpoint_steps"):
             raise ValueError(
                 "WSDCheckpointCallback needs a scheduler with get_checkpoint_steps(), such as WSDLrScheduler, and the "
                 f"run has {type(trainer.scheduler).__name__}"
             )
-        self.last_checkpoint_step = {}
-        start = self.initial_checkpoint
+        self.last_checkpoint_step, self._kinds = None, {}
+        start, told = self.initial_checkpoint, {}
         if start is not None and start.is_dir():
-            trainer.load_training_state(start)
+            told = trainer.load_training_state(start)
         elif start is not None and start.is_file():
-            trainer.load_checkpoint(start, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler)
+            told = trainer.load_checkpoint(
+                start, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler
+            )
+        self.last_checkpoint_step = told.get("step")
 
-    def on_update(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_update(self, trainer: Any, **kwargs: Any) -> None:
         """Save, if a decay begins or has ended; the Trainer fires this after each optimizer update."""
         scheduler: Any = trainer.scheduler
         done = scheduler.get_current_step() + 1
         for period in scheduler.get_decay_info():
             if done == period["pre_decay_step"] and period["decay_steps"]:
-                self._save(trainer, "pre_decay", done)
+                self._save(trainer, "wsd_pre_decay", done)
             if done == period["period_end"]:
-                self._save(trainer, "post_decay", done)
+                self._save(trainer, "wsd_post_decay", done)
 
     on_training_run_end = on_update
 
-    def _save(self, trainer: Trainer, kind: str, step: int) -> None:
-        if self.last_checkpoint_step.get(kind) == step:
+    def _save(self, trainer: Any, kind: str, step: int) -> None:
+        if self._kinds.get(kind) == step:
             return
-        self.last_checkpoint_step[kind] = step
+        self.last_checkpoint_step = self._kinds[kind] = step
         scheduler: Any = trainer.scheduler
         told = {
             "step": step, "checkpoint_type": kind, "total_steps": scheduler.total_steps,
-            "decay_fraction": scheduler.decay_phase_ratio, "timestamp": time.time(),
+            "decay_fraction": scheduler.decay_phase_ratio, "timestamp": datetime.now().isoformat(),
         }  # fmt: skip
-        path = self.save_dir / f"checkpoint_{step}_wsd_{kind}"
-        if kind == "pre_decay":
+        path = self.save_dir / f"checkpoint_{step}_{kind}"
+        if kind == "wsd_pre_decay":
             trainer.save_training_state(path, told)
         else:
             trainer.save_checkpoint(
@@ -402,7 +391,10 @@ class WSDCheckpointCallback(TrainerCallback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        return {"last_checkpoint_step": dict(self.last_checkpoint_step)}
+        return {"last_checkpoint_step": self.last_checkpoint_step, "kinds": dict(self._kinds)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.last_checkpoint_step = dict(state["last_checkpoint_step"])
+        """Of earlier versions, a dictionary by kind, too."""
+        last = state["last_checkpoint_step"]
+        self._kinds = {f"wsd_{k}": n for k, n in last.items()} if isinstance(last, dict) else dict(state["kinds"])
+        self.last_checkpoint_step = max(last.values(), default=None) if isinstance(last, dict) else last

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,36 +31,19 @@ from det_core.accelerated._saving import (
 )
 from det_core.accelerated.utils import DataLoaderSlice
 
-if TYPE_CHECKING:
-    from det_core.accelerated.trainer import Trainer
-
 __all__ = [
-    "CallbackHandler",
-    "CallbackMethodNotImplementedError",
-    "ConvertSyncBatchNormCallback",
-    "EarlyStoppingCallback",
-    "LimitBatchesCallback",
-    "LimitEvalStepsCallback",
-    "LogMetricsCallback",
-    "ModelEmaCallback",
-    "MoveModulesToDeviceCallback",
-    "PrintProgressCallback",
-    "ProgressBarCallback",
-    "SaveBestModelCallback",
-    "SaveTrainingStateCallback",
-    "StepBasedEvaluationCallback",
-    "StopTrainingError",
-    "TerminateOnNaNCallback",
-    "TrainerCallback",
-    "WSDCheckpointCallback",
-    "get_default_callbacks",
-]
+    "CallbackHandler", "CallbackMethodNotImplementedError", "ConvertSyncBatchNormCallback", "EarlyStoppingCallback",
+    "LimitBatchesCallback", "LimitEvalStepsCallback", "LogMetricsCallback", "ModelEmaCallback",
+    "MoveModulesToDeviceCallback", "PrintProgressCallback", "ProgressBarCallback", "SaveBestModelCallback",
+    "SaveTrainingStateCallback", "StepBasedEvaluationCallback", "StopTrainingError", "TerminateOnNaNCallback",
+    "TrainerCallback", "WSDCheckpointCallback", "get_default_callbacks",
+]  # fmt: skip
 
 
 class MoveModulesToDeviceCallback(TrainerCallback):
     """Moves the modules among the trainer's attributes, such as a loss function with weights, to its device."""
 
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         for name, value in vars(trainer).items():
             if name != "model" and isinstance(value, nn.Module):
                 value.to(trainer.device)
@@ -78,25 +61,37 @@ class TerminateOnNaNCallback(TrainerCallback):
         self.triggered = False
         self._late = _LateValue()
 
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         self.triggered = False
         self._late = _LateValue()
 
-    def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, step: int, **kwargs: Any) -> None:
-        value = trainer.batch_loss
+    def on_train_step_end(self, trainer: Any, batch: Any = None, batch_output: Any = None, **kwargs: Any) -> None:
+        if type(self).check_for_nan_after_batch is not TerminateOnNaNCallback.check_for_nan_after_batch:
+            self.check_for_nan_after_batch(batch_output, "training")
+            return
+        value = trainer._det_core.batch_loss
         if type(value) is not float:
             value = self._late.next(batch_output["loss"] if value is None else value)
         if not math.isfinite(value):
             self._stop("training")
 
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         """Look at the last loss, of which a GPU may have sent nothing yet."""
         if self._late.last is not None and not math.isfinite(float(self._late.last)):
             self._stop("training")
 
-    def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
+    def on_eval_step_end(self, trainer: Any, batch: Any = None, batch_output: Any = None, **kwargs: Any) -> None:
+        self.check_for_nan_after_batch(batch_output, "validation")
+
+    def check_for_nan_after_batch(self, batch_output: Any, step: str | None = None) -> None:
+        """Stop if a batch's loss is NaN or infinite; an override is asked after each batch of training too.
+
+        Args:
+            batch_output: what the batch has given.
+            step: ``training`` or ``validation``.
+        """
         if not math.isfinite(float(torch.as_tensor(batch_output["loss"]).detach().mean())):
-            self._stop("validation")
+            self._stop(str(step))
 
     def _stop(self, kind: str) -> None:
         self.triggered = True
@@ -129,104 +124,134 @@ class _LateValue:
 class PrintProgressCallback(TrainerCallback):
     """Prints what begins and ends."""
 
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         trainer.print("\nStarting training run")
 
-    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
         trainer.print(f"\nStarting epoch {trainer.run_history.current_epoch}")
 
-    def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_eval_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
         trainer.print("\nStarting eval epoch")
 
-    def on_training_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_end(self, trainer: Any, **kwargs: Any) -> None:
         trainer.print("Finishing training run")
 
-    def on_evaluation_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_evaluation_run_start(self, trainer: Any, **kwargs: Any) -> None:
         trainer.print("\nStarting evaluation run")
 
-    def on_evaluation_run_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_evaluation_run_end(self, trainer: Any, **kwargs: Any) -> None:
         trainer.print("Finishing evaluation run")
+
+
+class _Bar:
+    """What people do with the bars of the original, which are tqdm's. The batches are counted without it.
+
+    Attributes:
+        more: numbers that are shown behind the speed.
+    """
+
+    def __init__(self, owner: ProgressBarCallback) -> None:
+        self._owner, self.more = owner, dict[str, Any]()
+
+    def update(self, n: float = 1) -> None:
+        """Accepted."""
+
+    def set_postfix(self, *told: Any, **values: Any) -> None:
+        """Show numbers behind the speed."""
+        self.more = {**dict(*told), **values}
+
+    def set_description(self, desc: str | None = None, *args: Any, **kwargs: Any) -> None:
+        """Accepted."""
+
+    def close(self) -> None:
+        """Take the line away."""
+        self._owner.on_run_closed(None)
 
 
 class ProgressBarCallback(TrainerCallback):
     """One line on stderr with batches, speed and the loss: live on a terminal and in a notebook; elsewhere, in a log
-    file say, written once at the end of each epoch."""
+    file say, written once at the end of each epoch.
+
+    Attributes:
+        pbar, eval_pbar: of the epoch under way, with ``update()``, ``set_postfix()``, ``close()``; None outside of one.
+    """
+
+    pbar: _Bar | None = None
+    eval_pbar: _Bar | None = None
 
     def __init__(self) -> None:
         self._line: ProgressLine | None = None
-        self._what = ""
-        self._is_within = False
         self._total: int | None = None
         self._first = self._done = 0
         self._began = 0.0
 
-    def on_train_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._begin(trainer, "training", trainer._train_dataloader, trainer._run.batch)
+    def on_train_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
+        self._begin(trainer, trainer._train_dataloader, trainer._det_core.run.batch)
+        self.pbar = _Bar(self)
 
-    def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, step: int, **kwargs: Any) -> None:
+    def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
         """Count; what is shown is drawn by time."""
         self._done += 1
-        if self._line is not None:
-            self._line.update(self._done, self._total, {"loss": trainer.batch_loss})
+        if self._line is not None and self._line.shown:
+            more = self.pbar.more if self.pbar is not None else {}
+            self._line.update(self._done, self._total, {"loss": trainer._det_core.batch_loss, **more})
 
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._end(trainer)
+    def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+        self._end(trainer, "training")
 
-    def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_eval_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
         """Begin a line, unless an evaluation in the middle of an epoch would cut that of the epoch."""
-        self._is_within = bool(kwargs.get("is_intermediate"))
-        if not self._is_within:
-            self._begin(trainer, "evaluation", trainer._eval_dataloader, 0)
+        if not trainer._det_core.run.in_epoch:
+            self._begin(trainer, trainer._eval_dataloader, 0)
+        self.eval_pbar = _Bar(self)
 
-    def on_eval_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, **kwargs: Any) -> None:
-        if not self._is_within:
+    def on_eval_step_end(self, trainer: Any, **kwargs: Any) -> None:
+        if not trainer._det_core.run.in_epoch:
             self._done += 1
-            if self._line is not None:
-                self._line.update(self._done, self._total)
+            if self._line is not None and self._line.shown:
+                self._line.update(self._done, self._total, self.eval_pbar.more if self.eval_pbar is not None else None)
 
-    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        if not self._is_within:
-            self._end(trainer)
+    def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+        self.eval_pbar = None
+        if not trainer._det_core.run.in_epoch:
+            self._end(trainer, "evaluation")
 
-    def on_run_closed(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_run_closed(self, trainer: Any, **kwargs: Any) -> None:
         """End a line that an error has left; the Trainer fires this however a run ends."""
+        self.pbar = self.eval_pbar = None
         if self._line is not None:
             self._line.close()
             self._line = None
 
-    def _begin(self, trainer: Trainer, what: str, loader: Any, done: int) -> None:
-        self.on_run_closed(trainer)
-        if not trainer.is_local_main_process:
-            return
-        self._what, self._total, self._first, self._done = what, length_of(loader), done, done
-        self._began = time.monotonic()
-        self._line = line if (line := ProgressLine()).shown else None
+    def _begin(self, trainer: Any, loader: Any, done: int) -> None:
+        self._total, self._first, self._done, self._began = length_of(loader), done, done, time.monotonic()
+        self._line = ProgressLine() if trainer._det_core.strategy.is_local_main_process else None
 
-    def _end(self, trainer: Trainer) -> None:
-        if self._what and self._line is None and self._done:
+    def _end(self, trainer: Any, what: str) -> None:
+        if self._line is not None and not self._line.shown and self._done:
             rate = (self._done - self._first) / (time.monotonic() - self._began)
             total, loss = self._total or self._done, float(trainer._loss_tracker.average)
-            sys.stderr.write(f"{self._what}: {self._done}/{total} batches  {rate:.3g} batches/s  loss {loss:.4g}\n")
-        self._what = ""
+            sys.stderr.write(f"{what}: {self._done}/{total} batches  {rate:.3g} batches/s  loss {loss:.4g}\n")
         self.on_run_closed(trainer)
 
 
 class LogMetricsCallback(TrainerCallback):
     """Prints the latest metrics: those whose name contains ``train`` after training, the others after evaluation."""
 
-    def on_train_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._log(trainer, lambda name: "train" in name)
+    def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+        self._log_latest_metrics(trainer, [name for name in trainer.run_history.get_metric_names() if "train" in name])
 
-    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
-        self._log(trainer, lambda name: "train" not in name)
+    def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
+        names = trainer.run_history.get_metric_names()
+        self._log_latest_metrics(trainer, [name for name in names if "train" not in name])
 
-    def _log(self, trainer: Trainer, chosen: Callable[[str], bool]) -> None:
-        history = trainer.run_history
-        self.log_metrics(
-            trainer, {name: history.get_latest_metric(name) for name in history.get_metric_names() if chosen(name)}
-        )
+    def _log_latest_metrics(self, trainer: Any, metric_names: Iterable[str]) -> None:
+        self.log_metrics(trainer, self._get_latest_metrics(trainer, metric_names))
 
-    def log_metrics(self, trainer: Trainer, metrics: dict[str, Any]) -> None:
+    def _get_latest_metrics(self, trainer: Any, metric_names: Iterable[str]) -> dict[str, Any]:
+        return {name: trainer.run_history.get_latest_metric(name) for name in metric_names}
+
+    def log_metrics(self, trainer: Any, metrics: dict[str, Any]) -> None:
         """Print them, a line each. Loggers override this."""
         for name, value in metrics.items():
             trainer.print(f"\n{name}: {value}")
@@ -242,7 +267,7 @@ class LimitBatchesCallback(TrainerCallback):
     def __init__(self, num_batches: int) -> None:
         self.num_batches = num_batches
 
-    def on_loaders_prepared(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_loaders_prepared(self, trainer: Any, **kwargs: Any) -> None:
         """Cut them; the Trainer fires this before it counts an epoch's steps."""
         for name in ("_train_dataloader", "_eval_dataloader"):
             if (loader := getattr(trainer, name)) is not None:
@@ -261,14 +286,14 @@ class LimitEvalStepsCallback(TrainerCallback):
         self.num_eval_steps, self.limit_intermediate_only = num_eval_steps, limit_intermediate_only
         self._whole: Any = None
 
-    def on_eval_epoch_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_eval_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
         if kwargs.get("is_intermediate") or not self.limit_intermediate_only:
             steps = self.num_eval_steps // trainer.run_config.num_processes
             trainer.print(f"Limiting evaluation to {steps} steps per process")
             self._whole = trainer._eval_dataloader
             trainer._eval_dataloader = DataLoaderSlice(self._whole, steps)
 
-    def on_eval_epoch_end(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         if self._whole is not None:
             trainer._eval_dataloader, self._whole = self._whole, None
 
@@ -278,7 +303,7 @@ class LimitEvalStepsCallback(TrainerCallback):
 class ConvertSyncBatchNormCallback(TrainerCallback):
     """Turns batch norms into ones that count over all ranks, where there are several."""
 
-    def on_training_run_start(self, trainer: Trainer, **kwargs: Any) -> None:
+    def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         if trainer.run_config.is_distributed:
             trainer.model = nn.SyncBatchNorm.convert_sync_batchnorm(trainer.model)
 
@@ -293,12 +318,12 @@ class StepBasedEvaluationCallback(TrainerCallback):
     def __init__(self, eval_every_n_steps: int) -> None:
         self.eval_every_n_steps = eval_every_n_steps
 
-    def on_train_step_end(self, trainer: Trainer, batch: Any, batch_output: Any, step: int, **kwargs: Any) -> None:
+    def on_train_step_end(self, trainer: Any, *, step: int, **kwargs: Any) -> None:
         """Ask for an evaluation, which comes after the update that this step belongs to."""
         if step and step % self.eval_every_n_steps == 0 and trainer.eval_dataset is not None:
-            trainer.after_update(partial(self._evaluate, trainer, step))
+            trainer._det_core.after_update(partial(self._evaluate, trainer, step))
 
-    def _evaluate(self, trainer: Trainer, step: int) -> None:
+    def _evaluate(self, trainer: Any, step: int) -> None:
         trainer.print(f"Running evaluation after {step} training steps")
         trainer._run_eval_epoch(trainer._eval_dataloader, is_intermediate=True)
         trainer.print("Resuming training...")

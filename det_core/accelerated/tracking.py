@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Set
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Set
 from typing import Any
+
+
+class MetricNames(set[str]):
+    """A set of names that gives them in the order in which they were first recorded.
+
+    Args:
+        names: in that order.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._places = {name: place for place, name in enumerate(names)}
+        super().__init__(self._places)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(sorted(super().__iter__(), key=lambda name: self._places.get(name, len(self._places))))
 
 
 class RunHistory(ABC):
@@ -70,13 +86,13 @@ class InMemoryRunHistory(RunHistory):
     """A run history in the memory of this process."""
 
     def __init__(self) -> None:
-        self._epoch = 1
+        self._current_epoch = 1
         self._prefix = ""
-        self._metrics: dict[str, list[Any]] = {}
+        self._metrics: defaultdict[str, list[Any]] = defaultdict(list)
 
-    def get_metric_names(self) -> Set[str]:
-        """Of a dictionary, so in order and yet equal to a set; later metrics do not get into it."""
-        return dict.fromkeys(self._metrics).keys()
+    def get_metric_names(self) -> MetricNames:
+        """A copy, in order."""
+        return MetricNames(self._metrics)
 
     def get_metric_values(self, metric_name: str) -> list[Any]:
         """A copy."""
@@ -88,7 +104,7 @@ class InMemoryRunHistory(RunHistory):
         return self._metrics[metric_name][-1]
 
     def update_metric(self, metric_name: str, metric_value: Any) -> None:
-        self._metrics.setdefault(f"{self._prefix}{metric_name}", []).append(metric_value)
+        self._metrics[f"{self._prefix}{metric_name}"].append(metric_value)
 
     def delete_metric(self, metric_name: str) -> None:
         del self._metrics[metric_name]
@@ -102,16 +118,16 @@ class InMemoryRunHistory(RunHistory):
 
     @property
     def current_epoch(self) -> int:
-        return self._epoch
+        return self._current_epoch
 
     def _increment_epoch(self) -> None:
-        self._epoch += 1
+        self._current_epoch += 1
 
     def _set_epoch(self, epoch: int) -> None:
-        self._epoch = epoch
+        self._current_epoch = epoch
 
     def reset(self) -> None:
-        self._epoch = 1
+        self._current_epoch = 1
         self._metrics.clear()
 
 
@@ -141,3 +157,5 @@ class LossTracker:
     def average(self) -> float:
         """The mean loss of a record; 0 where there was none."""
         return self.total_loss / self.running_count if self.running_count else 0.0
+
+    _average = average  # the original's, which people read

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import itertools
-import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
@@ -50,6 +49,8 @@ class DataLoaderSlice:
         slice_size: how many batches, if it has so many.
     """
 
+    _is_det_core = True
+
     def __init__(self, dl: Any, slice_size: int) -> None:
         self.dl = dl
         self.slice_size = slice_size
@@ -58,8 +59,8 @@ class DataLoaderSlice:
     def begin(self, epoch: int, first: int = 0) -> None:
         """Tell a loader of the Trainer which epoch is next, and with which of its batches a resume goes on in it."""
         self._first = first
-        if callable(begin := getattr(self.dl, "begin", None)):
-            begin(epoch, first)
+        if getattr(self.dl, "_is_det_core", False):  # a loader of accelerate's has a begin() of its own
+            self.dl.begin(epoch, first)
 
     def __iter__(self) -> Iterator[Any]:
         return itertools.islice(self.dl, max(self.slice_size - self._first, 0))
@@ -96,13 +97,13 @@ class ModelEma(nn.Module):
     def update(self, model: nn.Module) -> None:
         """Take in the model: all parameters and buffers that are saved with it. Counts, indices and flags, of which
         there is no average, are set to the model's."""
-        self._take(model, lambda ema, new: self.update_fn(ema, new) if _averages(ema) else new)
+        self._update(model, lambda ema, new: self.update_fn(ema, new) if _averages(ema) else new)
 
     def set(self, model: nn.Module) -> None:
         """Begin anew from the model."""
-        self._take(model, lambda ema, new: new)
+        self._update(model, lambda ema, new: new)
 
-    def _take(self, model: nn.Module, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def _update(self, model: nn.Module, function: Callable[[Tensor, Tensor], Tensor]) -> None:
         news = model.state_dict(keep_vars=True)
         # by the parameters themselves, so that what two modules share is taken in once
         entries = {id(ema): (ema, news[name]) for name, ema in self.module.state_dict(keep_vars=True).items()}
@@ -119,8 +120,8 @@ def _averages(entry: Tensor) -> bool:
 def local_process_zero_only(function: Callable[P, R]) -> Callable[P, R | None]:
     """Call the function on the first process of each node; elsewhere it gives None.
 
-    All processes of a process group go on together. What the function raises is raised on all of them. Before there
-    is a group, they do not wait for each other.
+    All processes of a process group go on together. If the function fails, that is an error on all of them. Before
+    there is a group, they do not wait for each other.
     """
     return _only(function, lambda: _place()[1] == 0)
 
@@ -134,7 +135,7 @@ def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
     """Call the function on the first process of each node, and when all of these are done on the others; each gets
     its own result. For downloads, say: the others then find what the first one has fetched.
 
-    What it raises on a first process is raised on all. The decorated function raises a RuntimeError where several
+    If it fails on a first process, that is an error on all. The decorated function raises a RuntimeError where several
     processes have no process group yet, in which they could wait.
     """
 
@@ -157,12 +158,19 @@ def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
 def _only(function: Callable[P, R], here: Callable[[], bool]) -> Callable[P, R | None]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        result, error = None, None
         try:
             result = function(*args, **kwargs) if here() else None
-        except BaseException as error:  # the others would wait for ever
-            _meet(error)
-            raise
-        _meet()
+        except BaseException as e:  # the others would wait for ever
+            error = e
+        failed = [f"{type(error).__name__}: {error}" if error is not None else None]
+        if _grouped():
+            failed *= torch.distributed.get_world_size()
+            torch.distributed.all_gather_object(failed, failed[0])
+        if error is not None:
+            raise error
+        if texts := [text for text in failed if text is not None]:
+            raise RuntimeError(f"{function.__qualname__}() has failed on another rank: {texts[0]}")
         return result
 
     return wrapper
@@ -181,26 +189,6 @@ def _place() -> tuple[int, int, int]:
     return rank, int(launch.get("LOCAL_RANK", rank)), size
 
 
-def _meet(error: BaseException | None = None) -> None:
-    """Wait for all processes of the group; raise what another one has raised, unless this one has itself."""
-    if not _grouped():
-        return
-    errors: list[BaseException | None] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(errors, _portable(error))
-    for other in errors:
-        if error is None and other is not None:
-            raise other
-
-
-def _portable(error: BaseException | None) -> BaseException | None:
-    """The error, or where it cannot be sent to another process, its text."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        return RuntimeError(f"rank {torch.distributed.get_rank()}: {type(error).__name__}: {error}")
-    return error
-
-
 def epoch_seed(seed: int, epoch: int) -> int:
     """The seed of a shuffled epoch's order.
 
@@ -215,10 +203,19 @@ def epoch_seed(seed: int, epoch: int) -> int:
     return mixed_seed(seed, epoch)
 
 
-def set_seed(seed: int) -> None:
-    """Seed the generators of python, numpy (where it is imported) and torch with its devices."""
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seed the generators of python, numpy (where it is imported) and torch with its devices.
+
+    Args:
+        seed: the seed.
+        device_specific: add the rank to it.
+        deterministic: have torch use deterministic algorithms.
+    """
+    seed += _place()[0] if device_specific else 0
     torch.manual_seed(seed)
     seed_generators(seed)
+    if deterministic:
+        torch.use_deterministic_algorithms(True)
 
 
 def worker_init_fn(worker_id: int) -> None:

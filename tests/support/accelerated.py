@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from support.killed import Restarted
-from support.processes import Process, until
+from support.processes import until
 
 SCRIPT = '''
 import json, math, os, random, sys, time
 
 given = lambda name, default: type(default)(os.environ.get(name, default))
-if os.environ.get("WITHOUT_ACCELERATE"):
-    sys.modules["accelerate"] = None
 import torch
 from det_core import core
 from det_core.accelerated import Trainer
@@ -101,12 +99,7 @@ if __name__ == "__main__":
 
 
 class Training(Restarted):
-    """A script of the accelerated Trainer that is started again and again, with accelerate or without."""
-
-    def begin(self, *, accelerate: bool) -> Process:
-        """Start it."""
-        self.env["WITHOUT_ACCELERATE"] = "" if accelerate else "1"
-        return self.start()
+    """A script of the accelerated Trainer that is started again and again."""
 
     def batches(self, run: int = 1) -> dict[tuple[int, int, int], list[Any]]:
         """All that was ever noted of a batch, by rank, epoch and step."""
@@ -125,10 +118,10 @@ class Training(Restarted):
         """What it has printed in all its starts."""
         return self.output if (self.folder / "output").exists() else ""
 
-    def disturbed_at(self, batch: int, number: signal.Signals, rng: random.Random, *, run: int = 1, **how: Any) -> str:
+    def disturbed_at(self, batch: int, number: signal.Signals, rng: random.Random, *, run: int = 1) -> str:
         """Start it, and send a signal to one of its ranks once it has noted so many more batches; what it printed."""
         before, noted = len(self.printed), [len(self._noted(run, rank)) for rank in range(self.ranks)]
-        process = self.begin(**how)
+        process = self.start()
         more = [batch] + [1] * (self.ranks - 1)  # of each rank one at least, so that its last note is of this start
         until(
             lambda: all(len(self._noted(run, r)) >= noted[r] + more[r] for r in range(self.ranks)),
@@ -141,10 +134,10 @@ class Training(Restarted):
         assert (status != 0) == (number == signal.SIGKILL), (status, printed)
         return printed
 
-    def finished(self, **how: Any) -> str:
+    def finished(self) -> str:
         """Start it, and let it come to its end; what it printed."""
         before = len(self.printed)
-        assert self.begin(**how).wait() == 0, self.output[before:]
+        assert self.start().wait() == 0, self.output[before:]
         return self.output[before:]
 
     def _noted(self, run: int, rank: int) -> list[Any]:
@@ -154,7 +147,7 @@ class Training(Restarted):
 
     def ends(self) -> dict[str, Any]:
         """All that the newest checkpoint holds: of every rank too."""
-        return {name: self.state(name) for name in ["state.pt", *(f"rng_rank{r}.pth" for r in range(self.ranks))]}
+        return {"state.pt": self.state("state.pt")}
 
 
 def assert_same(one: Any, other: Any, where: str = "") -> None:

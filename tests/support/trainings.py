@@ -19,7 +19,7 @@ METHODS = (
     "evaluation_run_start", "evaluation_run_end",
 )  # fmt: skip
 """The methods of a Trainer that a user overrides."""
-EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_"))
+EVENTS = tuple(name for name in vars(TrainerCallback) if name.startswith("on_") and name != "on_update")
 
 
 def rows(number: int = 40, scale: float = 1.0) -> TensorDataset:

@@ -14,8 +14,6 @@ pytest.importorskip("torch")
 
 HEAD = """
 import json, os, sys
-if os.environ.get("WITHOUT_ACCELERATE"):
-    sys.modules["accelerate"] = None
 import torch
 from torch.utils.data import Dataset
 from det_core.accelerated import Trainer
@@ -59,14 +57,13 @@ def train(trainer, epochs=1, rows=40, eval_rows=None, size=2, **more):
     )
     return trainer
 """
-WITH_AND_WITHOUT = pytest.mark.parametrize("without", ["", "1"], ids=["accelerate", "alone"])
 
 
 def on_ranks(
-    tmp_path: Path, code: str, without: str, *, status: list[int] | None = None
+    tmp_path: Path, code: str, *, status: list[int] | None = None
 ) -> tuple[list[list[dict[str, Any]]], list[str]]:
     """Run code on two ranks; what they said, and their whole output."""
-    env = {"WITHOUT_ACCELERATE": without, "OMP_NUM_THREADS": "1", "DET_CORE_HOME": str(tmp_path / "home")}
+    env = {"OMP_NUM_THREADS": "1", "DET_CORE_HOME": str(tmp_path / "home")}
     with running(HEAD + code, 2, tmp_path, env=env) as ranks:
         found = ranks.wait()
         outputs = [ranks.output(rank) for rank in range(2)]
@@ -75,8 +72,7 @@ def on_ranks(
         return [[json.loads(line[5:]) for line in each if line.startswith("SAID ")] for each in lines], outputs
 
 
-@WITH_AND_WITHOUT
-def test_cases_9_12_and_16_of_ranks_that_have_no_core(tmp_path: Path, without: str) -> None:
+def test_cases_9_12_and_16_of_ranks_that_have_no_core(tmp_path: Path) -> None:
     """Losses over uneven shares; updates counted over all ranks; a schedule that ends on both. One after the other; the
     process group, whoever made it, is ended with the process."""
     said, _ = on_ranks(tmp_path, """
@@ -116,7 +112,7 @@ shares = []
 train(trainer(cls=Tokens), rows=10, gradient_accumulation_steps=2)
 say(shares=shares)
 say(gathered=three.gather(torch.full((RANK + 1,), RANK), padding_value=-1).tolist())
-""", without)  # fmt: skip
+""")  # fmt: skip
     (nine, twelve, sixteen, two, tokens, gathered, ended), (nine_1, twelve_1, sixteen_1, *_) = said
     assert nine["losses"] != nine_1["losses"] and len(nine["losses"]) == len(nine_1["losses"]) == 3
     assert nine["warned"] == nine_1["warned"] == 1 and not nine["wrapped"]
@@ -187,8 +183,7 @@ WHERE = ("step", "step start", "update", "nan", "eval nan", "eval", "eval start"
 """
 
 
-@WITH_AND_WITHOUT
-def test_case_29_a_stop_on_one_rank_stops_all_at_one_update(tmp_path: Path, without: str) -> None:
+def test_case_29_a_stop_on_one_rank_stops_all_at_one_update(tmp_path: Path) -> None:
     """In a step, in an evaluation, at an epoch's end: without a core, then with one; each in one process after the
     other, so that none leaves a thing behind that stops the next."""
     said, outputs = on_ranks(tmp_path, STOPS + """
@@ -204,7 +199,7 @@ try:
     stopped("nan", on_nan="exit")
 except SystemExit as e:
     say(exit=str(e))
-""", without)  # fmt: skip
+""")  # fmt: skip
     exits = [each.pop() for each in said]
     assert exits[0] == exits[1] == {"exit": "Exiting due to NaN loss"}, outputs[0]
     assert len(said[0]) == len(said[1]) == 19
@@ -220,10 +215,8 @@ except SystemExit as e:
         assert outputs[0].count(f"enough of {where}\n") >= 2, "rank 0 says why"
 
 
-@pytest.mark.parametrize(("where", "without"), [("step", ""), ("eval", "1"), ("core step", "1")])
-def test_any_other_exception_on_one_rank_ends_the_others_with_its_text(
-    tmp_path: Path, where: str, without: str
-) -> None:
+@pytest.mark.parametrize("where", ["step", "eval", "core step"])
+def test_any_other_exception_on_one_rank_ends_the_others_with_its_text(tmp_path: Path, where: str) -> None:
     _, outputs = on_ranks(tmp_path, STOPS + f"""
 where = {where!r}
 stops = Stops(where.removeprefix("core "), KeyError("lost the plot"))
@@ -233,7 +226,7 @@ if where.startswith("core"):
 else:
     train(trainer([stops]), epochs=3, rows=20, eval_rows=12)
 say(end=True)
-""", without, status=[1, 1])  # fmt: skip
+""", status=[1, 1])  # fmt: skip
     assert "rank 1 has left after" in outputs[0] or "PeerLost" in outputs[0], outputs[0]
     assert "lost the plot" in outputs[0], outputs[0]
     assert "raised by the callback Stops in on_" in outputs[1]
@@ -252,11 +245,79 @@ def told(decorate, fails):
         return RANK
     try:
         return function(fails)
-    except ValueError as e:
-        return str(e)
+    except (ValueError, RuntimeError) as e:
+        return str(e).split(": ")[-1]
 
 for decorate in (local_process_zero_only, world_process_zero_only, local_process_zero_first):
     say(fails=told(decorate, True), returns=told(decorate, False))
-""", "1")  # fmt: skip
+""")  # fmt: skip
     assert said[0] == [{"fails": "on rank 0", "returns": 0}] * 3
     assert said[1] == [{"fails": "on rank 0", "returns": None}] * 2 + [{"fails": "on rank 0", "returns": 1}]
+
+
+def test_gathering_in_the_steps_over_uneven_data(tmp_path: Path) -> None:
+    """Short batches are filled from the epoch's beginning; what was there twice is dropped by gather_for_metrics()."""
+    said, _ = on_ranks(tmp_path, """
+class Gathers(Trainer):
+    _pad_uneven_eval_batches = True
+    def calculate_train_batch_loss(self, batch):
+        found = super().calculate_train_batch_loss(batch)
+        gathered.append(len(self.gather(found["model_outputs"].detach())))
+        assert self.model.in_features == 1, "attributes of the user's model"
+        return found
+    def calculate_eval_batch_loss(self, batch):
+        kept.extend(self._accelerator.gather_for_metrics(batch[1]).flatten().tolist())
+        return super().calculate_eval_batch_loss(batch)
+
+gathered, kept = [], []
+one = train(trainer(cls=Gathers), rows=37, eval_rows=37, size=4)
+say(gathered=gathered, kept=len(kept), rows=len(set(kept)), updates=one.updates_completed, left=one.model.in_features)
+""")  # fmt: skip
+    assert said == [[{"gathered": [8] * 5, "kept": 37, "rows": 37, "updates": 5, "left": 1}]] * 2
+
+
+def test_ranks_that_were_given_different_things_are_told(tmp_path: Path) -> None:
+    said, _ = on_ranks(tmp_path, """
+for options in (
+    {"rows": 40 + 12 * RANK}, {"epochs": 2 + RANK}, {"checkpoint_every": 2 + RANK}, {"eval_rows": None if RANK else 8},
+):
+    try:
+        train(trainer(), **options)
+    except ValueError as e:
+        say(error=str(e))
+say(updates=train(trainer()).updates_completed)
+""")  # fmt: skip
+    for rank in said:
+        data, epochs, every, evaluated, after = rank
+        assert "differ in the length of train_dataset: 40 on rank 0, 52 on rank 1. Give all" in data["error"]
+        assert "differ in num_epochs: 2 on rank 0, 3 on rank 1" in epochs["error"]
+        assert "differ in checkpoint_every: 2 on rank 0, 3 on rank 1" in every["error"]
+        assert "differ in the length of eval_dataset: 8 on rank 0, None on rank 1" in evaluated["error"]
+        assert after == {"updates": 10}
+
+
+def test_a_report_at_an_epochs_last_update_and_other_ranks_after_it(tmp_path: Path) -> None:
+    """Whether it was made is decided alike on all of them, whatever each has counted."""
+    code = (
+        HEAD
+        + """
+from det_core import core
+
+class Leaves(TrainerCallback):
+    def on_update(self, trainer, **kwargs):
+        if SIZE == 1 and trainer.steps_completed == 10:
+            core.current_context().preempt._ask_for("signal")
+
+SIZE = int(os.environ["WORLD_SIZE"])
+distributed = core.DistributedContext.detect() if SIZE > 1 else None
+with core.init(name="window", resume="latest", distributed=distributed):
+    one = train(trainer([Leaves()]), epochs=2, rows=20, eval_rows=20, report_every=10)
+    say(updates=one.updates_completed, preempted=one.preempted)
+"""
+    )
+    env = {"OMP_NUM_THREADS": "1", "DET_CORE_HOME": str(tmp_path / "home")}
+    for size, told in ((1, {"updates": 10, "preempted": True}), (2, {"updates": 15, "preempted": False})):
+        (folder := tmp_path / str(size)).mkdir()
+        with running(code, size, folder, env=env) as ranks:
+            assert ranks.wait() == [0] * size, ranks.output(0)
+            assert "SAID " + json.dumps(told) in ranks.output(size - 1)

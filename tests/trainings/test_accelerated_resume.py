@@ -1,4 +1,4 @@
-"""A training that is killed or paused, with accelerate or without, ends as one that was left alone: to the last bit."""
+"""A training that is killed or paused ends as one that was left alone: to the last bit."""
 
 from __future__ import annotations
 
@@ -41,18 +41,17 @@ def assert_as_straight(other: Training, straight: Training) -> None:
 
 @pytest.mark.parametrize(("ranks", "workers", "every"), [(1, "2", "epoch"), (2, "0", "2")])
 def test_case_38_killed_and_paused_ends_as_straight(tmp_path: Path, ranks: int, workers: str, every: str) -> None:
-    """Killed with accelerate, paused without it, and ended with it."""
     rng = random.Random(ranks)
     straight, other = (
         script(tmp_path / name, ranks, EVERY=every, WORKERS=workers) for name in ("straight", "disturbed")
     )
-    straight.finished(accelerate=False)
+    straight.finished()
     half = EPOCHS * BATCHES[ranks] // 2
-    other.disturbed_at(rng.randrange(1, half), signal.SIGKILL, rng, accelerate=True)
+    other.disturbed_at(rng.randrange(1, half), signal.SIGKILL, rng)
     number = rng.choice([signal.SIGTERM, signal.SIGUSR1])
-    printed = other.disturbed_at(rng.randrange(1, half - 3), number, rng, accelerate=False)
+    printed = other.disturbed_at(rng.randrange(1, half - 3), number, rng)
     stopped = re.findall(r"DONE run 1 at (\d+) preempted True", printed)
     assert len(stopped) == ranks and len(set(stopped)) == 1 and f"PREEMPTED at {stopped[0]}" in printed, printed
-    printed = other.finished(accelerate=True)
+    printed = other.finished()
     assert "Resumed at batch" in printed
     assert_as_straight(other, straight)

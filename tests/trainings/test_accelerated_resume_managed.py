@@ -36,16 +36,12 @@ class Job:
         master: the master.
         folder: made here; where its checkpoints and what it notes go.
         slots: of the trial.
-        accelerate: whether it has that.
     """
 
-    def __init__(self, master: RealMaster, folder: Path, slots: int, *, accelerate: bool) -> None:
+    def __init__(self, master: RealMaster, folder: Path, slots: int) -> None:
         folder.mkdir()
         self.master, self.folder, self.slots = master, folder, slots
-        variables = {
-            "DATA": folder, "EPOCHS": EPOCHS, "WORKERS": 0, "OMP_NUM_THREADS": 1,
-            "WITHOUT_ACCELERATE": "" if accelerate else 1,
-        }  # fmt: skip
+        variables = {"DATA": folder, "EPOCHS": EPOCHS, "WORKERS": 0, "OMP_NUM_THREADS": 1}
         launcher = "python -m det_core.launch.torch_distributed" if slots > 1 else "python"
         self.number = master.create(
             {
@@ -87,23 +83,24 @@ class Job:
             for group in ("training", "validation")
             for row in self.master.rows(trial["id"], group)
         ]
-        places = self.folder.glob("store/*/trainer_state.json")
-        told = {path.parent: json.loads(path.read_text()) for path in places}
+        places = self.folder.glob("store/*/state.pt")
+        told = {path.parent: torch.load(path, weights_only=True)["position"] for path in places}
         folder, last = max(told.items(), key=lambda item: (item[1]["updates"], item[1]["epoch"]))
         assert (last["updates"], last["epoch"], last["batch"]) == (UPDATES[self.slots], EPOCHS, 0)
-        names = ["state.pt", *(f"rng_rank{rank}.pth" for rank in range(self.slots))]
         batches: dict[Any, Any] = {}
         for rank in range(self.slots):
             for _, (epoch, step, *what) in self.noted(rank):
                 assert batches.setdefault((rank, epoch, step), what) == what
-        return {name: torch.load(folder / name, weights_only=True) for name in names}, reported, batches
+        state = torch.load(folder / "state.pt", weights_only=True)
+        state["position"].pop("trial_id")
+        return state, reported, batches
 
 
 @pytest.mark.parametrize("slots", [1, 2])
 def test_killed_and_paused_under_a_master(master: RealMaster, tmp_path: Path, slots: int) -> None:
     rng = random.Random(slots)
-    straight = Job(master, tmp_path / "straight", slots, accelerate=False).ended()
-    job = Job(master, tmp_path / "disturbed", slots, accelerate=True)
+    straight = Job(master, tmp_path / "straight", slots).ended()
+    job = Job(master, tmp_path / "disturbed", slots)
     os.kill(rng.choice(job.after(rng.randrange(1, 10))), signal.SIGKILL)
     job.after(rng.randrange(1, 6))
     master.post(f"experiments/{job.number}/pause")

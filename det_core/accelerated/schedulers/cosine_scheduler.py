@@ -44,18 +44,11 @@ class CosineLrScheduler(StatefulSchedulerBase):
     )  # fmt: skip
 
     def __init__(
-        self,
-        optimizer: Any,
-        total_num_epochs: int,
-        num_update_steps_per_epoch: int,
-        k_decay: float = 1.0,
-        lr_min: float = 1e-6,
-        min_lr_ratio: float | None = None,
-        num_warmup_epochs: int = 0,
-        warmup_starting_lr: float = 1e-6,
-        warmup_starting_lr_ratio: float | None = None,
+        self, optimizer: Any, total_num_epochs: int, num_update_steps_per_epoch: int, k_decay: float = 1.0,
+        lr_min: float = 1e-6, min_lr_ratio: float | None = None, num_warmup_epochs: int = 0,
+        warmup_starting_lr: float = 1e-6, warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: int = 0,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(optimizer)
         if not (total_num_epochs > 0 and num_update_steps_per_epoch > 0):
             raise AssertionError(
@@ -104,17 +97,12 @@ class CosineLrScheduler(StatefulSchedulerBase):
 
     @classmethod
     def create_scheduler_fn(
-        cls,
-        total_num_epochs: int | Placeholder = TrainerPlaceholderValues.NUM_EPOCHS,
+        cls, total_num_epochs: int | Placeholder = TrainerPlaceholderValues.NUM_EPOCHS,
         num_update_steps_per_epoch: int | Placeholder = TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH,
-        k_decay: float = 1.0,
-        lr_min: float = 1e-6,
-        min_lr_ratio: float | None = None,
-        num_warmup_epochs: int = 0,
-        warmup_starting_lr: float = 1e-6,
-        warmup_starting_lr_ratio: float | None = None,
+        k_decay: float = 1.0, lr_min: float = 1e-6, min_lr_ratio: float | None = None, num_warmup_epochs: int = 0,
+        warmup_starting_lr: float = 1e-6, warmup_starting_lr_ratio: float | None = None,
         num_cooldown_epochs: int = 0,
-    ) -> Callable[[Any], CosineLrScheduler]:
+    ) -> Callable[[Any], CosineLrScheduler]:  # fmt: skip
         """What to pass to ``train(create_scheduler_fn=)``: the scheduler over the whole run, unless told otherwise."""
         arguments = {name: value for name, value in locals().items() if name != "cls"}
         return partial(cls, **arguments)  # the trainer puts numbers in the place of placeholders

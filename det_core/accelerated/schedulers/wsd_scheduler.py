@@ -48,19 +48,11 @@ class WSDLrScheduler(StatefulSchedulerBase):
     """
 
     def __init__(
-        self,
-        optimizer: Any,
-        num_epochs: int | None = None,
-        num_update_steps_per_epoch: int | None = None,
-        total_steps: int | None = None,
-        num_warmup_steps: int | None = 0,
-        decay_phase_ratio: float = 0.1,
-        lr_min: float = 1e-6,
-        warmup_starting_lr: float = 1e-6,
-        use_inverse_sqrt_decay: bool = True,
-        num_checkpoints: int = 1,
-        is_continuation_from_checkpoint: bool = False,
-    ) -> None:
+        self, optimizer: Any, num_epochs: int | None = None, num_update_steps_per_epoch: int | None = None,
+        total_steps: int | None = None, num_warmup_steps: int | None = 0, decay_phase_ratio: float = 0.1,
+        lr_min: float = 1e-6, warmup_starting_lr: float = 1e-6, use_inverse_sqrt_decay: bool = True,
+        num_checkpoints: int = 1, is_continuation_from_checkpoint: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(optimizer)
         self.total_steps = _total(num_epochs, num_update_steps_per_epoch, total_steps)
         self.num_warmup_steps = int(0.01 * self.total_steps) if num_warmup_steps is None else num_warmup_steps
@@ -173,17 +165,12 @@ class WSDLrScheduler(StatefulSchedulerBase):
 
     @classmethod
     def create_scheduler_fn(
-        cls,
-        total_num_epochs: int | Placeholder = TrainerPlaceholderValues.NUM_EPOCHS,
+        cls, total_num_epochs: int | Placeholder = TrainerPlaceholderValues.NUM_EPOCHS,
         num_update_steps_per_epoch: int | Placeholder = TrainerPlaceholderValues.PER_PROCESS_NUM_UPDATE_STEPS_PER_EPOCH,
-        num_warmup_epochs: int | None = None,
-        decay_phase_ratio: float = 0.1,
-        lr_min: float = 1e-6,
-        warmup_starting_lr: float = 1e-6,
-        use_inverse_sqrt_decay: bool = True,
-        num_checkpoints: int = 1,
+        num_warmup_epochs: int | None = None, decay_phase_ratio: float = 0.1, lr_min: float = 1e-6,
+        warmup_starting_lr: float = 1e-6, use_inverse_sqrt_decay: bool = True, num_checkpoints: int = 1,
         is_continuation_from_checkpoint: bool = False,
-    ) -> Callable[[Any], WSDLrScheduler]:
+    ) -> Callable[[Any], WSDLrScheduler]:  # fmt: skip
         """What to pass to ``train(create_scheduler_fn=)``: the scheduler over the whole run, unless told otherwise.
 
         ``num_warmup_epochs=None`` is a warmup of a hundredth of the run.

@@ -148,7 +148,7 @@ def test_case_36_a_checkpoint_of_the_core_is_plain_and_that_of_another_model_is_
     state = torch.load(checkpoint, weights_only=True)
     assert list(state["model"]) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     assert state["optimizers"][0]["state"][0]["momentum_buffer"] is not None
-    assert state["schedulers"]["scheduler 0"]["num_updates"] == 3
+    assert state["schedulers"][0]["num_updates"] == 3
     with core.init(name="it", resume="latest"), pytest.raises(CheckpointError, match="does not fit"):
         train(trainer(width=2), 2)
     with core.init(name="it", resume="latest"), pytest.raises(CheckpointError, match="1 schedulers"):
@@ -178,7 +178,10 @@ def test_batches_of_another_size_go_on_at_the_same_record(capsys: pytest.Capture
             create_scheduler_fn=CosineLrScheduler.create_scheduler_fn(), train_dataloader_kwargs={"num_workers": 0},
         )  # fmt: skip
     assert events.updates == [3, 4, 5, 6, 7], "20 of 40 records are left"
-    assert "Batches of 4 go on where those of 10 were: at batch 5 of epoch 1, record 20" in capsys.readouterr().out
+    assert (
+        "batches of 4 go on where 1 with batches of 10 were: at batch 5 of epoch 1, record 20"
+        in capsys.readouterr().out
+    )
 
 
 def test_parameters_beside_the_model_are_told_of() -> None:

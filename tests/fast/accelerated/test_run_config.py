@@ -52,41 +52,6 @@ def test_numbers_of_numpy_are_numbers() -> None:
     assert config.num_epochs == 3
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "says"),
-    [
-        ("num_epochs", "2", "num_epochs must be a whole number, not '2'"),
-        ("num_epochs", 2.5, "num_epochs must be a whole number, not 2.5"),
-        ("num_epochs", True, "num_epochs must be a whole number, not True"),
-        ("num_epochs", None, "num_epochs must be a whole number, not None"),
-        ("train_per_device_batch_size", "8", "train_per_device_batch_size must be a whole number or None, not '8'"),
-        ("gradient_clip_value", "1", "gradient_clip_value must be a number or None, not '1'"),
-        ("train_dl_kwargs", [], "train_dl_kwargs must be a dictionary or None"),
-        ("is_distributed", 1, "is_distributed must be True or False, not 1"),
-        ("mixed_precision", None, "mixed_precision must be a string, not None"),
-    ],
-)
-def test_a_value_of_another_type(name: str, value: Any, says: str) -> None:
-    with pytest.raises(TypeError) as caught:
-        TrainerRunConfig(**{**FIELDS, name: value})
-    assert str(caught.value).startswith(says)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "least"),
-    [
-        ("num_epochs", -1, 0),
-        ("gradient_accumulation_steps", 0, 1),
-        ("gradient_clip_value", -0.1, 0),
-        ("gradient_clip_value", float("nan"), 0),
-        ("num_processes", 0, 1),
-    ],
-)
-def test_a_number_that_is_too_small(name: str, value: float, least: int) -> None:
-    with pytest.raises(ValueError, match=f"^{name} must be at least {least}, not {value}$"):
-        TrainerRunConfig(**{**FIELDS, name: value})
-
-
 def test_a_subclass_may_add_fields() -> None:
     @dataclasses.dataclass(frozen=True)
     class Wider(TrainerRunConfig):

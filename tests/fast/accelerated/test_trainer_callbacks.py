@@ -34,7 +34,6 @@ from det_core.accelerated.finetuning import ModelFreezer  # noqa: E402
 from det_core.accelerated.utils import LIMIT_BATCHES_ENV_VAR, LimitBatches  # noqa: E402
 from support.trainings import Events, a_trainer, evaluate, linear, rows, same, scripted, train, weights  # noqa: E402
 
-BOTH = pytest.mark.usefixtures("strategy")
 """For what concerns the model, its gradients or its place: with accelerate and without it."""
 
 
@@ -133,7 +132,6 @@ def test_case_26_callbacks_come_in_order_and_may_be_added_later() -> None:
     assert order == ["First", "Second"]
 
 
-@BOTH
 def test_case_27_a_stop_in_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     stopping, after = StopsIn("on_train_step_end", 2), After()
     trainer = train(a_trainer(callbacks=[stopping, after]), 3, eval_dataset=rows(10))
@@ -145,7 +143,6 @@ def test_case_27_a_stop_in_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 1
 
 
-@BOTH
 def test_case_27_a_stop_leaves_no_gradients_to_the_next_run() -> None:
     class InTheMiddle(TrainerCallback):
         def on_train_step_end(self, trainer: Any, batch: Any, batch_output: Any, step: int, **kwargs: Any) -> None:
@@ -173,7 +170,6 @@ def test_case_27_a_stop_in_an_evaluation_run() -> None:
     assert stopping.log[-3:] == ["on_eval_step_end", "on_stop_training_error", "on_evaluation_run_end"]
 
 
-@BOTH
 def test_case_27_any_other_error_leaves_at_once_with_the_model_unwrapped() -> None:
     class Breaks(TrainerCallback):
         def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
@@ -188,7 +184,6 @@ def test_case_27_any_other_error_leaves_at_once_with_the_model_unwrapped() -> No
     assert trainer.model is model and trainer.optimizer is optimizer
 
 
-@BOTH
 def test_case_28_nan_ends_the_process_after_all_callbacks() -> None:
     after = After()
     trainer = a_trainer(nan_in(2), [TerminateOnNaNCallback, after])
@@ -255,7 +250,6 @@ class KeepsWeights(TrainerCallback):
         self.epochs.append(weights(trainer))
 
 
-@BOTH
 def test_case_31_the_best_model_is_kept_and_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, keeps = tmp_path / "best.pt", KeepsWeights()
     best = SaveBestModelCallback(path)
@@ -281,7 +275,6 @@ def test_case_31_a_stale_file_is_not_loaded(tmp_path: Path) -> None:
     ))  # fmt: skip
 
 
-@BOTH
 def test_case_31_nan_is_the_worst_and_the_first_file_is_as_the_later_ones(tmp_path: Path) -> None:
     best = SaveBestModelCallback(tmp_path / "best.pt", save_scheduler=False, save_optimizer=False)
     trainer = a_trainer(scripted(math.nan, 2, math.nan), [best])
@@ -299,7 +292,6 @@ def test_case_31_a_metric_that_nobody_records(tmp_path: Path) -> None:
         train(a_trainer(callbacks=[SaveBestModelCallback(tmp_path / "best.pt", "eval_f1")]))
 
 
-@BOTH
 def test_case_32_the_average_of_a_model(tmp_path: Path) -> None:
     ema = ModelEmaCallback(decay=0.5, save_path=tmp_path / "ema.pt")
     trainer = a_trainer(callbacks=[ema])
@@ -319,7 +311,6 @@ def test_case_32_the_average_of_a_model(tmp_path: Path) -> None:
                                                  strict=True))  # fmt: skip
 
 
-@BOTH
 def test_case_32_the_model_is_back_when_its_evaluation_raises(tmp_path: Path) -> None:
     class Breaks(TrainerCallback):
         def on_eval_step_end(self, trainer: Any, **kwargs: Any) -> None:
@@ -334,7 +325,6 @@ def test_case_32_the_model_is_back_when_its_evaluation_raises(tmp_path: Path) ->
     assert trainer.run_history.metric_name_prefix == ""
 
 
-@BOTH
 def test_case_32_after_each_update_and_without_evaluation(tmp_path: Path) -> None:
     ema = ModelEmaCallback(decay=0.5, save_path=tmp_path / "ema.pt", update_every="step")
     seen: list[Any] = []
@@ -353,7 +343,6 @@ def test_case_32_after_each_update_and_without_evaluation(tmp_path: Path) -> Non
     assert (tmp_path / "ema.pt").exists()
 
 
-@BOTH
 def test_case_33_evaluation_in_the_middle_of_an_epoch(capsys: pytest.CaptureFixture[str]) -> None:
     modes: list[bool] = []
     order: list[str] = []
@@ -448,7 +437,6 @@ def test_case_34_a_limit_beyond_the_loader_and_its_last_group() -> None:
     assert trainer.updates_completed == 2
 
 
-@BOTH
 def test_case_35_frozen_layers_stay_as_they_are() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     freezer = ModelFreezer(model)
@@ -474,7 +462,6 @@ class _Holding:
         return self._held
 
 
-@BOTH
 def test_modules_beside_the_model_are_moved() -> None:
     moved: list[Any] = []
 

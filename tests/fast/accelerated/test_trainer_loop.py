@@ -26,7 +26,6 @@ from support.trainings import (  # noqa: E402
     weights,
 )
 
-BOTH = pytest.mark.usefixtures("strategy")
 """For what concerns the model, its gradients or its place: with accelerate and without it."""
 
 BATCH = ["on_train_step_start", "calculate_train_batch_loss", "on_train_step_end", "backward_step"]
@@ -52,7 +51,6 @@ def recorded(**options: Any) -> Recording:
     return trainer
 
 
-@BOTH
 def test_case_01_the_order_of_a_training_run() -> None:
     trainer = recorded()
     train(trainer, 2, eval_dataset=rows(20))
@@ -65,7 +63,6 @@ def test_case_01_the_order_of_a_training_run() -> None:
     assert trainer.run_history.current_epoch == 3
 
 
-@BOTH
 def test_case_01_what_events_are_told() -> None:
     events = Events()
     train(a_trainer(callbacks=[events]), 1, eval_dataset=rows(20))
@@ -78,7 +75,6 @@ def test_case_01_what_events_are_told() -> None:
     assert [set(told) for name, told in events.told if name == "on_eval_step_end"] == [{"batch", "batch_output"}] * 2
 
 
-@BOTH
 def test_case_01_modes_and_gradients() -> None:
     seen: list[tuple[bool, bool]] = []
 
@@ -93,7 +89,6 @@ def test_case_01_modes_and_gradients() -> None:
     assert seen == [(True, True), (False, False)] * 2
 
 
-@BOTH
 def test_case_02_the_order_of_an_evaluation_run() -> None:
     trainer = recorded()
     train(trainer)
@@ -117,7 +112,6 @@ def linear_of(trainer: Any) -> Any:
     return trainer.model
 
 
-@BOTH
 def test_case_02_without_an_optimizer() -> None:
     trainer = Trainer(linear(), nn.functional.mse_loss, None, ())
     assert evaluate(trainer).run_history.get_latest_metric("evaluation_loss") > 0
@@ -134,7 +128,6 @@ def test_case_03_no_evaluation_without_a_dataset() -> None:
     assert list(trainer.run_history.get_metric_names()) == ["train_loss_epoch"]
 
 
-@BOTH
 def test_case_04_updates_of_accumulated_batches() -> None:
     trainer = recorded()
     schedulers: list[Any] = []
@@ -151,7 +144,6 @@ def test_case_04_updates_of_accumulated_batches() -> None:
     assert between == ["optimizer_step", "scheduler_step", "optimizer_zero_grad"]
 
 
-@BOTH
 def test_case_05_the_loss_does_not_depend_on_accumulation() -> None:
     losses = [
         train(a_trainer(lr=0.0), gradient_accumulation_steps=n).run_history.get_latest_metric("train_loss_epoch")
@@ -160,7 +152,6 @@ def test_case_05_the_loss_does_not_depend_on_accumulation() -> None:
     assert losses[0] == losses[1] > 0
 
 
-@BOTH
 def test_case_05_what_is_divided_is_a_new_tensor() -> None:
     """exp() keeps its result for backward, which an in-place division breaks."""
     handed: list[float] = []
@@ -177,7 +168,6 @@ def test_case_05_what_is_divided_is_a_new_tensor() -> None:
     assert handed == pytest.approx([loss / 2 for loss in shown])
 
 
-@BOTH
 def test_case_06_a_short_last_group_is_divided_by_its_size() -> None:
     data, plain = rows(50), linear()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.5)
@@ -193,7 +183,6 @@ def test_case_06_a_short_last_group_is_divided_by_its_size() -> None:
     assert same(trainer, plain)
 
 
-@BOTH
 def test_case_07_gradients_are_clipped_once_an_update() -> None:
     largest: list[float] = []
 
@@ -208,7 +197,6 @@ def test_case_07_gradients_are_clipped_once_an_update() -> None:
     assert largest == pytest.approx([0.1, 0.1])
 
 
-@BOTH
 def test_case_07_by_norm() -> None:
     norms: list[float] = []
 
@@ -223,7 +211,6 @@ def test_case_07_by_norm() -> None:
     assert trainer.run_history.get_latest_metric("train_gradient_norm") > 1  # what it was before
 
 
-@BOTH
 def test_case_08_the_mean_over_samples() -> None:
     data = TensorDataset(
         torch.zeros(24, 2), torch.cat([torch.full((n, 1), v) for n, v in ((10, 1.0), (10, 2.0), (4, 6.0))])
@@ -268,7 +255,6 @@ def test_case_13_two_runs_of_one_history() -> None:
     assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 1
 
 
-@BOTH
 def test_case_14_a_scheduler_does_not_outlive_its_run() -> None:
     trainer = a_trainer()
     train(trainer, create_scheduler_fn=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
@@ -324,7 +310,6 @@ UNDERSCORED = (
 )  # fmt: skip
 
 
-@BOTH
 def test_case_45_every_overridable_method_is_called() -> None:
     counts: dict[str, int] = {}
 
@@ -359,7 +344,6 @@ def test_case_45_every_overridable_method_is_called() -> None:
     }  # fmt: skip
 
 
-@BOTH
 def test_case_45_what_an_override_does_is_all_that_is_done() -> None:
     """A step of one's own that does not call super() replaces the Trainer's."""
 

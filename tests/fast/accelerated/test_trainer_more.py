@@ -3,6 +3,7 @@ a managed training's reports."""
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +27,6 @@ torchmetrics = pytest.importorskip("torchmetrics")
 # metrics
 
 
-@pytest.mark.usefixtures("strategy")
 def test_metrics_of_each_epoch() -> None:
     trainer = a_trainer(
         lr=0.0, metrics=torchmetrics.MeanAbsoluteError(), train_metrics={"mae": torchmetrics.MeanAbsoluteError()}
@@ -56,7 +56,6 @@ def test_metrics_are_anew_in_each_epoch() -> None:
     )
 
 
-@pytest.mark.usefixtures("strategy")
 def test_metrics_are_moved_to_the_device() -> None:
     moved: list[Any] = []
 
@@ -128,7 +127,6 @@ def halving(optimizers: Any) -> Any:
     return [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5) for optimizer in optimizers]
 
 
-@pytest.mark.usefixtures("strategy")
 def test_several_optimizers_and_schedulers(tmp_path: Path) -> None:
     plain = Halves()
     optimizers = plain.optimizers()
@@ -155,7 +153,6 @@ def test_several_optimizers_and_schedulers(tmp_path: Path) -> None:
 # norms, steps
 
 
-@pytest.mark.usefixtures("strategy")
 def test_the_norm_of_gradients_in_the_history() -> None:
     norms: list[float] = []
 
@@ -170,7 +167,6 @@ def test_the_norm_of_gradients_in_the_history() -> None:
     assert same(trainer, train(a_trainer(), 2))  # looking changes nothing
 
 
-@pytest.mark.usefixtures("strategy")
 def test_training_and_evaluation_by_updates() -> None:
     events = Events()
     trainer = train(a_trainer(Recording, [events]), 1, max_num_train_steps=6, evaluate_every=2, eval_dataset=rows(10))
@@ -195,7 +191,6 @@ def test_a_later_epoch_number_ends_no_run() -> None:
     assert trainer.run_history.current_epoch == 8
 
 
-@pytest.mark.usefixtures("strategy")
 def test_a_model_is_given_back_as_it_was_also_after_an_error() -> None:
     class Breaks(Events):
         def on_train_step_end(self, trainer: Any, **kwargs: Any) -> None:
@@ -274,7 +269,7 @@ class Pair(NamedTuple):
     b: Any
 
 
-def test_gather_and_print_with_one_process(strategy: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gather_and_print_with_one_process(capsys: pytest.CaptureFixture[str]) -> None:
     trainer = a_trainer()
     tensor = torch.tensor([1.0, -100.0])
     assert trainer.gather(tensor) is tensor
@@ -286,16 +281,25 @@ def test_gather_and_print_with_one_process(strategy: str, capsys: pytest.Capture
     assert world_process_zero_only(lambda: 5)() == 5 and trainer.device == torch.device("cpu")
 
 
-def test_set_seed_and_the_launcher_for_notebooks(without_accelerate: None) -> None:
+def test_set_seed_and_the_launcher_for_notebooks(monkeypatch: pytest.MonkeyPatch) -> None:
     from det_core.accelerated import notebook_launcher, set_seed
     from det_core.errors import MissingExtra
 
     set_seed(3)
     first = torch.rand(1)
-    set_seed(3)
+    set_seed(3, device_specific=True)  # of rank 0
     assert torch.equal(first, torch.rand(1))
+    set_seed(3, deterministic=True)
+    assert torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    monkeypatch.setenv("RANK", "2")
+    set_seed(1, device_specific=True)
+    assert torch.equal(first, torch.rand(1))
+    monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(MissingExtra, match="starting processes from a notebook needs accelerate"):
         notebook_launcher(print)
+    with pytest.raises(MissingExtra, match=r"the accelerated Trainer needs accelerate, .* Install it: pip install"):
+        a_trainer()
 
 
 # stand-ins of people's own tests
@@ -338,7 +342,6 @@ def test_a_double_of_an_accelerator() -> None:
     assert [text.split(":")[0].strip() for text in printed] == ["train_loss_epoch", "eval_loss_epoch"] * 2
 
 
-@pytest.mark.usefixtures("strategy")
 def test_what_a_trainer_is_given_is_not_looked_at_until_it_is_used() -> None:
     assert Trainer("model", "loss", "optimizer").model == "model"
 

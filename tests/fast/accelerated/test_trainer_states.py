@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from det_core.accelerated.callbacks import (  # noqa: E402
     SaveTrainingStateCallback,
 )
 from det_core.accelerated.schedulers import StatefulSchedulerBase  # noqa: E402
-from det_core.errors import CheckpointError, MissingExtra  # noqa: E402
+from det_core.errors import CheckpointError  # noqa: E402
 from support.trainings import Events, Recording, a_trainer, rows, same, train, weights  # noqa: E402
 
 
@@ -65,7 +66,6 @@ class Augmented(torch.utils.data.Dataset):  # type: ignore[misc]
 # one file
 
 
-@pytest.mark.usefixtures("strategy")
 def test_case_36_a_checkpoint_in_a_fresh_trainer(tmp_path: Path) -> None:
     path = tmp_path / "sub" / "checkpoint.pt"
     trainer = train(a_trainer(), 1, create_scheduler_fn=halving)
@@ -92,7 +92,6 @@ def test_case_36_a_checkpoint_in_a_fresh_trainer(tmp_path: Path) -> None:
     assert seen["scheduler"]["last_epoch"] == 4
 
 
-@pytest.mark.usefixtures("strategy")
 def test_case_36_within_a_run_without_wrappers(tmp_path: Path) -> None:
     class Saves(Events):
         def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
@@ -139,10 +138,8 @@ def test_case_36_a_scheduler_whose_state_fails(tmp_path: Path, capsys: pytest.Ca
     assert "state_dict" in capsys.readouterr().out
 
 
-def test_a_checkpoint_of_another_model(tmp_path: Path, with_accelerate: None) -> None:
+def test_a_checkpoint_of_another_model(tmp_path: Path) -> None:
     other = a_trainer(model=nn.Linear(5, 1))
-    with pytest.raises(CheckpointError, match=r"has had none: .*train\(resume_from=\)"):
-        other.save_training_state(tmp_path / "state")
     other.save_checkpoint(tmp_path / "c.pt")
     train(other, 1, torch.utils.data.TensorDataset(torch.randn(40, 5), torch.randn(40, 1)))
     other.save_training_state(tmp_path / "state")
@@ -154,7 +151,6 @@ def test_a_checkpoint_of_another_model(tmp_path: Path, with_accelerate: None) ->
     assert "on_training_run_start" not in trainer.log and "training_run_start" not in trainer.log  # type: ignore[attr-defined]
 
 
-@pytest.mark.usefixtures("strategy")
 def test_case_23_a_scheduler_of_weight_decay_without_state_methods(tmp_path: Path) -> None:
     trainer = train(a_trainer(), 1, create_scheduler_fn=Decay)
     assert trainer.optimizer.param_groups[0]["weight_decay"] == pytest.approx(0.004)
@@ -182,14 +178,13 @@ def test_a_checkpoint_of_another_model_through_the_core() -> None:
         train(a_trainer(model=nn.Linear(5, 1)), 1, wide, create_scheduler_fn=halving)
 
 
-# training states, which need accelerate
+# training states
 
 
 def an_augmented(callbacks: Any = ()) -> Any:
     return a_trainer(callbacks=callbacks, model=Noisy(), lr=0.05)
 
 
-@pytest.mark.usefixtures("with_accelerate")
 def test_case_37_a_state_of_each_epoch_and_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     states = SaveTrainingStateCallback(tmp_path, save_every_n_epochs=1)
     early = EarlyStoppingCallback(99)
@@ -214,7 +209,6 @@ def test_case_37_a_state_of_each_epoch_and_a_resume(tmp_path: Path, capsys: pyte
     assert resumed.run_history.current_epoch == 4
 
 
-@pytest.mark.usefixtures("with_accelerate")
 @pytest.mark.parametrize(("workers", "accumulation", "step"), [(0, 1, 6), (2, 1, 6), (0, 2, 5)])
 def test_case_37_from_the_middle_of_an_epoch(tmp_path: Path, workers: int, accumulation: int, step: int) -> None:
     def run(callbacks: Any, **options: Any) -> Any:
@@ -235,7 +229,6 @@ def test_case_37_from_the_middle_of_an_epoch(tmp_path: Path, workers: int, accum
     assert values[0] == values[1] and len(values[0]) == 3
 
 
-@pytest.mark.usefixtures("with_accelerate")
 def test_case_37_from_the_middle_of_a_stream_that_is_cut(tmp_path: Path) -> None:
     class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
         def __iter__(self) -> Any:
@@ -247,7 +240,6 @@ def test_case_37_from_the_middle_of_a_stream_that_is_cut(tmp_path: Path) -> None
     assert whole.updates_completed == resumed.updates_completed == 6 and same(whole, resumed)
 
 
-@pytest.mark.usefixtures("with_accelerate")
 def test_case_37_a_state_of_the_end_has_nothing_left(tmp_path: Path) -> None:
     whole = train(a_trainer(callbacks=[SaveTrainingStateCallback(tmp_path)]), 2)
     events = Events()
@@ -257,7 +249,6 @@ def test_case_37_a_state_of_the_end_has_nothing_left(tmp_path: Path) -> None:
     assert events.count("on_train_step_end") == 4 and further.run_history.current_epoch == 4
 
 
-@pytest.mark.usefixtures("with_accelerate")
 def test_case_37_the_newest_are_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     states = SaveTrainingStateCallback(tmp_path, save_every_n_steps=1, max_checkpoints=2, save_at_end=False)
     train(a_trainer(callbacks=[states]))
@@ -269,7 +260,6 @@ def test_case_37_the_newest_are_kept(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step_7", "step_8"]  # the list went on
 
 
-@pytest.mark.usefixtures("with_accelerate")
 def test_case_37_a_folder_of_the_originals(tmp_path: Path) -> None:
     """It registered the scheduler again at each save, and kept neither history nor position."""
     train(
@@ -278,8 +268,7 @@ def test_case_37_a_folder_of_the_originals(tmp_path: Path) -> None:
         create_scheduler_fn=halving,
     )
     folder = tmp_path / "epoch_2"
-    for name in ("trainer_state.json", "trainer_state.pt", "rng_rank0.pth"):
-        (folder / name).unlink()
+    (folder / "trainer_state.pt").unlink()
     shutil.copyfile(folder / "custom_checkpoint_0.pkl", folder / "custom_checkpoint_1.pkl")
     seen: list[int] = []
 
@@ -293,7 +282,6 @@ def test_case_37_a_folder_of_the_originals(tmp_path: Path) -> None:
     assert events.count("on_train_step_end") == 8  # its epoch again, as it does not say how much of it was done
 
 
-@pytest.mark.usefixtures("with_accelerate")
 def test_case_37_a_failed_save_leaves_the_old_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainer = train(a_trainer())
     trainer.save_training_state(tmp_path / "s", {"n": 1})
@@ -313,16 +301,22 @@ def test_case_37_a_failed_save_leaves_the_old_state(tmp_path: Path, monkeypatch:
         trainer.load_training_state(tmp_path / "nowhere")
 
 
-@pytest.mark.usefixtures("without_accelerate")
-def test_case_37_without_accelerate_it_says_so(tmp_path: Path) -> None:
-    with pytest.raises(MissingExtra, match=r"accelerate's layout.*pip install"):
-        a_trainer().save_training_state(tmp_path / "s")
-    (tmp_path / "s").mkdir()
-    with pytest.raises(MissingExtra, match="accelerate"):
-        train(a_trainer(), 1, resume_from=tmp_path / "s")
-
-
-def test_the_run_history_of_a_resume_is_not_forgotten(tmp_path: Path, with_accelerate: None) -> None:
+def test_the_run_history_of_a_resume_is_not_forgotten(tmp_path: Path) -> None:
     trainer = train(a_trainer(callbacks=[SaveTrainingStateCallback(tmp_path)]), 2)
     train(trainer, 3, resume_from=tmp_path / "final")
     assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 3
+
+
+def test_a_state_of_version_1_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
+    """It had its position and ranks in files of their own."""
+    whole = train(an_augmented([SaveTrainingStateCallback(tmp_path, save_every_n_steps=6)]), 3)
+    folder = tmp_path / "step_6"
+    state = torch.load(folder / "trainer_state.pt", weights_only=True)
+    (ranks,), position = state.pop("ranks"), {**state.pop("position"), "version": 1, "size": 1}
+    del position["reported"], state["given"]
+    (folder / "trainer_state.json").write_text(json.dumps(position))
+    torch.save(ranks, folder / "rng_rank0.pth")
+    torch.save(state, folder / "trainer_state.pt")
+    events = Events()
+    assert same(whole, train(an_augmented([events]), 3, resume_from=folder))
+    assert events.count("on_train_step_end") == 6

@@ -1,0 +1,204 @@
+"""What a user saves: a checkpoint in one file, and folders in accelerate's layout that a training goes on from.
+
+Such a folder has ``model.safetensors``, ``optimizer.bin``, ``custom_checkpoint_<n>.pkl`` (schedulers), ``scaler.pt``,
+``random_states_<rank>.pkl`` and ``trainer_metadata.pt``, as the original writes them, and ``trainer_state.pt`` beside
+them: what a checkpoint of the core has more.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from det_core._env import Environment
+from det_core._optional import require
+from det_core._training.strategy import fitting, load_model, load_optimizer
+from det_core.accelerated import _state
+from det_core.accelerated._base import Run, TrainerBase, listed
+from det_core.accelerated._strategy import NEEDED
+from det_core.errors import CheckpointError
+
+METADATA, BESIDE = "trainer_metadata.pt", "trainer_state.pt"
+
+
+class Saves(TrainerBase):
+    """Saving and loading, by the user or by callbacks."""
+
+    def save_checkpoint(
+        self, save_path: Any, checkpoint_kwargs: Mapping[str, Any] | None = None, save_optimizer: bool = True,
+        save_scheduler: bool = True, save_per_node: bool = True,
+    ) -> None:  # fmt: skip
+        """Write model, optimizer and scheduler to one file, which ``torch.load(weights_only=True)`` reads.
+
+        Args:
+            save_path: the file.
+            checkpoint_kwargs: more keys of it.
+            save_optimizer, save_scheduler: what is in it beside the model.
+            save_per_node: write it on each machine, not on the first alone.
+        """
+        strategy, path = self._det_core.strategy, Path(save_path)
+        strategy.wait_for_everyone()
+        if not (strategy.is_local_main_process if save_per_node else strategy.is_main_process):
+            return
+        content: dict[str, Any] = {"model_state_dict": strategy.bare(self.model).state_dict()}
+        optimizers, schedulers = listed(self.optimizer), listed(self.scheduler)
+        if save_optimizer and optimizers:
+            content["optimizer_state_dict"] = _one_or_many([o.state_dict() for o in optimizers])
+        if save_scheduler and schedulers:
+            try:
+                content["scheduler_state_dict"] = _one_or_many([s.state_dict() for s in schedulers])
+            except Exception as e:
+                self.print(f"The scheduler's state is not saved, as its state_dict() failed: {e}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.being-written")  # an old file is there until the new one is whole
+        torch.save(_state.python({**content, **(checkpoint_kwargs or {})}), aside)
+        os.replace(aside, path)
+
+    def load_checkpoint(
+        self, checkpoint_path: Any, load_optimizer: bool = True, load_scheduler: bool = True
+    ) -> dict[str, Any]:
+        """Load a file of :meth:`save_checkpoint`, and return all that is in it.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            ValueError: it holds an optimizer or a scheduler, and this Trainer has none.
+            CheckpointError: it is of another model, or holds code.
+        """
+        strategy = self._det_core.strategy
+        strategy.wait_for_everyone()
+        content: dict[str, Any] = _state.load(Path(checkpoint_path))
+        wanted = []
+        parts = {"optimizer": (load_optimizer, self.optimizer), "scheduler": (load_scheduler, self.scheduler)}
+        for name, (wants, part) in parts.items():
+            have = listed(part)
+            saved = content.get(f"{name}_state_dict")
+            if saved is None or not wants:
+                continue
+            if not have:
+                raise ValueError(
+                    f"{checkpoint_path} holds the state of a {name}, and this Trainer has none: give load_{name}=False "
+                    "to pass over it"
+                )
+            wanted.append((have, saved if isinstance(saved, list) else [saved]))
+        with fitting(checkpoint_path):
+            load_model(strategy.bare(self.model), content["model_state_dict"])
+        for have, saved in wanted:
+            for one, state in zip(have, saved, strict=True):
+                one.load_state_dict(state)
+        return content
+
+    def save_training_state(self, output_dir: Any, checkpoint_kwargs: Mapping[str, Any] | None = None) -> None:
+        """Save all that ``train(resume_from=)`` needs into a folder, which is whole or not there; every rank calls it.
+
+        Called within a step, this is done after the update that the step belongs to.
+        """
+        self._det_core.after_update(lambda: _save(self, Path(output_dir), checkpoint_kwargs))
+
+    def load_training_state(self, input_dir: Any) -> dict[str, Any]:
+        """Load a folder of :meth:`save_training_state`; returns its metadata, ``{}`` where there is none.
+
+        Raises:
+            FileNotFoundError: there is no such folder.
+            CheckpointError: it is of another model or other optimizers, or holds code.
+        """
+        folder, session = Path(input_dir), self._det_core
+        if not folder.is_dir():
+            raise FileNotFoundError(f"{folder} is no folder with a training state")
+        if not session.run.is_begun:
+            session.run = Run()
+        session.is_loaded = True
+        metadata: dict[str, Any] = _state.load(folder / METADATA) if (folder / METADATA).exists() else {}
+        _load_parts(self, folder)
+        if (folder / BESIDE).exists():
+            state = _state.load(folder / BESIDE)
+            _state.apply_beside(self, state if "position" in state else {**state, **_state.read_version_1(folder)})
+        else:  # of the original's, which does not say how much of its epoch was done
+            go_to(self, metadata)
+        return metadata
+
+
+def go_to(trainer: TrainerBase, metadata: Mapping[str, Any]) -> None:
+    """Go to the beginning of the epoch that a training state's metadata name."""
+    trainer._det_core.run.epoch = max(int(metadata.get("current_epoch", 0)), 1) - 1
+    trainer.run_history._set_epoch(trainer._det_core.run.epoch + 1)
+
+
+def _save(trainer: TrainerBase, folder: Path, more: Mapping[str, Any] | None) -> None:
+    """Write a folder aside, and put it in its place."""
+    strategy = trainer._det_core.strategy
+    aside = folder.with_name(f".{folder.name}.being-written")
+    everyone = strategy.gather_objects(_state.rank_state(trainer))
+    if strategy.is_main_process:
+        shutil.rmtree(aside, ignore_errors=True)
+        aside.mkdir(parents=True)
+    strategy.wait_for_everyone()
+    checkpointing = require("accelerate.checkpointing", **NEEDED)
+    schedulers = listed(trainer.scheduler)
+    if strategy.is_whole:
+        optimizers = [strategy.unwrap_optimizer(optimizer) for optimizer in listed(trainer.optimizer)]
+        model = strategy.bare(trainer.model).state_dict()
+        checkpointing.save_accelerator_state(
+            str(aside), [model], optimizers, [], [], strategy.process_index, 0, strategy.scaler
+        )
+        if strategy.is_main_process:
+            for i, scheduler in enumerate(schedulers):
+                torch.save(_state.python(scheduler.state_dict()), aside / f"custom_checkpoint_{i}.pkl")
+    else:  # shards, which accelerate knows to write
+        trainer._accelerator._custom_objects = schedulers
+        trainer._accelerator.save_state(str(aside))
+    if strategy.is_main_process:
+        torch.save(_state.beside(trainer, everyone), aside / BESIDE)
+        metadata = {"current_epoch": trainer.run_history.current_epoch, **(more or {})}
+        torch.save(_state.python(metadata), aside / METADATA)
+    strategy.wait_for_everyone()
+    if strategy.is_main_process:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(aside, folder)
+    strategy.wait_for_everyone()
+
+
+def _load_parts(trainer: TrainerBase, folder: Path) -> None:
+    """Load what accelerate has laid out, none of it by a pickle that runs code."""
+    strategy, schedulers = trainer._det_core.strategy, listed(trainer.scheduler)
+    checkpointing = require("accelerate.checkpointing", **NEEDED)
+    with fitting(folder):
+        if strategy.is_whole:
+            model = strategy.bare(trainer.model)
+            if (folder / "model.safetensors").exists():
+                require("safetensors.torch", **NEEDED).load_model(model, folder / "model.safetensors")
+            else:
+                load_model(model, _load(folder / "pytorch_model.bin"))
+            for i, optimizer in enumerate(listed(trainer.optimizer)):
+                saved = _load(folder / (f"optimizer_{i}.bin" if i else "optimizer.bin"))
+                load_optimizer(strategy.unwrap_optimizer(optimizer), saved)
+            if strategy.scaler is not None and (folder / "scaler.pt").exists():
+                strategy.scaler.load_state_dict(_load(folder / "scaler.pt"))
+            checkpointing.load_accelerator_state(str(folder), [], [], [], [], strategy.process_index)  # random states
+        else:
+            trainer._accelerator._custom_objects = []  # which accelerate would load as pickles
+            trainer._accelerator.load_state(str(folder))
+        # the original registered the scheduler once more at each save, so its folders may hold several states of it
+        found = len(list(folder.glob("custom_checkpoint_*.pkl")))
+        if schedulers and found != len(schedulers) and not (found and len(schedulers) == 1):
+            raise CheckpointError(f"{folder} holds {found} schedulers, and this training has {len(schedulers)}")
+        for i, scheduler in enumerate(schedulers):
+            scheduler.load_state_dict(_load(folder / f"custom_checkpoint_{i}.pkl"))
+
+
+def _load(path: Path) -> Any:
+    """A file of accelerate's; one that holds code only where the environment says that it may run."""
+    if Environment.read().allow_pickle:
+        return torch.load(path, map_location="cpu", weights_only=False)
+    try:
+        return _state.load(path)
+    except CheckpointError as e:
+        raise CheckpointError(f"{e}; if you trust whoever wrote it, set DET_CORE_ALLOW_PICKLE=1") from None
+
+
+def _one_or_many(states: list[Any]) -> Any:
+    return states[0] if len(states) == 1 else states
