@@ -105,3 +105,17 @@ def test_files_and_functions_stay_small() -> None:
     small = sum((f.end_lineno or f.lineno) - f.lineno < 40 for _, f in functions)
     assert not long_files
     assert small / len(functions) >= 0.95
+
+
+def test_the_global_random_numbers_are_the_scripts() -> None:
+    """A retry that drew its pause from them would change the script's data. Seeding and states are asked for."""
+    allowed = {"Random", "SystemRandom", "getstate", "setstate", "seed"}
+    drawn = []
+    for path in PACKAGE.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        names = {a.name for node in nodes if isinstance(node, ast.Import) for a in node.names}
+        used = {n.attr for n in nodes if isinstance(n, ast.Attribute) and ast.unparse(n.value) == "random"}
+        used = used if "random" in names else set()
+        taken = {a.name for n in nodes if isinstance(n, ast.ImportFrom) and n.module == "random" for a in n.names}
+        drawn += [f"{path.relative_to(PACKAGE)}: {name}" for name in sorted((used | taken) - allowed)]
+    assert not drawn
