@@ -58,7 +58,8 @@ class TrainContext:
 
         Args:
             steps_completed: the global step, for example batches trained in all; an integer from 0 on.
-            metrics: what can be stored as JSON; numpy and torch scalars, NaN and infinities too.
+            metrics: what can be stored as JSON; numpy and torch scalars, NaN and infinities too, and tensors and
+                arrays of up to 10,000 elements.
             batch_metrics: one dictionary a batch since the last report, kept beside the row.
 
         Raises:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time
 from enum import Enum
-from math import isfinite
+from math import isfinite, prod
 from typing import Any
 from uuid import UUID
 
@@ -21,6 +21,8 @@ Path = tuple[str | int, ...]
 
 MAX_DEPTH = 200
 """Levels of nesting; orjson itself stops at 254."""
+LARGEST = 10_000
+"""Elements of a tensor or an array; each is a number in the journal, which takes minutes for millions of them."""
 
 
 class Plain:
@@ -139,6 +141,7 @@ class Plain:
             return self.value(_checked_tensor(value, path).detach().tolist(), path)
         if not hasattr(value, "tolist"):  # TensorFlow's
             value = value.numpy()
+        _check_size(value, path)
         kind = value.dtype.kind
         if (kind == "f" and value.dtype.itemsize > 8) or (kind == "V" and value.dtype.names is None):
             value = value.astype("float64")  # a long double; bfloat16 and its like
@@ -175,7 +178,16 @@ def _torch_tensor() -> Any:
     return getattr(sys.modules.get("torch"), "Tensor", None)
 
 
+def _check_size(value: Any, path: Path) -> None:
+    if (size := prod(value.shape)) > LARGEST:
+        raise ValueError(
+            f"{show(path)} is {_a(value)} of {size:,} elements, and a metric has {LARGEST:,} at most: report a number "
+            "of it, such as its mean, and save the whole in a checkpoint or a file"
+        )
+
+
 def _checked_tensor(value: Any, path: Path) -> Any:
+    _check_size(value, path)
     if value.dtype.is_complex or value.is_sparse or value.is_quantized or value.is_meta:
         kind = "meta" if value.is_meta else "sparse" if value.is_sparse else str(value.dtype)
         raise TypeError(f"{show(path)}: a {kind} tensor cannot be stored as JSON")
