@@ -20,7 +20,7 @@ from det_core.core._checkpoint._record import CheckpointRecord, Reports
 from det_core.core._checkpoint._upload import FolderOrFolders
 from det_core.core._checkpoint._writer import CheckpointWriter, IfBusy
 from det_core.core._distributed import DistributedContext
-from det_core.core._ranks import raise_if_ended
+from det_core.core._ranks import on_chief, raise_if_ended
 from det_core.storage import Owner, Progress, Selector, Store
 
 log = logging.getLogger("det_core.checkpoint")
@@ -329,6 +329,19 @@ class CheckpointContext:
         self._writer.raise_failures()
         found = self._described(storage_id)
         return self._reader.metadata(storage_id) if found is None else found
+
+    def previous(self, storage_id: str) -> str | None:
+        """The checkpoint that this run wrote before another, or None. Every rank asks.
+
+        For one that goes on from an older checkpoint, as the newest is damaged.
+        """
+        self._check()
+
+        def find() -> str | None:
+            known = [header.storage_id for header in self._store.list(self._run_id)]
+            return ([None, *known])[known.index(storage_id)] if storage_id in known else None
+
+        return on_chief(self._distributed, "user", find)
 
     def is_own(self, storage_id: str) -> bool:
         """Whether this run wrote a checkpoint, or under a master a trial of its experiment, on any rank.
