@@ -37,6 +37,10 @@ def __getattr__(name: str) -> object:
         import importlib
 
         return importlib.import_module("det_core.core")
+    if name == "TrialContext":  # as trials of Determined annotate their context
+        import importlib
+
+        return importlib.import_module("det_core.pytorch._trial_context").TrialContext
     if name == "__version__":
         from importlib.metadata import version
 

@@ -68,12 +68,7 @@ class Position:
 
 
 class SeededShuffle(Sampler[int]):
-    """The permutation of a pass, from seed and pass alone.
-
-    Args:
-        size: indices in a pass.
-        seed: the seed.
-    """
+    """The permutation of a pass of ``size`` indices, from seed and pass alone."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.size, self.seed = size, seed
@@ -161,12 +156,7 @@ class EpochOrder(Sampler[Any]):
 
 
 class SeededDataset(Dataset[Any]):
-    """Seeds a worker's generators from (seed, n) before it makes batch n, so that it matters not which worker does.
-
-    Args:
-        dataset: the user's.
-        seed: the seed.
-    """
+    """Seeds a worker's generators from (seed, n) before it makes batch n, so that it matters not which worker does."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.order_seed = dataset, seed
@@ -236,6 +226,14 @@ def completed(batches: Any, size: int) -> Iterator[Any]:
         yield from itertools.islice(itertools.cycle(head), -(n + 1) % size)
 
 
+def length_of(sized: Any) -> int | None:
+    """How many batches a loader has, or records a dataset; None: it does not know."""
+    try:
+        return len(sized)
+    except TypeError:
+        return None
+
+
 def seed_generators(seed: int) -> None:
     """Seed the global generators of torch (the CPU's: 1 µs; ``torch.manual_seed`` takes 140), python and numpy."""
     torch.default_generator.manual_seed(seed)
@@ -257,15 +255,8 @@ def rebuilt(loader: DataLoader[Any], order: Any, dataset: Any) -> DataLoader[Any
     """
     given = {"sampler": order, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": order}
     return DataLoader(
-        dataset,
-        **given,
-        num_workers=loader.num_workers,
-        collate_fn=loader.collate_fn,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
+        dataset, **given, num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
+        timeout=loader.timeout, worker_init_fn=loader.worker_init_fn, prefetch_factor=loader.prefetch_factor,
+        multiprocessing_context=loader.multiprocessing_context, persistent_workers=loader.persistent_workers,
         generator=torch.Generator().manual_seed(0),
-        prefetch_factor=loader.prefetch_factor,
-        persistent_workers=loader.persistent_workers,
-    )
+    )  # fmt: skip

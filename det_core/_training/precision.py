@@ -18,11 +18,6 @@ def autocast_forward(model: nn.Module, device_type: str, dtype: torch.dtype) -> 
 
     The instance gets a ``forward`` of its own, so it stays one of the user's class. ``state_dict()`` is as before. A
     deep copy (of an average of weights, say) computes with its own weights.
-
-    Args:
-        model: the model.
-        device_type: ``cuda``, ``cpu``, ….
-        dtype: what autocast computes in.
     """
     given = model.forward
     of_model = isinstance(given, types.MethodType) and given.__self__ is model

@@ -1,4 +1,4 @@
-"""One line on a terminal or in a notebook that says how far a training is; elsewhere nothing."""
+"""One line on a terminal or in a notebook that says how far a training is; elsewhere a line for each epoch."""
 
 from __future__ import annotations
 
@@ -37,8 +37,7 @@ class ProgressLine:
         if not self.shown:
             return
         if metrics is not None:
-            numbers = {name: value for name, value in metrics.items() if isinstance(value, int | float)}
-            self._metrics = "  ".join(f"{name} {value:.4g}" for name, value in numbers.items())
+            self._metrics = numbers_of(metrics)
         now = time.monotonic()
         if self._first is None:
             self._first = now, done
@@ -72,8 +71,20 @@ class ProgressLine:
         if self.shown:
             self._write(text, "\n")
 
+    def epoch(self, number: int, done: int, total: int | None, metrics: Mapping[str, Any]) -> None:
+        """Where nothing is drawn, write that an epoch is over, with its metrics."""
+        if not self.shown:
+            so_far = f"{done}/{total}" if total else str(done)
+            self._stream.write(f"epoch {number}: {so_far} {self._unit}  {numbers_of(metrics)}".rstrip() + "\n")
+            self._stream.flush()
+
     def close(self) -> None:
         """Take the line away."""
         if self._drawn:
             self._drawn = False
             self._write("")
+
+
+def numbers_of(metrics: Mapping[str, Any]) -> str:
+    """The metrics that are numbers, as text."""
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, int | float))

@@ -141,7 +141,7 @@ def parameters_of(optimizers: Iterable[Optimizer]) -> list[nn.Parameter]:
 
 def load_model(model: nn.Module, saved: Mapping[str, Any]) -> None:
     """Load a model's state, whose keys may all begin with ``module.``."""
-    if saved and all(key.startswith(PREFIX) for key in saved) and not _has_module(model):
+    if saved and all(key.startswith(PREFIX) for key in saved) and "module" not in dict(model.named_children()):
         saved = {key.removeprefix(PREFIX): value for key, value in saved.items()}
     model.load_state_dict(saved)
 
@@ -174,11 +174,6 @@ def fitting(checkpoint: Any) -> Iterator[None]:
         yield
     except (RuntimeError, ValueError) as e:
         raise CheckpointError(f"{checkpoint} does not fit this training's models and optimizers: {e}") from None
-
-
-def _has_module(model: nn.Module) -> bool:
-    """Whether the user's own model calls a part of it ``module``."""
-    return any(name == "module" for name, _ in model.named_children())
 
 
 def _spread(models: Sequence[nn.Module]) -> list[nn.parallel.DistributedDataParallel]:

@@ -18,9 +18,9 @@ class Backoff:
     """
 
     def __init__(self, jitter: Callable[[], float] | None = None) -> None:
-        from random import random
+        from random import SystemRandom  # the global generator's numbers are the script's
 
-        self._jitter = jitter or random
+        self._jitter = jitter or SystemRandom().random
         self._attempts = 0
 
     def next(self, retry_after: str | None = None) -> float:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.client import responses
+from random import SystemRandom
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -109,7 +109,7 @@ class Master:
             else:
                 if not left or a.status not in _BUSY:
                     return self._told(path, a.status, text)
-            time.sleep(pause * random.uniform(0.5, 1.0))
+            time.sleep(pause * SystemRandom().uniform(0.5, 1.0))
             pause *= 2
         raise AssertionError("the last attempt has returned or raised")
 

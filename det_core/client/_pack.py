@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from base64 import b64encode
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from det_core._walk import walk
+
 LIMIT = 95 << 20
 """Bytes that a context may hold."""
-NEVER = frozenset([".git", "__pycache__", ".detignore"])
-"""Names that are never part of a context; nor is a virtual environment, nor what det_core keeps."""
 _FILE, _FOLDER = ord("0"), ord("5")
-
-Ignored = Callable[[str], bool]
 
 
 def pack(folder: Path | str, home: Path | None = None) -> list[dict[str, Any]]:
@@ -35,7 +31,7 @@ def pack(folder: Path | str, home: Path | None = None) -> list[dict[str, Any]]:
         raise ValueError(f"the context {root} is no folder" if root.exists() else f"there is no folder {root}")
     entries: list[dict[str, Any]] = []
     total = 0
-    for path, entry in _walk(root, "", _ignored(root), home, frozenset([os.path.realpath(root)])):
+    for path, entry in walk(root, home):
         status = entry.stat()
         is_folder = stat.S_ISDIR(status.st_mode)
         total += 0 if is_folder else status.st_size
@@ -56,46 +52,9 @@ def pack(folder: Path | str, home: Path | None = None) -> list[dict[str, Any]]:
     return entries
 
 
-def _walk(
-    folder: Path | str, prefix: str, ignored: Ignored, home: Path | None, above: frozenset[str]
-) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Every file and folder with its path below the root; links are what they lead to."""
-    with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
-    for entry in entries:
-        path = prefix + entry.name
-        if entry.name in NEVER or ignored(path):
-            continue
-        if entry.is_file():
-            yield path, entry
-        elif entry.is_dir():
-            real = os.path.realpath(entry.path)
-            if real in above or ignored(path + "/") or _kept_out(entry.path, real, home):
-                continue
-            yield path, entry
-            yield from _walk(entry.path, path + "/", ignored, home, above | {real})
-
-
-def _kept_out(path: str, real: str, home: Path | None) -> bool:
-    return os.path.exists(os.path.join(path, "pyvenv.cfg")) or (home is not None and real == os.path.realpath(home))
-
-
-def _ignored(root: Path) -> Ignored:
-    """Whether ``.detignore`` names a path; that of a folder ends in a slash."""
-    try:
-        lines = (root / ".detignore").read_text().splitlines()
-    except FileNotFoundError:
-        return lambda _path: False
-    from det_core._optional import require
-
-    pathspec = require("pathspec", extra="master", purpose=f"reading {root / '.detignore'}")
-    matches: Ignored = pathspec.GitIgnoreSpec.from_lines(lines).match_file
-    return matches
-
-
 def _too_large(root: Path, home: Path | None) -> str:
     sizes: dict[str, int] = {}
-    for path, entry in _walk(root, "", _ignored(root), home, frozenset([os.path.realpath(root)])):
+    for path, entry in walk(root, home):
         if entry.is_file():
             top = path.partition("/")[0]
             sizes[top] = sizes.get(top, 0) + entry.stat().st_size

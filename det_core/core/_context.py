@@ -37,6 +37,7 @@ class Context:
         profiler: samples the machine.
         info: what the cluster says of this task; None in a bare run.
         managed: whether this is a trial of an experiment, under a master; False in a bare run.
+        trial: the trial of an experiment, with its id and its seed; None in a bare run.
         hparams: the hyperparameters of this trial; empty in a bare run.
         config: the experiment's configuration; None in a bare run.
         latest_checkpoint: the storage_id to start from; None: from scratch.
@@ -62,7 +63,7 @@ class Context:
         self.searcher = searcher
         self.profiler = profiler
         self.info: ClusterInfo | None = ground.info
-        trial = ground.info.trial if ground.asks_master and ground.info is not None else None
+        self.trial = trial = ground.info.trial if ground.asks_master and ground.info is not None else None
         self.managed = ground.asks_master
         self.hparams: dict[str, Any] = {} if trial is None else trial.hparams
         self.config: dict[str, Any] | None = None if trial is None else trial.config

@@ -165,6 +165,44 @@ class SearcherContext:
         """What lengths count: EPOCHS, RECORDS or BATCHES; None if ``max_length`` was given as a plain number."""
         return self._units
 
+    def units_per_batch(self, batch_size: int | None, default: Unit | None = None) -> int | None:
+        """What one batch counts in the units of lengths; None: they are epochs.
+
+        Args:
+            batch_size: records in a batch of all ranks; None: it is not known.
+            default: the units, where none are configured.
+
+        Raises:
+            ValueError: lengths are records, and ``batch_size`` is None; or nothing says what they are.
+        """
+        units = self._units or default
+        if units is Unit.RECORDS and batch_size is None:
+            raise ValueError("a search in records needs a known batch size: give its lengths in batches")
+        if units is None:
+            raise ValueError(
+                "the searcher's max_length has no unit: write it as {batches: N}, {epochs: N} or {records: N}"
+            )
+        return {Unit.BATCHES: 1, Unit.RECORDS: batch_size, Unit.EPOCHS: None}[units]
+
+    def metric_of(self, metrics: Mapping[str, Any]) -> float:
+        """The value of the searched-over metric among ``metrics``.
+
+        Raises:
+            RuntimeError: it is not there, or is no number.
+        """
+        if self.metric is None or self.metric not in metrics:
+            found = ", ".join(sorted(metrics)) or "none"
+            raise RuntimeError(
+                f"the validation metrics have no {self.metric!r}, which is the searcher's metric: there are {found}"
+            )
+        value = metrics[self.metric]
+        try:
+            return float(_number(value, self.metric))
+        except (TypeError, ValueError, RuntimeError):  # the latter two are an array's and a tensor's item()
+            raise RuntimeError(
+                f"the validation metric {self.metric!r} is {value!r}: the searcher's metric must be a number"
+            ) from None
+
     def close(self) -> None:
         """End the iteration: what is asked for later raises ContextClosed."""
         self._closed = True

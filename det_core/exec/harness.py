@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from det_core._errors import ConfigErrors, DetCoreError
+from det_core._errors import ConfigErrors, DetCoreError, MissingExtra
 from det_core._info import get_cluster_info
 
 PROG = "python -m det_core.exec.harness"
@@ -154,9 +154,16 @@ def _put(into: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _value(text: str) -> Any:
+    """A value as an experiment file would have it: ``.2`` is a number there; without PyYAML, as JSON has it."""
     try:
         return json.loads(text)
     except ValueError:
+        pass
+    from det_core.config import read_changes
+
+    try:
+        return read_changes(f"value: {text}")["value"]
+    except (ConfigErrors, MissingExtra):
         return text
 
 

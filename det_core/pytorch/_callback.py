@@ -91,12 +91,6 @@ class Hooks:
 
     Functions are compared, not names, so that a user's class may be called as ours.
 
-    Args:
-        callbacks: by name.
-
-    Raises:
-        TypeError: they are something else.
-
     Attributes:
         named: the callbacks.
         anywhere: the hooks that a callback of any rank overrides, once :meth:`agree` was called.
@@ -120,21 +114,10 @@ class Hooks:
             setattr(self, hook, [getattr(c, hook) for c in self.named.values() if _overrides(c, hook)])
         self.on_training_epoch_start = [_with_epoch(method) for method in self.on_training_epoch_start]
 
-    def agree(self, distributed: core.DistributedContext, reducers: list[Any]) -> None:
-        """Let all ranks know which hooks there are, since what a report gathers depends on that.
-
-        Raises:
-            ValueError: the ranks have wrapped different reducers.
-        """
-        mine = ([hook for hook in HOOKS if getattr(self, hook)], reducers)
-        everybody = distributed.allgather(mine)
-        self.anywhere = frozenset(hook for hooks, _ in everybody for hook in hooks)
-        for rank, (_, theirs) in enumerate(everybody):
-            if theirs != everybody[0][1]:
-                raise ValueError(
-                    f"rank {rank} has wrapped the reducers {theirs}, and rank 0 {everybody[0][1]}: every rank must "
-                    "wrap the same ones in the same order"
-                )
+    def agree(self, distributed: core.DistributedContext) -> None:
+        """Let all ranks know which hooks there are, since what a report gathers depends on that."""
+        everybody = distributed.allgather([hook for hook in HOOKS if getattr(self, hook)])
+        self.anywhere = frozenset(hook for hooks in everybody for hook in hooks)
 
     def call(self, hook: str, *args: Any, **kwargs: Any) -> None:
         """Call a hook of every callback that has it."""

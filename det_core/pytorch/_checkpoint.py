@@ -9,13 +9,12 @@ rank), ``gradients_rank<r>.pth`` (only between two updates with ``aggregation_fr
 
 from __future__ import annotations
 
-import fnmatch
 import io
 import json
 import logging
-import os
 import pickle
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,16 +26,19 @@ from det_core import core
 from det_core._env import Environment
 from det_core._training.data_order import Position
 from det_core._training.strategy import fitting
-from det_core.errors import CheckpointError
+from det_core._walk import loaded, walk
+from det_core.errors import CheckpointError, MissingExtra
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._context import PyTorchTrialContext
 from det_core.pytorch._loop import Counters
 from det_core.pytorch._original import (
+    COUNTERS,
     as_current,
     find_state,
     load_weights,
     original_random_state,
     read_counters,
+    refused,
 )
 from det_core.pytorch._trial import Trial
 from det_core.pytorch._trial_context import TrialContext
@@ -45,9 +47,8 @@ logger = logging.getLogger("det_core.pytorch")
 STATE = "state_dict.pth"
 VERSION = 1
 CODE_LIMIT = 32 << 20
-"""Bytes of the working directory that go into a checkpoint; a larger one is left out."""
+"""Bytes of code that go into a checkpoint; if there are more, none does."""
 CODE_FILES = 5000
-NEVER = frozenset([".git", "__pycache__", ".venv", "venv", "node_modules"])
 
 
 @dataclass
@@ -98,12 +99,10 @@ def _gradients(folder: Path, distributed: core.DistributedContext) -> list[torch
 
 def read_progress(folder: Path) -> tuple[Counters, Position | None]:
     """How far the trial was, and where in its data; None: the original wrote it, or somebody else."""
-    saved = read_counters(folder) or {}
-    counters = Counters(**{name: int(saved[name]) for name in asdict(Counters()) if name in saved})
-    if not (ours := folder / "trial_state.json").exists():
-        return counters, None
-    told = json.loads(ours.read_text()).get("position")
-    return counters, Position.from_dict(told) if told else None
+    saved = read_counters(folder)
+    names = [name for name in asdict(Counters()) if saved.get(name) is not None]
+    position = saved.get("position")
+    return Counters(**{name: int(saved[name]) for name in names}), position and Position.from_dict(position)
 
 
 def random_state_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -145,18 +144,11 @@ def apply_callbacks(hooks: Hooks, state: Mapping[str, Any]) -> None:
 
 
 class Files:
-    """What a checkpoint of any trial holds beside its models; of one fit.
-
-    Args:
-        trial: the user's.
-        context: its context.
-        hooks: its callbacks.
-        kind: what the original calls such a trial.
-    """
+    """What a checkpoint of any trial holds beside its models; of one fit. ``kind`` is what the original calls it."""
 
     def __init__(self, trial: Trial, context: TrialContext, hooks: Hooks, kind: str) -> None:
         self._trial, self._context, self._hooks, self._kind = trial, context, hooks, kind
-        self._code: dict[str, bytes | Path] | None = None
+        self._code = Code(Path.cwd(), trial.code_files, whole=context._core.managed)
         self._checked = False
 
     def metadata(self, content: Content) -> dict[str, Any]:
@@ -170,13 +162,12 @@ class Files:
         """How far the trial is, how its class is found, and its code."""
         counters = asdict(content.counters)
         position = None if content.position is None else content.position.to_dict()
-        if self._code is None:
-            self._code = {f"code/{name}": content for name, content in code_files(Path.cwd())}
+        original = {name: counters[name] for name in COUNTERS}
         return {
             "trial_state.json": json.dumps({**counters, "position": position, "version": VERSION}).encode(),
-            "trial_state.pkl": pickle.dumps(counters, protocol=2),
+            "trial_state.pkl": pickle.dumps(original, protocol=2),
             "load_data.json": json.dumps(self._load_data(), default=_plain).encode(),
-            **self._code,
+            **{f"code/{name}": content for name, content in self._code.files().items()},
         }
 
     def callbacks(self) -> dict[str, Any]:
@@ -204,10 +195,11 @@ class Files:
                 load_weights(io.BytesIO(_saved(saved)), allow_pickle=False)
             except CheckpointError as e:
                 logger.warning(
-                    "the state_dict() of callback %r holds what is only read back with DET_CORE_ALLOW_PICKLE=1; keep "
-                    "to tensors, numbers, strings, lists and dictionaries: %s",
-                    name, str(e.__cause__).splitlines()[0],
+                    "the state_dict() of callback %r holds what is only read back with DET_CORE_ALLOW_PICKLE=1, %s; "
+                    "keep to tensors, numbers, strings, lists and dictionaries", name, refused(e.__cause__),
                 )  # fmt: skip
+            except (TypeError, AttributeError, pickle.PicklingError) as e:
+                raise TypeError(f"the state_dict() of callback {name!r} cannot be saved: {e}") from None
 
 
 def write_files(files: Mapping[str, bytes | Path], folder: Path) -> None:
@@ -218,13 +210,7 @@ def write_files(files: Mapping[str, bytes | Path], folder: Path) -> None:
 
 
 class Checkpoints:
-    """Writes the checkpoints of a PyTorchTrial, of one fit.
-
-    Args:
-        trial: the user's.
-        context: its context.
-        hooks: its callbacks.
-    """
+    """Writes the checkpoints of a PyTorchTrial, of one fit."""
 
     def __init__(self, trial: Trial, context: PyTorchTrialContext, hooks: Hooks) -> None:
         self._context, self._hooks, self._core = context, hooks, context._core
@@ -279,60 +265,75 @@ class Checkpoints:
         return state
 
 
-def code_files(folder: Path) -> list[tuple[str, bytes]]:
-    """The files of the working directory, but for hidden and ignored ones; none if they are more than a model's code.
+class Code:
+    """The code that checkpoints keep, from which a trial's class is imported again.
 
-    They are read now, as files in a working directory come, go and grow. What cannot be read is left out.
-    ``.detignore`` names what is left out, a pattern a line.
+    Under a master that is the working directory, which is the experiment's context. Elsewhere it may hold anything: it
+    is the modules that this process has loaded from there, and what the class names.
+
+    Args:
+        folder: the working directory. What its ``.detignore`` names is left out.
+        more: files, folders and patterns below it.
+        whole: take all of it, but for hidden files.
     """
-    ignored = _patterns(folder / ".detignore")
-    found: list[tuple[str, bytes]] = []
-    size = 0
-    for path in _walk(folder, folder, ignored):
-        try:
-            size += path.stat().st_size
-            found.append((path.relative_to(folder).as_posix(), path.read_bytes() if size <= CODE_LIMIT else b""))
-        except OSError as e:
-            logger.warning("%s is not kept in checkpoints: %s", path, e.strerror)
-        if size > CODE_LIMIT or len(found) > CODE_FILES:
-            logger.warning(
-                "the working directory %s is not kept in checkpoints: it holds more than %d MB or %d files. Name in %s "
-                "what a model does not need, one pattern a line",
-                folder, CODE_LIMIT >> 20, CODE_FILES, folder / ".detignore",
-            )  # fmt: skip
-            return []
-    return found
+
+    def __init__(self, folder: Path, more: Iterable[str], *, whole: bool) -> None:
+        self._folder, self._more, self._whole = folder, list(more), whole
+        self._found: dict[str, bytes | Path] = {}
+        self._modules = self._size = 0
+        self._refused = ""
+
+    def files(self) -> dict[str, bytes | Path]:
+        """By path, as they were when they were first seen, since files come, go and grow; none if they are more than a
+        model's code. They are looked for again when modules were loaded since; what cannot be read is left out."""
+        modules = len(sys.modules)
+        if not self._refused and modules != self._modules and not (self._whole and self._modules):
+            self._modules = modules
+            try:
+                self._read(self._context() if self._whole else loaded(self._folder, self._more))
+            except MissingExtra as e:
+                self._refused = str(e)
+            if self._refused:
+                logger.warning("the code in %s is not kept in checkpoints: %s", self._folder, self._refused)
+        return {} if self._refused else self._found
+
+    def _read(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name in self._found:
+                continue
+            try:
+                content = (self._folder / name).read_bytes()
+            except OSError as e:
+                self._tell(e)
+                continue
+            self._found[name], self._size = content, self._size + len(content)
+            if self._size > CODE_LIMIT or len(self._found) > CODE_FILES:
+                self._refused = (
+                    f"it is more than {CODE_LIMIT >> 20} MB or {CODE_FILES} files. Name in .detignore there what a "
+                    "model does not need, one pattern a line, as in .gitignore"
+                )
+                return
+
+    def _context(self) -> Iterator[str]:
+        home = Environment.read().home
+        return (path for path, entry in walk(self._folder, home, hidden=False, failed=self._tell) if entry.is_file())
+
+    def _tell(self, error: OSError) -> None:
+        logger.warning("%s is not kept in checkpoints: %s", error.filename, error.strerror)
 
 
-def _walk(folder: Path, top: Path, ignored: list[str]) -> Iterator[Path]:
-    try:
-        with os.scandir(folder) as found:
-            entries = sorted(found, key=lambda entry: entry.name)
-    except OSError as e:
-        logger.warning("%s is not kept in checkpoints: %s", folder, e.strerror)
+def tell_changes(content: Content, hparams: Mapping[str, Any] | None) -> None:
+    """Warn of hyperparameters that are not those of a checkpoint."""
+    if content.folder is None or hparams is None or not (told := content.folder / "load_data.json").is_file():
         return
-    # not environments, checkpoints, and the home of runs
-    inside = {entry.name for entry in entries} & {"pyvenv.cfg", ".det_core"}
-    if folder != top and (inside or folder.resolve() == Environment.read().home.resolve()):
-        return
-    for entry in entries:
-        path = Path(entry.path)
-        name = path.relative_to(top).as_posix()
-        hidden = entry.name.startswith(".") or entry.name in NEVER
-        if hidden or any(fnmatch.fnmatch(each, p) for p in ignored for each in (name, entry.name)):
-            continue
-        if entry.is_file():
-            yield path
-        elif entry.is_dir(follow_symlinks=False):
-            yield from _walk(path, top, ignored)
-
-
-def _patterns(path: Path) -> list[str]:
-    try:
-        lines = path.read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    return [line.strip().strip("/") for line in lines if line.strip() and not line.startswith("#")]
+    before = json.loads(told.read_text()).get("hparams") or {}
+    now = json.loads(json.dumps(dict(hparams), default=_plain))
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    if names:
+        logger.warning(
+            "hyperparameters differ from the checkpoint's: %s. What it restores keeps its own values, such as an "
+            "optimizer's learning rate", "; ".join(f"{n} is {now.get(n)}, and was {before.get(n)}" for n in names),
+        )  # fmt: skip
 
 
 def _plain(value: Any) -> Any:

@@ -51,12 +51,9 @@ class PyTorchTrialContext(TrialContext):
         if aggregation_frequency < 1:
             raise ValueError(f"aggregation_frequency={aggregation_frequency}: expected at least 1")
         super().__init__(
-            core_context,
-            strategy.device,
-            hparams=hparams,
-            exp_conf=exp_conf,
+            core_context, strategy.device, hparams=hparams, exp_conf=exp_conf,
             enable_tensorboard_logging=enable_tensorboard_logging,
-        )
+        )  # fmt: skip
         self._strategy = strategy
         self._aggregation = aggregation_frequency
         self._horovod = horovod
@@ -73,6 +70,15 @@ class PyTorchTrialContext(TrialContext):
         self._updates: bool | None = None
         """Whether the batch that is trained is one at which optimizers step; None: before training."""
         self._global_batch_size, self._slot_batch_size = _batch_sizes(self._hparams, self.distributed.size)
+
+    @property
+    def _current_batch_idx(self) -> int | None:
+        """As :meth:`current_train_batch`; trials and their tests read it under this name, and the next."""
+        return self._batch
+
+    @property
+    def _aggregation_frequency(self) -> int:
+        return self._aggregation
 
     # wrapping
 
@@ -171,11 +177,7 @@ class PyTorchTrialContext(TrialContext):
     # training
 
     def backward(
-        self,
-        loss: Tensor,
-        gradient: Tensor | None = None,
-        retain_graph: bool = False,
-        create_graph: bool = False,
+        self, loss: Tensor, gradient: Tensor | None = None, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
         """Compute gradients, as ``loss.backward()`` does; ranks exchange them at batches at which optimizers step."""
         if self._auto_amp is not None and self._scaler is not None:

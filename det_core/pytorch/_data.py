@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, IterableDataset, Sampler
@@ -14,24 +11,14 @@ from torch.utils.data import BatchSampler, IterableDataset, Sampler
 from det_core._training.data_order import (
     EpochOrder,
     NumberedBatches,
-    Position,
     SeededDataset,
     SeededShuffle,
     rebuilt,
 )
-from det_core._training.devices import to_device
-from det_core.errors import InvalidExperimentException
 from det_core.pytorch import samplers
 
-if TYPE_CHECKING:
-    from det_core.pytorch._trial import Trial
-    from det_core.pytorch._trial_context import TrialContext
-
-logger = logging.getLogger("det_core.pytorch")
 TorchData = Any
 """A batch: tensors, in lists, tuples and dictionaries of any depth."""
-
-__all__ = ["DataLoader", "Dealing", "Loaders", "TorchData", "adapt_batch_sampler", "data_length", "to_device"]
 
 
 class DataLoader:
@@ -100,6 +87,7 @@ class DataLoader:
         sizes = {} if batch_sampler is not None else {"batch_size": batch_size, "drop_last": drop_last}
         if batch_sampler is not None and (batch_size != 1 or shuffle or sampler is not None or drop_last):
             raise ValueError("batch_sampler goes without batch_size, shuffle, sampler and drop_last")
+        shuffle = shuffle and len(dataset) > 0  # an empty one is told of when training begins
         # torch's own loader checks the rest, and keeps all that is no matter of order.
         self._parts = torch.utils.data.DataLoader(
             dataset, shuffle=shuffle, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory,
@@ -118,6 +106,12 @@ class DataLoader:
     def __len__(self) -> int:
         """How many batches a pass over the whole set has."""
         return len(self.batch_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        """All else that torch's loader has: ``sampler``, ``collate_fn``, ``pin_memory``, …, to read."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._parts, name)
 
     def get_data_loader(
         self, repeat: bool = False, skip: int = 0, num_replicas: int = 1, rank: int = 0
@@ -191,139 +185,3 @@ def data_length(data: Any) -> int:
             raise ValueError("an empty batch has no length")
         return len(next(iter(data.values())) if isinstance(data, Mapping) else data[0])
     raise TypeError(f"the length of a {type(data).__name__} is not known: override get_batch_length()")
-
-
-@dataclass(frozen=True)
-class Dealing:
-    """How batches are dealt out to ranks in one fit, so that a number of trained batches is a place in the data.
-
-    Attributes:
-        pass_batches: batches of a pass over the dataset.
-        batch_size: records in each; None: it is up to a batch_sampler of the user's.
-        skip: batches of each rank that were passed over.
-        origin: how many were trained by then.
-    """
-
-    pass_batches: int
-    batch_size: int | None
-    skip: int
-    origin: int
-
-
-class Loaders:
-    """The loaders of one fit.
-
-    Args:
-        trial: builds them.
-        context: says whether loaders that are not ours are accepted.
-        rank: whose share of the batches to take; left out: that of this rank among all.
-        size: how many share them.
-        each: how many batches of the training loader are trained as one.
-
-    Attributes:
-        dealing: how batches are dealt out; None: nothing is built, or a loader of the user's.
-    """
-
-    def __init__(
-        self, trial: Trial, context: TrialContext, *, rank: int | None = None, size: int | None = None, each: int = 1
-    ) -> None:
-        self._trial, self._context, self._each = trial, context, each
-        self._rank = context.distributed.rank if rank is None else rank
-        self._size = context.distributed.size if size is None else size
-        self._validation: Any = None
-        self.dealing: Dealing | None = None
-
-    def build(self, position: Position, *, full_validation: bool) -> tuple[Iterator[Any], int | None]:
-        """Build both loaders; the training batches from ``position`` on, and how many of them are a pass of a rank."""
-        training = self._trial.build_training_data_loader()
-        self._check(training, "build_training_data_loader")
-        if isinstance(training, DataLoader):
-            slot = None if training.batches_by_user else training.batch_size
-            whole = _length(training)
-            skip = self._start(position, whole, slot, _length(training.dataset))
-            self.dealing = None if whole is None else Dealing(whole, slot, skip, position.batches)
-            loader = training.training(position.seed, rank=self._rank, size=self._size, skip=skip)
-            batches, length = iter(loader), _length(loader)
-        else:
-            if position.batches:
-                logger.warning("a loader of your own starts from its beginning: this resume is not exact")
-            batches, length = _endless(training), _length(training)
-        validation = self._trial.build_validation_data_loader()
-        self._check(validation, "build_validation_data_loader")
-        if isinstance(validation, DataLoader):
-            size, rank = (1, 0) if full_validation else (self._size, self._rank)
-            validation = validation.validation(position.seed, rank=rank, size=size)
-        self._validation = validation
-        return batches, length
-
-    def validation(self) -> tuple[Iterator[Any], int | None]:
-        """A new pass over this rank's share of the validation set."""
-        return iter(self._validation), _length(self._validation)
-
-    def whole_validation(self) -> Any:
-        """The torch loader of the whole validation set."""
-        return self._validation
-
-    def position(self, start: Position, batches_trained: int) -> Position:
-        """Where the data is after so many batches of this rank."""
-        dealing = self.dealing
-        if dealing is None:
-            return Position(start.seed, batches_trained, 0, 0, None, self._size)
-        dealt = ((batches_trained - dealing.origin) * self._each + dealing.skip) * self._size
-        pass_, batch = divmod(dealt, dealing.pass_batches)
-        slot = dealing.batch_size
-        records, together = (0, None) if slot is None else (batch * slot, slot * self._each * self._size)
-        return Position(start.seed, batches_trained, pass_, records, together, self._size)
-
-    def _start(self, position: Position, pass_batches: int | None, slot: int | None, dataset: int | None) -> int:
-        """How many batches of this rank to pass over: those that the ranks of before have dealt out, in records."""
-        each = self._each
-        if slot is None or position.global_batch_size is None or pass_batches is None:
-            if position.size != self._size and position.batches:
-                logger.warning(
-                    "%d rank(s) go on where %d were: with a batch_sampler of your own, or a checkpoint of another "
-                    "kind, this resume is not exact", self._size, position.size,
-                )  # fmt: skip
-            return position.batches * each
-        dealt = position.pass_ * pass_batches + math.ceil(position.records / slot)
-        skip = math.ceil(dealt / (self._size * each)) * each
-        together = slot * each * self._size
-        if (position.size, position.global_batch_size) != (self._size, together) and (
-            position.global_batch_size != together or dataset is None or dataset % together
-        ):
-            pass_, batch = divmod(skip * self._size, pass_batches)
-            logger.warning(
-                "%d rank(s) with %d records a step go on where %d rank(s) with %d were: the training goes on at record "
-                "%d of pass %d, and was at record %d of pass %d",
-                self._size, together, position.size, position.global_batch_size, batch * slot, pass_,
-                position.records, position.pass_,
-            )  # fmt: skip
-        return skip
-
-    def _check(self, loader: Any, method: str) -> None:
-        if not isinstance(loader, DataLoader) and not self._context._any_loader:
-            raise InvalidExperimentException(
-                f"{method}() returned a {type(loader).__name__}: expected a det_core.pytorch.DataLoader; to use any "
-                f"other, call {self._context._any_loader_call} in __init__()"
-            )
-
-
-def _endless(loader: Any) -> Iterator[Any]:
-    """Pass after pass.
-
-    Raises:
-        RuntimeError: a pass without a batch.
-    """
-    while True:
-        batch = None
-        for batch in loader:
-            yield batch
-        if batch is None:
-            raise RuntimeError("the training loader gives no batch")
-
-
-def _length(loader: Any) -> int | None:
-    try:
-        return len(loader)
-    except TypeError:
-        return None

@@ -49,7 +49,7 @@ class CheckpointLoadContext(PyTorchTrialContext):
     def __init__(self, hparams: Mapping[str, Any] | None = None, exp_conf: Mapping[str, Any] | None = None) -> None:
         alone = core.DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
         nothing: Any = SimpleNamespace(
-            distributed=alone, profiler=None, managed=False, info=None, latest_checkpoint=None, steps_completed=0
+            distributed=alone, profiler=None, managed=False, trial=None, latest_checkpoint=None, steps_completed=0
         )
         super().__init__(
             nothing, _AsTheyAre(torch.device("cpu")), hparams=hparams, exp_conf=exp_conf,

@@ -58,6 +58,8 @@ class Counters:
         last_val: ``batches_trained`` of the last validation; 0: none.
         last_ckpt: of the last checkpoint.
         step_id: stays 0; the original's files have it.
+        fit: which ``fit()`` of its script it is, from 1.
+        batches_before: trained by the ones before.
     """
 
     trial_id: int = 0
@@ -66,6 +68,13 @@ class Counters:
     last_val: int = 0
     last_ckpt: int = 0
     step_id: int = 0
+    fit: int = 1
+    batches_before: int = 0
+
+    @property
+    def step(self) -> int:
+        """What rows and checkpoints count: the batches of all fits of the script."""
+        return self.batches_before + self.batches_trained
 
     @property
     def validated(self) -> bool:
@@ -112,11 +121,8 @@ class Schedule:
     def _at(self, unit: TrainUnit, batches: int) -> bool:
         if batches <= 0 or not isinstance(unit, Epoch):
             return batches > 0 and unit._has(batches)
-        return (
-            bool(self.epoch_len)
-            and batches % (self.epoch_len or 1) == 0
-            and unit._has(batches // (self.epoch_len or 1))
-        )
+        epochs, rest = divmod(batches, self.epoch_len or batches + 1)
+        return not rest and unit._has(epochs)
 
     def _next(self, unit: TrainUnit | None, after: int, limit: int) -> int:
         if unit is None or (isinstance(unit, Epoch) and not self.epoch_len):

@@ -57,7 +57,18 @@ class LRScheduler:
             aggregation: optimizers step at every so many batches.
             epoch_len: batches in an epoch; None: it never ends.
         """
-        return steps_after(self._mode, self._frequency, batch_idx, aggregation, epoch_len)
+        mode = self._mode
+        if mode is _StepMode.STEP_EVERY_BATCH:
+            done, before = batch_idx + 1, batch_idx + 1 - aggregation
+        elif mode is _StepMode.STEP_EVERY_OPTIMIZER_STEP:
+            done = (batch_idx + 1) // aggregation
+            before = done - 1
+        elif mode is _StepMode.STEP_EVERY_EPOCH and epoch_len:
+            # the epochs that the next update will have left behind, so that the last update of an epoch counts
+            done, before = (batch_idx + aggregation) // epoch_len, batch_idx // epoch_len
+        else:
+            return 0
+        return max(done, 0) // self._frequency - max(before, 0) // self._frequency
 
     def step(self, *args: Any, **kwargs: Any) -> None:
         """Step the scheduler."""
@@ -76,18 +87,3 @@ class LRScheduler:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put the scheduler to a state."""
         self._scheduler.load_state_dict(state)
-
-
-def steps_after(mode: _StepMode, frequency: int, batch_idx: int, aggregation: int, epoch_len: int | None) -> int:
-    """How often a scheduler steps after the update at ``batch_idx``; see :meth:`LRScheduler.steps_after`."""
-    if mode is _StepMode.STEP_EVERY_BATCH:
-        done, before = batch_idx + 1, batch_idx + 1 - aggregation
-    elif mode is _StepMode.STEP_EVERY_OPTIMIZER_STEP:
-        done = (batch_idx + 1) // aggregation
-        before = done - 1
-    elif mode is _StepMode.STEP_EVERY_EPOCH and epoch_len:
-        # the epochs that the next update will have left behind, so that the last update of an epoch counts
-        done, before = (batch_idx + aggregation) // epoch_len, batch_idx // epoch_len
-    else:
-        return 0
-    return max(done, 0) // frequency - max(before, 0) // frequency

@@ -12,22 +12,14 @@ from det_core._optional import require
 
 
 def summary_writer(folder: Path) -> Any:
-    """A ``SummaryWriter`` of torch's in ``folder``.
-
-    Raises:
-        MissingExtra: tensorboard is not installed.
-    """
+    """A ``SummaryWriter`` of torch's in ``folder``; MissingExtra, if tensorboard is not installed."""
     module = require("torch.utils.tensorboard", extra="tensorboard", purpose="context.get_tensorboard_writer()")
     return module.SummaryWriter(log_dir=str(folder))
 
 
 class TorchProfiler:
     """A ``torch.profiler.profile`` around a whole fit, stepped after each batch, so that its schedule counts batches.
-
-    Args:
-        folder: where traces go, unless the arguments say otherwise.
-        args, kwargs: as ``torch.profiler.profile`` takes them.
-    """
+    Traces go into ``folder``, unless the arguments say otherwise, which are torch's."""
 
     def __init__(self, folder: Path, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         handler = {"on_trace_ready": torch.profiler.tensorboard_trace_handler(str(folder))}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _codecs
 import json
 import pickle
 import random
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -18,6 +20,7 @@ from det_core.errors import CheckpointError
 STATES = ("state_dict.pth", "determined/state_dict.pth", "pedl/state_dict.pth", "checkpoint.pt")
 """Where the state of a trial is, newest layout first."""
 COUNTERS = ("trial_id", "batches_trained", "epochs_trained", "last_val", "last_ckpt", "step_id")
+"""Of the original, which takes no others."""
 _SINGULAR = {
     "model_state_dict": "models_state_dict", "optimizer_state_dict": "optimizers_state_dict",
     "lr_scheduler": "lr_schedulers_state_dict",
@@ -56,28 +59,28 @@ def load_weights(path: Path | IO[bytes], *, allow_pickle: bool | None = None, **
         with torch.serialization.safe_globals(_numpy_globals()):
             return torch.load(path, **kwargs)
     except pickle.UnpicklingError as e:
-        refused = next((line.strip() for line in str(e).splitlines() if "GLOBAL" in line), str(e).splitlines()[0])
         raise CheckpointError(
-            f"{path} holds more than weights, and was not read, since that would run code: {refused} If you trust "
+            f"{path} holds more than weights, {refused(e)}, and was not read, since that would run code. If you trust "
             "whoever wrote it, set DET_CORE_ALLOW_PICKLE=1, or give torch_load_kwargs={'weights_only': False}"
         ) from e
 
 
+def refused(error: BaseException | None) -> str:
+    """What torch has found in a pickle, out of its text, which is long, and coloured."""
+    found = re.search(r"GLOBAL (\S+)", str(error))
+    return found.group(1).rstrip(".,") if found else "a pickle of another kind"
+
+
 def _numpy_globals() -> list[Any]:
-    """What makes numpy arrays and scalars anew, which runs nothing of the pickle's; also under numpy 1's names."""
+    """What makes numpy arrays and scalars anew, which runs nothing of the pickle's; also under numpy 1's names.
+
+    Protocol 2 writes bytes as text that is encoded again."""
     from numpy._core import multiarray
 
     kinds = {type(np.dtype(kind)) for kind in "?bBhHiIlLqQefdg"}
     rebuild = [getattr(multiarray, name) for name in ("_reconstruct", "scalar")]
     old = [(function, f"numpy.core.multiarray.{function.__name__}") for function in rebuild]
-    return [*rebuild, *old, np.ndarray, np.dtype, *kinds, _encode()]
-
-
-def _encode() -> Any:
-    """How protocol 2 writes bytes: as text that is encoded again."""
-    import _codecs
-
-    return _codecs.encode
+    return [*rebuild, *old, np.ndarray, np.dtype, *kinds, _codecs.encode]
 
 
 class _Nothing(pickle.Unpickler):
@@ -100,20 +103,16 @@ def load_plain_pickle(path: Path) -> Any:
         raise CheckpointError(f"{path} holds more than numbers and texts, and was not read: {e}") from e
 
 
-def read_counters(folder: Path) -> dict[str, int] | None:
-    """How far the trial was; None: nothing says."""
-    if (folder / "trial_state.json").is_file():
-        saved = json.loads((folder / "trial_state.json").read_text())
-    elif (folder / "trial_state.pkl").is_file():
-        saved = load_plain_pickle(folder / "trial_state.pkl")
-    elif (folder / "workload_sequencer.pkl").is_file():
-        saved = load_plain_pickle(folder / "workload_sequencer.pkl")
-        saved = {**saved, "batches_trained": saved.get("steps_completed", 0)}
-    else:
-        return None
+def read_counters(folder: Path) -> Mapping[str, Any]:
+    """What there is of how far the trial was, and in ours of its place in the data; empty: nothing."""
+    saved: Any = {}
+    if (path := folder / "trial_state.json").is_file():
+        saved = json.loads(path.read_text())
+    elif (path := folder / "trial_state.pkl").is_file() or (path := folder / "workload_sequencer.pkl").is_file():
+        saved = load_plain_pickle(path)
     if not isinstance(saved, Mapping):
         raise CheckpointError(f"{folder}: the trial's counters are a {type(saved).__name__}, not a dictionary")
-    return {name: int(saved[name]) for name in COUNTERS if saved.get(name) is not None}
+    return {"batches_trained": saved.get("steps_completed"), **saved}  # as the sequencer called them
 
 
 def as_current(state: Any) -> dict[str, Any]:

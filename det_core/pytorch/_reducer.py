@@ -162,14 +162,24 @@ def _calling(wrapped: _Wrapped, method: Callable[..., Any], *args: Any) -> Any:
 # training
 
 
-def check_names(rows: Sequence[Row], step: int, rows_per_batch: int = 1) -> None:
-    """Raise ValueError unless all rows have the same names; the last one is of batch ``step - 1``."""
+def check_names(rows: Sequence[Row], method: str, first: int = 0, rows_per_batch: int = 1) -> None:
+    """Raise ValueError unless all rows, which ``method`` has returned from batch ``first`` on, have the same names."""
     for number, row in enumerate(rows):
         if row.keys() != rows[0].keys():
-            batch = step - (len(rows) - number - 1) // rows_per_batch - 1
             raise ValueError(
-                f"train_batch() returned the metrics {_names(row)} for batch {batch}, and "
+                f"{method}() returned the metrics {_names(row)} for batch {first + number // rows_per_batch}, and "
                 f"{_names(rows[0])} before: it must return the same names for every batch"
+            )
+
+
+def _check_ranks(rows: Sequence[Row | None], method: str) -> None:
+    """The same for one row of each rank; None: it reports nothing."""
+    first, *others = [(rank, row) for rank, row in enumerate(rows) if row is not None] or [(0, {})]
+    for rank, row in others:
+        if row.keys() != first[1].keys():
+            raise ValueError(
+                f"{method}() returned the metrics {_names(row)} on rank {rank}, and {_names(first[1])} on rank "
+                f"{first[0]}: it must return the same names on every rank"
             )
 
 
@@ -186,16 +196,11 @@ def training_results(per_rank: Sequence[Sequence[Row]]) -> tuple[Row, list[Row]]
     Raises:
         ValueError: ranks have returned different names.
     """
-    reporting = [(number, rows) for number, rows in enumerate(per_rank) if rows]
-    first, rows = reporting[0] if reporting else (0, [])
+    reporting = [rows for rows in per_rank if rows]
+    _check_ranks([rows[0] if rows else None for rows in per_rank], "train_batch")
+    rows = reporting[0] if reporting else []
     if len(reporting) > 1:
-        for number, others in reporting:
-            if others[0].keys() != rows[0].keys():
-                raise ValueError(
-                    f"train_batch() returned the metrics {_names(others[0])} on rank {number}, and {_names(rows[0])} "
-                    f"on rank {first}: it must return the same names on every rank"
-                )
-        together = zip(*(rows for _, rows in reporting), strict=True)
+        together = zip(*reporting, strict=True)
         rows = [{name: _mean([row[name] for row in same]) for name in same[0]} for same in together]
     return {name: _mean([row[name] for row in rows]) for name in (rows[0] if rows else ())}, list(rows)
 
@@ -230,12 +235,7 @@ def local_results(rows: Sequence[Row], reducer: Any) -> tuple[Row, int]:
     """
     if not rows:
         return {}, 0
-    for number, row in enumerate(rows):
-        if row.keys() != rows[0].keys():
-            raise ValueError(
-                f"evaluate_batch() returned the metrics {_names(row)} for batch {number}, and {_names(rows[0])} "
-                "before: it must return the same names for every batch"
-            )
+    check_names(rows, "evaluate_batch")
     kinds = _by_name(reducer, rows[0])
     return {name: _reduced(name, [row[name] for row in rows], kinds[name]) for name in rows[0]}, len(rows)
 
@@ -254,14 +254,9 @@ def evaluation_results(per_rank: Sequence[tuple[Row, int]], reducer: Any) -> Row
     having = [(row, weight) for row, weight in per_rank if weight]
     if not having:
         raise RuntimeError("the validation loader gives no batch on any rank")
-    first = having[0][0]
-    for row, _ in having:
-        if row.keys() != first.keys():
-            raise ValueError(
-                f"evaluate_batch() returned the metrics {_names(row)} on one rank, {_names(first)} on another"
-            )
+    _check_ranks([row if weight else None for row, weight in per_rank], "evaluate_batch")
     weights = [weight for _, weight in having]
-    kinds = _by_name(reducer, first)
+    kinds = _by_name(reducer, having[0][0])
     found: Row = {}
     for name, kind in kinds.items():
         values = [row[name] for row, _ in having]

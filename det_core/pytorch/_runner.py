@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ import torch
 
 from det_core import core
 from det_core._training.data_order import Position
-from det_core._training.progress_line import ProgressLine
-from det_core.errors import InvalidExperimentException, InvalidHP, TensorboardError
+from det_core._training.progress_line import ProgressLine, numbers_of
+from det_core.errors import CheckpointCorrupt, InvalidExperimentException, InvalidHP, TensorboardError
 from det_core.pytorch._callback import Hooks
-from det_core.pytorch._checkpoint import Content
+from det_core.pytorch._checkpoint import Content, tell_changes
 from det_core.pytorch._loop import (
     AskStop,
     Batch,
@@ -36,25 +37,36 @@ from det_core.pytorch._reducer import check_names, training_results
 from det_core.pytorch._steps import TrialSteps
 from det_core.pytorch._trial import Trial
 from det_core.pytorch._trial_context import TrialContext
-from det_core.pytorch._validation import Validation, searcher_metric
+from det_core.pytorch._validation import Validation
 
 logger = logging.getLogger("det_core.pytorch")
+PREEMPTIONS = ("signal", "master")
+"""The reasons of a stop after which the job goes on later."""
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What ``fit()`` was asked for, checked."""
+    """The arguments of a ``fit()``.
 
-    max_length: TrainUnit | None
-    validation_period: TrainUnit | None
+    Attributes:
+        resumes: whether ``latest_checkpoint`` is that of the run that is resumed, which may be of another fit.
+    """
+
     checkpoint_period: TrainUnit | None
+    validation_period: TrainUnit | None
+    max_length: TrainUnit | None
     reporting_period: TrainUnit | None
     checkpoint_policy: str
     latest_checkpoint: str | None
-    """The checkpoint to start from."""
-    step_zero_validation: bool = False
-    test_mode: bool = False
-    profiling_enabled: bool = False
+    step_zero_validation: bool
+    test_mode: bool
+    profiling_enabled: bool
+    resumes: bool = False
+
+    def by_name(self) -> dict[str, Any]:
+        """What ranks compare: equal texts for equal arguments."""
+        told = {f"fit({field.name}=)": repr(getattr(self, field.name)) for field in fields(self)}
+        return {name: re.sub(r" at 0x\w+", "", text) for name, text in told.items()}
 
 
 class Runner:
@@ -63,13 +75,6 @@ class Runner:
     All ranks are told the same next action, since every answer that the loop gets is equal on every rank: a stop is
     agreed on by the core, the policy's verdict and an operation's length are the chief's, broadcast. So there is no
     other agreement in here; only :meth:`_train` and :meth:`_ask_stop` call ``should_preempt()``.
-
-    Args:
-        trial: the user's.
-        steps: how it is called and saved.
-        context: its context.
-        hooks: its callbacks.
-        options: what was asked for.
     """
 
     def __init__(
@@ -79,18 +84,21 @@ class Runner:
         self._core = context._core
         self._distributed = context.distributed
         self._chief = self._distributed.rank == 0
-        self._counters = Counters(trial_id=context.get_trial_id())
-        self._before = context._batches_before
-        """Batches of earlier fits in this context, which rows and checkpoints count as well."""
+        self._latest = options.latest_checkpoint
+        self._counters = Counters(
+            trial_id=context.get_trial_id(), fit=context._fits, batches_before=context._batches_before
+        )
         self._position: Position
         self._batches: Iterator[Any] | None = None
         self._schedule: Schedule
         self._operation: core.SearcherOperation | None = None
         self._length: int | None = None
         self._line = ProgressLine() if self._chief else None
-        self._stop_told = self._saving = False
+        self._stop_told = self._saving = self._epoch_ended = False
         self._reported = True
         """Whether all that was trained is in a report."""
+        self._numbers: dict[str, Any] = {}
+        """The metrics since the last line of an epoch."""
         self._validation = Validation(
             trial, steps, context, hooks, policy=options.checkpoint_policy, test_mode=options.test_mode
         )
@@ -109,11 +117,12 @@ class Runner:
         """
         hooks = self._hooks
         try:
-            hooks.agree(self._distributed, self._context._reducers.signature())
-            hooks.start_up(self._start_step(), self._options.latest_checkpoint)
-            self._prepare()
-            self._operations()
-            self._sync_tensorboard()
+            signature = self._context._reducers.signature()
+            self._context._check_alike({**self._options.by_name(), "wrapped reducers": signature})
+            hooks.agree(self._distributed)
+            if self._prepare():
+                self._operations()
+                self._sync_tensorboard()
         except InvalidHP:
             self._save_alone()
             raise
@@ -122,8 +131,9 @@ class Runner:
                 self._distributed.raise_if_left()
             raise
         finally:
-            self._context._batches_before += self._counters.batches_trained
+            self._context._batches_before = self._counters.step
             self._batches = None
+            self._tell_epoch()
             if self._line is not None:
                 self._line.close()
             if self._context._torch_profiler is not None:
@@ -133,26 +143,64 @@ class Runner:
 
     # before the first batch
 
-    def _start_step(self) -> int:
-        latest = self._options.latest_checkpoint
-        if latest is None or latest == self._core.latest_checkpoint:
-            return self._core.steps_completed if latest is not None else 0
-        return int(self._core.checkpoint.get_metadata(latest).get("steps_completed", 0))
+    def _prepare(self) -> bool:
+        """Read, build loaders, restore, and put the random states back last: what comes before may draw from them.
 
-    def _prepare(self) -> None:
-        """Build loaders, restore, and put the random states back last: what comes before may draw from them."""
-        latest = self._options.latest_checkpoint
-        with nullcontext() if latest is None else self._core.checkpoint.restore_path(latest) as path:
-            self._restore(None if path is None else self._steps.read(Path(path), str(latest)))
+        Returns:
+            False: this fit had ended before, and the checkpoint is of a later one of the script.
+        """
+        with ExitStack() as stack:
+            path = self._opened(stack)
+            content = None if path is None else self._steps.read(path, str(self._latest))
+            if content is not None and self._had_ended(content):
+                return False
+            self._hooks.start_up(self._start_step(), self._latest)
+            self._restore(content)
+        return True
+
+    def _opened(self, stack: ExitStack) -> Path | None:
+        """The folder of the checkpoint to start from. A trial of an experiment takes the one before, if it is damaged:
+        it would be handed the same again at every restart."""
+        while self._latest is not None:
+            try:
+                return Path(stack.enter_context(self._core.checkpoint.restore_path(self._latest)))
+            except CheckpointCorrupt as e:
+                previous = self._core.checkpoint.previous(self._latest) if self._core.managed else None
+                if previous is None:
+                    raise
+                logger.warning("checkpoint %s is lost, so %s, the one before, is taken: %s", self._latest, previous, e)
+                self._latest = previous
+        return None
+
+    def _start_step(self) -> int:
+        if self._latest is None or self._latest == self._core.latest_checkpoint:
+            return self._core.steps_completed if self._latest is not None else 0
+        return int(self._core.checkpoint.get_metadata(self._latest).get("steps_completed", 0))
+
+    def _had_ended(self, content: Content) -> bool:
+        """Whether the checkpoint is of a later fit of the script; what it has of this one's models is taken then."""
+        own, saved = self._counters, content.counters
+        ended = self._options.resumes and saved.trial_id == own.trial_id and saved.fit > own.fit
+        if ended:
+            logger.warning(
+                "fit() %d of this script had ended before: it goes on with number %d, %s", own.fit, saved.fit,
+                "whose models these are now" if self._steps.take_models(content) else "with the models as they are",
+            )  # fmt: skip
+        self._context._resumed = not ended
+        return ended
 
     def _restore(self, content: Content | None) -> None:
         context, hooks = self._context, self._hooks
         seed = self._seed()
+        self._position = Position(seed, 0, 0, 0, None, self._distributed.size)
         if content is not None and content.counters.trial_id == self._counters.trial_id:
-            self._counters = content.counters
-            self._position = self._resumed(content, seed)
-        else:
-            self._position = Position(seed, 0, 0, 0, None, self._distributed.size)
+            own, saved = self._counters, content.counters
+            if not self._options.resumes:  # it was named: rows and checkpoints count on from here
+                saved = replace(saved, fit=own.fit, batches_before=own.batches_before)
+            self._counters = saved
+            self._position = content.position or replace(self._position, batches=self._counters.batches_trained)
+            if self._chief:
+                tell_changes(content, context._hparams)
         self._batches, length = self._steps.loaders(self._position)
         length = self._distributed.broadcast(length)
         if length == 0:
@@ -164,9 +212,8 @@ class Runner:
         )
         if content is not None:
             self._steps.apply(content)
-            known = self._distributed.broadcast(self._core.last_validation if self._chief else None)
-            if known and known == self._counters.batches_trained:
-                self._counters.last_val = known
+            if self._last_validation() == self._counters.step:
+                self._counters.last_val = self._counters.batches_trained
         else:
             context._begin_alike()
         hooks.call("on_training_start")
@@ -177,32 +224,25 @@ class Runner:
 
     def _seed(self) -> int:
         """What the order of the data comes from: the trial's, else torch's own on the chief, which draws nothing."""
-        if self._core.managed and self._core.info is not None:
-            return self._core.info.trial.trial_seed
+        if self._core.trial is not None:
+            return self._core.trial.trial_seed
         return int(self._distributed.broadcast(torch.initial_seed()))
-
-    def _resumed(self, content: Content, seed: int) -> Position:
-        if content.position is not None:
-            return content.position
-        return Position(seed, content.counters.batches_trained, 0, 0, None, self._distributed.size)
 
     # operations
 
     def _operations(self) -> None:
-        if self._options.step_zero_validation and not self._counters.batches_trained and not self._validated_before():
+        if self._options.step_zero_validation and not self._counters.batches_trained and not self._last_validation():
             self._validate(Validate(completes=False))
-        if not self._core.managed:
-            length = self._in_batches(self._options.max_length)
-            self._drive(length)
-            return
-        for op in self._core.searcher.operations():
+        for op in self._core.searcher.operations() if self._core.managed else (None,):
             self._operation = op
-            outcome = self._drive(self._length_of(op))
-            if outcome is Outcome.STOPPED:
+            length = self._in_batches(self._options.max_length) if op is None else self._length_of(op)
+            if self._drive(length) is Outcome.STOPPED:
+                self._context._preempted = self._core.preempt.reason in PREEMPTIONS
                 return
 
-    def _validated_before(self) -> bool:
-        return self._distributed.broadcast(self._core.last_validation if self._chief else None) is not None
+    def _last_validation(self) -> int | None:
+        step: int | None = self._distributed.broadcast(self._core.last_validation if self._chief else None)
+        return step
 
     def _drive(self, length: int | None) -> Outcome:
         """Carry out one operation's actions."""
@@ -219,19 +259,19 @@ class Runner:
                 return outcome
             answer = bool(self._carry_out[type(action)](action))
 
+    def _units_per_batch(self) -> int | None:
+        """What a batch counts in the searcher's lengths; None: they are epochs. ``max_length`` gives a plain number its
+        unit."""
+        units: dict[type, core.Unit] = {Batch: core.Unit.BATCHES, Epoch: core.Unit.EPOCHS}
+        given = units.get(type(self._options.max_length))
+        searcher, records = self._core.searcher, core.Unit.RECORDS
+        size = self._context.get_global_batch_size() if searcher.get_configured_units() is records else None
+        return searcher.units_per_batch(size, given)
+
     def _length_of(self, op: core.SearcherOperation) -> int:
         """An operation's length in batches."""
-        unit = self._core.searcher.get_configured_units()
-        if unit is core.Unit.RECORDS:
-            return max(op.length // self._context.get_global_batch_size(), 1)
-        if unit is core.Unit.EPOCHS or (unit is None and isinstance(self._options.max_length, Epoch)):
-            return self._in_batches(Epoch(op.length)) or op.length
-        if unit is None and self._options.max_length is None:
-            raise ValueError(
-                "the searcher's max_length has no unit: write it as {batches: N}, {epochs: N} or {records: N}, "
-                "or give fit(max_length=Batch(N))"
-            )
-        return op.length
+        units = self._units_per_batch()
+        return (self._in_batches(Epoch(op.length)) or 0) if units is None else max(op.length // units, 1)
 
     def _in_batches(self, unit: TrainUnit | None) -> int | None:
         if unit is None:
@@ -264,6 +304,7 @@ class Runner:
         while (n := counters.batches_trained) < action.until:
             epoch, in_epoch = divmod(n, epoch_len) if epoch_len else (0, n)
             if in_epoch == 0:
+                self._tell_epoch()
                 for hook in hooks.on_training_epoch_start:
                     hook(epoch)
             train_one(batches, epoch, n)
@@ -272,6 +313,7 @@ class Runner:
                 for hook in hooks.on_training_epoch_end:
                     hook(epoch)
                 counters.epochs_trained += 1
+                self._epoch_ended = True
             if profiler is not None:
                 profiler.step()
             if line is not None and line.shown:
@@ -287,7 +329,8 @@ class Runner:
         context, counters = self._context, self._counters
         rows, reducers = self._steps.buffer.take(), context._reducers
         self._reported = True
-        check_names(rows, counters.batches_trained, self._steps.rows_per_batch)
+        each = self._steps.rows_per_batch
+        check_names(rows, "train_batch", counters.batches_trained - len(rows) // each, each)
         slots = reducers.slots(training=True)
         everywhere = "on_training_workload_end" in self._hooks.anywhere or reducers.any(training=True)
         exchange = self._distributed.allgather if everywhere else self._distributed.gather
@@ -305,7 +348,16 @@ class Runner:
                 self._write_scalars(step, per_batch, reduced)
             if self._line is not None:
                 self._line.update(step, self._length, metrics)
+                self._numbers |= metrics
         self._hooks.call("on_training_workload_end", avg_metrics=metrics, batch_metrics=per_batch)
+
+    def _tell_epoch(self) -> None:
+        """Say that an epoch is over, once it is reported and validated: where there is no line that shows it."""
+        if self._epoch_ended and self._line is not None:
+            counters = self._counters
+            self._line.epoch(counters.epochs_trained, counters.batches_trained, self._length, self._numbers)
+            self._numbers = {}
+        self._epoch_ended = False
 
     def _write_scalars(self, step: int, per_batch: list[dict[str, Any]], reduced: Mapping[str, Any]) -> None:
         write, each = self._core.train.write_scalars, self._steps.rows_per_batch
@@ -325,22 +377,17 @@ class Runner:
             if self._length:
                 self._core.train.report_progress(min(1.0, counters.batches_trained / self._length))
             return
-        unit = self._core.searcher.get_configured_units()
-        if unit is core.Unit.RECORDS:
-            op.report_progress(counters.batches_trained * self._context.get_global_batch_size())
-        elif unit is core.Unit.EPOCHS or (unit is None and isinstance(self._options.max_length, Epoch)):
-            op.report_progress(counters.epochs_trained)
-        else:
-            op.report_progress(counters.batches_trained)
+        units = self._units_per_batch()
+        op.report_progress(counters.epochs_trained if units is None else counters.batches_trained * units)
 
     def _validate(self, action: Validate) -> bool:
         """Validate, and complete the operation if this validation does; whether the policy wants a checkpoint."""
         metrics, wanted = self._validation.run(self._counters, self._step)
         if self._line is not None:
-            numbers = (f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, int | float))
-            self._line.say(f"validation at batch {self._step}: {'  '.join(numbers)}")
+            self._line.say(f"validation at batch {self._step}: {numbers_of(metrics)}")
+            self._numbers |= metrics
         if self._chief and self._operation is not None:
-            value = searcher_metric(metrics, self._core.searcher)
+            value = self._core.searcher.metric_of(metrics)
             if action.completes and not self._operation.completed:
                 self._operation.report_completed(value)
         return wanted
@@ -363,7 +410,7 @@ class Runner:
 
     @property
     def _step(self) -> int:
-        return self._before + self._counters.batches_trained
+        return self._counters.step
 
     def _ask_stop(self, _action: AskStop) -> bool:
         """Ship what is beside the record, and ask whether to stop."""
@@ -394,7 +441,9 @@ class Runner:
         counters = self._counters
         if self._steps.saves_alone and self._chief and not self._saving and not counters.saved:
             counters.last_ckpt = counters.batches_trained
-            self._steps.save(self._content(), alone=True)
+            storage_id = self._steps.save(self._content(), alone=True)
+            if self._distributed.size == 1:
+                self._hooks.call("on_checkpoint_upload_end", uuid=storage_id)
 
 
 def _is_broken_collective(error: RuntimeError) -> bool:

@@ -1,65 +1,90 @@
-"""How a user's class is called and saved: the protocol, and a PyTorchTrial's way of it."""
+"""How a user's class is called and saved: what all trials have in common, and a PyTorchTrial's way of it."""
 
 from __future__ import annotations
 
+import abc
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
 from det_core._training.data_order import Position
 from det_core._training.metric_buffer import MetricBuffer
+from det_core._training.strategy import load_model
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._checkpoint import Checkpoints, Content, apply, read
 from det_core.pytorch._context import PyTorchTrialContext
-from det_core.pytorch._data import Loaders
-from det_core.pytorch._trial import PyTorchTrial, overrides, takes_batch_idx
+from det_core.pytorch._loaders import Loaders
+from det_core.pytorch._trial import PyTorchTrial, Trial, overrides, takes_batch_idx
+from det_core.pytorch._trial_context import TrialContext
 
 logger = logging.getLogger("det_core.pytorch")
 _AS_EVER = nullcontext()
 
 
-class TrialSteps(Protocol):
-    """What the runner asks of a trial. Every rank calls every method, in step, but for ``train`` and ``evaluate``."""
+class TrialSteps(abc.ABC):
+    """What the runner asks of a trial. Every rank calls every method, in step, but for ``train`` and ``evaluate``.
 
-    buffer: MetricBuffer
-    """Where :meth:`train` puts the metrics of its batches."""
-    rows_per_batch: int
-    """How many rows of metrics that is for one batch."""
-    saves_alone: bool
-    """Whether the chief can save what there is without the other ranks."""
+    Attributes:
+        buffer: where :meth:`train` puts the metrics of its batches.
+        rows_per_batch: how many rows of metrics that is for one batch.
+        saves_alone: whether the chief can save what there is without the other ranks.
+    """
 
+    rows_per_batch = 1
+    saves_alone = True
+
+    def __init__(self, trial: Trial, context: TrialContext, loaders: Loaders) -> None:
+        self.buffer = MetricBuffer()
+        self._trial: Any = trial
+        self._loaders = loaders
+        self._distributed = context.distributed
+        self._evaluates_full = overrides(trial, "evaluate_full_dataset")
+        self._with_batch_idx = takes_batch_idx(trial)
+
+    @abc.abstractmethod
     def read(self, folder: Path, storage_id: str) -> Content:
         """What a checkpoint holds; nothing is applied yet, and ``folder`` stays until it is."""
 
+    @abc.abstractmethod
     def loaders(self, position: Position) -> tuple[Iterator[Any] | None, int | None]:
         """Build the loaders; the training batches from ``position`` on, and how many of them are an epoch."""
 
+    @abc.abstractmethod
     def apply(self, content: Content) -> None:
         """Put models, optimizers and all else but the random states to where they were."""
 
+    def take_models(self, content: Content) -> bool:
+        """Put models alone to where they were in a later fit; False: they do not fit, or are nobody else's to load."""
+        return False
+
+    @abc.abstractmethod
     def train(self, batches: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> None:
         """Train on the next batch; its metrics go into the buffer."""
 
-    def validation(self) -> tuple[Iterator[Any] | None, int | None]:
-        """This rank's validation batches, and how many there are, if that is known."""
+    @abc.abstractmethod
+    def validation(self) -> Iterator[Any]:
+        """What :meth:`evaluate` is called with, one after the other, in a new pass over this rank's share."""
 
-    def evaluate(self, batches: Iterator[Any] | None, batch_idx: int) -> Mapping[str, Any] | None:
-        """The metrics of the next validation batch; None: this rank does not report.
-
-        Raises:
-            StopIteration: there is none left.
-        """
+    @abc.abstractmethod
+    def evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
+        """The metrics of a validation batch; None: this rank does not report."""
 
     def evaluate_full(self) -> Mapping[str, Any] | None:
         """The metrics of the whole validation set, on the chief; None on the others."""
+        if self._distributed.rank != 0:
+            return None
+        metrics = self._trial.evaluate_full_dataset(data_loader=self._loaders.whole_validation())
+        return as_dictionary(metrics, "evaluate_full_dataset")
 
     def position(self, start: Position, batches_trained: int) -> Position:
         """Where the data is after so many batches of this rank, if it began at ``start``."""
+        return self._loaders.position(start, batches_trained)
 
+    @abc.abstractmethod
     def save(self, content: Content, *, alone: bool = False) -> str:
         """Save a checkpoint; its storage_id, on every rank.
 
@@ -69,42 +94,41 @@ class TrialSteps(Protocol):
         """
 
 
-class PyTorchTrialSteps:
-    """How a :class:`PyTorchTrial` is called and saved.
-
-    Args:
-        trial: the user's.
-        context: the one that it was built with.
-        hooks: its callbacks.
-    """
-
-    rows_per_batch = 1
-    saves_alone = True
+class PyTorchTrialSteps(TrialSteps):
+    """How a :class:`PyTorchTrial` is called and saved."""
 
     def __init__(self, trial: PyTorchTrial, context: PyTorchTrialContext, hooks: Hooks) -> None:
-        self.buffer = MetricBuffer()
-        self._trial, self._context, self._hooks = trial, context, hooks
-        self._loaders = Loaders(trial, context)
+        super().__init__(trial, context, Loaders(trial, context))
+        self._context, self._hooks = context, hooks
         self._checkpoints = Checkpoints(trial, context, hooks)
-        self._add = self.buffer.add
+        self._add, self._train_batch = self.buffer.add, trial.train_batch
         self._move = context._mover()
-        self._train_batch = trial.train_batch
         self._aggregation = context._aggregation
-        self._evaluates_full = overrides(trial, "evaluate_full_dataset")
-        self._with_batch_idx = takes_batch_idx(trial)
 
     def read(self, folder: Path, storage_id: str) -> Content:
         """Every rank reads the same files, and its own random states."""
-        return read(folder, self._context.distributed)
+        return read(folder, self._distributed)
 
     def loaders(self, position: Position) -> tuple[Iterator[Any], int | None]:
-        """Training first, then validation, as users' classes are used to."""
-        return self._loaders.build(position, full_validation=self._evaluates_full)
+        """Training first, then validation, as users' classes are used to. Ranks that have different data say so."""
+        batches, length = self._loaders.build(position, full_validation=self._evaluates_full)
+        self._context._check_alike(self._loaders.lengths)
+        return batches, length
 
     def apply(self, content: Content) -> None:
         """In the order of wrapping; callbacks last."""
         self._hooks.call("on_checkpoint_load_start", content.state)
         apply(content, self._context, self._hooks)
+
+    def take_models(self, content: Content) -> bool:
+        """As many of them as this trial has wrapped."""
+        models, saved = self._context.models, content.state.get("models_state_dict", [])
+        try:
+            for model, state in zip(models, saved, strict=True):
+                load_model(self._context._strategy.unwrap(model), state)
+        except (RuntimeError, ValueError):
+            return False
+        return True
 
     def train(self, batches: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> None:
         """Move the batch, call ``train_batch``, step scalers and schedulers."""
@@ -124,30 +148,15 @@ class PyTorchTrialSteps:
                 for _ in range(scheduler.steps_after(batch_idx, aggregation, context._epoch_len)):
                     scheduler.step()
 
-    def validation(self) -> tuple[Iterator[Any], int | None]:
-        """A new pass over this rank's share."""
-        return self._loaders.validation()
+    def validation(self) -> Iterator[Any]:
+        """This rank's batches."""
+        return self._loaders.validation()[0]
 
-    def evaluate(self, batches: Iterator[Any] | None, batch_idx: int) -> Mapping[str, Any]:
+    def evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any]:
         """Move the batch and call ``evaluate_batch``, with ``batch_idx`` if it takes that."""
-        assert batches is not None
-        batch = self._move(next(batches))
-        if self._with_batch_idx:
-            metrics = self._trial.evaluate_batch(batch=batch, batch_idx=batch_idx)
-        else:
-            metrics = self._trial.evaluate_batch(batch=batch)  # type: ignore[call-arg]
+        options = {"batch_idx": batch_idx} if self._with_batch_idx else {}
+        metrics = self._trial.evaluate_batch(batch=self._move(batch), **options)
         return as_dictionary(metrics, "evaluate_batch", batch_idx)
-
-    def evaluate_full(self) -> Mapping[str, Any] | None:
-        """On the chief alone, over the whole set."""
-        if self._context.distributed.rank != 0:
-            return None
-        metrics = self._trial.evaluate_full_dataset(data_loader=self._loaders.whole_validation())
-        return as_dictionary(metrics, "evaluate_full_dataset")
-
-    def position(self, start: Position, batches_trained: int) -> Position:
-        """As the loaders have dealt batches out."""
-        return self._loaders.position(start, batches_trained)
 
     def save(self, content: Content, *, alone: bool = False) -> str:
         """The chief saves; every rank contributes its random states."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from det_core import core
 from det_core._env import Environment
+from det_core._training.data_order import seed_generators
 from det_core._training.process_group import destroy_group, local_device, make_group
 from det_core._training.strategy import DDP, OneProcess, parameters_of
 from det_core.errors import InvalidExperimentException
@@ -68,14 +70,10 @@ def init(
         context = opened(stack, core_context, distributed, core_options, make)
         hparams, exp_conf = told(context, hparams, exp_conf)
         yield PyTorchTrialContext(
-            context,
-            _strategy(context.distributed, horovod),
-            hparams=hparams,
-            exp_conf=exp_conf,
-            aggregation_frequency=aggregation_frequency,
+            context, _strategy(context.distributed, horovod), hparams=hparams, exp_conf=exp_conf,
+            aggregation_frequency=aggregation_frequency, horovod=horovod,
             enable_tensorboard_logging=enable_tensorboard_logging and tensorboard_is_there(),
-            horovod=horovod,
-        )
+        )  # fmt: skip
 
 
 def opened(
@@ -85,17 +83,14 @@ def opened(
     core_options: Mapping[str, Any],
     make: Callable[[core.DistributedContext], None],
 ) -> core.Context:
-    """The core's context to train in.
+    """The core's context to train in: the one that is given, else the one that is open, else one is opened.
 
     Args:
         stack: closes what is opened here.
-        core_context: the one to use; None: the one that is open, else one is opened.
+        core_context: the one to use.
         distributed: the ranks; None: as the launcher says.
-        core_options: arguments of ``core.init()``.
+        core_options: arguments of ``core.init()``; ValueError, if a context is open already.
         make: makes torch's process group of the ranks.
-
-    Raises:
-        ValueError: ``core_options`` for a context that is open already.
     """
     context = core_context if core_context is not None else core.current_context()
     if context is None:
@@ -116,8 +111,9 @@ def told(
     """Hyperparameters and configuration, a trial's being the master's; a trial's seed is set."""
     if not context.managed:
         return hparams, exp_conf
-    if context.info is not None:
-        _seed(context.info.trial.trial_seed)
+    if context.trial is not None:
+        torch.manual_seed(context.trial.trial_seed)
+        seed_generators(context.trial.trial_seed)
     return context.hparams if hparams is None else hparams, context.config
 
 
@@ -143,16 +139,6 @@ def _strategy(distributed: core.DistributedContext, horovod: Any) -> OneProcess:
     if distributed.size > 1 and horovod is None:
         return DDP(device)
     return OneProcess(device)
-
-
-def _seed(seed: int) -> None:
-    import random
-
-    random.seed(seed)
-    torch.manual_seed(seed)
-    import numpy
-
-    numpy.random.seed(seed & 0xFFFFFFFF)
 
 
 def tensorboard_is_there() -> bool:
@@ -218,9 +204,14 @@ class Trainer:
                 training, where it can be known then.
             PeerLost: another rank has failed.
         """
+        if self._context._preempted:
+            logger.warning("the fit() before was preempted: this one begins after the resume")
+            return
         options = self._checked(
-            max_length, validation_period, checkpoint_period, reporting_period, checkpoint_policy, latest_checkpoint,
-            step_zero_validation, test_mode, profiling_enabled,
+            FitOptions(
+                checkpoint_period, validation_period, max_length, reporting_period, self._policy(checkpoint_policy),
+                latest_checkpoint, step_zero_validation, test_mode, profiling_enabled,
+            )
         )  # fmt: skip
         trial, context = self._trial, self._context
         if not isinstance(trial, self._kind):
@@ -236,47 +227,32 @@ class Trainer:
         """How the trial is called and saved."""
         return PyTorchTrialSteps(self._trial, self._context, hooks)
 
-    def _checked(
-        self,
-        max_length: TrainUnit | None,
-        validation_period: TrainUnit | None,
-        checkpoint_period: TrainUnit | None,
-        reporting_period: TrainUnit | None,
-        policy: str | None,
-        latest_checkpoint: Any,
-        step_zero_validation: bool,
-        test_mode: bool,
-        profiling_enabled: bool,
-    ) -> FitOptions:
-        """Check the arguments of a fit."""
-        ctx = self._context._core
-        units = {
-            "validation_period": validation_period, "checkpoint_period": checkpoint_period,
-            "reporting_period": reporting_period, "max_length": max_length,
-        }  # fmt: skip
-        for name, unit in units.items():
-            if unit is not None and not isinstance(unit, Batch | Epoch):
+    def _checked(self, options: FitOptions) -> FitOptions:
+        """Check the arguments of a fit, and find the checkpoint to start from."""
+        ctx, max_length, latest = self._context._core, options.max_length, options.latest_checkpoint
+        for name in ("validation_period", "checkpoint_period", "reporting_period", "max_length"):
+            if (unit := getattr(options, name)) is not None and not isinstance(unit, Batch | Epoch):
                 raise TypeError(f"fit({name}=) takes Batch(…) or Epoch(…), not {unit!r}")
         if max_length is not None and (isinstance(max_length.value, bool) or not isinstance(max_length.value, int)):
             raise TypeError(f"fit(max_length={max_length!r}): it needs a single number")
-        if not ctx.managed and max_length is None and not test_mode:
+        if not ctx.managed and max_length is None and not options.test_mode:
             raise ValueError("fit() needs max_length in a bare run, as fit(max_length=Epoch(10))")
-        if ctx.managed and test_mode:
+        if ctx.managed and options.test_mode:
             raise ValueError("fit(test_mode=True) is for a bare run, not for a trial of an experiment")
         if ctx.managed and max_length is not None and ctx.searcher.get_configured_units() is not None:
             logger.warning("fit(max_length=%r) does not count: the searcher says how long to train", max_length)
-        if profiling_enabled and not ctx.managed:
+        if options.profiling_enabled and not ctx.managed:
             logger.info("the profiler's samples are in the run's journal: det-core runs export")
-        if latest_checkpoint is _LATEST:
-            latest_checkpoint = ctx.latest_checkpoint if self._context._fits == 0 else None
-        elif latest_checkpoint is None and ctx.latest_checkpoint is not None:
+        if latest is _LATEST:
+            return replace(
+                options, latest_checkpoint=None if self._context._resumed else ctx.latest_checkpoint, resumes=True
+            )
+        self._context._resumed = True
+        if latest is None and ctx.latest_checkpoint is not None:
             logger.warning(
                 "fit(latest_checkpoint=None) starts from scratch, though there is checkpoint %s", ctx.latest_checkpoint
             )
-        return FitOptions(
-            max_length, validation_period, checkpoint_period, reporting_period, self._policy(policy),
-            latest_checkpoint, step_zero_validation, test_mode, profiling_enabled,
-        )  # fmt: skip
+        return options
 
     def _policy(self, policy: str | None) -> str:
         if policy is not None and policy not in POLICIES:

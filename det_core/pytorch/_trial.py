@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from det_core.errors import InvalidExperimentException
@@ -15,7 +15,14 @@ from det_core.pytorch._reducer import Reducer
 
 
 class Trial(abc.ABC):
-    """What trials of every kind may override."""
+    """What trials of every kind may override.
+
+    Attributes:
+        code_files: files, folders and patterns below the working directory that checkpoints keep in ``code/`` beside
+            the modules that were loaded from there, such as ``["labels.txt", "configs/*.yaml"]``.
+    """
+
+    code_files: Sequence[str] = ()
 
     @abc.abstractmethod
     def build_training_data_loader(self) -> Any:

@@ -55,9 +55,10 @@ class TrialContext:
         self._reducers = Reducers()
         self._any_loader = False
         self._stop_requested = False
-        self._fits = 0
-        """How many were begun; the first goes on from the latest checkpoint."""
-        self._batches_before = 0
+        self._fits = self._batches_before = 0
+        """How many were begun, and what those that ended had trained."""
+        self._resumed = self._preempted = False
+        """Whether the latest checkpoint has found its fit; whether a fit was stopped, to go on later."""
         self._writer: Any = None
         self._torch_profiler: TorchProfiler | None = None
         self._not_moved: set[type] = set()
@@ -70,6 +71,14 @@ class TrialContext:
     def _evaluating(self) -> AbstractContextManager[Any]:
         """Around a validation, in which ranks may have different numbers of batches."""
         return nullcontext()
+
+    def _check_alike(self, values: Mapping[str, Any]) -> None:
+        """Compare what must be the same on every rank, by name; all ranks call it, and raise the same ValueError."""
+        everybody = self.distributed.allgather(dict(values))
+        for rank, theirs in enumerate(everybody):
+            for name, value in theirs.items():
+                if value != (chiefs := everybody[0].get(name)):
+                    raise ValueError(f"{name}: {value} on rank {rank}, and {chiefs} on rank 0; ranks must be alike")
 
     def _begin_alike(self) -> None:
         """Give all ranks rank 0's models and optimizers, where wrapping has not seen to that."""
@@ -181,17 +190,17 @@ class TrialContext:
 
     def get_experiment_id(self) -> int:
         """The experiment; 0 in a bare run."""
-        return self._core.info.trial.experiment_id if self._core.managed and self._core.info is not None else 0
+        return 0 if self._core.trial is None else self._core.trial.experiment_id
 
     def get_trial_id(self) -> int:
         """The trial; 0 in a bare run."""
-        return self._core.info.trial.trial_id if self._core.managed and self._core.info is not None else 0
+        return 0 if self._core.trial is None else self._core.trial.trial_id
 
     def get_trial_seed(self) -> int:
         """The seed of this trial."""
-        if not self._core.managed or self._core.info is None:
+        if self._core.trial is None:
             raise InternalException("get_trial_seed(): a bare run has no seed but those that the script sets")
-        return self._core.info.trial.trial_seed
+        return self._core.trial.trial_seed
 
     @property
     def latest_checkpoint(self) -> str | None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping
-from itertools import count
+from itertools import islice
 from typing import Any
 
 import torch
 
-from det_core import core
 from det_core._training.metric_buffer import MetricBuffer
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._loop import Counters
@@ -24,26 +23,10 @@ POLICIES = ("best", "all", "none")
 
 
 class Validation:
-    """Validates, again and again.
-
-    Args:
-        trial: the user's.
-        steps: how it is called.
-        context: its context.
-        hooks: its callbacks.
-        policy: ``best``, ``all`` or ``none``.
-        test_mode: stop after one batch.
-    """
+    """Validates, again and again; in ``test_mode`` one batch. ``policy`` says which results are worth a checkpoint."""
 
     def __init__(
-        self,
-        trial: Trial,
-        steps: TrialSteps,
-        context: TrialContext,
-        hooks: Hooks,
-        *,
-        policy: str,
-        test_mode: bool,
+        self, trial: Trial, steps: TrialSteps, context: TrialContext, hooks: Hooks, *, policy: str, test_mode: bool
     ) -> None:
         self._trial, self._steps, self._context, self._hooks = trial, steps, context, hooks
         self._core = context._core
@@ -83,18 +66,13 @@ class Validation:
         """Evaluate this rank's batches; what all ranks have found, reduced. A rank without a batch has no weight."""
         hooks = self._hooks
         hooks.call("on_validation_epoch_start")
-        batches, _ = self._steps.validation()
         outputs: list[Mapping[str, Any]] = []
         buffer = MetricBuffer()
-        for batch_idx in range(1) if self._test_mode else count():
-            try:
-                found = self._steps.evaluate(batches, batch_idx)
-            except StopIteration:
-                break
+        for batch_idx, batch in enumerate(islice(self._steps.validation(), 1 if self._test_mode else None)):
+            found = self._steps.evaluate(batch, batch_idx)
             if found is not None:
                 buffer.add(found)
                 outputs.append(found)
-        del batches
         hooks.call("on_validation_epoch_end", outputs)
         reducer, reducers = self._trial.evaluation_reducer(), self._context._reducers
         mine = local_results(buffer.take(), reducer), reducers.slots(training=False)
@@ -116,28 +94,9 @@ class Validation:
         return self._policy == "all" or (self._policy == "best" and self._is_better(kept, best))
 
     def _is_better(self, metrics: Mapping[str, Any], best: float | None) -> bool:
-        value = searcher_metric(metrics, self._core.searcher)
+        value = self._core.searcher.metric_of(metrics)
         if math.isnan(value):
             return False
         if best is None:
             return True
         return value < best if self._core.searcher.smaller_is_better else value > best
-
-
-def searcher_metric(metrics: Mapping[str, Any], searcher: core.SearcherContext) -> float:
-    """The metric that is searched over.
-
-    Raises:
-        RuntimeError: it is not among the metrics, or is no number.
-    """
-    name = searcher.metric
-    if name is None or name not in metrics:
-        found = ", ".join(sorted(metrics)) or "none"
-        raise RuntimeError(
-            f"the validation metrics have no {name!r}, which is the searcher's metric: there are {found}"
-        )
-    value = metrics[name]
-    value = value.item() if callable(getattr(value, "item", None)) and getattr(value, "size", 1) == 1 else value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RuntimeError(f"the validation metric {name!r} is {value!r}: the searcher's metric must be a number")
-    return float(value)

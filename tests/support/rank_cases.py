@@ -278,6 +278,37 @@ def different_reducers() -> None:
     fit(Trial, 1)
 
 
+def different_data() -> None:
+    """It was dealt out from other permutations, without a word."""
+
+    class Trial(Tiny):
+        def build_training_data_loader(self) -> Any:
+            return pytorch.DataLoader(Numbers(40 + 12 * self.context.distributed.rank), batch_size=2)
+
+    fit(Trial, 2)
+
+
+def different_options() -> None:
+    """One rank waited for the other's validation, for ever."""
+    with pytorch.init(hparams={}) as context:
+        trial, rank = Tiny(context), context.distributed.rank
+        pytorch.Trainer(trial, context).fit(max_length=Batch(4), validation_period=Batch(2 + rank))
+
+
+def a_validation_that_ends_early() -> None:
+    class Ending(Numbers):
+        def __getitem__(self, i: int) -> Any:
+            if i >= 6:
+                raise StopIteration
+            return super().__getitem__(i)
+
+    class Trial(Tiny):
+        def build_validation_data_loader(self) -> Any:
+            return pytorch.DataLoader(Ending(8), batch_size=2)
+
+    fit(Trial, 2)
+
+
 def case_36_no_batch_at_all() -> None:
     class Empty(Tiny):
         def build_validation_data_loader(self) -> Any:
@@ -328,7 +359,9 @@ def raising(where: str, culprit: int) -> None:
 
 WHERE = ("train", "evaluate", "callback", "loader")
 FAILING: dict[str, Callable[[], Any]] = {
-    "different_reducers": different_reducers, "case_36_no_batch_at_all": case_36_no_batch_at_all,
+    "different_reducers": different_reducers, "different_data": different_data,
+    "different_options": different_options, "a_validation_that_ends_early": a_validation_that_ends_early,
+    "case_36_no_batch_at_all": case_36_no_batch_at_all,
     **{f"{where}-{culprit}": (lambda w=where, c=culprit: raising(w, c)) for where in WHERE for culprit in (0, 1)},
 }  # fmt: skip
 

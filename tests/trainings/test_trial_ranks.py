@@ -133,7 +133,19 @@ def test_a_stop_that_one_rank_requests_stops_all_at_one_batch(told: Told) -> Non
 
 def test_different_reducers_are_told_of(failed: Told) -> None:
     for error in failed["different_reducers"]:
-        assert "rank 1 has wrapped the reducers" in error
+        assert "ValueError: wrapped reducers: [('sum', 's', True, True)] on rank 1, and [] on rank 0" in error
+
+
+def test_different_data_and_options_are_one_error_on_both(failed: Told) -> None:
+    for error in failed["different_data"]:
+        assert error == "ValueError: records of training data: 52 on rank 1, and 40 on rank 0; ranks must be alike"
+    for error in failed["different_options"]:
+        assert "fit(validation_period=): Batch(value=3) on rank 1, and Batch(value=2) on rank 0" in error
+
+
+def test_a_loader_that_ends_early_is_an_error_on_both(failed: Told) -> None:
+    for error in failed["a_validation_that_ends_early"]:
+        assert "the validation loader gave 1 of its 2 batches" in error
 
 
 @pytest.mark.parametrize("culprit", [0, 1])

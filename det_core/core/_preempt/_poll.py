@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections.abc import Callable
+from random import SystemRandom
 
 from det_core._errors import DetCoreError
 from det_core.backend import Backend
@@ -47,6 +47,7 @@ class Poll:
         self._thread = None
 
     def _run(self) -> None:
+        jitter = SystemRandom()  # the global generator's numbers are the script's
         hold, pause = 0.0, AGAIN_FIRST  # the first answer comes at once, so that it is known whether there are any
         warned = False
         while not self._ended.is_set():
@@ -61,7 +62,7 @@ class Poll:
                     e,
                 )
                 warned = True
-                self._ended.wait(pause * random.uniform(0.5, 1.0))
+                self._ended.wait(pause * jitter.uniform(0.5, 1.0))
                 pause = min(2 * pause, AGAIN_MOST)
                 continue
             if stop:

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from det_core._training.data_order import Position
-from det_core._training.metric_buffer import MetricBuffer
 from det_core.errors import InvalidExperimentException
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._checkpoint import Content
-from det_core.pytorch._data import Dealing, Loaders
-from det_core.pytorch._steps import as_dictionary, as_metrics
-from det_core.pytorch._trial import overrides, takes_batch_idx
+from det_core.pytorch._loaders import Dealing, Loaders
+from det_core.pytorch._steps import TrialSteps, as_dictionary, as_metrics
 from det_core.pytorch.deepspeed._checkpoint import Shards
 from det_core.pytorch.deepspeed._context import DeepSpeedTrialContext
 from det_core.pytorch.deepspeed._trial import DeepSpeedTrial
@@ -22,8 +20,8 @@ from det_core.pytorch.deepspeed._trial import DeepSpeedTrial
 logger = logging.getLogger("det_core.pytorch")
 
 
-class DeepSpeedTrialSteps:
-    """How a :class:`DeepSpeedTrial` is called and saved; a ``TrialSteps``.
+class DeepSpeedTrialSteps(TrialSteps):
+    """How a :class:`DeepSpeedTrial` is called and saved.
 
     Args:
         trial: the user's.
@@ -32,19 +30,16 @@ class DeepSpeedTrialSteps:
     """
 
     def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext, hooks: Hooks) -> None:
-        self.buffer = MetricBuffer()
-        self._trial, self._context = trial, context
-        self._distributed = context.distributed
+        self._context = context
         self._mpu, self._reports = context._mpu, context._mpu.should_report_metrics
         self._micro_batches = context.get_num_micro_batches_per_slot()
         self._pipeline = context.use_pipeline_parallel
-        self._loaders = Loaders(
+        loaders = Loaders(
             trial, context, rank=self._mpu.data_parallel_rank, size=self._mpu.data_parallel_world_size,
             each=self._micro_batches,
         )  # fmt: skip
+        super().__init__(trial, context, loaders)
         self._shards = Shards(trial, context, hooks)
-        self._evaluates_full = overrides(trial, "evaluate_full_dataset")
-        self._with_batch_idx = takes_batch_idx(trial)
         self._evaluations = 0
         self._add, self._train_batch, self._engine = self.buffer.add, trial.train_batch, context.models[0]
         self.rows_per_batch = 1 if self._pipeline or not context._auto_accumulation else self._micro_batches
@@ -109,10 +104,6 @@ class DeepSpeedTrialSteps:
             )
         return rounds
 
-    def position(self, start: Position, batches_trained: int) -> Position:
-        """As the loaders have dealt micro batches out."""
-        return self._loaders.position(start, batches_trained)
-
     # training
 
     def train(self, batches: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> None:
@@ -150,18 +141,17 @@ class DeepSpeedTrialSteps:
 
     # validation
 
-    def validation(self) -> tuple[Iterator[Any] | None, int | None]:
-        """A new pass over this rank's share, where it reads data."""
+    def validation(self) -> Iterator[Any]:
+        """The iterator of a new pass over this rank's share, where it reads data, as often as each rank evaluates."""
         self._forget_shapes()
         batches = self._loaders.validation()[0] if self._mpu.should_build_data_loader else None
-        return batches, self._evaluations
+        for _ in range(self._evaluations):
+            yield batches
+        self._forget_shapes()
 
-    def evaluate(self, batches: Iterator[Any] | None, batch_idx: int) -> Mapping[str, Any] | None:
+    def evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
         """Call ``evaluate_batch``, with ``batch_idx`` if it takes that."""
-        if batch_idx >= self._evaluations:
-            self._forget_shapes()
-            raise StopIteration
-        arguments = (batches, batch_idx) if self._with_batch_idx else (batches,)
+        arguments = (batch, batch_idx) if self._with_batch_idx else (batch,)
         metrics = self._trial.evaluate_batch(*arguments)
         if not self._reports:
             return None
@@ -175,13 +165,6 @@ class DeepSpeedTrialSteps:
         for engine in self._context.models:
             if (forget := getattr(engine, "reset_activation_shape", None)) is not None:
                 forget()
-
-    def evaluate_full(self) -> Mapping[str, Any] | None:
-        """On the chief alone, over the whole set; without a loader if the chief builds none."""
-        if self._distributed.rank != 0:
-            return None
-        metrics = self._trial.evaluate_full_dataset(data_loader=self._loaders.whole_validation())
-        return as_dictionary(metrics, "evaluate_full_dataset")
 
     # checkpoints
 

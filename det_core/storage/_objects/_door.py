@@ -9,8 +9,8 @@ import errno
 import itertools
 import logging
 import os
-import random
 from collections.abc import Awaitable, Callable, Sequence
+from random import SystemRandom
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ from det_core._errors import DetCoreError, StorageError
 from det_core.storage._objects._bucket import Bucket, Entry, KeyMissing
 
 T = TypeVar("T")
+_jitter = SystemRandom()  # the global generator's numbers are the script's
 log = logging.getLogger("det_core.storage")
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 10.0
@@ -167,9 +168,9 @@ class Door:
         """Seconds until the next try; with ``left`` of patience, the last is when that ends."""
         asked = self.bucket.retry_after(error)
         if asked is not None:
-            return min(max(asked, 0.0), LONGEST_ASKED, self._patience) + random.uniform(0, FIRST_PAUSE)
+            return min(max(asked, 0.0), LONGEST_ASKED, self._patience) + _jitter.uniform(0, FIRST_PAUSE)
         longest = min(LONGEST_PAUSE, FIRST_PAUSE * float(2 ** min(number, 16)))
-        return min(longest * random.uniform(0.5, 1), left)
+        return min(longest * _jitter.uniform(0.5, 1), left)
 
     def _check_process(self, operation: str, key: str) -> None:
         """A process that was forked shares the connections of the first, and must not use them."""

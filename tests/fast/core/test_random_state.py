@@ -6,12 +6,16 @@ import json
 import random
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from det_core import core
+from det_core.backend._retry import Backoff
+from det_core.core._preempt._poll import Poll
+from det_core.errors import DetCoreError
 from support import scripts
 
 numpy = pytest.importorskip("numpy")
@@ -73,6 +77,35 @@ def test_what_is_not_imported_is_left_out_and_imported_when_it_is_put_back(tmp_p
 def test_something_else_is_refused() -> None:
     with pytest.raises(ValueError, match=r"expected what core.random_state\(\) returns, found the keys 'model'"):
         core.set_random_state({"model": 1})
+
+
+def test_an_outage_of_the_master_draws_nothing() -> None:
+    """Retries wait for a random while, in whichever thread; the script draws what it would have drawn."""
+    asked = threading.Event()
+
+    class Away:
+        times = 0
+
+        def preempted(self, timeout: float) -> bool:
+            self.times += 1
+            if self.times == 3:
+                asked.set()
+            raise DetCoreError("away")
+
+        def stop_waiting(self) -> None:
+            pass
+
+    state = core.random_state()
+    expected = drawn()
+    core.set_random_state(state)
+    away: Any = Away()
+    poll = Poll(away, lambda: None)
+    poll.start()
+    asked.wait()
+    poll.close()
+    backoff = Backoff()
+    assert all(backoff.next() > 0 for _ in range(3))
+    assert drawn() == expected
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

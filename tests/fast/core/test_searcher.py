@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -135,3 +136,32 @@ def test_closed() -> None:
     for call in (lambda: next(operations), ctx.searcher.operations, ctx.searcher.acknowledge_out_of_ops):
         with pytest.raises(RuntimeError, match="closed"):
             call()
+
+
+@pytest.mark.parametrize(
+    ("length", "default", "units"),
+    [({"batches": 5}, None, 1), ({"records": 5}, None, 32), ({"epochs": 5}, None, None), (5, core.Unit.BATCHES, 1),
+     ({"epochs": 5}, core.Unit.BATCHES, None)],
+)  # fmt: skip
+def test_what_a_batch_counts_in_lengths(length: Any, default: Any, units: int | None) -> None:
+    with core.init(max_length=length) as ctx:
+        assert ctx.searcher.units_per_batch(32, default) == units
+
+
+def test_what_a_batch_counts_is_not_known() -> None:
+    with core.init(max_length=5) as ctx, pytest.raises(ValueError, match="max_length has no unit"):
+        ctx.searcher.units_per_batch(32)
+    with core.init(max_length={"records": 5}) as ctx, pytest.raises(ValueError, match="needs a known batch size"):
+        ctx.searcher.units_per_batch(None)
+
+
+def test_the_metric_that_is_searched_over() -> None:
+    np = pytest.importorskip("numpy")
+    with core.init(metric="error") as ctx:
+        metric_of = ctx.searcher.metric_of
+        assert metric_of({"error": np.float32(0.5), "a": 1}) == 0.5
+        with pytest.raises(RuntimeError, match="have no 'error', which is the searcher's metric: there are a, b"):
+            metric_of({"b": 1, "a": 2})
+        for wrong in (None, True, [1.0], np.zeros(2), "0.5"):
+            with pytest.raises(RuntimeError, match=r"'error' is .*: the searcher's metric must be a number"):
+                metric_of({"error": wrong})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +40,14 @@ def test_what_a_file_and_options_mean() -> None:
         "max_length": ("Epoch", 3),
     }  # fmt: skip
     assert plan.config is not None and plan.config["searcher"]["metric"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [(".2", 0.2), ("1e-3", 1e-3), ("7", 7), ("wide", "wide"), ("[1, a]", [1, "a"]), ("a: b", "a: b")]
+)
+def test_hyperparameters_are_read_as_in_a_file(text: str, value: Any) -> None:
+    """``.2`` was a text, and dropout failed on it."""
+    assert bare_plan(None, [f"dropout={text}"], "3").hparams == {"dropout": value}
 
 
 def test_a_range_needs_a_value_when_bare() -> None:

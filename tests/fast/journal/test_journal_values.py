@@ -240,3 +240,14 @@ def test_what_changes_after_the_report_changes_nothing(tmp_path: Path) -> None:
         nested["a"].pop()
     journal.close()
     assert written(tmp_path) == {s: {"array": [1, 1], "nested": {"a": [1]}} for s in (1, 2)}
+
+
+def test_a_huge_array_is_no_metric(tmp_path: Path) -> None:
+    """It was written number by number, for minutes."""
+    journal = open_journal(tmp_path)
+    with pytest.raises(ValueError, match=r'metrics\["a"\] is an? .*ndarray of 10,001 elements.*its mean'):
+        journal.metrics("training", 1, {"a": np.zeros(10_001)})
+    with pytest.raises(ValueError, match=r'batch_metrics\[0\]\["b"\] is .* of 10,100 elements'):
+        journal.metrics("training", 1, {}, [{"b": np.zeros((101, 100))}])
+    journal.metrics("training", 1, {"a": np.zeros(10_000), "list": [0] * 20_000})
+    journal.close()

@@ -20,7 +20,7 @@ from det_core import core, pytorch
 from det_core._training.data_order import Position
 from det_core.errors import CheckpointCorrupt, CheckpointError, InvalidExperimentException, MissingExtra
 from det_core.pytorch import deepspeed
-from det_core.pytorch._data import Loaders
+from det_core.pytorch._loaders import Loaders
 from det_core.pytorch._reducer import check_names, training_results
 from det_core.pytorch.deepspeed import (
     DeepSpeedTrialContext,
@@ -259,4 +259,4 @@ def test_averages_leave_out_ranks_that_do_not_report() -> None:
     with pytest.raises(ValueError, match=r"on rank 2, and .a. on rank 1"):
         training_results([[], [{"a": 1.0}], [{"b": 1.0}]])
     with pytest.raises(ValueError, match="for batch 4,"):
-        check_names([{"a": 1}, {"a": 1}, {"b": 1}, {"b": 1}], 5, rows_per_batch=2)
+        check_names([{"a": 1}, {"a": 1}, {"b": 1}, {"b": 1}], "train_batch", 3, rows_per_batch=2)

@@ -53,3 +53,18 @@ def test_nothing_heavy_before_the_first_report() -> None:
     more: list[str] = json.loads(done.stdout.splitlines()[-1])
     assert "det_core.pytorch" in more
     assert [name for name in more if name.startswith(tuple(f"{h}." for h in HEAVY)) or name in HEAVY] == []
+
+
+def test_without_torch_the_import_says_how_to_install_it() -> None:
+    code = """
+import sys
+class Hiding:
+    def __init__(self, finder): self.finder = finder
+    def find_spec(self, name, path=None, target=None):
+        return None if name.split(".")[0] == "torch" else self.finder.find_spec(name, path, target)
+sys.meta_path[:] = [Hiding(finder) for finder in sys.meta_path]
+import det_core.pytorch
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    *_, last = done.stderr.splitlines()
+    assert "MissingExtra: a trial or a Trainer needs torch, which is not installed. Install it: pip install" in last

@@ -12,7 +12,7 @@ pytest.importorskip("tensorboard")
 
 from det_core import client, pytorch  # noqa: E402
 from det_core.pytorch import Batch  # noqa: E402
-from support.trials import Tiny, fit  # noqa: E402
+from support.trials import Tiny, built, fit  # noqa: E402
 
 
 def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
@@ -56,6 +56,22 @@ def test_a_writer_of_the_trials_own(tmp_path: Path) -> None:
     kept = tmp_path / "store" / "tensorboard" / found.run.run_id
     assert scalars(kept)["mine"] == [(0, 0.0), (1, 1.0), (2, 2.0)], "shipped at every boundary"
     assert [step for step, _ in scalars(kept)["Determined/val_loss"]] == [3], "and at the end"
+
+
+def test_the_names_that_trials_of_determined_import() -> None:
+    pytest.importorskip("tensorboard")
+    import det_core as det
+    from det_core.tensorboard.metric_writers.pytorch import TorchWriter
+
+    with pytest.raises(RuntimeError, match="needs an open context"):
+        TorchWriter()
+    with built() as trial:
+        assert isinstance(trial.context, det.TrialContext)
+        writer = TorchWriter()
+        writer.add_scalar("mine", 0.5, 1)
+        writer.reset()
+        assert list(trial.context.get_tensorboard_path().glob("events*"))
+        writer.writer.close()
 
 
 def test_torchs_profiler_spans_the_whole_fit() -> None:

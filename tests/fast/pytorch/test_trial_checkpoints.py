@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import pickle
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from det_core import InvalidHP, core, pytorch  # noqa: E402
+from det_core.client._pack import pack  # noqa: E402
 from det_core.errors import CheckpointError  # noqa: E402
 from det_core.pytorch import _checkpoint  # noqa: E402
 from support.trials import Numbers, Tiny, WithHooks, built, fit, resumed  # noqa: E402
@@ -26,6 +29,8 @@ def test_case_23_files_and_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "model_def.py").write_text("x = 1")
 
     class Trial(Tiny):
+        code_files = ("model_def.py",)
+
         def __init__(self, context: Any) -> None:
             context.wrap_scaler(torch.amp.GradScaler("cpu", enabled=False))
             super().__init__(context)
@@ -279,41 +284,76 @@ def refusing(scandir: Any, folder: Path) -> Any:
     return scan
 
 
-def test_a_checkpoint_keeps_the_code_but_for_what_is_named(
+def code_of(found: Any) -> list[str]:
+    """The files of the last checkpoint's code."""
+    code = found.folder() / "code"
+    return sorted(p.relative_to(code).as_posix() for p in code.rglob("*") if p.is_file())
+
+
+def test_a_checkpoint_keeps_the_modules_that_are_loaded_and_what_the_class_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for name in ("model_def.py", "pkg/part.py", "data/big.bin", "run.log", ".git/config", "__pycache__/x.pyc"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(name)
-    (tmp_path / ".detignore").write_text("# not needed\ndata/\n*.log\n")
+    """Not all that lies beside them: a folder of scripts may hold thousands."""
+    files = {
+        "mine_def.py": "import mine_pkg.part", "mine_pkg/__init__.py": "", "mine_pkg/part.py": "x = 1", "other.py": "",
+        "mine_later.py": "", "site-packages/mine_installed.py": "", "mine_secret.py": "", "labels.txt": "a",
+        "configs/a.yaml": "a", "configs/b.json": "b", "words/en/a.txt": "a", "words/run.log": "", "data/big.bin": "",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / ".detignore").write_text("# not needed\n*.log\nmine_secret.py\n")
     monkeypatch.chdir(tmp_path)
-    code = fit(Tiny, 1).folder() / "code"
-    assert sorted(p.relative_to(code).as_posix() for p in code.rglob("*") if p.is_file()) == [
-        "model_def.py", "pkg/part.py",
-    ]  # fmt: skip
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    for name in ("mine_def", "mine_installed", "mine_secret"):
+        importlib.import_module(name)
 
-    class Tidy(Tiny):
+    class Trial(Tiny):
+        code_files = ("labels.txt", "configs/*.yaml", "words", "nothing.txt")
+
         def metrics(self, loss: Any, batch_idx: int) -> Any:
-            (tmp_path / "pkg" / "part.py").unlink(missing_ok=True)
+            if batch_idx == 1:
+                (tmp_path / "mine_def.py").write_text("changed")
+                importlib.import_module("mine_later")
+                (tmp_path / "mine_pkg" / "part.py").unlink(missing_ok=True)
             return {"loss": loss}
 
-    step_zero = {"checkpoint_period": pytorch.Batch(1), "validation_period": pytorch.Batch(1)}
-    assert fit(Tidy, 3, **step_zero).checkpoints == [1, 2, 3], "files go while a training runs"
-    (tmp_path / "gone").symlink_to("nowhere")
-    fifo = tmp_path / "socket"
-    os.mkfifo(fifo)
-    monkeypatch.setattr(os, "scandir", refusing(os.scandir, tmp_path / "pkg"))
-    code = fit(Tiny, 1).folder() / "code"
-    assert [p.name for p in code.iterdir()] == ["model_def.py"]
-    assert f"{tmp_path / 'pkg'} is not kept in checkpoints: Permission denied" in caplog.text
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    caplog.clear()
+    found = fit(Trial, 2, checkpoint_period=pytorch.Batch(1))
+    assert code_of(found) == [
+        "configs/a.yaml", "labels.txt", "mine_def.py", "mine_later.py", "mine_pkg/__init__.py", "mine_pkg/part.py",
+        "words/en/a.txt",
+    ]  # fmt: skip
+    assert not (found.folder(1) / "code" / "mine_later.py").exists(), "it was loaded later"
+    assert (found.folder() / "code" / "mine_def.py").read_text() == "import mine_pkg.part", "as it was at first"
 
     monkeypatch.setattr(_checkpoint, "CODE_LIMIT", 5)
-    found = fit(Tiny, 2, checkpoint_period=pytorch.Batch(1))
+    found = fit(Trial, 2, checkpoint_period=pytorch.Batch(1))
     assert found.checkpoints == [1, 2] and not (found.folder(1) / "code").exists()
-    assert caplog.text.count("is not kept in checkpoints") == 1
+    assert caplog.text.count("is not kept in checkpoints: it is more than") == 1
+    for name in [name for name in sys.modules if name.startswith("mine_")]:
+        del sys.modules[name]
+
+
+def test_in_a_trial_of_an_experiment_it_keeps_the_context(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the rules of ``.gitignore``, as the client has them that ships it."""
+    names = ("model_def.py", "pkg/part.py", "data/big.bin", "run.log", ".git/config", "__pycache__/x.pyc", ".env",
+             "a.bin", "keep.bin", "m.py", "sub/m.py")  # fmt: skip
+    for name in names:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / ".detignore").write_text("# not needed\ndata/\n*.log\n*.bin\n!keep.bin\n/m.py\n")
+    (tmp_path / "gone").symlink_to("nowhere")
+    os.mkfifo(tmp_path / "socket")
+    kept = _checkpoint.Code(tmp_path, (), whole=True).files()
+    assert sorted(kept) == ["keep.bin", "model_def.py", "pkg/part.py", "sub/m.py"]
+    shipped = [entry["path"] for entry in pack(tmp_path) if entry["type"] == ord("0")]
+    assert set(kept) == set(shipped) - {".env"}
+    monkeypatch.setattr(os, "scandir", refusing(os.scandir, tmp_path / "pkg"))
+    assert "pkg/part.py" not in _checkpoint.Code(tmp_path, (), whole=True).files()
+    assert f"{tmp_path / 'pkg'} is not kept in checkpoints: Permission denied" in caplog.text
 
 
 def test_case_58_the_class_comes_from_the_checkpoints_own_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

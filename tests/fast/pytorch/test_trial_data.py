@@ -45,7 +45,7 @@ def test_case_33_loaders_that_are_not_ours() -> None:
         def __init__(self, context: Any) -> None:
             Tiny.__init__(self, context)
 
-    with pytest.raises(InvalidExperimentException, match=r"build_training_data_loader\(\) returned a DataLoader"):
+    with pytest.raises(RuntimeError, match=r"build_training_data_loader\(\) returned a DataLoader"):
         fit(Unannounced, 2)
     found = fit(Foreign, 6)
     assert len(found.trial.seen) == 6 and found.trial.seen[4] == [0.0, 1.0]

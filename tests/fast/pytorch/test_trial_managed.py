@@ -291,3 +291,24 @@ def test_case_57_invalid_hyperparameters_end_the_trial(
     assert e.value.code == 0 and checkpoints(master, spec) == [2]
     master.end(spec.allocation_id)
     master.until(spec.experiment_id, "STATE_COMPLETED")
+
+
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_taken(
+    master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The master hands over the newest at every restart: one flipped bit ended the trial."""
+    spec = launched(master, tmp_path, "{batches: 6}")
+    options: dict[str, Any] = {"checkpoint_period": Batch(1)}
+    fit(spec, tmp_path, monkeypatch, pausing(master, spec, 3), **options)
+    assert checkpoints(master, spec) == [1, 2, 3, 4]
+    next_one = again(master, spec)
+    newest = tmp_path / "store" / str(next_one.latest_checkpoint) / "state_dict.pth"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.chmod(0o644)
+    newest.write_bytes(content)
+    rest = fit(next_one, tmp_path, monkeypatch, WithHooks, **options)
+    assert [e for e in rest.events if isinstance(e, str) and e[0] == "b"] == ["b3", "b4", "b5"]
+    assert rest.events[0][1] == 3
+    (told,) = [r.getMessage() for r in caplog.records if "is lost, so" in r.getMessage()]
+    assert str(next_one.latest_checkpoint) in told and "state_dict.pth" in told

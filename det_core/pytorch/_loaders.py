@@ -1,0 +1,173 @@
+"""The loaders of one fit: built for one rank and one position; and what a number of batches is as a place in them."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import BatchSampler
+
+from det_core._training.data_order import EpochOrder, Position, length_of
+from det_core.pytorch._data import DataLoader
+from det_core.pytorch._trial import Trial
+from det_core.pytorch._trial_context import TrialContext
+
+logger = logging.getLogger("det_core.pytorch")
+
+
+@dataclass(frozen=True)
+class Dealing:
+    """How batches are dealt out to ranks in one fit, so that a number of trained batches is a place in the data.
+
+    Attributes:
+        pass_batches: batches of a pass over the dataset.
+        batch_size: records in each; None: it is up to a batch_sampler of the user's.
+        skip: batches of each rank that were passed over.
+        origin: how many were trained by then.
+    """
+
+    pass_batches: int
+    batch_size: int | None
+    skip: int
+    origin: int
+
+
+class Loaders:
+    """The loaders of one fit.
+
+    Args:
+        rank: whose share of the batches to take; left out: that of this rank among all.
+        size: how many share them.
+        each: how many batches of the training loader are trained as one.
+
+    Attributes:
+        dealing: how batches are dealt out; None: nothing is built, or a loader of the user's.
+        lengths: records and batches of loaders of ours, which must be the same on every rank.
+    """
+
+    def __init__(
+        self, trial: Trial, context: TrialContext, *, rank: int | None = None, size: int | None = None, each: int = 1
+    ) -> None:
+        self._trial, self._context, self._each = trial, context, each
+        self._rank = context.distributed.rank if rank is None else rank
+        self._size = context.distributed.size if size is None else size
+        self._validation: Any = None
+        self.dealing: Dealing | None = None
+        self.lengths: dict[str, int | None] = {}
+
+    def build(self, position: Position, *, full_validation: bool) -> tuple[Iterator[Any], int | None]:
+        """Build both loaders; the training batches from ``position`` on, and how many of them are a pass of a rank."""
+        training = self._trial.build_training_data_loader()
+        self._check(training, "build_training_data_loader")
+        if isinstance(training, DataLoader):
+            slot = None if training.batches_by_user else training.batch_size
+            whole = self._note("training", training)
+            skip = self._start(position, whole, slot, length_of(training.dataset))
+            self.dealing = None if whole is None else Dealing(whole, slot, skip, position.batches)
+            loader = training.training(position.seed, rank=self._rank, size=self._size, skip=skip)
+            batches, length = _unending(iter(loader)), length_of(loader)
+        else:
+            if position.batches:
+                logger.warning("a loader of your own starts from its beginning: this resume is not exact")
+            batches, length = _endless(training), length_of(training)
+        validation = self._trial.build_validation_data_loader()
+        self._check(validation, "build_validation_data_loader")
+        if isinstance(validation, DataLoader):
+            self._note("validation", validation)
+            size, rank = (1, 0) if full_validation else (self._size, self._rank)
+            validation = validation.validation(position.seed, rank=rank, size=size)
+        self._validation = validation
+        return batches, length
+
+    def validation(self) -> tuple[Iterator[Any], int | None]:
+        """A new pass over this rank's share of the validation set, and how many batches that is."""
+        return _one_pass(self._validation, "validation"), length_of(self._validation)
+
+    def whole_validation(self) -> Any:
+        """The torch loader of the whole validation set."""
+        return self._validation
+
+    def position(self, start: Position, batches_trained: int) -> Position:
+        """Where the data is after so many batches of this rank."""
+        dealing = self.dealing
+        if dealing is None:
+            return Position(start.seed, batches_trained, 0, 0, None, self._size)
+        dealt = ((batches_trained - dealing.origin) * self._each + dealing.skip) * self._size
+        pass_, batch = divmod(dealt, dealing.pass_batches)
+        slot = dealing.batch_size
+        records, together = (0, None) if slot is None else (batch * slot, slot * self._each * self._size)
+        return Position(start.seed, batches_trained, pass_, records, together, self._size)
+
+    def _start(self, position: Position, pass_batches: int | None, slot: int | None, dataset: int | None) -> int:
+        """How many batches of this rank to pass over: those that the ranks of before have dealt out, in records."""
+        each = self._each
+        if slot is None or position.global_batch_size is None or pass_batches is None:
+            if position.size != self._size and position.batches:
+                logger.warning(
+                    "%d rank(s) go on where %d were: with a batch_sampler of your own, or a checkpoint of another "
+                    "kind, this resume is not exact", self._size, position.size,
+                )  # fmt: skip
+            return position.batches * each
+        dealt = position.pass_ * pass_batches + math.ceil(position.records / slot)
+        skip = math.ceil(dealt / (self._size * each)) * each
+        together = slot * each * self._size
+        if (position.size, position.global_batch_size) != (self._size, together) and (
+            position.global_batch_size != together or dataset is None or dataset % together
+        ):
+            pass_, batch = divmod(skip * self._size, pass_batches)
+            logger.warning(
+                "%d rank(s) with %d records a step go on where %d rank(s) with %d were: the training goes on at record "
+                "%d of pass %d, and was at record %d of pass %d",
+                self._size, together, position.size, position.global_batch_size, batch * slot, pass_,
+                position.records, position.pass_,
+            )  # fmt: skip
+        return skip
+
+    def _note(self, which: str, loader: DataLoader) -> int | None:
+        batches = length_of(loader)
+        self.lengths |= {f"records of {which} data": length_of(loader.dataset), f"batches of {which} data": batches}
+        return batches
+
+    def _check(self, loader: Any, method: str) -> None:
+        if not isinstance(loader, DataLoader) and not self._context._any_loader:
+            raise RuntimeError(
+                f"{method}() returned a {type(loader).__name__}: expected a det_core.pytorch.DataLoader; to use any "
+                f"other, call {self._context._any_loader_call} in __init__()"
+            )
+
+
+def _unending(batches: Iterator[Any]) -> Iterator[Any]:
+    """Those of a loader of ours, which has no end."""
+    yield from batches
+    raise RuntimeError("the training loader ended: its dataset raised StopIteration")
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    """Pass after pass.
+
+    Raises:
+        RuntimeError: a pass without a batch, or with fewer than its length.
+    """
+    batch: Any = loader
+    while batch is not None:
+        batch = None
+        for batch in _one_pass(loader, "training"):
+            yield batch
+    raise RuntimeError("the training loader gives no batch")
+
+
+def _one_pass(loader: Any, which: str) -> Iterator[Any]:
+    """One pass; RuntimeError, if it ends before its length, unless that is what a batch sampler of the user's says."""
+    batches = getattr(loader, "batch_sampler", None)
+    batches = batches._batches if isinstance(batches, EpochOrder) else batches
+    n, length = 0, length_of(loader) if batches is None or type(batches) is BatchSampler else None
+    for n, batch in enumerate(loader, 1):  # noqa: B007
+        yield batch
+    if n < (length or 0):
+        raise RuntimeError(
+            f"the {which} loader gave {n} of its {length} batches: its dataset raised StopIteration, or has less than "
+            "it says"
+        )

@@ -1,0 +1,1 @@
+"""TensorBoard by the module names that trials of Determined import; see :mod:`det_core.tensorboard.metric_writers`."""

@@ -1,0 +1,1 @@
+"""Writers of TensorBoard events by framework."""
