@@ -52,11 +52,6 @@ class TrialInfo:
         self._debug = debug
         self._inter_node_network_interface = inter_node_network_interface
 
-    @property
-    def _config(self) -> dict[str, Any]:
-        """``config``, by the name that published scripts read it by."""
-        return self.config
-
     def __repr__(self) -> str:
         return f"TrialInfo(trial_id={self.trial_id}, experiment_id={self.experiment_id})"
 

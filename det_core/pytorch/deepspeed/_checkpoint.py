@@ -12,7 +12,7 @@ import torch
 
 from det_core import core
 from det_core._env import Environment
-from det_core.errors import CheckpointCorrupt, CheckpointError
+from det_core.errors import CheckpointError
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._checkpoint import Content, Files, apply_callbacks, random_state_of, read_progress, write_files
 from det_core.pytorch._original import load_weights
@@ -62,7 +62,6 @@ class Shards:
 
         Raises:
             CheckpointError: there is no file of a rank, or what DeepSpeed would read is not to be trusted.
-            CheckpointCorrupt: somebody has added a file.
         """
         if not self._ranks_of(folder):
             there = ", ".join(sorted(each.name for each in folder.iterdir()))
@@ -70,7 +69,6 @@ class Shards:
                 f"{folder} is no DeepSpeedTrial's checkpoint: looked for {OWN.format('<r>')}; there is {there}"
             )
         self._check_origin(storage_id)
-        self._check_listed(folder, storage_id)
         own = folder / OWN.format(self._rank)
         state = load_weights(own if own.is_file() else folder / OWN.format(0), allow_pickle=self._context._allow_pickle)
         counters, position = read_progress(folder)
@@ -92,22 +90,6 @@ class Shards:
     def _ranks_of(self, folder: Path) -> int:
         """How many ranks wrote a checkpoint."""
         return len(list(folder.glob(OWN.format("*"))))
-
-    def _check_listed(self, folder: Path, storage_id: str) -> None:
-        """DeepSpeed reads whatever in its folders has a name of its kind, so nothing may be there but what was saved.
-
-        Raises:
-            CheckpointCorrupt: there is a file that the manifest does not have.
-        """
-        listed: set[str] = set()
-        with self._core.checkpoint.restore_path(storage_id, selector=lambda name: listed.add(name) is None):
-            there = {path.relative_to(folder) for path in folder.rglob("*") if not path.is_dir()}
-        known = {*listed, "metadata.json"}
-        if added := sorted(str(path) for path in there if path.parts[0] != ".det_core" and str(path) not in known):
-            raise CheckpointCorrupt(
-                f"checkpoint {storage_id} has {added[0]}, which its manifest does not list: somebody has put it there, "
-                "and DeepSpeed might run it as code"
-            )
 
     def _check_origin(self, storage_id: str) -> None:
         """DeepSpeed's files are pickles by their format, and it reads them as such, which may run code."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from typing import Any
-
-logger = logging.getLogger("det_core.pytorch")
 
 
 def overwrite_deepspeed_config(
@@ -55,11 +52,6 @@ def _merged(base: Mapping[str, Any], source: Mapping[str, Any], where: str) -> d
     found = {name: _copied(value) for name, value in base.items()}
     for name, value in source.items():
         old = base.get(name)
-        if name not in base and "." in name and name.partition(".")[0] in base:
-            logger.warning(
-                "%s%s is a key of its own, which DeepSpeed does not know: to overwrite a value in %s, nest it",
-                where, name, name.partition(".")[0],
-            )  # fmt: skip
         if not isinstance(value, Mapping) or name not in base:
             found[name] = _copied(value)
         elif isinstance(old, Mapping):

@@ -6,7 +6,6 @@ import atexit
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -161,29 +160,19 @@ class DeepSpeedTrialContext(TrialContext):
     @property
     def train_micro_batch_size_per_gpu(self) -> int:
         """Deprecated: :meth:`get_train_micro_batch_size_per_gpu`."""
-        _deprecated("train_micro_batch_size_per_gpu")
+        logger.warning("context.train_micro_batch_size_per_gpu is deprecated: add get_ and ()")
         return self.get_train_micro_batch_size_per_gpu()
 
     @property
     def num_micro_batches_per_slot(self) -> int:
         """Deprecated: :meth:`get_num_micro_batches_per_slot`."""
-        _deprecated("num_micro_batches_per_slot")
+        logger.warning("context.num_micro_batches_per_slot is deprecated: add get_ and ()")
         return self.get_num_micro_batches_per_slot()
-
-    # as published trials read them
-    _train_micro_batch_size_per_gpu = property(get_train_micro_batch_size_per_gpu)
-    _num_micro_batches_per_slot = property(get_num_micro_batches_per_slot)
 
     def _size(self, method: str, which: int) -> int:
         if self._sizes is None:
             raise InvalidExperimentException(f"{method} comes after context.wrap_model_engine(): no engine is wrapped")
         return self._sizes[which]
-
-
-@cache
-def _deprecated(name: str) -> None:
-    """Say it once a process, as ``train_batch`` may read it for each batch."""
-    logger.warning("context.%s is deprecated: add get_ and ()", name)
 
 
 def _values(space: Any, name: str) -> Any:

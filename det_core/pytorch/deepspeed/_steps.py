@@ -110,17 +110,15 @@ class DeepSpeedTrialSteps(TrialSteps):
         """Call ``train_batch`` for each micro batch; a pipeline takes all of them at once."""
         context = self._context
         context._batch, context._epoch = batch_idx, epoch_idx
-        before = self._engine.micro_steps
         for _ in range(self.rows_per_batch):
             metrics = self._train_batch(batches, epoch_idx, batch_idx)
             if self._reports:
                 self._add(metrics if type(metrics) is dict else self._as_metrics(metrics, batch_idx))
-        taken = self._engine.micro_steps - before
-        if not self._pipeline and (taken <= 0 or taken % self._micro_batches):
+        if not self._pipeline and self._engine.micro_steps % self._micro_batches:
             raise AssertionError(
-                f"in batch {batch_idx} the first engine has taken {taken} micro steps, which is no multiple of its "
-                f"gradient_accumulation_steps={self._micro_batches}: train_batch() must call engine.step() once for "
-                "each micro batch, and for all of them after disable_auto_grad_accumulation()"
+                f"after batch {batch_idx} the first engine has taken {self._engine.micro_steps} micro steps, which is "
+                f"no multiple of its gradient_accumulation_steps={self._micro_batches}: train_batch() must call "
+                "engine.step() once for each micro batch, and all of them after disable_auto_grad_accumulation()"
             )
 
     def _as_metrics(self, metrics: Any, batch_idx: int) -> dict[str, Any]:
@@ -131,8 +129,6 @@ class DeepSpeedTrialSteps(TrialSteps):
 
     def _unreportable(self, error: TypeError) -> InvalidExperimentException:
         """Rank and way out, for a rank that reports something else than metrics."""
-        if self._mpu.should_build_data_loader and not self._pipeline and not self._context._mpu_given:
-            return InvalidExperimentException(str(error))
         hint = "" if self._mpu.should_build_data_loader else ", and reads no data"
         return InvalidExperimentException(
             f"{error}; rank {self._distributed.rank} reports metrics{hint}: if it is not to, give context.set_mpu() a "

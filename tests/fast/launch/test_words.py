@@ -49,12 +49,6 @@ def test_options_end_where_the_script_begins(words: list[str], run: list[str], t
     assert (read.run, read.theirs) == (run, theirs)
 
 
-def test_words_after_a_trial_class_are_the_trials() -> None:
-    read = Parser("deepspeed", "deepspeed").split(["--nproc-per-node", "2", "--trial", "m:T", "--config", "c.yaml"])
-    assert read.asked.nproc_per_node == 2
-    assert read.run[1:] == ["-m", "det_core.exec.harness", "m:T", "--config", "c.yaml"]
-
-
 def test_options_are_read_and_those_not_given_are_none() -> None:
     options = ["--nnodes=2", "--node-rank", "0", "--master-addr", "a", "--master-port", "4711", "--grace", "7"]
     words = [*options, "--tail", "3", "--verbose", "train.py"]

@@ -18,7 +18,7 @@ import torch
 
 from det_core import core, pytorch
 from det_core._training.data_order import Position
-from det_core.errors import CheckpointCorrupt, CheckpointError, InvalidExperimentException, MissingExtra
+from det_core.errors import CheckpointError, InvalidExperimentException, MissingExtra
 from det_core.pytorch import deepspeed
 from det_core.pytorch._loaders import Loaders
 from det_core.pytorch._reducer import check_names, training_results
@@ -29,7 +29,6 @@ from det_core.pytorch.deepspeed import (
     overwrite_deepspeed_config,
 )
 from det_core.pytorch.deepspeed._checkpoint import Shards
-from det_core.pytorch.deepspeed._context import _deprecated
 from det_core.storage import DirectoryStore
 from support.trials import Numbers
 
@@ -81,23 +80,6 @@ def test_case_62_a_unit_before_an_engine(context: DeepSpeedTrialContext) -> None
         context.set_mpu(ModelParallelUnit(0, 1, True, True))
     with pytest.raises(TypeError, match="takes a ModelParallelUnit, not a dict"):
         context.set_mpu({})  # type: ignore[arg-type]
-
-
-def test_a_dotted_key_is_told(caplog: pytest.LogCaptureFixture) -> None:
-    found = overwrite_deepspeed_config(BASE, {"optimizer.type": "SGD", "new.key": 1})
-    assert found == {**BASE, "optimizer.type": "SGD", "new.key": 1}
-    (record,) = caplog.records
-    assert "optimizer.type is a key of its own, which DeepSpeed does not know" in record.getMessage()
-
-
-def test_batch_sizes_by_their_former_names(context: DeepSpeedTrialContext, caplog: pytest.LogCaptureFixture) -> None:
-    """Published trials read all four in each batch; those without a _ are deprecated, which is told once."""
-    context._sizes = (4, 2)
-    _deprecated.cache_clear()
-    for _ in range(3):
-        assert context._train_micro_batch_size_per_gpu == context.train_micro_batch_size_per_gpu == 4
-        assert context._num_micro_batches_per_slot == context.num_micro_batches_per_slot == 2
-    assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize(
@@ -180,23 +162,6 @@ def test_others_pickles_are_not_read_unasked(
     context._allow_pickle = None
     monkeypatch.setenv("DET_CORE_ALLOW_PICKLE", "1")
     assert read(foreign).random is not None
-
-
-def test_a_file_that_somebody_added_is_refused(context: DeepSpeedTrialContext) -> None:
-    """DeepSpeed takes the first file of its kind in a folder, and unpickles it."""
-    checkpoint = context._core.checkpoint
-    with checkpoint.store_path({"steps_completed": 1}) as (path, own):
-        torch.save({"callbacks": {}, "rng_state": core.random_state()}, path / "det_state_dict_rank0.pth")
-        (path / "model0").mkdir()
-        (path / "model0" / "mp_rank_00_model_states.pt").touch()
-    shards = Shards(Bare(context), context, None)  # type: ignore[arg-type]
-    with checkpoint.restore_path(own) as path:
-        assert shards.read(path, own).random is not None
-        (path / "model0" / "mp_rank_!_model_states.pt").touch()
-        with pytest.raises(
-            CheckpointCorrupt, match=r"has model0/mp_rank_!_model_states\.pt, which its manifest does not"
-        ):
-            shards.read(path, own)
 
 
 @pytest.mark.parametrize(
