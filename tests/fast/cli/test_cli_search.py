@@ -134,5 +134,6 @@ def test_a_missing_extra_is_one_line_with_its_command(config: Any, home: Path) -
     )
     done = subprocess.run([sys.executable, "-c", code, config(HALVING)], capture_output=True, text=True)
     assert done.stdout == "[1, 1]\n"
-    said = r"det-core: error: .* needs \w+, which is not installed. Install it: pip install .*\[master\]'.*\n"
-    assert re.fullmatch(said * 2, done.stderr)
+    errors = [line for line in done.stderr.splitlines() if "error" in line]  # a slow machine says what it waits for
+    said = r"det-core: error: .* needs \w+, which is not installed. Install it: pip install .*\[master\]'.*"
+    assert len(errors) == 2 and all(re.fullmatch(said, line) for line in errors) and "Traceback" not in done.stderr
