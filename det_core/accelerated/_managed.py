@@ -93,7 +93,7 @@ class Managed:
         trainer._run.base, self._counts = self._steps, counts_of(trainer.run_history)
         self._saved_at = self._place(trainer)
         if resume_from is None and not self._has_resumed and self.context.latest_checkpoint is not None:
-            with self.context.checkpoint.resume() as folder:
+            with self.context.checkpoint.resume(only_listed=True) as folder:
                 assert folder is not None
                 counters = _state.read_counters(folder)
                 number = counters["run"]

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -237,6 +238,7 @@ class Loaders:
         """Build both loaders; the training batches from ``position`` on, and how many of them are a pass of a rank."""
         training = self._trial.build_training_data_loader()
         self._check(training, "build_training_data_loader")
+        training = _unrepeated(training)
         if isinstance(training, DataLoader):
             slot = None if training.batches_by_user else training.batch_size
             whole = _length(training)
@@ -250,6 +252,7 @@ class Loaders:
             batches, length = _endless(training), _length(training)
         validation = self._trial.build_validation_data_loader()
         self._check(validation, "build_validation_data_loader")
+        validation = _unrepeated(validation)
         if isinstance(validation, DataLoader):
             size, rank = (1, 0) if full_validation else (self._size, self._rank)
             validation = validation.validation(position.seed, rank=rank, size=size)
@@ -314,12 +317,19 @@ def _endless(loader: Any) -> Iterator[Any]:
     Raises:
         RuntimeError: a pass without a batch.
     """
-    while True:
-        batch = None
+    for number in count():
+        given = False
         for batch in loader:
+            given = True
             yield batch
-        if batch is None:
-            raise RuntimeError("the training loader gives no batch")
+        if not given:
+            spent = f" in pass {number + 1}: it can be gone through once only, as a generator can" if number else ""
+            raise RuntimeError(f"the training loader gives no batch{spent}")
+
+
+def _unrepeated(loader: Any) -> Any:
+    """What DeepSpeed's RepeatingLoader repeats: that has a length and an end, and passes are repeated here."""
+    return loader.loader if type(loader).__name__ == "RepeatingLoader" and hasattr(loader, "loader") else loader
 
 
 def _length(loader: Any) -> int | None:

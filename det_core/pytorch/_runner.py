@@ -118,7 +118,7 @@ class Runner:
             self._save_alone()
             raise
         except RuntimeError as e:
-            if self._distributed.size > 1 and _is_broken_collective(e):
+            if self._distributed.size > 1 and is_broken_collective(e):
                 self._distributed.raise_if_left()
             raise
         finally:
@@ -142,7 +142,8 @@ class Runner:
     def _prepare(self) -> None:
         """Build loaders, restore, and put the random states back last: what comes before may draw from them."""
         latest = self._options.latest_checkpoint
-        with nullcontext() if latest is None else self._core.checkpoint.restore_path(latest) as path:
+        restore = self._core.checkpoint.restore_path
+        with nullcontext() if latest is None else restore(latest, only_listed=True) as path:
             self._restore(None if path is None else self._steps.read(Path(path), str(latest)))
 
     def _restore(self, content: Content | None) -> None:
@@ -397,6 +398,6 @@ class Runner:
             self._steps.save(self._content(), alone=True)
 
 
-def _is_broken_collective(error: RuntimeError) -> bool:
+def is_broken_collective(error: Exception) -> bool:
     """Whether torch says that another rank is gone. All other errors are this rank's own, and stay what they are."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()
