@@ -35,7 +35,7 @@
     ├── StoreError                a master's database cannot be used; the message says why, and what to do
     │   ├── StoreLocked           another master uses it
     │   └── StoreConflict         what was reported contradicts what is recorded (also a ValueError)
-    ├── InvalidExperimentException  a mistake in a trial class, or in how it is used (also a ValueError)
+    ├── InvalidExperimentException  a mistake in a trial class, or in how it is used (a ValueError, RuntimeError)
     ├── InternalException         what is only known in training was asked for before (also a RuntimeError)
     └── MissingExtra              an optional dependency is not installed (also an ImportError)
 
@@ -237,7 +237,7 @@ class StoreConflict(StoreError, ValueError):
     """What was reported contradicts what is recorded; the message says what stands."""
 
 
-class InvalidExperimentException(DetCoreError, ValueError):
+class InvalidExperimentException(DetCoreError, ValueError, RuntimeError):
     """A mistake in a trial class, or in how it is used; the message names the method."""
 
 

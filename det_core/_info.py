@@ -52,6 +52,11 @@ class TrialInfo:
         self._debug = debug
         self._inter_node_network_interface = inter_node_network_interface
 
+    @property
+    def _config(self) -> dict[str, Any]:
+        """Another name of ``config``, which published trials read."""
+        return self.config
+
     def __repr__(self) -> str:
         return f"TrialInfo(trial_id={self.trial_id}, experiment_id={self.experiment_id})"
 

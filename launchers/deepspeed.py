@@ -23,7 +23,7 @@ HELP = """\
 usage: python -m det_core.launch.deepspeed [OPTIONS] [--] script.py [ARGS...]
        python -m det_core.launch.deepspeed [OPTIONS] [--] python script.py [ARGS...]
        python -m det_core.launch.deepspeed [OPTIONS] -m package.module [ARGS...]
-       python -m det_core.launch.deepspeed [OPTIONS] -- --trial model_def:MyTrial [--config FILE ...]
+       python -m det_core.launch.deepspeed [OPTIONS] --trial model_def:MyTrial [--config FILE ...]
        python -m det_core.launch.deepspeed [OPTIONS] [OPTIONS OF deepspeed] -- script.py [ARGS...]
 
 Starts one process per GPU (else --nproc-per-node) with deepspeed's own launcher, one on each machine, and besides:

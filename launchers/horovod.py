@@ -30,7 +30,7 @@ HELP = """\
 usage: python -m det_core.launch.horovod [OPTIONS] script.py [ARGS...]
        python -m det_core.launch.horovod [OPTIONS] [OPTIONS OF HOROVODRUN] -- script.py [ARGS...]
        python -m det_core.launch.horovod [OPTIONS] -m package.module [ARGS...]
-       python -m det_core.launch.horovod [OPTIONS] -- --trial model_def:MyTrial [--config FILE ...]
+       python -m det_core.launch.horovod [OPTIONS] --trial model_def:MyTrial [--config FILE ...]
 
 Starts one process per GPU (else -np) with horovodrun, by gloo, and besides:
   every line of output starts with [rank=N], and no line is cut by another rank's;

@@ -121,7 +121,7 @@ class Managed:
         with ExitStack() as stack:
             while True:
                 try:
-                    folder = stack.enter_context(checkpoints.restore_path(storage_id))
+                    folder = stack.enter_context(checkpoints.restore_path(storage_id, only_listed=True))
                     break
                 except CheckpointCorrupt as e:
                     previous = checkpoints.previous(storage_id) if self.context.managed else None

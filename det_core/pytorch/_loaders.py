@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from torch.utils.data import BatchSampler
@@ -62,6 +63,7 @@ class Loaders:
         """Build both loaders; the training batches from ``position`` on, and how many of them are a pass of a rank."""
         training = self._trial.build_training_data_loader()
         self._check(training, "build_training_data_loader")
+        training = _unrepeated(training)
         if isinstance(training, DataLoader):
             slot = None if training.batches_by_user else training.batch_size
             whole = self._note("training", training)
@@ -75,6 +77,7 @@ class Loaders:
             batches, length = _endless(training), length_of(training)
         validation = self._trial.build_validation_data_loader()
         self._check(validation, "build_validation_data_loader")
+        validation = _unrepeated(validation)
         if isinstance(validation, DataLoader):
             self._note("validation", validation)
             size, rank = (1, 0) if full_validation else (self._size, self._rank)
@@ -145,18 +148,24 @@ def _unending(batches: Iterator[Any]) -> Iterator[Any]:
     raise RuntimeError("the training loader ended: its dataset raised StopIteration")
 
 
+def _unrepeated(loader: Any) -> Any:
+    """What DeepSpeed's RepeatingLoader repeats: that has a length and an end, and passes are repeated here."""
+    return loader.loader if type(loader).__name__ == "RepeatingLoader" and hasattr(loader, "loader") else loader
+
+
 def _endless(loader: Any) -> Iterator[Any]:
     """Pass after pass.
 
     Raises:
         RuntimeError: a pass without a batch, or with fewer than its length.
     """
-    batch: Any = loader
-    while batch is not None:
+    for number in count(1):
         batch = None
         for batch in _one_pass(loader, "training"):
             yield batch
-    raise RuntimeError("the training loader gives no batch")
+        if batch is None:
+            spent = f" in pass {number}: it can be gone through once only, as a generator can" if number > 1 else ""
+            raise RuntimeError(f"the training loader gives no batch{spent}")
 
 
 def _one_pass(loader: Any, which: str) -> Iterator[Any]:

@@ -127,7 +127,7 @@ class Runner:
             self._save_alone()
             raise
         except RuntimeError as e:
-            if self._distributed.size > 1 and _is_broken_collective(e):
+            if self._distributed.size > 1 and is_broken_collective(e):
                 self._distributed.raise_if_left()
             raise
         finally:
@@ -163,7 +163,7 @@ class Runner:
         it would be handed the same again at every restart."""
         while self._latest is not None:
             try:
-                return Path(stack.enter_context(self._core.checkpoint.restore_path(self._latest)))
+                return Path(stack.enter_context(self._core.checkpoint.restore_path(self._latest, only_listed=True)))
             except CheckpointCorrupt as e:
                 previous = self._core.checkpoint.previous(self._latest) if self._core.managed else None
                 if previous is None:
@@ -446,6 +446,6 @@ class Runner:
                 self._hooks.call("on_checkpoint_upload_end", uuid=storage_id)
 
 
-def _is_broken_collective(error: RuntimeError) -> bool:
+def is_broken_collective(error: Exception) -> bool:
     """Whether torch says that another rank is gone. All other errors are this rank's own, and stay what they are."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()

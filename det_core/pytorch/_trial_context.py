@@ -33,6 +33,7 @@ class TrialContext:
         profiler: the core's, which samples the machine.
     """
 
+    _init = "pytorch.init"
     _any_loader_call = "context.disable_dataset_reproducibility_checks()"
 
     def __init__(
@@ -154,7 +155,7 @@ class TrialContext:
     def get_hparams(self) -> dict[str, Any]:
         """The hyperparameters."""
         if self._hparams is None:
-            raise ValueError("there are no hyperparameters: pytorch.init(hparams={…})")
+            raise ValueError(f"there are no hyperparameters: {self._init}(hparams={{…}})")
         return self._hparams
 
     def get_hparam(self, name: str) -> Any:
@@ -181,7 +182,7 @@ class TrialContext:
     def get_experiment_config(self) -> dict[str, Any]:
         """The experiment's configuration, or what ``pytorch.init(exp_conf=)`` was given."""
         if self._exp_conf is None:
-            raise ValueError("there is no experiment configuration: pytorch.init(exp_conf={…})")
+            raise ValueError(f"there is no experiment configuration: {self._init}(exp_conf={{…}})")
         return self._exp_conf
 
     def get_data_config(self) -> dict[str, Any]:

@@ -88,7 +88,9 @@ class Parser(argparse.ArgumentParser):
         end, unknown = self._end_of_options(words)
         if unknown and "--" in words[end:]:
             end = words.index("--", end)
-        elif unknown:
+        elif unknown and not any(
+            word.partition("=")[0] == "--trial" for word in words[:end]
+        ):  # then it is the harness's
             raise UsageError(
                 f"unknown option: {unknown} (see --help; an option of {self._program} needs a -- before the script)"
             )

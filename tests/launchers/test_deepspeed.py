@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +219,23 @@ class NoStep(Tiny):
             self.engine.backward(self.loss(next(dataloader_iter)))
             self.engine.step()
         return {}
+class Forgotten(Tiny):  # a step that is never taken trains nothing
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        loss = self.loss(next(dataloader_iter))
+        self.engine.backward(loss)
+        return {"loss": loss}
+class Ended(Tiny):
+    def evaluate_batch(self, dataloader_iter, batch_idx):
+        next(dataloader_iter)
+        return super().evaluate_batch(dataloader_iter, batch_idx)
+class Silent(Tiny):
+    def __init__(self, context):
+        super().__init__(context)
+        context.set_mpu(ModelParallelUnit(context.distributed.rank, 2, False, True))
+class Uneven(Tiny):
+    @property
+    def records(self):
+        return 16 + 4 * self.context.distributed.rank
 class Nothing(Tiny):
     def metrics(self, loss):
         return None
@@ -231,7 +249,7 @@ class Foreign(Tiny):
         return torch.utils.data.DataLoader([1, 2])
 class NoValidation(Tiny):
     validation_records = 2
-for cls in (NoEngine, NoStep, Nothing, Module, TooFew, Foreign, NoValidation):
+for cls in (NoEngine, NoStep, Forgotten, Ended, Silent, Uneven, Nothing, Module, TooFew, Foreign, NoValidation):
     told(cls)
 """)  # fmt: skip
     messages = [f"{each['type']}: {each['message']}" for each in found[0]]
@@ -239,7 +257,13 @@ for cls in (NoEngine, NoStep, Nothing, Module, TooFew, Foreign, NoValidation):
         "InvalidExperimentException: NoEngine.__init__() wraps no engine",
         "AssertionError: after batch 0 the first engine has taken 3 micro steps, which is no multiple of its "
         "gradient_accumulation_steps=2",
-        "InvalidExperimentException: train_batch() returned None for batch 0",
+        "AssertionError: after batch 0 no engine has taken a step: train_batch() must call engine.backward(loss)",
+        "InvalidExperimentException: evaluate_batch() ran out of data at batch 1 of 2 on rank 0",
+        "InvalidExperimentException: no rank reports metrics: a ModelParallelUnit needs should_report_metrics on some",
+        "InvalidExperimentException: ranks have training sets of different lengths: micro batches in a pass of all are "
+        "8 on rank 0, 10 on rank 1",
+        "InvalidExperimentException: train_batch() returned None for batch 0: expected a dictionary of metrics, or the "
+        "loss",
         "TypeError: wrap_model_engine() takes a DeepSpeedEngine",
         "InvalidExperimentException: the training loader gives a rank 2 micro batch(es) in a pass, fewer than the 8",
         "InvalidExperimentException: build_training_data_loader() returned a DataLoader: expected a det_core.pytorch."
@@ -249,6 +273,93 @@ for cls in (NoEngine, NoStep, Nothing, Module, TooFew, Foreign, NoValidation):
     assert len(messages) == len(expected)
     for message, beginning in zip(messages, expected, strict=True):
         assert message.startswith(beginning), message
+    assert not any("returned None" in message and "set_mpu" in message for message in messages)
+
+
+def test_a_repeating_loader_has_epochs_and_validates(tmp_path: Path) -> None:
+    """What deepspeed.initialize(training_data=) returns for a pipeline: it has no length, and never ends."""
+    found, _ = on_two(tmp_path, """
+import deepspeed as ds
+from support.trials import Numbers
+class Trial(Pipelined):
+    accumulation = 2
+    def __init__(self, context):
+        super().__init__(context)
+        context.disable_dataset_reproducibility_checks()
+    def build_training_data_loader(self):
+        return ds.runtime.dataloader.RepeatingLoader(torch.utils.data.DataLoader(Numbers(16), 2))
+    def build_validation_data_loader(self):
+        return ds.runtime.dataloader.RepeatingLoader(torch.utils.data.DataLoader(Numbers(12), 2))
+with deepspeed.init(hparams={}) as context:
+    trial = Trial(context)
+    deepspeed.Trainer(trial, context).fit(max_length=Epoch(2))
+ends = {e[0]: e for e in trial.events if len(e) > 1}
+say(calls=trial.calls, epoch_len=context._epoch_len, evaluated=len(ends["on_validation_epoch_end"][1]),
+    steps=trial.engine.global_steps,
+    read=[context._train_micro_batch_size_per_gpu, context._num_micro_batches_per_slot])
+""")  # fmt: skip
+    expected = {"calls": [*range(8)], "epoch_len": 4, "evaluated": 3, "steps": 8, "read": [2, 2]}
+    assert [each[0] for each in found] == [expected, expected]
+
+
+ADDED = """
+import os
+
+class Trial(Pipelined if os.environ["KIND"] == "pipe" else Tiny):
+    zero = 0 if os.environ["KIND"] == "pipe" else 1
+
+if __name__ == "__main__":
+    try:
+        trial = fit(Trial, int(os.environ["LENGTH"]), {"name": "added", "resume": "latest"})
+        say(calls=trial.calls)
+    except CheckpointError as e:
+        say(refused=f"{type(e).__name__}: {e}")
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [("zero1", "mp_rank_!_model_states.pt"), ("pipe", "layer_00-!-model_states.pt")]
+)
+def test_a_pickle_that_was_added_to_a_checkpoint_is_not_executed(tmp_path: Path, kind: str, name: str) -> None:
+    """DeepSpeed reads the first file that its pattern finds."""
+    on_two(tmp_path, ADDED, KIND=kind, LENGTH="2")
+    (folder,) = (path.parent for path in tmp_path.glob("home/runs/*/checkpoints/*/model0"))
+    code = "import os, pickle, sys\nclass Code:\n    __reduce__ = lambda self: (os.mkdir, (sys.argv[2],))\n"
+    words = [PYTHON, "-c", code + "pickle.dump(Code(), open(sys.argv[1], 'wb'))"]
+    subprocess.run([*words, str(folder / "model0" / name), str(tmp_path / "ran")], check=True)
+    found, _ = on_two(tmp_path, ADDED, KIND=kind, LENGTH="3")
+    assert not (tmp_path / "ran").exists()
+    for (told,) in found:
+        assert told["refused"].startswith("CheckpointCorrupt") and f"holds model0/{name}, which its" in told["refused"]
+    (folder / "model0" / name).unlink()
+    found, _ = on_two(tmp_path, ADDED, KIND=kind, LENGTH="3")
+    assert [told["calls"] for (told,) in found] == [[2], [2]]
+
+
+def test_a_checkpoint_of_other_engines_or_another_stage_is_one_error(tmp_path: Path) -> None:
+    code = """
+import os
+class Trial(Tiny):
+    zero = int(os.environ["ZERO"])
+    def __init__(self, context):
+        super().__init__(context)
+        for _ in range(int(os.environ["MORE"])):
+            context.wrap_model_engine(self.build())
+try:
+    fit(Trial, int(os.environ["LENGTH"]), {"name": "other", "resume": "latest"})
+except CheckpointError as e:
+    say(refused=str(e))
+"""
+    on_two(tmp_path, code, ZERO="0", MORE="0", LENGTH="2")
+    engines, _ = on_two(tmp_path, code, ZERO="0", MORE="1", LENGTH="3")
+    stage, _ = on_two(tmp_path, code, ZERO="1", MORE="0", LENGTH="3")
+    for (told,) in engines:
+        assert told["refused"].endswith("holds 1 engine(s), and the trial has wrapped 2")
+    for (told,) in stage:
+        assert (
+            "model0 does not fit engine 0: was it written with another model or ZeRO stage? (DeepSpeed: "
+            in (told["refused"])
+        )
 
 
 def test_a_trials_methods_called_by_hand(tmp_path: Path) -> None:
@@ -283,6 +394,8 @@ class Trial(Tiny):
         super().__init__(context)
         context.set_mpu(ModelParallelUnit(0, 1, True, context.distributed.rank == 0))
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        self.engine.backward(self.loss([torch.ones(2, 1), torch.ones(2, 1)]))
+        self.engine.step()
         return {"loss": 1.0} if dataloader_iter is not None else None
 fit(Trial, 1)
 """, status=1)  # fmt: skip
@@ -344,7 +457,7 @@ optimizations: {aggregation_frequency: 4}
 def test_a_class_as_a_program(tmp_path: Path, launcher: tuple[str, ...]) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
-    before = ["--", "--trial"] if launcher else ["-m", "det_core.exec.harness"]
+    before = ["--trial"] if launcher else ["-m", "det_core.exec.harness"]
     words = [*before, "model_def:Trial", "--config", "experiment.yaml"]
     found, output = started(tmp_path, *words, launcher=launcher)
     expected = {"calls": [0, 0, 1, 1, 2], "lr": [0.125], "size": 2 if launcher else 1}

@@ -272,6 +272,7 @@ class CheckpointContext:
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
         *,
         selector: Selector | None = None,
+        only_listed: bool = False,
     ) -> Iterator[Path]:
         """A folder with the checkpoint's files, as ``with ctx.checkpoint.restore_path(storage_id) as path:``.
 
@@ -289,12 +290,14 @@ class CheckpointContext:
             download_mode: who calls, see :class:`DownloadMode`.
             selector: called with the paths of the checkpoint; says which files are needed, and so are there. On one
                 machine, what any rank selects is there for all.
+            only_listed: refuse a checkpoint in which somebody has put files that its manifest does not list, before
+                something looks for files by their names, as DeepSpeed does. Trainers ask for it.
 
         Raises:
             CheckpointNotFound, CheckpointCorrupt, StorageError: as in :meth:`download`.
         """
         self._check()
-        with self._reader.restore_path(storage_id, download_mode, selector) as path:
+        with self._reader.restore_path(storage_id, download_mode, selector, only_listed=only_listed) as path:
             yield path
 
     @contextmanager
@@ -303,6 +306,7 @@ class CheckpointContext:
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,
         *,
         selector: Selector | None = None,
+        only_listed: bool = False,
     ) -> Iterator[Path | None]:
         """The folder to start from, or None, as ``with ctx.checkpoint.resume() as path:``.
 
@@ -315,7 +319,7 @@ class CheckpointContext:
             self._check()
             yield None
             return
-        with self.restore_path(self._latest, download_mode, selector=selector) as path:
+        with self.restore_path(self._latest, download_mode, selector=selector, only_listed=only_listed) as path:
             yield path
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import NamedTuple
 from det_core._errors import CheckpointCorrupt, StorageError
 from det_core.core._checkpoint._share import union, vote, weighed
 from det_core.core._checkpoint._together import Together
-from det_core.storage import Disk, Manifest, Progress, Selector, Store, StoredCheckpoint, folders_of
+from det_core.storage import Disk, Manifest, Progress, Selector, Store, StoredCheckpoint, folders_of, scan
+from det_core.storage._names import INNER
 
 log = logging.getLogger("det_core.checkpoint")
 ASIDE = ".det_core-tmp"
@@ -145,6 +146,24 @@ def verify(
 
     together.each(check)
     return files
+
+
+def refuse_unlisted(disk: Disk, checkpoint: StoredCheckpoint) -> None:
+    """Refuse a stored folder with files that its manifest does not list, but for what python leaves beside modules.
+
+    Raises:
+        CheckpointCorrupt: there are some; the message names them.
+    """
+    try:
+        files = scan(disk, str(checkpoint.path), leave=(INNER,)).files
+    except ValueError as e:
+        raise CheckpointCorrupt(f"checkpoint {checkpoint.path} is not read: {e}") from e
+    added = sorted(name for name in {*files}.difference(checkpoint.manifest.files) if "__pycache__/" not in name)
+    if added:
+        raise CheckpointCorrupt(
+            f"checkpoint {checkpoint.path} holds {', '.join(added[:3])}{', …' if added[3:] else ''}, which its "
+            "manifest does not list: somebody has put it there, so it is not read. Remove it, or start from another"
+        )
 
 
 def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> list[_Task]:

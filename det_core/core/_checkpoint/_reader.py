@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core.core._checkpoint._cache import CheckpointCache
-from det_core.core._checkpoint._download import download, foreign_steps, open_together, verify
+from det_core.core._checkpoint._download import download, foreign_steps, open_together, refuse_unlisted, verify
 from det_core.core._checkpoint._fetch import Fetch, Identity
 from det_core.core._checkpoint._mode import DownloadMode
 from det_core.core._checkpoint._together import Together
@@ -74,7 +74,9 @@ class CheckpointReader:
             download(together, self._store, source, folder, selector, self._progress)
 
     @contextmanager
-    def restore_path(self, storage_id: str, mode: DownloadMode, selector: Selector | None) -> Iterator[Path]:
+    def restore_path(
+        self, storage_id: str, mode: DownloadMode, selector: Selector | None, *, only_listed: bool = False
+    ) -> Iterator[Path]:
         """A folder with the checkpoint's files, compared with the manifest."""
         together = self._readers("restore_path", mode, local=False)
         checkpoint = open_together(together, self._store_of(storage_id), storage_id, self._before)
@@ -83,6 +85,8 @@ class CheckpointReader:
                 together.each(lambda: stack.enter_context(self._hold(storage_id)))
                 known = self._verified.setdefault((storage_id, mode), set())
                 known |= verify(together, checkpoint, selector, known, self._progress)
+                if only_listed:
+                    together.chief(lambda: refuse_unlisted(self._store.disk, checkpoint))
                 path = checkpoint.path
             else:
                 path = self._fetched(stack, together, checkpoint, mode, selector)

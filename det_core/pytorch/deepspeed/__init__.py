@@ -4,8 +4,13 @@ Importing this package does not import DeepSpeed; :func:`init` does.
 """
 
 from det_core.pytorch.deepspeed._config import overwrite_deepspeed_config
-from det_core.pytorch.deepspeed._context import DeepSpeedTrialContext, init
-from det_core.pytorch.deepspeed._mpu import ModelParallelUnit, make_data_parallel_mpu, make_deepspeed_mpu
+from det_core.pytorch.deepspeed._context import (
+    DeepSpeedTrialContext,
+    ModelParallelUnit,
+    init,
+    make_data_parallel_mpu,
+    make_deepspeed_mpu,
+)
 from det_core.pytorch.deepspeed._trainer import Trainer
 from det_core.pytorch.deepspeed._trial import DeepSpeedTrial
 

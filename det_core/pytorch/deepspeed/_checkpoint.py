@@ -6,6 +6,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging
+import os
+import shutil
+import tempfile
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -18,20 +27,14 @@ from det_core.pytorch._checkpoint import Content, Files, apply_callbacks, random
 from det_core.pytorch._original import load_weights
 from det_core.pytorch.deepspeed._context import DeepSpeedTrialContext
 from det_core.pytorch.deepspeed._trial import DeepSpeedTrial
-from det_core.pytorch.deepspeed._universal import for_other_ranks
 
+logger = logging.getLogger("det_core.pytorch")
 OWN = "det_state_dict_rank{}.pth"
 ALLOW = "if you trust whoever did, set DET_CORE_ALLOW_PICKLE=1, or give deepspeed.init(allow_pickle=True)"
 
 
 class Shards:
-    """Writes and reads the checkpoints of one fit; every rank calls every method.
-
-    Args:
-        trial: the user's.
-        context: its context.
-        hooks: its callbacks.
-    """
+    """Writes and reads the checkpoints of one fit; every rank calls every method."""
 
     def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext, hooks: Hooks) -> None:
         self._trial, self._context, self._hooks, self._core = trial, context, hooks, context._core
@@ -83,7 +86,7 @@ class Shards:
         if self._ranks_of(folder) == self._size and groups in (None, self._context._mpu.data_parallel_world_size):
             self._trial.load(self._context, folder)
         else:
-            with for_other_ranks(folder, self._ranks_of(folder), self._context) as path:
+            with _for_other_ranks(folder, self._ranks_of(folder), self._context) as path:
                 self._trial.load(self._context, path)
         apply_callbacks(self._hooks, content.state)
 
@@ -100,3 +103,69 @@ class Shards:
                 f"checkpoint {storage_id} was not read: DeepSpeed's files are pickles, which run code when they are "
                 f"read, and neither this run nor its experiment wrote them; {ALLOW}"
             )
+
+
+@contextmanager
+def _for_other_ranks(folder: Path, ranks: int, context: DeepSpeedTrialContext) -> Iterator[Path]:
+    """A folder from which engines load what another number of ranks has saved; every rank enters.
+
+    Where ZeRO has partitioned the optimizer, DeepSpeed's converter puts the parts together again, once on each machine;
+    it knows the states of Adam and its kind. Without ZeRO the files are good for any number of data parallel ranks.
+
+    Raises:
+        CheckpointError: DeepSpeed can do neither, on every rank.
+    """
+    distributed, size = context.distributed, context.distributed.size
+    partitioned = sorted({path.parent for path in folder.glob("*/*_optim_states.pt")})
+    why = f"a checkpoint of {ranks} rank(s) cannot be loaded on {size}: start as many as then, or from scratch"
+    made = tempfile.mkdtemp(prefix="det_core-universal-") if partitioned and distributed.local_rank == 0 else None
+    try:
+        failed = _converted(folder, partitioned, Path(made)) if made is not None else None
+        if failures := [each for each in distributed.allgather(failed) if each is not None]:
+            raise CheckpointError(f"{why} (DeepSpeed's universal checkpoint, for Adam and its kind: {failures[0]})")
+        path = distributed.broadcast_local(made)
+        with _loading_universal(context) if partitioned else contextlib.nullcontext():
+            try:
+                yield folder if path is None else Path(path)
+            except CheckpointError as e:  # what else a load() of the user's own raises is the user's
+                raise CheckpointError(f"{why} ({e})") from e
+        distributed.allgather_local(None)  # all have read it
+    finally:
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+
+
+def _converted(folder: Path, partitioned: list[Path], into: Path) -> str | None:
+    """Make what is like ``folder``, with universal checkpoints in place of some of its folders; what went wrong."""
+    from deepspeed.checkpoint import ds_to_universal
+
+    for path in folder.iterdir():
+        if path not in partitioned:
+            os.symlink(path.absolute(), into / path.name)
+    for path in partitioned:
+        logger.info("converting %s for another number of ranks, into %s", path, into)
+        (into / path.name).mkdir()
+        asked = Namespace(
+            input_folder=str(path), output_folder=str(into / path.name), num_extract_workers=1, num_merge_workers=1,
+            keep_temp_folder=False, strict=False, inject_missing_state=True,
+        )  # fmt: skip
+        said = io.StringIO()
+        try:
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                ds_to_universal.main(asked)
+        except Exception as e:
+            return f"{type(e).__name__}: {e}"
+    return None
+
+
+@contextmanager
+def _loading_universal(context: DeepSpeedTrialContext) -> Iterator[None]:
+    """Have engines read universal checkpoints, as they do where their configuration says so."""
+    before = [(engine._config, engine._config.load_universal_checkpoint) for engine in context.models]
+    try:
+        for config, _ in before:
+            config.load_universal_checkpoint = True
+        yield
+    finally:
+        for config, asked in before:
+            config.load_universal_checkpoint = asked

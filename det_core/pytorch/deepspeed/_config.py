@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Mapping
 from typing import Any
+
+logger = logging.getLogger("det_core.pytorch")
 
 
 def overwrite_deepspeed_config(
@@ -32,18 +35,12 @@ def overwrite_deepspeed_config(
         ValueError: the file is no JSON, or has a key twice.
         OSError: the file cannot be read.
     """
-    if isinstance(base_ds_config, str | os.PathLike):
-        base = _read(os.fspath(base_ds_config))
-    elif isinstance(base_ds_config, Mapping):
-        base = dict(base_ds_config)
-    else:
-        raise TypeError(
-            f"overwrite_deepspeed_config(base_ds_config=) takes a path or a dict, not a {type(base_ds_config).__name__}"
-        )
-    if not isinstance(source_ds_dict, Mapping):
-        raise TypeError(
-            f"overwrite_deepspeed_config(source_ds_dict=) takes a dict, not a {type(source_ds_dict).__name__}"
-        )
+    base = _read(os.fspath(base_ds_config)) if isinstance(base_ds_config, str | os.PathLike) else base_ds_config
+    for option, given, takes in (
+        ("base_ds_config", base, "a path or a dict"), ("source_ds_dict", source_ds_dict, "a dict"),
+    ):  # fmt: skip
+        if not isinstance(given, Mapping):
+            raise TypeError(f"overwrite_deepspeed_config({option}=) takes {takes}, not a {type(given).__name__}")
     return _merged(base, source_ds_dict, "")
 
 
@@ -52,6 +49,8 @@ def _merged(base: Mapping[str, Any], source: Mapping[str, Any], where: str) -> d
     found = {name: _copied(value) for name, value in base.items()}
     for name, value in source.items():
         old = base.get(name)
+        if name not in base and (parent := str(name).partition(".")[0]) in base and parent != name:
+            logger.warning("%s%s is added as one key, which DeepSpeed ignores: nest it, below %s", where, name, parent)
         if not isinstance(value, Mapping) or name not in base:
             found[name] = _copied(value)
         elif isinstance(old, Mapping):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +19,6 @@ from det_core._training.process_group import destroy_group
 from det_core.errors import InvalidExperimentException
 from det_core.pytorch._trainer import opened, tensorboard_is_there, told
 from det_core.pytorch._trial_context import TrialContext
-from det_core.pytorch.deepspeed._mpu import ModelParallelUnit, make_data_parallel_mpu, make_deepspeed_mpu
 
 logger = logging.getLogger("det_core.pytorch")
 
@@ -34,6 +35,7 @@ class DeepSpeedTrialContext(TrialContext):
     """
 
     models: list[Any]
+    _init = "deepspeed.init"
 
     def __init__(
         self,
@@ -54,8 +56,7 @@ class DeepSpeedTrialContext(TrialContext):
         self._mpu_given = False
         self._sizes: tuple[int, int] | None = None
         """Records in a micro batch, and micro batches in a batch, of one data parallel rank."""
-        self._auto_accumulation = True
-        self.use_pipeline_parallel = False
+        self._auto_accumulation, self.use_pipeline_parallel = True, False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DeepSpeedTrialContext:
@@ -160,19 +161,74 @@ class DeepSpeedTrialContext(TrialContext):
     @property
     def train_micro_batch_size_per_gpu(self) -> int:
         """Deprecated: :meth:`get_train_micro_batch_size_per_gpu`."""
-        logger.warning("context.train_micro_batch_size_per_gpu is deprecated: add get_ and ()")
+        _tell_deprecated("train_micro_batch_size_per_gpu")
         return self.get_train_micro_batch_size_per_gpu()
 
     @property
     def num_micro_batches_per_slot(self) -> int:
         """Deprecated: :meth:`get_num_micro_batches_per_slot`."""
-        logger.warning("context.num_micro_batches_per_slot is deprecated: add get_ and ()")
+        _tell_deprecated("num_micro_batches_per_slot")
         return self.get_num_micro_batches_per_slot()
+
+    # names of the original's own, which published trials read
+    _train_micro_batch_size_per_gpu = property(get_train_micro_batch_size_per_gpu)
+    _num_micro_batches_per_slot = property(get_num_micro_batches_per_slot)
 
     def _size(self, method: str, which: int) -> int:
         if self._sizes is None:
             raise InvalidExperimentException(f"{method} comes after context.wrap_model_engine(): no engine is wrapped")
         return self._sizes[which]
+
+
+@dataclass
+class ModelParallelUnit:
+    """A rank's place in a model parallel training; see ``DeepSpeedTrialContext.set_mpu()``.
+
+    Attributes:
+        data_parallel_rank: which share of the batches this rank works on; ranks that hold parts of one model have the
+            same.
+        data_parallel_world_size: how many shares there are.
+        should_report_metrics: whether what ``train_batch`` and ``evaluate_batch`` return here counts.
+        should_build_data_loader: whether data loaders are built here; elsewhere these methods get None for the
+            iterator.
+    """
+
+    data_parallel_rank: int
+    data_parallel_world_size: int
+    should_report_metrics: bool
+    should_build_data_loader: bool
+
+
+def make_data_parallel_mpu(dist_context: core.DistributedContext) -> ModelParallelUnit:
+    """The unit of a training in which every rank works on data of its own: what ranks have unless another is set.
+
+    Args:
+        dist_context: the ranks.
+    """
+    return ModelParallelUnit(dist_context.rank, dist_context.size, True, True)
+
+
+def make_deepspeed_mpu(mpu: Any) -> ModelParallelUnit:
+    """The unit of DeepSpeed's pipeline parallelism: data is read by the first stage and by the last.
+
+    DeepSpeed broadcasts the loss to all ranks of a pipeline, so each of them reports.
+
+    Args:
+        mpu: a pipeline engine's ``grid``, or another of DeepSpeed's ``PipelineParallelGrid``.
+    """
+    at_an_end = mpu.get_pipe_parallel_rank() in (0, mpu.get_pipe_parallel_world_size() - 1)
+    return ModelParallelUnit(
+        data_parallel_rank=mpu.get_data_parallel_rank(),
+        data_parallel_world_size=mpu.get_data_parallel_world_size(),
+        should_report_metrics=True,
+        should_build_data_loader=at_an_end and mpu.get_slice_parallel_rank() == 0,
+    )
+
+
+@functools.cache
+def _tell_deprecated(name: str) -> None:
+    """Once a process: trials read these in every batch."""
+    logger.warning("context.%s is deprecated: add get_ and ()", name)
 
 
 def _values(space: Any, name: str) -> Any:

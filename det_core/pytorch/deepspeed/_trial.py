@@ -9,6 +9,7 @@ from typing import Any
 
 from det_core.errors import CheckpointError
 from det_core.pytorch._data import DataLoader
+from det_core.pytorch._runner import is_broken_collective
 from det_core.pytorch._trial import Trial
 from det_core.pytorch.deepspeed._context import DeepSpeedTrialContext
 
@@ -102,7 +103,19 @@ class DeepSpeedTrial(Trial):
             context: holds the engines, as ``context.models``.
             load_path: the files of all ranks.
         """
+        held = len([path for path in Path(load_path).glob("model*") if path.name[5:].isdecimal()])
+        if held != len(context.models):
+            raise CheckpointError(
+                f"{load_path} holds {held} engine(s), and the trial has wrapped {len(context.models)}"
+            )
         for i, engine in enumerate(context.models):
-            found, _ = engine.load_checkpoint(load_path, tag=f"model{i}")
-            if found is None:
-                raise CheckpointError(f"{load_path} holds no model{i}, which DeepSpeed would load")
+            try:
+                if engine.load_checkpoint(load_path, tag=f"model{i}")[0] is None:
+                    raise FileNotFoundError("there is nothing to load")
+            except Exception as e:
+                if is_broken_collective(e):  # of which the rank that has left knows more
+                    raise
+                raise CheckpointError(
+                    f"{load_path}/model{i} does not fit engine {i}: was it written with another model or ZeRO stage? "
+                    f"(DeepSpeed: {type(e).__name__}: {e})"
+                ) from e

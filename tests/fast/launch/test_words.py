@@ -167,3 +167,13 @@ def test_what_is_not_there_is_named(words: list[str], named: str) -> None:
 def test_a_module_is_not_run_without_python() -> None:
     with pytest.raises(UsageError, match="--no-python"):
         script_command("a.b", [], module=True, no_python=True)
+
+
+@pytest.mark.parametrize("before", [["--trial"], ["--", "--trial"], ["--nproc-per-node", "2", "--trial"]])
+def test_options_behind_a_trial_are_those_of_the_harness(before: list[str]) -> None:
+    """As torch_distributed takes them; options of the launcher count on both sides of the class."""
+    harness = [sys.executable, "-m", "det_core.exec.harness", "model_def:T"]
+    made = Parser("deepspeed", "deepspeed's launcher")
+    assert made.split([*before, "model_def:T", "--config", "a.yaml"]).run == [*harness, "--config", "a.yaml"]
+    read = Parser("deepspeed", "x").split(["--trial", "model_def:T", "--nproc-per-node", "3", "--config=a"])
+    assert read.run == [*harness, "--config=a"] and read.asked.nproc_per_node == 3

@@ -25,6 +25,7 @@ from det_core.pytorch._reducer import check_names, training_results
 from det_core.pytorch.deepspeed import (
     DeepSpeedTrialContext,
     ModelParallelUnit,
+    _context,
     make_data_parallel_mpu,
     overwrite_deepspeed_config,
 )
@@ -68,6 +69,16 @@ def test_case_59_mistakes_in_a_configuration(tmp_path: Path) -> None:
         overwrite_deepspeed_config(BASE, {"optimizer": {"type": {"name": "SGD"}}})
 
 
+def test_a_key_with_a_dot_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Published files write it so, and DeepSpeed passes over it."""
+    found = overwrite_deepspeed_config(BASE, {"optimizer.lr": 2, "optimizer": {"params.lr": 3}, "other.thing": 4})
+    assert found["optimizer.lr"] == 2
+    assert [record.getMessage() for record in caplog.records] == [
+        "optimizer.lr is added as one key, which DeepSpeed ignores: nest it, below optimizer",
+        "optimizer.params.lr is added as one key, which DeepSpeed ignores: nest it, below params",
+    ]
+
+
 @pytest.fixture
 def context() -> Any:
     with core.init() as ctx:
@@ -89,6 +100,79 @@ def test_batch_sizes_before_an_engine(context: DeepSpeedTrialContext, asked: str
     with pytest.raises(InvalidExperimentException, match="no engine is wrapped"):
         found = getattr(context, asked)
         found()
+
+
+@pytest.mark.parametrize("name", ["train_micro_batch_size_per_gpu", "num_micro_batches_per_slot"])
+def test_names_that_published_trials_read(
+    context: DeepSpeedTrialContext, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The private names as attributes; the deprecated ones tell so once a process."""
+    context._sizes = (4, 3)
+    expected = 4 if name.startswith("train") else 3
+    assert getattr(context, f"_{name}") == getattr(context, f"get_{name}")() == expected
+    with pytest.raises(AttributeError):
+        setattr(context, f"_{name}", 5)
+    _context._tell_deprecated.cache_clear()
+    caplog.clear()
+    assert [getattr(context, name) for _ in range(3)] == [expected] * 3
+    assert [r.getMessage() for r in caplog.records] == [f"context.{name} is deprecated: add get_ and ()"]
+
+
+def test_a_missing_option_is_told_as_one_of_deepspeeds_init() -> None:
+    with core.init() as ctx:
+        context = DeepSpeedTrialContext(ctx, torch.device("cpu"))
+        with pytest.raises(ValueError, match=r": deepspeed.init\(hparams={…}\)"):
+            context.get_hparams()
+        with pytest.raises(ValueError, match=r": deepspeed.init\(exp_conf={…}\)"):
+            context.get_data_config()
+
+
+class RepeatingLoader:
+    """As DeepSpeed's: without a length, and without an end."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Any:
+        raise AssertionError("what it repeats is gone through")
+
+
+def test_a_repeating_loader_has_the_length_of_what_it_repeats(context: DeepSpeedTrialContext) -> None:
+    class Own(Bare):
+        def build_training_data_loader(self) -> Any:
+            return RepeatingLoader([1, 2, 3])
+
+        build_validation_data_loader = build_training_data_loader
+
+    context.disable_dataset_reproducibility_checks()
+    loaders = Loaders(Own(context), context)
+    batches, length = loaders.build(Position(7, 0, 0, 0, None, 1), full_validation=False)
+    assert length == 3 and [next(batches) for _ in range(5)] == [1, 2, 3, 1, 2]
+    validation, length = loaders.validation()
+    assert length == 3 and list(validation) == [1, 2, 3]
+
+
+def test_a_loader_that_can_be_gone_through_once(context: DeepSpeedTrialContext) -> None:
+    class Spent(Bare):
+        def build_training_data_loader(self) -> Any:
+            return (number for number in range(2))
+
+    context.disable_dataset_reproducibility_checks()
+    batches, _ = Loaders(Spent(context), context).build(Position(7, 0, 0, 0, None, 1), full_validation=False)
+    assert [next(batches), next(batches)] == [0, 1]
+    with pytest.raises(RuntimeError, match=r"no batch in pass 2: it can be gone through once only, as a generator"):
+        next(batches)
+
+
+def test_a_loader_of_another_kind_is_a_runtime_error_too(context: DeepSpeedTrialContext) -> None:
+    class Foreign(Bare):
+        def build_training_data_loader(self) -> Any:
+            return [1, 2]
+
+    loaders = Loaders(Foreign(context), context)
+    for kind in (RuntimeError, InvalidExperimentException):
+        with pytest.raises(kind, match=r"expected a det_core\.pytorch\.DataLoader"):
+            loaders.build(Position(7, 0, 0, 0, None, 1), full_validation=False)
 
 
 class Bare(deepspeed.DeepSpeedTrial):

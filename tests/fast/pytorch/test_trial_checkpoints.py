@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch")
 
 from det_core import InvalidHP, core, pytorch  # noqa: E402
 from det_core.client._pack import pack  # noqa: E402
-from det_core.errors import CheckpointError  # noqa: E402
+from det_core.errors import CheckpointCorrupt, CheckpointError  # noqa: E402
 from det_core.pytorch import _checkpoint  # noqa: E402
 from support.trials import Numbers, Tiny, WithHooks, built, fit, resumed  # noqa: E402
 
@@ -389,3 +389,17 @@ def test_invalid_hyperparameters_found_while_saving_are_not_saved_again() -> Non
     with pytest.raises(SystemExit) as e:
         fit(Trial, 2)
     assert e.value.code == 0 and calls == [0]
+
+
+def test_a_file_that_the_manifest_does_not_list_is_refused(tmp_path: Path) -> None:
+    """Somebody has put it there, under a name that is looked for; what python leaves beside modules does not count."""
+    init = {"name": "added", "resume": "latest"}
+    folder = fit(Tiny, 2, init=init).folder()
+    (folder / "code" / "__pycache__").mkdir(parents=True, exist_ok=True)
+    (folder / "code" / "__pycache__" / "model_def.cpython-311.pyc").touch()
+    fit(Tiny, 2, init=init)
+    (folder / "gradients_rank0.pth").touch()
+    with pytest.raises(CheckpointCorrupt, match=r"holds gradients_rank0.pth, which its manifest does not list"):
+        fit(Tiny, 4, init=init)
+    (folder / "gradients_rank0.pth").unlink()
+    fit(Tiny, 4, init=init)

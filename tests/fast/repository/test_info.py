@@ -160,6 +160,9 @@ def test_empty_optional_values_are_none(folder: Path) -> None:
 def test_the_constructors_take_what_the_reference_names() -> None:
     trial = det.TrialInfo(1, 2, 3, {"lr": 1}, {}, 0, 1, False, None)
     assert (trial.trial_id, trial.experiment_id, trial.trial_seed, trial.hparams) == (1, 2, 3, {"lr": 1})
+    assert trial._config is trial.config  # published trials read it under this name
+    with pytest.raises(AttributeError):
+        trial._config = {}  # type: ignore[misc]
     rendezvous = det.RendezvousInfo(["a"], 0, [1])
     info = det.ClusterInfo("m", "c", "a", [], "t", "al", "s", "TRIAL", None, None, "ck", trial, rendezvous)
     assert info.trial is trial and info.container_addrs == ["a"] and info.latest_checkpoint == "ck"
