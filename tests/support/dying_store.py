@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 from sqlalchemy import Connection, func, select
@@ -108,6 +109,8 @@ def killed(url: str, done: list[int], delay: float, *, answered: bool) -> list[i
 
 def kept(url: str) -> list[int]:
     """The last number of each writer that is there; fails if anything is half there."""
+    if url.startswith("sqlite"):  # who was killed at once has not made its folder
+        Path(str(parse(url).database)).parent.mkdir(parents=True, exist_ok=True)
     engine = writing_engine(parse(url))
     try:
         upgrade(engine)

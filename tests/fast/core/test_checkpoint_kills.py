@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import support
 from det_core.storage import DirectoryStore, Header
 from support import warm
 from support.checkpoints import tree
+from support.processes import until
 from support.ranks import running
 
 TESTS = str(support.TESTS)
@@ -79,14 +81,20 @@ def newest_is_whole(root: Path) -> Header | None:
     return found[-1]
 
 
+def _newer_than(root: Path, before: int) -> bool:
+    return any(header.steps_completed > before for header in DirectoryStore(root).list())
+
+
 def kills(folder: Path, times: int, seed: int) -> None:
-    """Start, kill some or all ranks at a random moment, and look; again and again."""
+    """Start, kill some or all ranks at a random moment, and look; every other time, after something was saved."""
     chance = random.Random(seed)
     root, before, with_rests = folder / "store", -1, 0
     for number in range(times):
         arguments = (str(root), str(folder / "source"), str(KEPT))
         with running(TRAIN, SIZE, folder, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
             ranks.wait_for("ready")
+            if number % 2:  # however slow the machine is
+                until(partial(_newer_than, root, before), of=ranks.processes[0])
             time.sleep(chance.uniform(0, 0.5))
             victims = range(SIZE) if chance.random() < 0.5 else [chance.randrange(SIZE)]
             for rank in victims:
