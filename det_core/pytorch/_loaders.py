@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data import BatchSampler
 
 from det_core._training.data_order import EpochOrder, Position, length_of
+from det_core.errors import InvalidExperimentException
 from det_core.pytorch._data import DataLoader
 from det_core.pytorch._trial import Trial
 from det_core.pytorch._trial_context import TrialContext
@@ -136,7 +137,7 @@ class Loaders:
 
     def _check(self, loader: Any, method: str) -> None:
         if not isinstance(loader, DataLoader) and not self._context._any_loader:
-            raise RuntimeError(
+            raise InvalidExperimentException(
                 f"{method}() returned a {type(loader).__name__}: expected a det_core.pytorch.DataLoader; to use any "
                 f"other, call {self._context._any_loader_call} in __init__()"
             )
