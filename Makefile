@@ -99,7 +99,7 @@ system-deps:  ## the system packages CI needs (the only target that uses apt)
 
 ci: export CI := 1
 ci: system-deps test test-stores test-postgres test-launchers  ## what .ci/run calls
-	$(MAKE) --jobs 2 --output-sync test-trainings test-timm
+	$(MAKE) --jobs 2 test-trainings test-timm
 	$(MAKE) stats
 
 clean:  ## remove what the targets above made
