@@ -1,0 +1,100 @@
+"""Five trainings as users write them, run by the packages that our trainers stand in for, and by ours.
+
+Each is one script (``_trainings``) in which only the name of the package differs; the peers run in an environment of
+their own. Compared are how often each optimizer stepped, the names of the metrics, and their values: the largest
+difference, relative to the largest value of that metric. What may differ is what the contracts decide; where that is
+nothing, the values are equal but for rounding.
+Run it with ``python -m benchmarks.trainings [TRAINING ...]``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks._peers import peers_python
+from benchmarks._program import QUICK, options, status
+from benchmarks._table import print_table
+from benchmarks.timm_step3 import timm_python
+
+ROOT = Path(__file__).parent.parent
+FOLDER = Path(__file__).with_name("_trainings")
+PEERS = (
+    "accelerate==1.15.0", "determined==0.38.1", "numpy", "pytorch-accelerated==0.1.61", "tensorboard", "torch==2.13.0",
+)  # fmt: skip
+TRAINERS = {"of_trainer.py": ("pytorch_accelerated", "det_core.accelerated"), "of_trial.py": ("determined", "det_core")}
+TRAININGS = ("images", "gan", "finetuning", "tokens", "regression")
+ROUNDING = 1e-4
+DECIDED: dict[tuple[str, str], tuple[float, str]] = {}
+"""How far the values of a training may be apart by what was decided, and what that is."""
+
+
+def run(python: Path, script: str, package: str, training: str, ranks: int) -> dict[str, Any]:
+    """What a training tells of itself."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {
+            **os.environ, "HOME": folder, "DET_CORE_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1",
+            **({"USE_TORCH_DISTRIBUTED": "1"} if ranks > 1 else {}),
+        }  # fmt: skip
+        command = [str(python), *launcher, str(FOLDER / script), package, training]
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
+    lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
+    if done.returncode or len(lines) != 1:
+        said = done.stdout[-1000:] + done.stderr[-3000:]
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{said}")
+    found: dict[str, Any] = json.loads(lines[0])
+    return found
+
+
+def apart(peer: dict[str, list[float]], ours: dict[str, list[float]]) -> float:
+    """The largest relative difference of two values; 1 and more if there are more of one than of the other."""
+    largest = 0.0
+    for name in peer.keys() & ours.keys():
+        scale = max(map(abs, peer[name])) or 1.0
+        missing = abs(len(peer[name]) - len(ours[name]))
+        largest = max(largest, missing, *(abs(a - b) / scale for a, b in zip(peer[name], ours[name], strict=False)))
+    return largest
+
+
+def compared(theirs: dict[str, Any], ours: dict[str, Any], allowed: float, why: str) -> list[Any]:
+    """The cells of a training: updates, whether they and the names are the same, how far the values are apart."""
+    updates, names = theirs["updates"] == ours["updates"], theirs["metrics"].keys() == ours["metrics"].keys()
+    difference = apart(theirs["metrics"], ours["metrics"])
+    counts = ", ".join(f"{name} {count}" for name, count in ours["updates"].items())
+    return [counts, updates, names, difference, allowed, updates and names and difference <= allowed, why]
+
+
+def main() -> int:
+    """Print the table; how many trainings differ by more than was decided."""
+    parser = options(__doc__)
+    parser.add_argument("trainings", nargs="*", default=TRAININGS, metavar="TRAINING", help=", ".join(TRAININGS))
+    parser.add_argument("--ranks", type=int, nargs="*", default=(1, 2), help="on how many ranks (1 2)")
+    given = parser.parse_args()
+    ours = timm_python()
+    if QUICK or ours is None:
+        found = run(Path(sys.executable), "of_trainer.py", "det_core.accelerated", "regression", 1)
+        print_table("One training of five", ["optimizer", "updates"], list(found["updates"].items()))
+        return 0
+    peers = peers_python(*PEERS)
+    hook = ["bash", str(ROOT / "examples" / "timm_port" / "startup-hook.sh")]
+    subprocess.run(hook, check=True, env={**os.environ, "PATH": f"{peers.parent}:{os.environ['PATH']}"})
+    rows: list[list[Any]] = []
+    for script, (original, own) in TRAINERS.items():
+        for training in given.trainings:
+            for ranks in given.ranks:
+                theirs, us = run(peers, script, original, training, ranks), run(ours, script, own, training, ranks)
+                name = f"{own}: {training}, {ranks} rank{'s' * (ranks > 1)}"
+                rows.append([name, *compared(theirs, us, *DECIDED.get((script, training), (ROUNDING, "")))])
+    columns = ["training", "updates", "as many", "same names", "apart", "allowed", "met", "decided"]
+    print_table("Five trainings as users write them, beside the originals", columns, rows)
+    return sum(not row[6] for row in rows)
+
+
+if __name__ == "__main__":
+    raise SystemExit(status(main()))
