@@ -1,4 +1,4 @@
-"""Each page of docs/ on the wheel, in a new environment with the extras it speaks of and nothing else.
+"""Each page of docs/ on the wheel, in a new environment with the extras and packages it speaks of alone.
 
 ``trainings/test_pages.py`` plays the same pages on this checkout, with torch at hand.
 """
@@ -21,7 +21,7 @@ PAGES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md") if
 @pytest.fixture(scope="module")
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of that environment."""
-    return install(wheel, tmp_path_factory.mktemp("pages"), *EXTRAS)
+    return install(wheel, tmp_path_factory.mktemp("pages"), *EXTRAS, more=("pytest",))
 
 
 @pytest.mark.parametrize("name", PAGES)
