@@ -38,12 +38,14 @@ def run(python: Path, script: str, package: str, training: str, ranks: int) -> d
     """What a training tells of itself."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
     with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder, "work")  # which determined copies to HOME, so neither lies in the other
+        work.mkdir()
         environment = {
             **os.environ, "HOME": folder, "DET_CORE_HOME": f"{folder}/home", "OMP_NUM_THREADS": "1",
-            **({"USE_TORCH_DISTRIBUTED": "1"} if ranks > 1 else {}),
+            **({"USE_TORCH_DISTRIBUTED": "1", "ACCELERATE_USE_CPU": "true"} if ranks > 1 else {}),
         }  # fmt: skip
         command = [str(python), *launcher, str(FOLDER / script), package, training]
-        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
+        done = subprocess.run(command, cwd=work, env=environment, capture_output=True, text=True, timeout=1800)
     lines = [line.partition("RESULT ")[2] for line in done.stdout.splitlines() if "RESULT " in line]
     if done.returncode or len(lines) != 1:
         said = done.stdout[-1000:] + done.stderr[-3000:]
@@ -74,6 +76,7 @@ def main() -> int:
     """Print the table; how many trainings differ by more than was decided."""
     parser = options(__doc__)
     parser.add_argument("trainings", nargs="*", default=TRAININGS, metavar="TRAINING", help=", ".join(TRAININGS))
+    parser.add_argument("--trainer", nargs="*", default=TRAINERS, choices=TRAINERS, help="by which script (both)")
     parser.add_argument("--ranks", type=int, nargs="*", default=(1, 2), help="on how many ranks (1 2)")
     given = parser.parse_args()
     ours = timm_python()
@@ -85,11 +88,13 @@ def main() -> int:
     hook = ["bash", str(ROOT / "examples" / "timm_port" / "startup-hook.sh")]
     subprocess.run(hook, check=True, env={**os.environ, "PATH": f"{peers.parent}:{os.environ['PATH']}"})
     rows: list[list[Any]] = []
-    for script, (original, own) in TRAINERS.items():
+    for script in given.trainer:
+        original, own = TRAINERS[script]
         for training in given.trainings:
             for ranks in given.ranks:
                 theirs, us = run(peers, script, original, training, ranks), run(ours, script, own, training, ranks)
                 name = f"{own}: {training}, {ranks} rank{'s' * (ranks > 1)}"
+                print(name, "ran", file=sys.stderr)
                 rows.append([name, *compared(theirs, us, *DECIDED.get((script, training), (ROUNDING, "")))])
     columns = ["training", "updates", "as many", "same names", "apart", "allowed", "met", "decided"]
     print_table("Five trainings as users write them, beside the originals", columns, rows)

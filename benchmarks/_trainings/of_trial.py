@@ -34,6 +34,8 @@ def opened() -> Any:
         distributed = core.DistributedContext.from_torch_distributed()
     with pytorch.init(hparams={}, exp_conf=SEARCHER, distributed=distributed) as context:
         yield context
+    if distributed is not None:
+        distributed.close()
 
 
 class Noting(pytorch.PyTorchCallback):  # type: ignore[misc, name-defined]
