@@ -1,4 +1,4 @@
-"""Who runs on which slots: FIFO within a priority, and preemption of lower priorities where that helps."""
+"""Who runs on which slots: by age within a priority, and preemption of lower priorities where that helps."""
 
 from __future__ import annotations
 
