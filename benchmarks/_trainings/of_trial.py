@@ -42,7 +42,8 @@ class Noting(pytorch.PyTorchCallback):  # type: ignore[misc, name-defined]
     """Notes what is reported."""
 
     def on_training_workload_end(self, avg_metrics: dict[str, Any], batch_metrics: Any) -> None:
-        account.note({f"training {name}": value for name, value in avg_metrics.items()})
+        own = {"batches", "epochs"}  # which Determined adds from 0.38 on; here they are in the report alone
+        account.note({f"training {name}": value for name, value in avg_metrics.items() if name not in own})
 
     def on_validation_end(self, metrics: dict[str, Any]) -> None:
         account.note({f"validation {name}": value for name, value in metrics.items()})
