@@ -63,7 +63,7 @@ def runs(stats: dict[str, Any]) -> list[Row]:
 def main() -> int:
     """Print the table; 1 if a bound is not met."""
     options(__doc__).parse_args()
-    command = [sys.executable, ROOT / "tests" / "support" / "stats.py", "--depth", "3", "--json"]
+    command = [sys.executable, str(ROOT / "tests/support/stats.py"), "--depth", "3", "--json"]
     stats = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
     found = [*readme(), *([] if QUICK else demo()), *rooms(stats), *runs(stats)]
     rows = [[what, figure, bound, None if figure is None else figure <= bound] for what, figure, bound in found]
