@@ -48,7 +48,7 @@ PUBLIC = {
         create_search event_from_dict simulate
     """,
     "det_core.config": """
-        ConfigError ConfigErrors Experiment binds entrypoint_command entrypoint_needs entrypoint_script
+        ConfigError ConfigErrors Experiment binds entrypoint_command
         entrypoint_trial parse_experiment read_changes read_overrides
     """,
     "det_core.client": """
