@@ -11,7 +11,7 @@ from support import ROOT
 
 PACKAGE = ROOT / "det_core"
 
-CELLAR = {"_clock", "_env", "_errors", "_info", "_optional", "_slurm", "_version", "_walk"}
+CELLAR = {"_clock", "_env", "_errors", "_info", "_json", "_optional", "_slurm", "_version", "_walk"}
 ALLOWED: dict[str, set[str]] = {
     "journal": set(),
     "storage": set(),
