@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import inspect
 import json
-from dataclasses import InitVar, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from det_core._errors import InfoError
+from det_core.errors import InfoError
 
 INFO_DIR = Path("/run/determined/info")
 """Where a cluster of the contract's kind writes the files."""
@@ -32,6 +32,9 @@ class TrialInfo:
         hparams: the hyperparameter values selected for this trial.
         config: the configuration of its experiment.
         steps_completed: those of the checkpoint to start from; 0 without one.
+        trial_run_id: which start of the trial this is, from 1.
+        debug: whether the experiment asks for more to be said.
+        inter_node_network_interface: the network interface between machines, where the cluster names one.
     """
 
     trial_id: int
@@ -40,14 +43,9 @@ class TrialInfo:
     hparams: dict[str, Any] = field(repr=False)
     config: dict[str, Any] = field(repr=False)
     steps_completed: int = field(repr=False)
-    trial_run_id: InitVar[int]
-    debug: InitVar[bool]
-    inter_node_network_interface: InitVar[str | None]
-
-    def __post_init__(self, trial_run_id: int, debug: bool, inter_node_network_interface: str | None) -> None:
-        self._trial_run_id = trial_run_id
-        self._debug = debug
-        self._inter_node_network_interface = inter_node_network_interface
+    trial_run_id: int = field(repr=False)
+    debug: bool = field(repr=False)
+    inter_node_network_interface: str | None = field(repr=False)
 
     @property
     def _config(self) -> dict[str, Any]:

@@ -4,10 +4,10 @@
 imported when something is read.
 """
 
-from det_core._errors import ConfigError, ConfigErrors
 from det_core.config._entrypoint import binds, entrypoint_command, entrypoint_trial
 from det_core.config._experiment import Experiment
 from det_core.config._parse import parse_experiment, read_changes, read_overrides
+from det_core.errors import ConfigError, ConfigErrors
 
 __all__ = [
     "ConfigError",

@@ -9,10 +9,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from det_core._errors import ConfigError
 from det_core.config._entrypoint import foreign_launchers
 from det_core.config._fields import UNUSED, Section, UnknownKind, sections_of
 from det_core.config._model import HYPERPARAMETERS, SEARCHERS, STORAGES, ExperimentFile, Halving, PerDevice
+from det_core.errors import ConfigError
 
 Path = tuple["str | int", ...]
 SECRET: tuple[Path, ...] = (("checkpoint_storage",), ("environment",))

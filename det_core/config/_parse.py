@@ -11,10 +11,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_core._errors import ConfigError, ConfigErrors
 from det_core._optional import require
 from det_core.config._experiment import Experiment
 from det_core.config._names import made_up_name
+from det_core.errors import ConfigError, ConfigErrors
 
 Path = tuple["str | int", ...]
 MAX_TEXT = 1 << 20
