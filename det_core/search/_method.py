@@ -75,7 +75,7 @@ class SearchMethod(ABC):
         return None
 
     def snapshot(self) -> Any:
-        """The state, for JSON and :meth:`restore`; None: a recovered method is told all its events again."""
+        """The state, for JSON and :meth:`restore`. A master never asks: a search is told all its events again."""
         return None
 
     def restore(self, state: Any) -> None:

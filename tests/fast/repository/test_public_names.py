@@ -80,7 +80,7 @@ PUBLIC = {
     """,
     "det_core.master.store": """
         METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
-        SearcherEventRow SnapshotRow Store TokenRow TrialRow
+        SearcherEventRow Store TokenRow TrialRow
     """,
     "det_core.testing": "BackendCase BackendSuite CheckpointStoreSuite EngineSuite SearchSuite",
 }
