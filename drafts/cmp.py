@@ -1,0 +1,1 @@
+"""old (argv) vs new: run in subprocess? load both packages under different names"""
