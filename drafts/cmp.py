@@ -1,1 +1,0 @@
-"""old (argv) vs new: run in subprocess? load both packages under different names"""
