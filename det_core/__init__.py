@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from det_core._errors import InvalidHP
+from det_core.errors import InvalidHP
 from det_core._info import ClusterInfo, RendezvousInfo, ResourcesInfo, TrialInfo, get_cluster_info
 
 if TYPE_CHECKING:

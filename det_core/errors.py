@@ -1,6 +1,6 @@
-"""The errors that det_core raises, to be caught by name; the tree is drawn in ``det_core/_errors.py``."""
+"""The errors that det_core raises, to be caught by name; the tree is drawn in ``det_core/errors.py``."""
 
-from det_core._errors import (
+from det_core.errors import (
     CheckpointBusy,
     CheckpointConflict,
     CheckpointCorrupt,

@@ -9,7 +9,7 @@ import shlex
 from typing import Any, NoReturn
 
 from det_core._env import Environment
-from det_core._errors import MissingExtra
+from det_core.errors import MissingExtra
 from det_core._info import get_cluster_info
 from det_core._optional import require
 

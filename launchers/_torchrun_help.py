@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from det_core._errors import MissingExtra
+from det_core.errors import MissingExtra
 from det_core._optional import require
 
 HELP = """\

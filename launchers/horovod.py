@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 from det_core._info import get_cluster_info
 from det_core._optional import demand
 

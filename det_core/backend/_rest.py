@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import MasterError, MasterUnreachable, ReportsNotShipped, UnknownToMaster
+from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped, UnknownToMaster
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest_master import Master
 from det_core.backend._rest_operations import Operations

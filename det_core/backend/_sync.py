@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 from det_core import _clock
-from det_core._errors import MasterError, RunNotFound
+from det_core.errors import MasterError, RunNotFound
 from det_core._info import canonical_url
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest import Task

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound, RunError, RunLocked
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, RunError, RunLocked
 from det_core.client._checkpoint import Checkpoint
 from det_core.client._find import LATEST
 from det_core.client._run import registered

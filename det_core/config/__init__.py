@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_core._errors import ConfigError, ConfigErrors
+from det_core.errors import ConfigError, ConfigErrors
 from det_core._optional import require
 from det_core.config._entrypoint import (
     binds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_core._errors import ConfigError, ConfigErrors
+from det_core.errors import ConfigError, ConfigErrors
 from det_core.config._plain import plain
 from det_core.config._text import read_text
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from det_core._errors import ConfigError, ConfigErrors
+from det_core.errors import ConfigError, ConfigErrors
 from det_core.config._experiment import Experiment
 from det_core.config._merge import complete, override
 from det_core.config._mistakes import mistakes

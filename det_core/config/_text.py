@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import yaml
 
-from det_core._errors import ConfigError, ConfigErrors
+from det_core.errors import ConfigError, ConfigErrors
 from det_core.config._plain import short
 
 MAX_TEXT = 1 << 20

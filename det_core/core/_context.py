@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
-from det_core._errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
+from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
 from det_core._info import ClusterInfo
 from det_core.core._bare import say
 from det_core.core._checkpoint import CheckpointContext

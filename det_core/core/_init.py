@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from det_core._env import Environment
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core._info import ClusterInfo, get_cluster_info
 from det_core.backend import LocalBackend
 from det_core.core._bare import BareRun, first_line, open_bare_run, say

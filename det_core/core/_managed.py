@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core._env import Environment
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 from det_core._info import ClusterInfo
 from det_core.backend.rest import (
     Carrier,

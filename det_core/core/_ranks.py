@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from det_core._errors import DistributedError
+from det_core.errors import DistributedError
 from det_core.core._distributed import DistributedContext
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from det_core._errors import ContextClosed
+from det_core.errors import ContextClosed
 from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief

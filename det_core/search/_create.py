@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from det_core._errors import SearchError
+from det_core.errors import SearchError
 from det_core.search._custom import custom_search
 from det_core.search._halving import halving_search
 from det_core.search._optuna import OptunaSearch

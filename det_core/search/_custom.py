@@ -16,7 +16,7 @@ from random import Random
 from types import ModuleType
 from typing import Any
 
-from det_core._errors import SearchError
+from det_core.errors import SearchError
 from det_core.search._events import JSON, Action, Close, Create, Event, Posted, Stop, TrainTo
 from det_core.search._search import Search, Trial
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from det_core._errors import SearchError
+from det_core.errors import SearchError
 from det_core.search._events import (
     JSON,
     Action,

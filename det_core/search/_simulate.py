@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Literal
 
-from det_core._errors import InvalidHP, SearchError
+from det_core.errors import InvalidHP, SearchError
 from det_core.search._create import create_search
 from det_core.search._events import (
     JSON,

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from det_core._errors import MasterUnreachable
+from det_core.errors import MasterUnreachable
 from det_core.cli._say import error, note
 from det_core.cli._session import command_for
 from det_core.cli._status import FAILED, INTERRUPTED

@@ -40,7 +40,7 @@ def configure(name: str) -> Callable[[argparse.ArgumentParser], None]:
 
 
 def _run(args: argparse.Namespace, master: Master, name: str) -> int:
-    from det_core._errors import MasterError, MasterUnreachable
+    from det_core.errors import MasterError, MasterUnreachable
     from det_core.cli.experiment._told import as_json
 
     told, failed = [], 0
@@ -60,7 +60,7 @@ def _run(args: argparse.Namespace, master: Master, name: str) -> int:
 
 
 def _steer(args: argparse.Namespace, experiment: Experiment, name: str) -> None:
-    from det_core._errors import MasterError
+    from det_core.errors import MasterError
     from det_core.cli.experiment._told import state_of_all, still_saves
 
     ended = experiment.ended

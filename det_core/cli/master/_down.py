@@ -57,7 +57,7 @@ def _elsewhere(home: Path) -> str | None:
 
 def _busy(home: Path) -> bool:
     """Whether trials run, as far as the master says so."""
-    from det_core._errors import MasterError
+    from det_core.errors import MasterError
     from det_core.client._address import locate
     from det_core.client._master import Master
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 def find(master: Master, trial_id: int) -> Trial:
     """The trial of that number."""
-    from det_core._errors import UnknownToMaster
+    from det_core.errors import UnknownToMaster
     from det_core.client._trial import Trial
 
     try:

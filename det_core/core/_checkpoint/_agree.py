@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.core._checkpoint._conflicts import Offer, contested, resolve
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata
 from det_core.core._checkpoint._together import Together

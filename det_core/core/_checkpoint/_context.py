@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from det_core._errors import ContextClosed
+from det_core.errors import ContextClosed
 from det_core.core._checkpoint._cache import CheckpointCache
 from det_core.core._checkpoint._closing import Closing
 from det_core.core._checkpoint._handle import CheckpointHandle

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError
 from det_core.core._checkpoint._cache import CheckpointCache, Entry
 from det_core.core._checkpoint._share import Votes, union, vote, weighed
 from det_core.core._checkpoint._together import Together

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from det_core import _clock
-from det_core._errors import CheckpointBusy
+from det_core.errors import CheckpointBusy
 from det_core._optional import require
 from det_core.core._checkpoint._agree import Offering, agree, remove, write
 from det_core.core._checkpoint._aside import Announcement, Order, States

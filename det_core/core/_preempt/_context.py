@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import ContextClosed
+from det_core.errors import ContextClosed
 from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
 from det_core.core._preempt._agreement import FINAL, MASTER, SIGNAL, ChiefSide, RankSide, Stop

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from random import SystemRandom
 
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 from det_core.backend import Backend
 
 logger = logging.getLogger("det_core.core")

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 from det_core.config import (
     ConfigErrors,
     Experiment,

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import CheckpointBusy, CheckpointError, ContextClosed, StorageError
+from det_core.errors import CheckpointBusy, CheckpointError, ContextClosed, StorageError
 from det_core.core._checkpoint import CheckpointContext
 from det_core.storage import Disk
 from support import scripts

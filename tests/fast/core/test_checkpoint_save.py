@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import CheckpointBusy, CheckpointConflict, CheckpointError, ContextClosed, StorageError
+from det_core.errors import CheckpointBusy, CheckpointConflict, CheckpointError, ContextClosed, StorageError
 from det_core.core._checkpoint import CheckpointContext
 from det_core.core._checkpoint._aside._archive import Archive, _central, _end, _local
 from support import TESTS, nest, scripts

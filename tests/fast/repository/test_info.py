@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import det_core as det
-from det_core._errors import InfoError
+from det_core.errors import InfoError
 from det_core._info import canonical_url
 
 CLUSTER: dict[str, Any] = {

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core._optional import require
 from det_core.core._checkpoint._aside._errand import Errand, Unavailable
 from det_core.core._checkpoint._aside._image import Image
