@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import support
-from det_core.errors import CheckpointNotFound, PeerLost
 from det_core.core._checkpoint import CheckpointCache
+from det_core.errors import CheckpointNotFound, PeerLost
 from det_core.storage import Owner, Store, open_store
 from support.buckets import closing, contents
 from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, tree

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
-from det_core.errors import StoreError
 from det_core._optional import require
+from det_core.errors import StoreError
 from det_core.master.store._lock import taken_within
 
 READERS = 4
