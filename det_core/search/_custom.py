@@ -8,7 +8,6 @@ import logging
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from det_core.errors import SearchError
-from det_core.search._events import JSON, Action, Close, Create, Event, Posted, Stop, TrainTo
+from det_core.search._events import JSON, Action, Close, Create, Event, Posted, Shutdown, Stop, TrainTo
 from det_core.search._search import Search, Trial
 
 logger = logging.getLogger("det_core.search")
@@ -131,8 +130,8 @@ class CustomSearch(_CheckedSearch):
         super().__init__(searcher, hyperparameters, seed)
         self._who = f"the search method {cls.__name__}"
         self.uses = frozenset(cls.uses) | Search.uses
-        self._recorded: deque[Create] = deque()
-        """What the method created when it was told the event that it is told again."""
+        self._recorded: dict[str, Create] = {}
+        """What the method created when it was told the event that it is told again, by request id."""
         self._created = 0
         self._method = cls(SearchSetup(searcher, hyperparameters, Random(seed), self._create))
 
@@ -140,10 +139,11 @@ class CustomSearch(_CheckedSearch):
         return self._checked(self._ask(event))
 
     def _remember(self, event: Event, actions: Sequence[Action]) -> None:
-        self._recorded.extend(action for action in actions if isinstance(action, Create))
+        self._recorded = {action.request_id: action for action in actions if isinstance(action, Create)}
         decided = [action for action in self._ask(event) if not self._is_over(action)]
-        self._recorded.clear()
-        if decided != list(actions[: len(decided)]):
+        self._recorded = {}
+        end = [action for action in actions[len(decided) :] if isinstance(action, Shutdown)]  # by itself
+        if [*decided, *end] != list(actions):
             logger.warning("%s decides otherwise now than it did; what was recorded stands", self._who)
 
     def _ask(self, event: Event) -> list[Action]:
@@ -156,8 +156,10 @@ class CustomSearch(_CheckedSearch):
         # A method may create several before one is carried out, and a changed one fewer than are recorded.
         number = max(self._created, len(self._trials))
         self._created = number + 1
-        # The recorded one comes first: its id is the one that trials and events go by.
-        return self._recorded.popleft() if self._recorded else self._new(hparams, number)
+        drawn = self._new(hparams, number)
+        # The recorded one stands: its id is the one that trials and events go by. An earlier version drew others.
+        kept = drawn.request_id if drawn.request_id in self._recorded else next(iter(self._recorded), None)
+        return drawn if kept is None else self._recorded.pop(kept)
 
     def _is_over(self, action: Action) -> bool:
         trial = self._trials.get(getattr(action, "request_id", ""))

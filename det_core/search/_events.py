@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, cast, get_args
 
+from det_core._json import word
+
 JSON = dict[str, Any]
 Reason = Literal["completed", "errored", "invalid_hp", "canceled"]
 """Why a trial is over: it exited by itself or as it was told, failed for good, could not be trained with these
@@ -167,7 +169,7 @@ def action_from_dict(data: Mapping[str, Any]) -> Action:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+        return word(value)
     return [action.to_dict() for action in value] if isinstance(value, tuple) else value
 
 

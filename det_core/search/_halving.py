@@ -13,18 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from det_core.search._events import (
-    JSON,
-    Action,
-    Close,
-    Completed,
-    Create,
-    Event,
-    Exited,
-    Stop,
-    TrainTo,
-    Validated,
-)
+from det_core.search._events import JSON, Action, Close, Completed, Create, Event, Exited, Stop, TrainTo, Validated
 from det_core.search._plain import DEFAULT_CONCURRENT, units_of
 from det_core.search._search import FUTILE, WORST, Search, Trial
 
@@ -134,6 +123,8 @@ class HalvingSearch(Search):
         self._brackets = brackets(searcher)
         self._winner: Trial | None = None
         """The trial that goes on to the next rung, because of the last event."""
+        self._topped: Trial | None = None
+        """The trial that reached the top rung with the last event, where trials wait on rungs."""
         self._freed = False
         """Whether the last event freed a slot."""
 
@@ -157,14 +148,15 @@ class HalvingSearch(Search):
     def _begin(self, bracket: Bracket) -> Iterator[Action]:
         create = self._new()
         yield create
-        yield TrainTo(create.request_id, bracket.rungs[0].length)
+        yield TrainTo(create.request_id, bracket.rungs[0 if self._has_operations else -1].length)
 
     def _begin_if_room(self, bracket: Bracket) -> Iterator[Action]:
         if bracket.created < bracket.max_trials:
             yield from self._begin(bracket)
 
     def _heard(self, event: Completed | Validated | Exited, trial: Trial, told: int | None) -> None:
-        bracket, self._winner = self._brackets[trial.bracket], None
+        bracket = self._brackets[trial.bracket]
+        self._winner = self._topped = None
         if told is not None and self._has_operations:
             bracket.rungs[trial.rung].outstanding -= 1
         if isinstance(event, Exited):
@@ -246,13 +238,6 @@ class PromotionSearch(HalvingSearch):
     metric counts on all of them.
     """
 
-    _topped: Trial | None = None
-    """The trial that reached the top rung with the last event."""
-
-    def _heard(self, event: Completed | Validated | Exited, trial: Trial, told: int | None) -> None:
-        self._topped = None
-        super()._heard(event, trial, told)
-
     def _report(self, bracket: Bracket, trial: Trial, score: float, step: int) -> None:
         while True:
             rung = bracket.rungs[trial.rung]
@@ -326,11 +311,6 @@ class TimedSearch(StoppingSearch):
 
     uses = HalvingSearch.uses | {"validated"}
     _has_operations = False
-
-    def _begin(self, bracket: Bracket) -> Iterator[Action]:
-        create = self._new()
-        yield create
-        yield TrainTo(create.request_id, bracket.rungs[-1].length)
 
     def _report(self, bracket: Bracket, trial: Trial, score: float, step: int) -> None:
         if trial.exited is not None:

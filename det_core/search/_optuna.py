@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from det_core._json import same
 from det_core._optional import require
 from det_core.search._events import JSON, Action, Completed, Create, Event, Exited, Validated
 from det_core.search._plain import RandomSearch
@@ -143,4 +144,6 @@ def _proposed(parameter: Parameter, hparams: JSON) -> Any:
     value: Any = hparams
     for name in parameter.path:
         value = value[name]
-    return parameter.spec["vals"].index(value) if parameter.kind == "categorical" else value
+    if parameter.kind == "categorical":
+        return next(place for place, one in enumerate(parameter.spec["vals"]) if same(one, value))
+    return value

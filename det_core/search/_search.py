@@ -12,7 +12,7 @@ import random
 import uuid
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -113,16 +113,10 @@ class Search(ABC):
                 method failed or decided what cannot be done. The state may then be half-way: recover it.
         """
         actions: list[Action] = []
-        if self._over or not self._observe(event):
-            return actions
-        for action in self._decide(event):
-            self._carry_out(event, action)
-            actions.append(action)
-        count = len(self._trials)
-        if isinstance(event, Exited) and self._ends_with_its_trials and self._exits.total() >= count and not self._over:
-            end = Shutdown(failure=self._exits["errored"] >= count, cancel=self._exits["canceled"] >= count)
-            self._carry_out(event, end)
-            actions.append(end)
+        if not self._over and self._observe(event):
+            for action in self._decided(event):
+                self._carry_out(event, action)
+                actions.append(action)
         return actions
 
     def apply(self, event: Event, actions: Sequence[Action]) -> None:
@@ -195,6 +189,13 @@ class Search(ABC):
         return min(max(score, -WORST), WORST) if score == score else WORST
 
     # How the state follows.
+
+    def _decided(self, event: Event) -> Iterator[Action]:
+        """What the method decides, and the end if nothing is left to happen."""
+        yield from self._decide(event)
+        count = len(self._trials)
+        if isinstance(event, Exited) and self._ends_with_its_trials and self._exits.total() >= count and not self._over:
+            yield Shutdown(failure=self._exits["errored"] >= count, cancel=self._exits["canceled"] >= count)
 
     def _observe(self, event: Event) -> bool:
         """Take an event into the state; False if it tells nothing new, or nothing that the method uses."""

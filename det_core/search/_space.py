@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-JSON = dict[str, Any]
+from det_core.search._events import JSON
+
 _NEEDS = {
     "const": ["val"],
     "categorical": ["vals"],

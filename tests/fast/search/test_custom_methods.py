@@ -88,6 +88,9 @@ def test_what_was_decided_stands_if_the_method_decides_otherwise_now(
     again.apply(Started(), actions)
     with pytest.raises(SearchError, match="it was to train to 5"):
         again.handle(Completed(actions[0].request_id, 60, 1.0))  # type: ignore[union-attr]
+    caplog.clear()
+    custom(tmp_path, "return []").apply(Started(), actions)
+    assert "what was recorded stands" in caplog.text, "also if it decides less"
 
 
 def test_decisions_from_outside() -> None:
@@ -122,3 +125,14 @@ def test_a_recovered_method_has_its_trials_and_its_random_numbers(tmp_path: Path
     assert isinstance(a, Create)
     done = Completed(a.request_id, 5, 1.0)
     assert again.handle(done) == first.handle(done)
+
+
+def test_a_recovered_method_has_each_trial_where_it_had_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In whatever order it returns them; also those of an earlier version, which drew other ids."""
+    body = "a, b = self.create({'x': 1}), self.create({'x': 2})\nreturn [b, TrainTo(b.request_id, 7), a]"
+    actions = custom(tmp_path, body).handle(Started())
+    custom(tmp_path, body).apply(Started(), actions)
+    assert not caplog.records
+    body = "a, b = self.create({'x': 1}), self.create({'x': 2})\nreturn [a, b, TrainTo(b.request_id, 7)]"
+    custom(tmp_path, body).apply(Started(), [Create("1", {"x": 1}, 3), Create("2", {"x": 2}, 3), TrainTo("2", 7)])
+    assert not caplog.records

@@ -19,6 +19,7 @@ SPACE = {
         "layers": {"type": "int", "minval": 1, "maxval": 8},
     },
     "act": {"type": "categorical", "vals": ["relu", [1, 2]]},
+    "flag": {"type": "categorical", "vals": [1, True]},
     "fixed": {"type": "const", "val": [3]},
 }
 
