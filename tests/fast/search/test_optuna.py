@@ -19,7 +19,6 @@ SPACE = {
         "layers": {"type": "int", "minval": 1, "maxval": 8},
     },
     "act": {"type": "categorical", "vals": ["relu", [1, 2]]},
-    "flag": {"type": "categorical", "vals": [1, True]},
     "fixed": {"type": "const", "val": [3]},
 }
 
@@ -42,6 +41,20 @@ def test_a_recovered_search_proposes_the_same(sampler: str) -> None:
         applied.apply(event, actions)
     for event, actions in record[at:]:
         assert applied.handle(event) == actions
+
+
+def test_true_is_not_1_after_a_recovery() -> None:
+    searcher = {
+        "name": "optuna", "sampler": "tpe", "sampler_options": {"n_startup_trials": 8}, "max_trials": 30,
+        "max_length": 1, "max_concurrent_trials": 1,
+    }  # fmt: skip
+    space = {"flag": {"type": "categorical", "vals": [1, True]}}
+    record = simulate(searcher, space, 3, lambda h, length, number: float(h["flag"] is True), record=True).record
+    applied = create_search(searcher, space, 3)
+    for event, actions in record[:30]:
+        applied.apply(event, actions)
+    for event, actions in record[30:]:
+        assert repr(applied.handle(event)) == repr(actions)
 
 
 def test_it_learns() -> None:
