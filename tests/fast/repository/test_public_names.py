@@ -36,7 +36,7 @@ PUBLIC = {
         overwrite_deepspeed_config
     """,
     "det_core.search": """
-        Action Close Completed Create Event Exited Posted Progress RandomState Reason Search SearchMethod SearchSetup
+        Action Close Completed Create Event Exited Posted Progress Reason Search SearchMethod SearchSetup
         SetProgress Shutdown SimulatedTrial Simulation Started Stop TrainTo TrialCreated Validated action_from_dict
         create_search event_from_dict simulate
     """,
@@ -73,7 +73,7 @@ PUBLIC = {
     """,
     "det_core.master.store": """
         METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
-        SearcherEventRow SnapshotRow Store TokenRow TrialRow
+        SearcherEventRow Store TokenRow TrialRow
     """,
     "det_core.testing": "BackendCase BackendSuite CheckpointStoreSuite EngineSuite SearchSuite",
 }
