@@ -28,7 +28,7 @@ PUBLIC = {
         CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
         CollectiveMismatch CollectiveTimeout ConfigErrors ContextClosed DetCoreError DistributedError
         ExperimentInvalid InfoError InternalException InvalidExperimentException InvalidHP MasterDenied MasterError
-        MasterUnreachable MissingExtra PeerLost ProfilerError RendezvousError ReportsNotKept ReportsNotShipped
+        MasterUnreachable MissingExtra PeerLost RendezvousError ReportsNotKept ReportsNotShipped
         RunError RunLocked RunNotFound SearchError
         StorageError StoreConflict StoreError StoreLocked TensorboardError UnknownToMaster
     """,
