@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from det_core._clock import monotonic
-from det_core._errors import ContextClosed
 from det_core._optional import install_command, require
+from det_core.errors import ContextClosed
 
 if TYPE_CHECKING:
     from det_core.core._distributed import DistributedContext
@@ -190,9 +190,7 @@ class _Sampler:
         """Once for each trouble: a sensor that fails again and again fills no log."""
         if what not in self._failing:
             self._failing.add(what)
-            logger.warning(
-                "profiler: %s fails and is left out: %s: %s", what, type(error).__name__, error
-            )
+            logger.warning("profiler: %s fails and is left out: %s: %s", what, type(error).__name__, error)
 
 
 def _means(readings: list[Reading]) -> dict[str, Any]:

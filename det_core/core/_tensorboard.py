@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from det_core._errors import TensorboardError
 from det_core._optional import install_command
 from det_core.core._event_writer import EventWriter, is_installed
+from det_core.errors import TensorboardError
 from det_core.journal import Tail
 
 logger = logging.getLogger("det_core.core")

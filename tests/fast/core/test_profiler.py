@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import pytest
 
 from det_core import client, core
-from det_core._errors import ContextClosed, MissingExtra
+from det_core.errors import ContextClosed, MissingExtra
 from support.processes import threads_in, until
 
 psutil = pytest.importorskip("psutil")

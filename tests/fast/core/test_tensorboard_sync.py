@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from det_core import client, core
-from det_core._errors import TensorboardError
+from det_core.errors import TensorboardError
 
 MANUAL = core.TensorboardMode.MANUAL
 
