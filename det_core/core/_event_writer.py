@@ -96,6 +96,7 @@ class EventWriter:
     def mark_session(self, steps: int) -> None:
         """Have it in the file now that a session starts at that step, where there are files of an earlier one."""
         if self._follows:
+            self.flush()  # what was reported before has its mark
             self._put(steps, [])
             self.flush()
 
@@ -252,8 +253,10 @@ def _number(value: Any) -> Scalar | None:
         return None
     torch = sys.modules.get("torch")
     try:
-        if torch is not None and isinstance(value, torch.Tensor) and value.device.type == "cuda":
-            return _device_copy(torch, value)
+        if torch is not None and isinstance(value, torch.Tensor):
+            value = value.detach()
+            if value.device.type == "cuda":
+                return _device_copy(torch, value)
         return float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         return None
@@ -261,7 +264,7 @@ def _number(value: Any) -> Scalar | None:
 
 def _device_copy(torch: Any, value: Any) -> Callable[[], float]:
     """A copy on the value's stream: nothing waits for the device here, and a later change in place does not count."""
-    copy = value.detach().clone()
+    copy = value.clone()
     copied = torch.cuda.Event()
     copied.record(torch.cuda.current_stream(value.device))
 

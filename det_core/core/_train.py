@@ -167,8 +167,8 @@ class TrainContext:
     def write_scalars(self, steps_completed: int, values: Mapping[str, float]) -> None:
         """Write numbers to this rank's event file, under their own names; nothing is reported.
 
-        For what TensorBoard is to show beside the metrics, in both modes. Takes about 2 µs: a thread writes the file, once
-        a second. At most 100,000 calls wait for it; more are left out, and the log says so. Without the extra
+        For what TensorBoard is to show beside the metrics, in both modes. Takes about 2 µs: a thread writes the file,
+        once a second. At most 100,000 calls wait for it; more are left out, and the log says so. Without the extra
         ``tensorboard`` nothing is written, and the log says so once.
 
         Args:
