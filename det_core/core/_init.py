@@ -25,7 +25,7 @@ from det_core.core._searcher import SearcherContext, Unit, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
 from det_core.errors import StorageError
-from det_core.journal import Journal
+from det_core.journal import Journal, Tail
 from det_core.storage import RetentionPolicy, Store, check_policy, open_store, public_storage
 
 logger = logging.getLogger("det_core.core")
@@ -190,8 +190,11 @@ def _newest(store: Store, run: BareRun) -> tuple[str | None, int]:
 def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointCache, choices: _Choices) -> Context:
     """Put the parts together."""
     run, journal, store, backend = ground.run, ground.journal, ground.store, ground.backend
+    restart = run.restart if ground.journal_restart is None else ground.journal_restart
     tensorboard = Tensorboard(
         chosen_mode(choices.tensorboard_mode),
+        journal=lambda: Tail(run.path, restart, distributed.rank, name="drawn"),
+        settle=journal.flush,
         local=run.path / "tensorboard" / f"rank-{distributed.rank}",
         kept=None
         if ground.beside is None

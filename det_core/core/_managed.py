@@ -139,7 +139,7 @@ def open_managed_run(
             smaller_is_better=task.searcher.get("smaller_is_better", True) is not False,
             elsewhere=elsewhere, beside=_beside(info), units=_units(task),
             agent_id=info.agent_id, first_lines=(_first_line(info, None if environment.run_dir else path),),
-            info=info, asks_master=True, undo=undo.pop_all().close,
+            info=info, journal_restart=known.restart, asks_master=True, undo=undo.pop_all().close,
         )  # fmt: skip
 
 

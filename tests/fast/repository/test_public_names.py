@@ -83,7 +83,7 @@ ERRORS = """
     CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
     CollectiveMismatch CollectiveTimeout ConfigError ConfigErrors ContextClosed DetCoreError DistributedError
     ExperimentInvalid InfoError InternalException InvalidExperimentException InvalidHP MasterDenied MasterError
-    MasterUnreachable MissingExtra PeerLost ProfilerError RendezvousError ReportsNotKept ReportsNotShipped RunError
+    MasterUnreachable MissingExtra PeerLost RendezvousError ReportsNotKept ReportsNotShipped RunError
     RunLocked RunNotFound SearchError StorageError StoreConflict StoreError StoreLocked TensorboardError
     UnknownToMaster
 """
