@@ -36,7 +36,7 @@ class Ranks:
     launcher: str
     line: str
     job: tuple[str, ...]
-    numbers: dict[str, int]
+    numbers: dict[str, Any]
     chief_ip: str | None = None
     machine_is_known: bool = True
 

@@ -120,7 +120,7 @@ def test_two_jobs_are_told_apart(variables: dict[str, str], change: dict[str, st
     "variables, name", [(TORCHRUN, "torch_distributed"), (SRUN, "slurm"), (DEEPSPEED, "deepspeed")]
 )
 def test_what_is_missing_is_named(variables: dict[str, str], name: str) -> None:
-    for variable in launcher_called(name).needs:
+    for variable in launcher_called(name).variables:
         launch = environment({k: v for k, v in variables.items() if k != variable}).launch
         with pytest.raises(ValueError, match=f"not set: {variable}"):
             launcher_called(name).ranks(launch)

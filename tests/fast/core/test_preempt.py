@@ -387,8 +387,24 @@ def test_a_rank_that_is_suspended_is_named_while_the_others_wait_to_stop(tmp_pat
         assert "rank 2 (last call: barrier" in ranks.output(0) and "rank 2 (last call: barrier" in ranks.output(1)
 
 
-def test_the_deadline_of_the_environment_counts_while_ranks_agree(tmp_path: Path) -> None:
-    with running(STEPS, 2, tmp_path, args=("60",), env={"DET_CORE_TIMEOUT": "1"}) as ranks:
+DEADLINE = """
+    import sys
+    from det_core import core
+
+    distributed = core.DistributedContext.from_torch_distributed()
+    assert distributed.timeout == 3600
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+        ctx.preempt.should_preempt()
+        distributed.barrier("all have begun")
+        distributed.timeout = 1
+        print("ready", flush=True)
+        while not ctx.preempt.should_preempt():
+            pass
+"""
+
+
+def test_the_deadline_counts_while_ranks_agree(tmp_path: Path) -> None:
+    with running(DEADLINE, 2, tmp_path, env={"DET_CORE_TIMEOUT": "3600"}) as ranks:
         ranks.wait_for("ready")
         os.kill(ranks.processes[1].pid, signal.SIGSTOP)
         os.kill(ranks.processes[0].pid, signal.SIGTERM)
