@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from det_core import _clock
 from det_core._env import Environment
-from det_core._errors import ContextClosed, MissingExtra, PeerLost
 from det_core._optional import is_installed
 from det_core.core._environments import Launcher, find, launcher_called, number_machines
+from det_core.errors import ContextClosed, MissingExtra, PeerLost
 
 if TYPE_CHECKING:
     from det_core.ipc import Links, Star

@@ -24,10 +24,10 @@ from random import SystemRandom
 from typing import Any, NamedTuple
 
 from det_core import _clock
-from det_core._errors import CollectiveTimeout, ContextClosed, DetCoreError
 from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
 from det_core.core._signals import SignalWatch
+from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
 
 logger = logging.getLogger("det_core.core")
 
