@@ -55,6 +55,7 @@ class Launcher:
         chief: reads the chief's address, where the launcher tells it.
         read: reads the six numbers, where they are not simply the variables.
         machine_is_known: as in :class:`Ranks`.
+        also: what has to hold beside the marks.
     """
 
     name: str
@@ -66,10 +67,11 @@ class Launcher:
     chief: Callable[[_Launch], str | None] | None = None
     read: Callable[[_Launch, tuple[str, ...]], tuple[int, ...]] | None = None
     machine_is_known: bool = True
+    also: Callable[[_Launch], bool] | None = None
 
     def started(self, launch: _Launch) -> bool:
         """Whether this launcher started the process."""
-        return all(map(launch.get, self.marks)) and (self.name != "tensorflow" or is_worker_of_several(launch))
+        return all(map(launch.get, self.marks)) and (self.also is None or self.also(launch))
 
     def ranks(self, launch: _Launch) -> Ranks:
         """Read the ranks.
@@ -206,7 +208,7 @@ def read_tf_config(text: str) -> tuple[int, list[str]]:
     return index, addresses
 
 
-def is_worker_of_several(launch: _Launch) -> bool:
+def _is_worker_of_several(launch: _Launch) -> bool:
     """Whether ``TF_CONFIG`` says that this process is one of several workers."""
     try:
         return len(read_tf_config(launch.get("TF_CONFIG", ""))[1]) > 1
@@ -260,6 +262,7 @@ LAUNCHERS = (
     Launcher(  # its workers are on machines of their own, and meet at the chief's address and port: no name of a job
         "tensorflow", "TensorFlow's launcher", f"{_CONTEXT}from_tf_config()[0]",
         marks=("TF_CONFIG",), variables=("TF_CONFIG",), chief=_tensorflow_chief, read=_tensorflow,
+        also=_is_worker_of_several,
     ),
     *(
         Launcher(

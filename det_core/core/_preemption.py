@@ -1,15 +1,6 @@
 """When to stop: asked for by a signal, a master or the script, and agreed on by all ranks without any I/O per call.
 
-Every rank counts its calls of ``should_preempt()``. When a stop is requested, the chief asks each rank how many calls
-it has begun; from the moment a rank was asked, its next call waits for the decision. The chief then announces
-``stop_at = max(counts) + 1``: no rank has passed that call, and every rank that keeps calling in step reaches it.
-
-The ranks' ipc threads answer, not their next calls. Let a step be ``all_reduce(); should_preempt()``: A has passed call
-5 unasked and waits in all_reduce 6 for B, who was asked before call 5 and waits there: A's call 6 never comes.
-
-One agreement is a round. A stop that a signal or the master asked for stays, so its round is the last. One that only
-the script asked for is over for a rank once a call has returned True there, and further rounds may follow; a request
-names the round that its rank is in, so that one which arrives late is not taken for another.
+The agreement itself is in :mod:`det_core.core._agreement`; here are its messages, and who asks for a stop.
 """
 
 from __future__ import annotations
@@ -17,23 +8,23 @@ from __future__ import annotations
 import enum
 import logging
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from random import SystemRandom
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
 from det_core.backend import Backend
+from det_core.core._agreement import FINAL, MASTER, SIGNAL, ChiefSide, RankSide, Stop
 from det_core.core._distributed import DistributedContext
 from det_core.core._signals import SignalWatch
 from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
 
+if TYPE_CHECKING:
+    from det_core.ipc import Star
+
 logger = logging.getLogger("det_core.core")
 
-SIGNAL, MASTER = "signal", "master"
-FINAL = (MASTER, SIGNAL)
-"""The reasons that are preemptions: they outweigh a script's own, and stay."""
 WARN_AFTER = 10.0
 """Seconds of waiting for other ranks after which a warning names them."""
 TICK = 0.5
@@ -111,10 +102,13 @@ class PreemptContext:
         # For warnings: on the chief the ranks whose first call was not heard of, on a worker whom a decision waits for.
         self._silent = set(range(1, distributed.size)) if in_step else set()
         self._missing = "rank 0"
-        self._closed = self._left = self._acknowledged = self._troubled = False
-        if self._star is not None:
-            self._star.subscribe(self._topic, self._on_message)
-            self._star.on_trouble(self._on_trouble)
+        self._closed = self._left = self._acknowledged = self._troubled = self._gave_up = False
+        if (star := self._star) is not None:
+            if (chief := self._chief) is not None:
+                star.subscribe(self._topic, lambda rank, message: self._on_worker(chief, star, rank, message))
+            else:
+                star.subscribe(self._topic, lambda _rank, message: self._on_chief(star, message))
+            star.on_trouble(self._on_trouble)
 
     def start(self) -> None:
         """Begin to wait for a master's request; :meth:`close` ends that."""
@@ -298,6 +292,7 @@ class PreemptContext:
                 continue
             waited, missing = _clock.monotonic() - began, self._unanswered() or self._missing
             if timeout is not None and waited >= timeout:
+                self._gave_up = True
                 raise CollectiveTimeout(
                     f"should_preempt() (call {side.calls}) took longer than {timeout:g} s: waits for {missing}"
                 )
@@ -366,26 +361,34 @@ class PreemptContext:
             else:
                 self._announce(chief.answered(0, self._side.asked()))
 
-    def _on_message(self, rank: int, message: tuple[str, int, str]) -> None:
-        assert self._star is not None
+    def _on_worker(self, chief: ChiefSide, star: Star, rank: int, message: tuple[str, int, str]) -> None:
+        """On the chief: a worker has said something."""
         word, number, text = message
-        if word == "began":
-            self._silent.discard(rank)
-        elif word == "request":
-            self._request(text, number)
-        elif word == "ask":
-            self._star.post(self._topic, ("count", self._side.asked(), ""))
-        elif word == "who" and self._chief is not None:
-            self._star.post(self._topic, ("missing", 0, self._unanswered()), to=rank)
-        elif word == "missing":
-            self._missing = text or self._missing
-        elif word == "stop":
-            self._announce(Stop(number, text))
-        elif self._chief is None:
-            self._side.chief_left = True
-            self._changed.set()
-        else:
-            self._announce((self._chief.left if word == "left" else self._chief.answered)(rank, number))
+        match word:
+            case "began":
+                self._silent.discard(rank)
+            case "request":
+                self._request(text, number)
+            case "count":
+                self._announce(chief.answered(rank, number))
+            case "left":
+                self._announce(chief.left(rank, number))
+            case "who":
+                star.post(self._topic, ("missing", 0, self._unanswered()), to=rank)
+
+    def _on_chief(self, star: Star, message: tuple[str, int, str]) -> None:
+        """On a worker: the chief has said something."""
+        word, number, text = message
+        match word:
+            case "ask":
+                star.post(self._topic, ("count", self._side.asked(), ""))
+            case "stop":
+                self._announce(Stop(number, text))
+            case "left":
+                self._side.chief_left = True
+                self._changed.set()
+            case "missing":
+                self._missing = text or self._missing
 
     def _announce(self, stop: Stop | None) -> None:
         """A stop is decided, if it is: on the chief tell the others."""
@@ -410,9 +413,8 @@ class PreemptContext:
     def _leave(self) -> None:
         """Finish an open agreement, and tell the others that no more calls are made here."""
         star, said = self._star, threading.Event()
-        if star is None:
+        if star is None or star.trouble is not None:  # nobody agrees any more; or this is a forked child
             return
-        self._await_decision()
 
         def leave() -> None:
             self._left = True
@@ -421,139 +423,12 @@ class PreemptContext:
                 self._announce(self._chief.left(0, self._side.calls))
             said.set()
 
-        star.call_soon(leave)
-        said.wait(CLOSE_TIMEOUT)
-
-
-# The agreement, without any I/O.
-
-
-class Stop(NamedTuple):
-    """A decision: every call from ``call`` on returns True; if it does not stay, the first of them alone."""
-
-    call: int
-    reason: str
-
-    @property
-    def stays(self) -> bool:
-        """Whether it is a preemption."""
-        return self.reason in FINAL
-
-
-class RankSide:
-    """What one rank knows. Its training thread writes ``calls`` and ``round``, its ipc thread most of the rest.
-
-    A call first counts, then reads ``attention``; asking first sets ``attention``, then reads the count. So a call that
-    is not in the answered count sees the flag and waits.
-
-    Attributes:
-        calls: how many have begun.
-        attention: the next call must take the slow path, as the first one has to.
-        round: how many stops of the script's are over here.
-        stops: announced, and not reached yet, or staying.
-        final: a stop that stays was announced.
-        chief_left: the chief has closed: the job ends, and nobody decides any more.
-    """
-
-    __slots__ = ("_asked", "_decided", "_own", "attention", "calls", "chief_left", "final", "round", "stops")
-
-    def __init__(self) -> None:
-        self.calls = self.round = 0
-        self.attention = True
-        self.stops: deque[Stop] = deque()
-        self.final = self.chief_left = False
-        # Numbers of stops: announced here; when what the chief has asked about, and what was requested here, is decided
-        self._decided = self._asked = self._own = 0
-
-    @property
-    def waiting(self) -> bool:
-        """Whether the next call has to wait for a decision."""
-        return max(self._asked, self._own) > self._decided and not self.chief_left
-
-    def asked(self) -> int:
-        """The chief asks: how many calls have begun? Returns the answer."""
-        self._asked = self._decided + 1
-        self.attention = True
-        return self.calls
-
-    def announced(self, stop: Stop) -> None:
-        """The chief has decided."""
-        if not self.final:
-            self.final = stop.stays
-            self.stops.append(stop)
-        self._decided += 1
-        self.attention = True
-
-    def request(self) -> None:
-        """A stop is requested at this rank, in whichever thread, or in a signal handler: its next call waits."""
-        self._own = max(self._own, self.round + 1)
-        self.attention = True
-
-    def verdict(self) -> Stop | None:
-        """The stop because of which the call just counted returns True. One that does not stay is over with that."""
-        if not self.stops or self.calls < self.stops[0].call:
-            return None
-        if self.stops[0].stays:
-            return self.stops[0]
-        self.round += 1
-        return self.stops.popleft()
-
-
-class ChiefSide:
-    """What the chief collects: one answer or one final count from every rank, itself included.
-
-    Attributes:
-        unanswered: the ranks that were asked, and have not said how many calls they made.
-        open: a round is open.
-        round: how many stops were decided.
-    """
-
-    def __init__(self, ranks: Iterable[int]) -> None:
-        self._present = set(ranks)
-        self._counts = dict.fromkeys(self._present, 0)
-        self._reasons: deque[str] = deque()
-        self._last = self.round = 0
-        self._final = self.open = False
-        self.unanswered: frozenset[int] = frozenset()
-
-    def requested(self, reason: str, round_: int) -> frozenset[int]:
-        """A stop is requested by a rank that is in ``round_``: the ranks to ask now, if they were not asked before.
-
-        Safe in a signal handler, and in a thread beside the one that calls :meth:`decide`: the reason is there first.
-        """
-        if self._final or (round_ < self.round and reason not in FINAL):
-            return frozenset()
-        self._reasons.append(reason)
-        if self.open:
-            return frozenset()
-        self.unanswered = frozenset(self._present)
-        self.open = True
-        return self.unanswered
-
-    def answered(self, rank: int, calls: int) -> Stop | None:
-        """``rank`` has begun ``calls`` calls. Returns the decision if this makes it."""
-        self.unanswered -= {rank}
-        self._counts[rank] = max(calls, self._counts[rank])
-        return self.decide()
-
-    def left(self, rank: int, calls: int) -> Stop | None:
-        """``rank`` closed after ``calls`` calls: it is not asked any more. Returns the decision if this makes it."""
-        self._present.discard(rank)
-        return self.answered(rank, calls)
-
-    def decide(self, call: int | None = None) -> Stop | None:
-        """The decision, once, as soon as a round is open and every rank has answered; at ``call`` without asking."""
-        if not self.open or (self.unanswered and call is None):
-            return None
-        self.open = False
-        reasons = [self._reasons.popleft() for _ in range(len(self._reasons))]
-        if not reasons:  # a request that came while the last decision was made is part of it
-            return None
-        self._last = max(*self._counts.values(), self._last) + 1 if call is None else call
-        self.round += 1
-        stop = Stop(self._last, next((reason for reason in FINAL if reason in reasons), reasons[0]))
-        self._final = stop.stays
-        return stop
+        try:
+            if not self._gave_up:
+                self._await_decision()
+        finally:
+            star.call_soon(leave)
+            said.wait(CLOSE_TIMEOUT)
 
 
 class _MasterPoll:

@@ -41,7 +41,8 @@ class SignalWatch:
         self._interrupts = 0
         self._got_sigterm = self._forked = False
         self._late_until: float | None = None
-        """Set once the watch is over, and its handler stays for one SIGTERM that is still to come."""
+        """Set once the watch is over and a handler of it stays: until when it takes a signal, before it puts back what
+        it found."""
 
     def install(self) -> bool:
         """Install the handlers. False when this is not the main thread, where Python allows none."""
@@ -50,7 +51,7 @@ class SignalWatch:
         for number in PREEMPTION_SIGNALS:
             found = signal.getsignal(number)
             if isinstance(of := getattr(found, "__self__", None), SignalWatch) and of._late_until is not None:
-                found = signal.SIG_DFL  # what that one would put back
+                found = of._found.get(number, signal.SIG_DFL)  # what that one would put back
             if found is not None and found is not signal.SIG_IGN:
                 self._found[number] = found
                 signal.signal(number, self._handle)
@@ -65,7 +66,8 @@ class SignalWatch:
                 every rank, and ends the others a moment after one was lost: a rank that has stopped, or is about to
                 say who died, must not be killed by its share of that.
         """
-        if not _on_main_thread():
+        if not _on_main_thread():  # Python restores none there: each handler gives way to the first signal it gets
+            self._late_until = 0.0
             return
         _watches.discard(self)
         installed, self._found = self._found, {}
@@ -84,7 +86,7 @@ class SignalWatch:
         if self._forked:
             return
         if self._late_until is not None:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, self._found.get(number, signal.SIG_DFL))
             atexit.unregister(self._ignore_at_exit)
             if _clock.monotonic() > self._late_until:
                 os.kill(os.getpid(), number)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from det_core.core._preemption import SIGNAL, ChiefSide, RankSide, Stop
+from det_core.core._agreement import SIGNAL, ChiefSide, RankSide, Stop
 
 
 @dataclass

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core.errors import ContextClosed, DetCoreError
+from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
 from support.commands import det_core
 from support.processes import until
 from support.ranks import running
+from support.threads import as_ranks
 
 ROUNDS = """
     import json, random, sys, time
@@ -353,6 +354,52 @@ def test_closing_restores_the_handlers_that_were_found(tmp_path: Path) -> None:
         assert ranks.wait() == [0, 0], ranks.output(0) + ranks.output(1)
 
 
+def test_handlers_of_a_context_that_another_thread_has_closed_give_way(tmp_path: Path) -> None:
+    code = """
+        import os, signal, threading
+        from det_core import core
+
+        seen = []
+        mine = lambda number, frame: seen.append("mine")
+        signal.signal(signal.SIGUSR1, mine)
+        ctx = core.init()
+        ctx.preempt.should_preempt()
+        closing = threading.Thread(target=ctx.close)
+        closing.start()
+        closing.join()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert seen == ["mine"] and signal.getsignal(signal.SIGUSR1) is mine
+        print("given way", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    """
+    with running(code, 1, tmp_path) as ranks:
+        assert ranks.wait() == [-signal.SIGTERM], ranks.output(0)
+    assert "given way" in ranks.output(0)
+
+
+def test_a_forked_child_closes_its_copy_without_waiting(tmp_path: Path) -> None:
+    code = """
+        import os
+        from det_core import core
+        from det_core.core import _preemption
+
+        _preemption.CLOSE_TIMEOUT = 3600.0
+        distributed = core.DistributedContext.from_torch_distributed()
+        preempt = core.PreemptContext(distributed)
+        preempt.should_preempt()
+        child = os.fork()
+        if child == 0:
+            preempt.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        distributed.barrier()
+        distributed.close()
+    """
+    with running(code, 2, tmp_path) as ranks:
+        assert ranks.wait() == [0, 0], ranks.output(0) + ranks.output(1)
+
+
 STEPS = """
     import sys
     from det_core import core
@@ -410,6 +457,35 @@ def test_the_deadline_counts_while_ranks_agree(tmp_path: Path) -> None:
         os.kill(ranks.processes[0].pid, signal.SIGTERM)
         ranks.wait_for("CollectiveTimeout: should_preempt() (call ", ranks=[0])
         assert "took longer than 1 s: waits for rank 1 (last call: barrier" in ranks.output(0)
+
+
+def test_after_the_deadline_close_waits_no_more_and_lets_the_others_go_on() -> None:
+    blocked, closed = threading.Event(), threading.Event()
+
+    def suspend() -> None:
+        blocked.set()
+        closed.wait()
+
+    def work(distributed: core.DistributedContext) -> bool:
+        preempt = core.PreemptContext(distributed)
+        assert not preempt.should_preempt() and distributed.star is not None
+        if distributed.rank == 1:
+            distributed.star.call_soon(suspend)
+            preempt.request("on rank 1")
+        else:
+            blocked.wait()
+            distributed.timeout = 0.1
+            preempt.request("on rank 0")
+            with pytest.raises(CollectiveTimeout):
+                preempt.should_preempt()
+            distributed.timeout = None
+            preempt.close()
+            closed.set()
+        stopped = distributed.rank == 1 and preempt.should_preempt()
+        distributed.barrier()
+        return stopped
+
+    assert as_ranks(2, work) == [False, False]
 
 
 ALONE = """
