@@ -370,7 +370,7 @@ class DistributedContext:
         """Have ``close()`` called when this context is closed, before the links go.
 
         Returns:
-            How many were attached so far: the same number on every rank that attaches in the same order.
+            How many were attached so far, the same on every rank that attaches in the same order.
 
         Raises:
             RuntimeError: there is one of its kind already.
