@@ -18,7 +18,7 @@ from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
 from det_core.core._facts import CheckpointFacts
 from det_core.core._ground import Ground
-from det_core.core._preempt import PreemptContext, PreemptMode
+from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import on_chief
 from det_core.core._searcher import SearcherContext, Unit, configured_length
@@ -212,7 +212,10 @@ def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointC
         for line in ground.first_lines:
             say(line)
     host, pid = os.uname().nodename, os.getpid()
-    journal.record("run_start", {"size": distributed.size, "host": host, "pid": pid, "storage": ground.storage})
+    start = {"size": distributed.size, "host": host, "pid": pid, "storage": ground.storage}
+    if not ground.asks_master:
+        start["notes_should_preempt"] = True  # its absence says something, but not in a record of an older version
+    journal.record("run_start", start)
     context = Context(
         distributed=distributed,
         checkpoint=CheckpointContext(
@@ -261,6 +264,6 @@ def _check(
             raise ValueError(f"{argument}={value!r}: expected a text that is not empty, or None")
     if distributed is None and (ranks := launched_ranks(environment)) is not None:
         raise ValueError(
-            f"{ranks.launcher} started {ranks.size} processes, so core.init() needs to know the ranks: "
-            f"core.init(distributed={ranks.line})"
+            f"{ranks.launcher} started {ranks.numbers['size']} processes, so core.init() needs to know the ranks: "
+            f"core.init(distributed={ranks.line}), or core.DistributedContext.detect() for any launcher"
         )

@@ -29,9 +29,9 @@ from det_core.core._bare import ending_of
 from det_core.core._distributed import DistributedContext
 from det_core.core._ground import Ground
 from det_core.core._managed_storage import lent, master_storage, opened, storage_of_start
-from det_core.core._preempt import EndSafely
 from det_core.core._ranks import on_chief
 from det_core.core._searcher import Unit
+from det_core.core._signals import EndSafely
 from det_core.errors import DetCoreError
 from det_core.journal import Journal, RunFolder, Tail, tails
 from det_core.storage import Store, public_storage
