@@ -12,6 +12,7 @@ import os
 import re
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -33,7 +34,7 @@ def timm_python() -> Path | None:
     venv = ROOT / ".venvs" / "timm"
     if QUICK:
         return venv / "bin" / "python" if (venv / ".timm").exists() else None
-    subprocess.run([ROOT / "tests" / "support" / "timm.sh", venv], check=True, timeout=TIMEOUT)
+    subprocess.run(["bash", ROOT / "tests" / "support" / "timm.sh", venv, sys.prefix], check=True, timeout=TIMEOUT)
     return venv / "bin" / "python"
 
 

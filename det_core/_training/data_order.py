@@ -10,7 +10,7 @@ import itertools
 import random
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -55,16 +55,12 @@ class Position:
 
     def to_dict(self) -> dict[str, int | None]:
         """For JSON."""
-        return {
-            "seed": self.seed, "batches": self.batches, "pass": self.pass_, "records": self.records,
-            "global_batch_size": self.global_batch_size, "size": self.size,
-        }  # fmt: skip
+        return {name.rstrip("_"): value for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Position:
         """From what :meth:`to_dict` gave."""
-        names = ("seed", "batches", "pass", "records", "global_batch_size", "size")
-        return cls(*(saved[name] for name in names))
+        return cls(*(saved[field.name.rstrip("_")] for field in fields(cls)))
 
 
 class SeededShuffle(Sampler[int]):

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from det_core._env import Environment
-from det_core._training.data_order import EpochOrder, SeededDataset, completed, rebuilt, share
+from det_core._training.data_order import EpochOrder, SeededDataset, completed, length_of, rebuilt, share
 from det_core._training.devices import mover
 from det_core.accelerated.utils import epoch_seed
 
@@ -167,14 +167,6 @@ def default_workers() -> int:
     """Worker processes of a loader: this machine's share of the processors that this process may use, at least 1."""
     local = int(Environment.read().launch.get("LOCAL_WORLD_SIZE", 1))
     return max(len(os.sched_getaffinity(0)) // local, 1)
-
-
-def length_of(loader: Any) -> int | None:
-    """How many batches a loader has, or samples a dataset; None: it does not know."""
-    try:
-        return len(loader)
-    except TypeError:
-        return None
 
 
 def batch_size_of(loader: Any) -> int | None:

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
+from det_core._training.data_order import length_of
 from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, named, shaped
-from det_core.accelerated._data import begin, length_of, whole_length
+from det_core.accelerated._data import begin, whole_length
 from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, caller
 from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of, open_context
 from det_core.accelerated._strategy import Strategy
@@ -120,12 +121,8 @@ class TrainingLoop(TrainerBase):
             is_training: whether this is part of a training run.
             is_intermediate: whether training goes on in the same epoch: its metrics do not stay in the history.
         """
-        session, handler, history, whole = (
-            self._det_core,
-            self.callback_handler,
-            self.run_history,
-            self._eval_dataloader,
-        )
+        session, handler, history = self._det_core, self.callback_handler, self.run_history
+        whole = self._eval_dataloader
         kind = "intermediate_eval" if is_intermediate else "eval" if is_training else "evaluation"
         before = counts_of(history)
         with _evaluation_state(self):

@@ -10,9 +10,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from det_core._training.data_order import length_of
 from det_core.accelerated import _state
 from det_core.accelerated._base import TrainerBase, callbacks_of, listed, steps_of
-from det_core.accelerated._data import batch_size_of, length_of
+from det_core.accelerated._data import batch_size_of
 from det_core.accelerated._events import NAN_LOSS
 from det_core.accelerated.tracking import RunHistory
 from det_core.errors import CheckpointCorrupt

@@ -14,7 +14,7 @@ from enum import Enum
 from numbers import Real
 from typing import Any
 
-from det_core.accelerated._data import length_of
+from det_core._training.data_order import length_of
 
 
 def _operator(function: Callable[[Any, Any], Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:

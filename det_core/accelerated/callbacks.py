@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from det_core._env import Environment
+from det_core._training.data_order import length_of
 from det_core._training.progress_line import ProgressLine
-from det_core.accelerated._data import length_of
 from det_core.accelerated._events import (
     NAN_LOSS,
     CallbackHandler,

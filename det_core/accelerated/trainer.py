@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from det_core._training.data_order import length_of
 from det_core._training.strategy import parameters_of
 from det_core.accelerated._base import Run, Session, listed, shaped
-from det_core.accelerated._data import EpochLoader, batch_size_of, default_workers, length_of
+from det_core.accelerated._data import EpochLoader, batch_size_of, default_workers
 from det_core.accelerated._events import CallbackHandler
 from det_core.accelerated._loop import TrainingLoop, begin_run, connect, opened
 from det_core.accelerated._placeholders import TrainerPlaceholderValues, replace_trainer_placeholder_values

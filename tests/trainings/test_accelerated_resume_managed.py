@@ -69,10 +69,11 @@ class Job:
         return [json.loads(line) for line in lines if line.endswith("]]")]
 
     def after(self, batches: int) -> list[int]:
-        """Wait until so many more batches are trained; the processes."""
-        before = len(self.noted(0))
-        until(lambda: len(self.noted(0)) >= before + batches)
-        return [self.noted(rank)[-1][0] for rank in range(self.slots)]
+        """Wait until every rank has trained so many more batches; the processes."""
+        ranks = range(self.slots)
+        enough = [len(self.noted(rank)) + batches for rank in ranks]
+        until(lambda: all(len(self.noted(rank)) >= enough[rank] for rank in ranks))
+        return [self.noted(rank)[-1][0] for rank in ranks]
 
     def ended(self) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
         """The state at the end, what was reported, and each batch as it was noted."""

@@ -1,4 +1,4 @@
-"""Who runs on which slots: FIFO within a priority, and preemption of lower priorities where that helps."""
+"""Who runs on which slots: by age within a priority, and preemption of lower priorities where that helps."""
 
 from __future__ import annotations
 
@@ -19,16 +19,14 @@ class Wanting:
     trial_id: int
     slots: int
     """How many; 0: none, so that it never has to wait."""
-    order: int
-    """Smaller is earlier, among those of one priority. A trial that was preempted keeps its order."""
     priority: int = DEFAULT_PRIORITY
     max_slots: int | None = None
     """How many its experiment may use at once."""
 
     @property
-    def turn(self) -> tuple[int, int, str]:
-        """Sorts by whose turn it is; without ties."""
-        return self.priority, self.order, self.allocation_id
+    def turn(self) -> tuple[int, int, int]:
+        """Sorts by whose turn it is: by priority, then by age, so that a trial that was preempted keeps its place."""
+        return self.priority, self.experiment_id, self.trial_id
 
 
 @dataclass(frozen=True)
@@ -39,16 +37,15 @@ class Running:
     experiment_id: int
     trial_id: int
     slot_ids: tuple[int, ...]
-    order: int
     priority: int = DEFAULT_PRIORITY
     ending: bool = False
     """It was told to stop, so that its slots will be free soon."""
     preemptible: bool = True
 
     @property
-    def turn(self) -> tuple[int, int, str]:
+    def turn(self) -> tuple[int, int, int]:
         """Sorts by whose turn it would be, were it waiting."""
-        return self.priority, self.order, self.allocation_id
+        return self.priority, self.experiment_id, self.trial_id
 
 
 @dataclass(frozen=True)
@@ -73,11 +70,11 @@ class Decision:
 def decide(running: Sequence[Running], wanting: Sequence[Wanting], slots: Sequence[int]) -> Decision:
     """Decide who starts and who has to stop. Pure: equal arguments, in any order, give equal decisions.
 
-    They are served by priority, and within one by order. The first that does not fit keeps the slots that are free, and
-    whoever is behind it waits, so that nobody who needs many slots starves; only those that want no slots, and those
-    held back by the limit of their own experiment, stand outside the queue. One that does not fit has
-    allocations of lower priorities stopped, the lowest and latest first, and no more of them than it needs; if even all
-    of them would not do, none is.
+    They are served by priority, and within one the older experiment and its older trial first. The first that does not
+    fit keeps the slots that are free, and whoever is behind it waits, so that nobody who needs many slots starves; only
+    those that want no slots, and those held back by the limit of their own experiment, stand outside the queue. One
+    that does not fit has allocations of lower priorities stopped, the lowest and latest first, and no more of them than
+    it needs; if even all of them would not do, none is.
 
     Args:
         running: all that hold slots, those that are about to end too.

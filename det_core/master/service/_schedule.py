@@ -41,7 +41,6 @@ def _running(allocation: LiveAllocation) -> Running:
         experiment_id=trial.experiment.id,
         trial_id=trial.id,
         slot_ids=allocation.slot_ids,
-        order=_trials.order(trial),
         priority=trial.experiment.priority,
         ending=allocation.ending,
     )

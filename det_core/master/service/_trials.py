@@ -54,11 +54,6 @@ def adopt(hub: Hub, trial: LiveTrial) -> None:
     trial.experiment.known[trial.request_id] = trial.id
 
 
-def order(trial: LiveTrial) -> int:
-    """Whose turn it is among equals: by experiment, then by trial."""
-    return (trial.experiment.id << 40) | trial.id
-
-
 def want(hub: Hub, trial: LiveTrial) -> None:
     """Have a trial wait for slots, if there is something for it to do and nothing against it."""
     if trial.state is not State.ACTIVE or trial.allocation is not None or not trial.pending:
@@ -69,7 +64,6 @@ def want(hub: Hub, trial: LiveTrial) -> None:
         experiment_id=trial.experiment.id,
         trial_id=trial.id,
         slots=spec.slots_per_trial,
-        order=order(trial),
         priority=trial.experiment.priority,
         max_slots=spec.max_slots,
     )

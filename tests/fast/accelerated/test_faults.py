@@ -100,6 +100,17 @@ class Ends(torch.utils.data.Dataset):  # type: ignore[misc]
         return rows()[i]
 
 
+def test_a_file_that_the_manifest_lacks_is_refused() -> None:
+    with core.init(name="it") as context:
+        train(a_trainer(), 1)
+        run_id = context.run_id
+    for folder in client.run(run_id).path.glob("checkpoints/*/"):
+        (folder / "more.pth").touch()
+    refused = pytest.raises(CheckpointCorrupt, match=r"holds more.pth, which its manifest does not list")
+    with refused, core.init(name="it", resume="latest"):
+        train(a_trainer(), 2)
+
+
 def test_a_loader_that_ends_before_its_length() -> None:
     with pytest.raises(RuntimeError, match=r"the training loader gave 1 of 4 batches: .* StopIteration"):
         train(a_trainer(), 1, Ends(15), train_dataloader_kwargs={"shuffle": False})

@@ -52,7 +52,7 @@ class Rest(BackendSuite):
             trial = master.add_trial(lengths=tuple(lengths))
             master.start(trial, folder / "info")
             token = Credential("Grpc-Metadata-x-allocation-token", f"token-{trial.allocation_id}")
-            session = MasterSession(master.url, [token], patience=20)
+            session = MasterSession(master.url, [token], patience=300)
             journal = Journal(folder, run_id="run", restart=0, rank=0)
             about = Master(self.version)
             carrier = ReportCarrier(session, trial.trial_id, trial.run_id, about)
@@ -83,7 +83,7 @@ class TestRestOfOurs(BackendSuite):
         try:
             spec = running.a_trial(config(folder, lengths[0]))
             token = Credential("Grpc-Metadata-x-allocation-token", spec.session_token)
-            session = MasterSession(running.url, [token], patience=20)
+            session = MasterSession(running.url, [token], patience=300)
             journal = Journal(folder, run_id="run", restart=0, rank=0)
             carrier = JournalCarrier(session, spec.trial_id, spec.trial_run_id)
             shipper = Shipper([Tail(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)

@@ -59,7 +59,7 @@ def test_a_poll_ends_after_its_time_and_one_for_nothing_is_not_answered_at_once(
     path = "allocations/{}/signals/preemption?timeout_seconds=0.2"
     began = time.monotonic()
     assert master.ask("GET", path.format(spec.allocation_id)).json == {"preempt": False}
-    assert 0.2 <= time.monotonic() - began < 10
+    assert 0.2 <= time.monotonic() - began < 100
     master.end(spec.allocation_id)
     master.until(spec.experiment_id, "STATE_COMPLETED")
     began = time.monotonic()

@@ -14,14 +14,14 @@ from det_core.master.scheduler import Decision, Running, Start, Wanting, decide
 
 def wants(number: int, slots: int = 1, *, priority: int = 42, experiment: int = 1, most: int | None = None) -> Wanting:
     """The ``number``-th to want slots."""
-    return Wanting(f"{experiment}.r{number}.1", experiment, number, slots, number, priority, most)
+    return Wanting(f"{experiment}.r{number}.1", experiment, number, slots, priority, most)
 
 
 def runs(
     number: int, *slots: int, priority: int = 42, experiment: int = 1, ending: bool = False, preemptible: bool = True
 ) -> Running:
     """The ``number``-th, which runs on ``slots``."""
-    return Running(f"{experiment}.r{number}.1", experiment, number, slots, number, priority, ending, preemptible)
+    return Running(f"{experiment}.r{number}.1", experiment, number, slots, priority, ending, preemptible)
 
 
 def started(decision: Decision) -> dict[int, tuple[int, ...]]:
@@ -186,7 +186,7 @@ def test_a_preemption_lets_one_of_a_higher_priority_start(
 
 def _running(start: Start) -> Running:
     w = start.wanting
-    return Running(w.allocation_id, w.experiment_id, w.trial_id, start.slot_ids, w.order, w.priority)
+    return Running(w.allocation_id, w.experiment_id, w.trial_id, start.slot_ids, w.priority)
 
 
 @given(situations(), st.data())
@@ -208,12 +208,12 @@ def test_in_the_end_everybody_has_run_and_equals_in_their_order(
         if not left:
             break
     assert left == []
-    assert _orders(begun) == sorted(_orders(begun))
+    assert _turns(begun) == sorted(_turns(begun))
 
 
-def _orders(begun: Sequence[Wanting]) -> list[int]:
+def _turns(begun: Sequence[Wanting]) -> list[tuple[int, int, int]]:
     """Of those of the default priority that nothing but their turn holds back."""
-    return [w.order for w in begun if w.priority == 42 and w.slots and w.max_slots is None]
+    return [w.turn for w in begun if w.priority == 42 and w.slots and w.max_slots is None]
 
 
 @pytest.mark.parametrize("count", [3000])

@@ -80,15 +80,18 @@ def test_one_bad_request_harms_no_other_of_its_transaction(tmp_path: Path) -> No
 def test_an_end_that_could_not_be_recorded_is_recorded_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_actor, "RETRY", 0.05)
 
-    async def script(trial: Trial) -> int:
-        await asyncio.sleep(0.1)
-        return 0
-
     async def main() -> None:
+        may_end = asyncio.Event()
+
+        async def script(trial: Trial) -> int:
+            await may_end.wait()
+            return 0
+
         async with bench(tmp_path, script) as b:
             number = await b.create(SINGLE)
             await b.until(lambda: b.engine.running)
             refusing = Refusing(b.dying, 3)
+            may_end.set()
             assert await b.ended(number) == "COMPLETED"
             assert refusing.left == 0
 

@@ -1,0 +1,1 @@
+"""Five trainings as users write them, for two trainers; ``benchmarks.trainings`` runs them."""

@@ -1,0 +1,75 @@
+"""What a reader has before them and what waiting for tests costs: README, rooms, the demo's environment, last runs.
+
+The minutes are those of the last ``make test`` and ``make ci`` in this checkout (``.stats``), here and beside
+whatever ran there.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from benchmarks._peers import ROOT
+from benchmarks._program import QUICK, options, status
+from benchmarks._table import print_table
+
+DEMO = ".venvs/demo"
+CI = ("fast", "stores", "postgres", "launchers", "trainings", "timm")
+ROOMS = {"accelerated": 4700, "pytorch": 3750, "pytorch/deepspeed": 940, "_training": 760}
+Row = tuple[str, float | None, float]
+
+
+def readme() -> list[Row]:
+    """How long README is."""
+    text = (ROOT / "README.md").read_text()
+    return [("README, lines", len(text.splitlines()), 200), ("README, words", len(text.split()), 1600)]
+
+
+def demo() -> list[Row]:
+    """What ``make demo`` installs; the environment is made if it is not there."""
+    subprocess.run(["make", f"{DEMO}/.installed"], cwd=ROOT, check=True, stdout=sys.stderr)
+    packages = list((ROOT / DEMO).glob("lib/python*/site-packages/*.dist-info"))
+    used = sum(path.lstat().st_blocks * 512 for path in (ROOT / DEMO).rglob("*"))
+    return [("make demo, packages", len(packages), 40), ("make demo, MB of environment", used / 1e6, 1200)]
+
+
+def rooms(stats: dict[str, Any]) -> list[Row]:
+    """Lines of the rooms that have a bound, and imports that go in a circle."""
+    lines = {room: float(found["lines"]) for room, found in stats["source"].items()}
+    parts = {room: sum(n for name, n in lines.items() if f"{name}/".startswith(f"{room}/")) for room in ROOMS}
+    parts["pytorch"] -= parts["pytorch/deepspeed"]
+    circles = len(stats["import circles"]["at import"])
+    return [
+        ("tests, lines", float(stats["tests"]["all"]["lines"]), 50_000),
+        *((f"{room}, lines", parts[room], bound) for room, bound in ROOMS.items()),
+        ("circles of imports", circles, 0),
+    ]
+
+
+def runs(stats: dict[str, Any]) -> list[Row]:
+    """What the last runs of the tests took; None if one of its targets has not run here."""
+    last = stats["last run"]
+    fast = last.get("fast", {})
+    whole = sum(last[target]["wall s"] for target in CI) / 60 if last.keys() >= set(CI) else None
+    return [
+        ("make test, minutes", fast["wall s"] / 60 if fast else None, 8),
+        ("make test, CPU s", fast["CPU s"] if fast else None, 650),
+        ("make ci, minutes of its targets one by one", whole, 40),
+    ]
+
+
+def main() -> int:
+    """Print the table; 1 if a bound is not met."""
+    options(__doc__).parse_args()
+    command = [sys.executable, str(ROOT / "tests/support/stats.py"), "--depth", "3", "--json"]
+    stats = json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
+    found = [*readme(), *([] if QUICK else demo()), *rooms(stats), *runs(stats)]
+    rows = [[what, figure, bound, None if figure is None else figure <= bound] for what, figure, bound in found]
+    print_table("The house, as one meets it", ["what", "figure", "bound", "met"], rows)
+    return int(any(row[-1] is False for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(status(main()))
