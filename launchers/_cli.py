@@ -22,7 +22,7 @@ from det_core._env import Environment
 from det_core._errors import DetCoreError
 
 from . import _job
-from ._hosts import CannotStart, Place, UsageError, find_place, gpus, write_hostfile
+from ._hosts import CannotStart, Place, UsageError, check_reachable, find_place, gpus, write_hostfile
 from ._links import Link
 from ._output import PREFIX
 
@@ -96,9 +96,10 @@ def _launch(framework: Framework, arguments: list[str]) -> int:
         raise HelpWanted
     environment = read_environment()
     parser = Parser(framework, environment.grace)
-    framework.add_options(parser)
     words = parser.split(arguments)
     place = framework.adjust(find_place(words.asked, environment), words)
+    if place.node_rank:
+        check_reachable(place.chief, place.port)
     common, notice = job_variables(place, words, environment)
     inherited = {name: value for name, value in os.environ.items() if name not in framework.never}
     own = framework.variables(place, words, environment)
@@ -131,6 +132,7 @@ def _shares_processors(ranks: list[_job.Start], environment: Environment) -> boo
 
 def told(run: Callable[[], int], help: str) -> int:
     """What ``run`` returns; where it cannot, one line on stderr, and 2 for a mistake of the user's, else 1."""
+    _job.open_standard_streams()
     try:
         return run()
     except HelpWanted:
@@ -224,6 +226,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--hosts")
         self.add_argument("--grace", type=_seconds, default=GRACE if grace is None else grace)
         self.add_argument("--tail", type=number("a number of lines", 0), default=TAIL)
+        framework.add_options(self)
 
     def error(self, message: str) -> NoReturn:
         """Raise :class:`UsageError`, with an option as it was typed."""

@@ -385,3 +385,25 @@ def reserve(port: int = 0) -> socket.socket:
         why = "is in use on this machine" if e.errno == errno.EADDRINUSE else f"cannot be used: {e.strerror}"
         raise CannotStart(f"port {port} {why}: --master-port PORT takes another one, on every machine") from e
     return held
+
+
+def check_reachable(host: str, port: int, seconds: float = 10.0) -> None:
+    """Look whether another machine can be reached at all: a wrong address is one line then, not a timeout of ranks.
+
+    That nothing listens on ``port`` yet is no obstacle: the ranks there may come later.
+
+    Args:
+        host: the machine's name or address.
+        port: any port that its network lets through.
+        seconds: how long it may take to answer.
+
+    Raises:
+        CannotStart: the host has no address, or no machine answers there.
+    """
+    try:
+        socket.create_connection((host, port), seconds).close()
+    except ConnectionError:
+        return
+    except OSError as e:
+        why = os.strerror(e.errno) if e.errno and not isinstance(e, socket.gaierror) else e.strerror or str(e)
+        raise CannotStart(f"host {host} cannot be reached from {socket.gethostname()}: {why}") from e

@@ -45,8 +45,12 @@ PATIENCE = 5.0
 """Seconds that a script gets to find out by itself that another rank was lost, before it is told by SIGTERM."""
 LINGER = 1.0
 """Seconds that other processes of the scripts get to end after them; some remove what a script has shared."""
-_SPARE = 15.0
+_SPARE = 10.0
 """Seconds beyond the grace after which a supervisor that has not ended counts as stuck."""
+_LAST_LINES = 0.5
+"""Seconds for which the last lines of a rank that has failed are waited for, as they may say that another one has."""
+_LOOK = 0.02
+"""Seconds between two looks for them."""
 _HANGING = 5.0
 """Seconds after the killing for which a reader of the output, or another machine, is still waited for."""
 _DAY = 86400.0
@@ -87,7 +91,6 @@ class Job:
 
 def run(job: Job) -> int:
     """Run a job and return its exit status once nothing of it runs any more."""
-    _open_standard_streams()
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored no child can be waited for
     heard = {signum for signum in PASSED_ON if signal.getsignal(signum) != signal.SIG_IGN}  # nohup, a shell's `&`
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*heard, signal.SIGCHLD})
@@ -152,8 +155,8 @@ def _parents_death() -> int:
         return os.pipe()[0]
 
 
-def _open_standard_streams() -> None:
-    """Open 0, 1 and 2 where this process was started without them, so that no pipe takes their place."""
+def open_standard_streams() -> None:
+    """Open 0, 1 and 2 where this process was started without them, so that no pipe or socket takes their place."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
@@ -179,29 +182,28 @@ class Supervisor:
     ) -> None:
         self._job, self._lifelines, self._heard, self._mask = job, lifelines, heard, mask
         self._output = Output(shared=job.alone)
-        self._ranks = [Rank(start.rank, node=job.link.node if job.link else 0) for start in job.ranks]
+        self._node = job.link.node if job.link else 0
+        self._ranks = [Rank(start.rank, node=self._node) for start in job.ranks]
         self._running: dict[int, Rank] = {}  # by process id
         self._stop = 0  # the first signal that asked the job to end
         self._interrupts = 0
         self._failed = False  # a rank has failed, here or elsewhere
+        self._untold: list[Rank] = []  # those that have failed here and of which other machines do not know yet
         self._tell_at = self._kill_at = self._give_up_at = _NEVER
         self._poll = select.poll()
 
     def run(self) -> int:
         """Run the job to its end; its exit status."""
         self._start()
-        self._until(lambda: not self._running)
+        self._until(lambda: not self._running and not self._untold)
         end_descendants(LINGER)
         self._output.finish()
         self._until(lambda: not self._output.is_alive())
-        if self._output.failure is not None:
-            raise self._output.failure
         for rank in self._ranks:
-            rank.tail, rank.lost = self._output.tail(rank.rank or 0, self._job.tail), self._output.lost(rank.rank or 0)
-        others = self._hear_the_last_of_others()
-        ranks = [*self._ranks, *others]
+            self._look_at_output(rank)
+        ranks = [*self._ranks, *self._hear_the_last_of_others()]
         if not self._output.is_alive():  # else nobody reads, and a write would block
-            for text, lines in summary(ranks, self._stop):
+            for text, lines in summary(ranks, self._job.tail, self._stop, self._node):
                 if not self._job.alone or text.endswith("could not be written"):
                     write_all(2, f"{PREFIX}{text}\n".encode(errors="surrogateescape") + lines)
         return exit_status(ranks)
@@ -238,8 +240,10 @@ class Supervisor:
         """Hear and act until ``over()``, or until nothing more is worth waiting for."""
         self._reap()
         while not over() and time.monotonic() < self._give_up_at:
-            due = min(self._tell_at, self._kill_at, self._give_up_at)
-            for fd, _ in self._poll.poll(None if due == _NEVER else max(0.0, due - time.monotonic()) * 1000 + 1):
+            now = time.monotonic()
+            look_at = now + _LOOK if self._untold else _NEVER
+            due = min(self._tell_at, self._kill_at, self._give_up_at, look_at, now + _DAY)
+            for fd, _ in self._poll.poll(max(0.0, due - now) * 1000 + 1):
                 self._hear(fd)
             self._act(time.monotonic())
 
@@ -254,6 +258,8 @@ class Supervisor:
             # By its last line, which closes this descriptor, the thread still counts as alive: one that looked only
             # at is_alive() would wait for an event that has been.
             self._output.join()
+            if self._output.failure is not None:
+                raise self._output.failure
         elif self._job.link:
             for news in self._job.link.hear():
                 self._told(news)
@@ -265,16 +271,20 @@ class Supervisor:
 
     def _ended(self, rank: Rank, status: int) -> None:
         rank.status, rank.ended = status, time.monotonic()
-        if status and not self._stop:
+        if status:
             self._tear_down(PATIENCE)
             if self._job.link:
-                self._job.link.tell(rank)
+                self._untold.append(rank)
+
+    def _look_at_output(self, rank: Rank) -> None:
+        rank.tail, rank.lost = self._output.tail(rank.rank), self._output.lost(rank.rank)
+        rank.peer = lost_peer(rank.tail) if rank.status else None
 
     def _told(self, news: Rank | str) -> None:
         """News of other machines."""
         if isinstance(news, str):
             return self._say(news)
-        if not self._failed:
+        if not self._failed and not self._stop:
             self._say(f"{news.name} {'failed ' if news.rank is not None else ''}{news.ending}: the job ends here too")
         self._tear_down(PATIENCE if news.rank is not None else 0.0)
 
@@ -294,12 +304,20 @@ class Supervisor:
         told = sum(send(pid, signum) for pid in self._running)
         if signum in ENDING and not self._stop:
             self._stop, self._tell_at = signum, _NEVER
+            if not told:
+                self._kill_at = 0.0  # what is still waited for is a reader of the output, or another machine
+                return self._say(f"{signum.name}: no rank runs, so there is nothing to save")
             self._kill_at = min(self._kill_at, time.monotonic() + self._job.grace)
             ranks = "1 rank, which has" if told == 1 else f"{told} ranks, which have"
             self._say(f"{signum.name}: passed on to {ranks} {self._job.grace:g} s to save and exit")
 
     def _act(self, now: float) -> None:
         """Do what is due."""
+        for rank in self._untold[:]:
+            if self._job.link and (self._output.ended(rank.rank) or now - rank.ended >= _LAST_LINES):
+                self._look_at_output(rank)
+                self._job.link.tell(rank)
+                self._untold.remove(rank)
         if now >= self._tell_at:
             self._tell_at = _NEVER
             for pid in self._running:
@@ -315,20 +333,25 @@ class Supervisor:
     def _hear_the_last_of_others(self) -> list[Rank]:
         """Leave the other machines; their failures.
 
-        They hear of each other by machine 0, whose launcher therefore stays until they have left. One whose ranks have
-        ended of PeerLost stays until the rank that they name has ended, so that it gives the same status and name.
+        They hear of each other by machine 0, whose launcher therefore stays until they have left. Another one whose
+        ranks have failed stays until it has told machine 0, and, if they ended of PeerLost, until the rank that they
+        name has ended, so that it gives the same status and name.
         """
         link = self._job.link
         if link is None:
             return []
+        failed = [rank for rank in self._ranks if rank.status]
         if link.node == 0:
             self._until(lambda: self._stop or not link.others)
-        else:
-            failed = [rank for rank in self._ranks if rank.status]
-            named = {lost_peer(rank) for rank in failed} - {rank.rank for rank in self._ranks} - {None}
-            ends = time.monotonic() + PATIENCE
-            self._give_up_at = min(self._give_up_at, ends) if named else self._give_up_at
-            self._until(lambda: self._stop or not link.others or not named - {rank.rank for rank in link.failed()})
+        elif failed:
+            named = {rank.peer for rank in failed} - {rank.rank for rank in self._ranks} - {None}
+            self._give_up_at = min(self._give_up_at, time.monotonic() + PATIENCE)
+            self._until(
+                lambda: (
+                    self._stop
+                    or (not link.looking and not (link.others and named - {rank.rank for rank in link.failed()}))
+                )
+            )
         link.leave()
         return link.failed()
 

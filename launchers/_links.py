@@ -62,12 +62,14 @@ class Link:
         node: as given.
         fd: a file descriptor that is readable when there is something to :meth:`hear`, or ``others`` has changed.
         others: the machines that are linked with this one, by number.
+        looking: whether machine 0 is still looked for. What fails meanwhile is told to it when it is found.
     """
 
     def __init__(self, node: int, size: int, address: str, port: int, secret: str) -> None:
         self.node, self._size, self._address, self._port, self._secret = node, size, address, port, secret.encode()
         self.fd, self._wake = os.pipe()
         self.others: dict[int, _Peer] = {}
+        self.looking = node != 0
         self._heard: queue.SimpleQueue[Rank | str] = queue.SimpleQueue()
         self._failures: dict[tuple[int, int | None], Rank] = {}  # of all machines, by machine and rank
         self._left = asyncio.Event()
@@ -88,8 +90,8 @@ class Link:
         self._loop.call_soon_threadsafe(self._learn, rank, self.node)
 
     def failed(self) -> list[Rank]:
-        """All ranks and machines elsewhere that are known to have failed."""
-        return [rank for rank in list(self._failures.values()) if rank.node != self.node]
+        """All ranks elsewhere, and machines, that are known to have failed."""
+        return [rank for rank in list(self._failures.values()) if rank.rank is None or rank.node != self.node]
 
     def leave(self) -> None:
         """Say goodbye, and end the thread."""
@@ -112,6 +114,7 @@ class Link:
         link = asyncio.create_task(self._serve() if self.node == 0 else self._connect())
         leaving = asyncio.create_task(self._left.wait())
         await asyncio.wait({link, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        self.looking = False
         if link.done():
             try:
                 link.result()
@@ -173,6 +176,8 @@ class Link:
     async def _listen(self, peer: _Peer, node: int, host: str) -> None:
         """Hear a machine until it leaves or is lost."""
         self.others[node] = peer
+        self.looking = False
+        self._say()
         for rank in self._failures.values():  # what it has missed
             peer.say("failed", **rank.facts())
         beats = asyncio.create_task(self._beat(peer))

@@ -30,13 +30,15 @@ class Rank:
     ended: float = math.inf
     """When it ended, or this machine heard of it, on the monotonic clock of this machine."""
     tail: bytes = b""
-    """Its last lines. Those of another machine's rank are shown there."""
+    """The last that it has printed. What another machine's rank has printed is shown there."""
+    peer: int | None = None
+    """The rank that it names as lost, if it ended of PeerLost."""
     lost: int = 0
     """Bytes of its output that could not be written."""
 
     def facts(self) -> dict[str, Any]:
         """What launchers of other machines hear of it."""
-        return {name: getattr(self, name) for name in ("rank", "pid", "status", "words", "host", "node")}
+        return {name: getattr(self, name) for name in ("rank", "pid", "status", "words", "host", "node", "peer")}
 
     @property
     def name(self) -> str:
@@ -59,19 +61,26 @@ def failures(ranks: list[Rank]) -> list[Rank]:
     """The ranks that did not end with status 0, the one to blame first, the others as they ended.
 
     A rank that raises tells its peers before its process has ended, so that they may end before it does. Whoever ended
-    of PeerLost therefore stands behind the rank which that error names, if this one has failed as well.
+    of PeerLost therefore stands behind the rank which that error names, or the machine that was lost with it.
     """
     failed = sorted((rank for rank in ranks if rank.status != 0), key=lambda rank: rank.ended)
+    blamed = _to_blame(failed)
+    return sorted(failed, key=lambda rank: rank is not blamed)
+
+
+def _to_blame(failed: list[Rank]) -> Rank | None:
     by_number = {rank.rank: rank for rank in failed if rank.rank is not None}
-    blamed: list[Rank] = failed[:1]
-    while blamed and (named := lost_peer(blamed[-1])) in by_number and by_number[named] not in blamed:
-        blamed.append(by_number[named])
-    return sorted(failed, key=lambda rank: rank is not blamed[-1])
+    machine = next((rank for rank in failed if rank.rank is None), None)
+    blamed, seen = next(iter(failed), None), list[Rank]()
+    while blamed is not None and blamed.peer is not None and blamed not in seen:
+        seen.append(blamed)
+        blamed = by_number.get(blamed.peer) or machine or blamed
+    return blamed
 
 
-def lost_peer(rank: Rank) -> int | None:
-    """The rank that the last PeerLost in a failed rank's last lines names."""
-    found = _PEER_LOST.findall(rank.tail)
+def lost_peer(tail: bytes) -> int | None:
+    """The rank that the last PeerLost in what a rank has printed names."""
+    found = _PEER_LOST.findall(tail)
     return int(found[-1]) if found else None
 
 
@@ -88,24 +97,27 @@ def shell_status(status: int | None) -> int:
     return status if status >= 0 else 128 - status
 
 
-def summary(ranks: list[Rank], stop: int = 0) -> list[tuple[str, bytes]]:
+def summary(ranks: list[Rank], tail: int, stop: int = 0, node: int = 0) -> list[tuple[str, bytes]]:
     """What to say at the end: notices, each with the lines to show below it.
 
     Args:
         ranks: all that is known of.
+        tail: how many of the last lines of the first one that failed are shown.
         stop: the first signal that was passed on to end the job; 0 if there was none.
+        node: the number of this machine. Of another one's ranks only the first failure of all is told.
     """
     said: list[tuple[str, bytes]] = []
-    failed = failures(ranks)
+    failed = [rank for at, rank in enumerate(failures(ranks)) if not at or rank.rank is None or rank.node == node]
     obeyed = [rank for rank in failed if stop and rank.status == -stop]
     if obeyed:
         numbers = ", ".join(str(rank.rank) for rank in sorted(obeyed, key=lambda rank: rank.rank or 0))
-        ranks_are = "ranks {} ended" if len(obeyed) > 1 else "rank {} ended"
-        # One that had called should_preempt() would have handled it.
-        said.append((f"{ranks_are.format(numbers)} by {signal_name(stop)} before any call of should_preempt()", b""))
+        text = f"{'ranks' if len(obeyed) > 1 else 'rank'} {numbers} ended by {signal_name(stop)}"
+        if stop in (signal.SIGTERM, signal.SIGINT):
+            text += ", which nothing handled: should_preempt() does, from its first call on"
+        said.append((text, b""))
     for rank in (rank for rank in failed if rank not in obeyed):
         first = rank is failed[0] and rank.rank is not None
-        lines = rank.tail if first else b""
+        lines = b"".join(rank.tail.splitlines(keepends=True)[-tail:]) if first and tail else b""
         text = f"{rank.name} {'failed first, ' if first else ''}{rank.ending}"
         said.append((f"{text}; its last lines:" if lines else text, lines))
     return said + [(f"rank {r.rank}: {r.lost} bytes of its output could not be written", b"") for r in ranks if r.lost]

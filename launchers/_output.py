@@ -52,8 +52,8 @@ class Output(threading.Thread):
         self.done, self._end = os.pipe()
         self.failure: BaseException | None = None
         self._streams: dict[int, _Stream] = {}
-        self._tails: dict[int, _Tail] = {}
-        self._lost: dict[int, int] = {}
+        self._tails: dict[int | None, _Tail] = {}
+        self._lost: dict[int | None, int] = {}
         self._locks = {fd: _lockable(fd) for fd in (1, 2)} if shared else {}
         self._notices: deque[bytes] = deque()
         self._finishing = False
@@ -81,11 +81,15 @@ class Output(threading.Thread):
         self._finishing = True
         os.write(self._wake, b".")
 
-    def tail(self, rank: int, lines: int) -> bytes:
-        """The last lines of a rank, both streams in the order in which they came. For when the thread has ended."""
-        return self._tails[rank].lines(lines)
+    def ended(self, rank: int | None) -> bool:
+        """Whether nothing writes to a rank's pipes any more, and all that came has been carried."""
+        return all(stream.rank != rank for stream in list(self._streams.values()))
 
-    def lost(self, rank: int) -> int:
+    def tail(self, rank: int | None) -> bytes:
+        """The last bytes of a rank, both streams in the order in which they came."""
+        return self._tails[rank].read()
+
+    def lost(self, rank: int | None) -> int:
         """Bytes of a rank's output that could not be written."""
         return self._lost.get(rank, 0)
 
@@ -220,8 +224,9 @@ class _Tail:
         while self._size - len(self._pieces[0]) >= _TAIL:
             self._size -= len(self._pieces.popleft())
 
-    def lines(self, count: int) -> bytes:
-        return b"".join(b"".join(self._pieces)[-_TAIL:].splitlines(keepends=True)[-count:]) if count else b""
+    def read(self) -> bytes:
+        # Taken in one step, as the thread may add to it meanwhile.
+        return b"".join(tuple(self._pieces))[-_TAIL:]
 
 
 def write_all(fd: int, data: bytes, lock: int | None = None) -> None:

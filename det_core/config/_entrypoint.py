@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-LAUNCHERS = ("torch_distributed", "deepspeed", "horovod", "mpi", "tensorflow", "wrap_rank")
+LAUNCHERS = ("torch_distributed", "deepspeed", "horovod", "tensorflow", "wrap_rank")
 """The modules of det_core.launch that stand in for foreign ones of the same name."""
 _FOREIGN = re.compile(r"(?<![\w.])determined\.launch\.(\w+)")
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core.launch._wrapper._linux import signal_at_parents_death
+from det_core._standalone.processes import signal_at_parents_death
 from support import nest
 from support.processes import until
 from support.servers import MARK

@@ -80,7 +80,7 @@ def test_a_file_with_six_mistakes_shows_six_lines() -> None:
             {"entrypoint": "python3 -m determined.launch.dsat train.py"},
             "entrypoint is 'python3 -m determined.launch.dsat train.py': it must be a command without "
             "determined.launch.dsat: there is det_core.launch.torch_distributed, det_core.launch.deepspeed, "
-            "det_core.launch.horovod, det_core.launch.mpi, det_core.launch.tensorflow, det_core.launch.wrap_rank",
+            "det_core.launch.horovod, det_core.launch.tensorflow, det_core.launch.wrap_rank",
         ),
         ({"max_restarts": True}, "max_restarts is true: it must be an integer of at least 0"),
         ({"max_restarts": 1.5}, "max_restarts is 1.5: it must be an integer of at least 0"),

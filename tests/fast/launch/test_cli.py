@@ -1,8 +1,9 @@
-"""The command line of a launcher around a framework's own program."""
+"""The command line that all launchers have in common, and the variables that all ranks get."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -10,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from det_core.launch._words._command import script_command
-from det_core.launch._words._options import UsageError
-from det_core.launch._words._parser import HelpWanted, Parser, count
+from det_core._env import Environment
+from det_core.launch._cli import Framework, HelpWanted, Parser, job_variables, number, script_command
+from det_core.launch._hosts import Host, Place, UsageError
+from det_core.launch.torch_distributed import FRAMEWORK as TORCH
 
 
 @pytest.fixture(autouse=True)
@@ -22,8 +24,8 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parser(grace: float | None = None) -> Parser:
-    made = Parser("some", "someprogram", grace)
-    made.add_argument("-np", dest="processes", type=count)
+    made = Parser(Framework("some", "", lambda *_: [], program="someprogram"), grace)
+    made.add_argument("-np", dest="processes", type=number("a number", 1))
     return made
 
 
@@ -42,6 +44,7 @@ RUN = [sys.executable, "train.py"]
         (["-m", "package.module", "-m"], [sys.executable, "-m", "package.module", "-m"], []),
         (["--fast", "7", "--", "train.py", "--", "y"], [*RUN, "--", "y"], ["--fast", "7"]),
         (["--fast", "--grace", "3", "-x=1", "--", "train.py"], RUN, ["--fast", "-x=1"]),
+        (["--tail=0", "train.py", "-m", "x", "--unknown"], [*RUN, "-m", "x", "--unknown"], []),
     ],
 )
 def test_options_end_where_the_script_begins(words: list[str], run: list[str], theirs: list[str]) -> None:
@@ -51,13 +54,13 @@ def test_options_end_where_the_script_begins(words: list[str], run: list[str], t
 
 def test_options_are_read_and_those_not_given_are_none() -> None:
     options = ["--nnodes=2", "--node-rank", "0", "--master-addr", "a", "--master-port", "4711", "--grace", "7"]
-    words = [*options, "--tail", "3", "--verbose", "train.py"]
-    read = parser(grace=9.0).split(words)
-    asked = read.asked
+    words = [*options, "--tail", "3", "--launcher-port", "4712", "train.py"]
+    asked = parser(grace=9.0).split(words).asked
     assert (asked.nnodes, asked.node_rank, asked.master_addr, asked.master_port) == (2, 0, "a", 4711)
     assert (asked.nproc_per_node, asked.processes, asked.hostfile, asked.hosts) == (None, None, None, None)
-    assert (read.options.grace, read.options.tail, read.options.verbose) == (7.0, 3, True)
-    assert parser(grace=9.0).split(["train.py"]).options.grace == 9.0
+    assert (asked.grace, asked.tail, asked.launcher_port) == (7.0, 3, 4712)
+    assert parser(grace=9.0).split(["train.py"]).asked.grace == 9.0
+    assert parser().split(["train.py"]).asked.grace == 60.0
 
 
 def test_what_was_typed_can_be_typed_again() -> None:
@@ -84,7 +87,9 @@ def test_a_number_of_all_processes_in_the_programs_own_spelling() -> None:
         (["--grace", "soon", "train.py"], "--grace soon: expected a number of seconds"),
         (["--nproc-per-node"], "--nproc-per-node: expected one argument"),
         (["--fast", "train.py"], "unknown option: --fast"),
-        (["--verb", "train.py"], "unknown option: --verb"),
+        (["--grace", "-1", "train.py"], "--grace -1: expected a number of seconds"),
+        (["--tail", "some", "train.py"], "--tail some: expected a number of lines"),
+        (["--nproc", "2", "train.py"], "unknown option: --nproc"),
         (["--trial", "module:Class"], "--trial: trial classes run under torch_distributed, horovod, deepspeed, not"),
         (["--", "--trial", "module:Class"], "--trial: trial classes run under"),
         (["-m", "--no-python", "train.py"], "-m runs a module"),
@@ -173,7 +178,30 @@ def test_a_module_is_not_run_without_python() -> None:
 def test_options_behind_a_trial_are_those_of_the_harness(before: list[str]) -> None:
     """As torch_distributed takes them; options of the launcher count on both sides of the class."""
     harness = [sys.executable, "-m", "det_core.exec.harness", "model_def:T"]
-    made = Parser("deepspeed", "deepspeed's launcher")
-    assert made.split([*before, "model_def:T", "--config", "a.yaml"]).run == [*harness, "--config", "a.yaml"]
-    read = Parser("deepspeed", "x").split(["--trial", "model_def:T", "--nproc-per-node", "3", "--config=a"])
+    assert Parser(TORCH).split([*before, "model_def:T", "--config", "a.yaml"]).run == [*harness, "--config", "a.yaml"]
+    read = Parser(TORCH).split(["--trial", "model_def:T", "--nproc-per-node", "3", "--config=a"])
     assert read.run == [*harness, "--config=a"] and read.asked.nproc_per_node == 3
+
+
+def test_options_of_torchrun_are_named_with_the_command_that_takes_them() -> None:
+    message = "unknown option: --max-restarts .*torchrun … --no-python python -m det_core.launch.wrap_rank RANK"
+    with pytest.raises(UsageError, match=message):
+        Parser(TORCH).split(["--max-restarts", "3", "train.py"])
+    assert Parser(TORCH).split(["--standalone", "train.py"]).run == RUN
+
+
+def test_a_secret_is_made_for_one_machine_and_several_without_one_are_told(tmp_path: Path) -> None:
+    none, some = Environment(home=tmp_path), Environment(home=tmp_path, secret="the secret of a job")
+    words = parser().split(["train.py"])
+    one = Place("here", (Host("127.0.0.1", 2),), notice="a notice")
+    two = Place("there", (Host("10.0.0.1", 2), Host("10.0.0.2", 2)))
+    made = [job_variables(one, words, none) for _ in range(2)]
+    first, second = (found["DET_CORE_SECRET"] for found, _ in made)
+    assert len(bytes.fromhex(first)) == 32 and first != second
+    assert made[0][1] == "a notice" and "DET_CHIEF_IP" not in made[0][0]
+    found, notice = job_variables(two, words, none)
+    assert "DET_CORE_SECRET" not in found and found["DET_CHIEF_IP"] == "10.0.0.1"
+    assert re.search(r"there is no DET_CORE_SECRET: .*\n    export DET_CORE_SECRET=[0-9a-f]{64}$", notice)
+    for place in (one, two):
+        assert job_variables(place, words, some)[0]["DET_CORE_SECRET"] == "the secret of a job"
+    assert found["DET_CORE_COMMAND"] == "python -m det_core.launch.some train.py"

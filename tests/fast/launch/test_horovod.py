@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -51,30 +50,6 @@ def test_autohorovod_with_more_slots_needs_horovod(tmp_path: Path) -> None:
     assert "needs horovod" in job.err
 
 
-def test_a_horovod_without_gloo_is_found_out(tmp_path: Path) -> None:
-    write(tmp_path, "ok.py", "print('ran')")
-    library = tmp_path / "site" / "horovod" / "torch" / "mpi_lib_v2.cpython-311.so"
-    library.parent.mkdir(parents=True)
-    (tmp_path / "site" / "horovod" / "__init__.py").touch()
-    library.write_bytes(b"\x7fELF N7horovod6common13MPIControllerE")
-    with launched(HOROVOD, "-np", "2", "ok.py", folder=tmp_path, PYTHONPATH=_also(tmp_path / "site")) as job:
-        assert job.wait() == 1
-    assert job.err.startswith("[launcher] horovod was built without gloo: ") and job.err.count("\n") == 1, job.err
-
-
-@pytest.mark.parametrize(
-    ("hosts", "text"),
-    [("192.0.2.1:1", "192.0.2.1, which is not this machine"), ("localhost:1,192.0.2.1:1", "do not reach it")],
-)
-def test_the_first_host_is_this_machine(tmp_path: Path, hosts: str, text: str) -> None:
-    write(tmp_path, "ok.py", "print('ran')")
-    (tmp_path / "site" / "horovod").mkdir(parents=True)
-    (tmp_path / "site" / "horovod" / "__init__.py").touch()
-    with launched(HOROVOD, "--hosts", hosts, "ok.py", folder=tmp_path, PYTHONPATH=_also(tmp_path / "site")) as job:
-        assert job.wait() == 2
-    assert text in job.err and job.err.count("\n") == 1, job.err
-
-
 @pytest.mark.parametrize(
     ("optimizations", "options"),
     [
@@ -98,8 +73,3 @@ def test_a_trial_gets_what_its_config_says(
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     cache = ["--cache-capacity", "1024", "--no-hierarchical-allreduce", "--no-hierarchical-allgather"]
     assert horovod._of_the_trial() == [*cache, *options, "--network-interface", "eth1", "--x", "1"]
-
-
-def _also(folder: Path) -> str:
-    """A PYTHONPATH with a folder before what is there already."""
-    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", "")]))
