@@ -213,7 +213,8 @@ def _slurm(asked: Asked) -> Place | None:
     elif max(tasks) == 1:
         counts = [own] * len(nodes)
     hosts = tuple(Host(node, slots) for node, slots in zip(nodes, counts, strict=True))
-    port = 20000 + int(launch["SLURM_JOB_ID"].strip() or 0) % 10000  # another one for each job, the same on all nodes
+    # Another one for each job, the same on all nodes; the one after it is the launchers', so not the next job's.
+    port = 20000 + 2 * (int(launch["SLURM_JOB_ID"].strip() or 0) % 5000)
     where = f"Slurm job {launch['SLURM_JOB_ID']}"
     return Place(where, hosts, asked.number("SLURM_NODEID") if step else 0, port,
                  notice=notice if max(counts) == 1 else "")  # fmt: skip

@@ -125,7 +125,8 @@ def run(job: Job) -> int:
 def _wait(pid: int, heard: set[signal.Signals], grace: float) -> int:
     """Hand signals on to the supervisor until it ends; its status, or minus the signal that killed it.
 
-    A supervisor that was stopped, or hangs, cannot end the job: it is killed, and the ranks with it.
+    A supervisor that was stopped, or hangs, cannot end the job: it is killed, and the ranks with it. (A blocked SIGCHLD
+    is queued, though nothing would happen by default, so that it can be waited for.)
     """
     kill_at = _NEVER
     while True:

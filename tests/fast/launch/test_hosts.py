@@ -240,6 +240,7 @@ def test_a_step_of_slurm_with_a_launcher_on_each_node() -> None:
     assert slots(place(**STEP, SLURM_GPUS_ON_NODE="4")) == {"gpu03": 4, "gpu04": 4}
     assert slots(place("--nproc-per-node", "2", **STEP)) == {"gpu03": 2, "gpu04": 2}
     assert place("--nproc-per-node", "2", **STEP).port == place(**STEP).port, "the same on all nodes"
+    assert place(**{**STEP, "SLURM_JOB_ID": "18"}).port == place(**STEP).port + 2, "one is for the launchers"
     assert "srun --ntasks-per-node=1" in refusal(**{**STEP, "SLURM_STEP_TASKS_PER_NODE": "2(x2)"})
 
 
