@@ -121,9 +121,14 @@ def test_a_machine_that_is_lost_ends_all(machines: Machines, tmp_path: Path, vic
 def test_a_machine_that_does_not_answer_is_lost(machines: Machines, tmp_path: Path) -> None:
     machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
     until(lambda: all(job.linked() for job in machines.jobs))
-    os.kill(machines.jobs[2].supervisor(), signal.SIGSTOP)
-    assert [job.wait() for job in machines.jobs[:2]] == [1, 1]
+    supervisor = machines.jobs[2].supervisor()
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        assert [job.wait() for job in machines.jobs[:2]] == [1, 1]
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
     assert all("machine 2 (" in job.err for job in machines.jobs[:2])
+    assert machines.ends() == [1, 1, 1]
 
 
 def test_one_that_comes_late_is_told_at_once(tmp_path: Path) -> None:
@@ -138,6 +143,7 @@ def test_one_that_comes_late_is_told_at_once(tmp_path: Path) -> None:
 
 def test_a_signal_that_one_machine_alone_gets_ends_all(machines: Machines, tmp_path: Path) -> None:
     machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
+    until(lambda: all(job.linked() for job in machines.jobs))
     os.kill(machines.jobs[1].pid, signal.SIGTERM)
     assert machines.ends() == [143, 143, 143]
     assert "ranks 2, 3 ended by SIGTERM, which nothing handled" in machines.jobs[1].err
@@ -263,7 +269,7 @@ def test_strangers_disturb_nothing() -> None:
             assert (await peer.read())["kind"] == "beat"
 
         asyncio.run(comes())
-        (news,) = heard(link)
+        news = heard(link)[0]
         assert isinstance(news, Rank) and (news.rank, news.status, news.node) == (5, 3, 1)
 
 

@@ -40,7 +40,6 @@ REFUSED = {  # what all have in common is said by their parser: test_cli.py
         "--hostfile nowhere s.py": "hostfile nowhere: No such file or directory",
         "--hosts localhost:1 -np 2 s.py": "2 processes are asked for",
         "--nnodes 2 --node-rank 0 --master-addr a s.py": "--hosts A:2,B:2",
-        "--trial": "--trial: expected MODULE:CLASS",
     },
     "tensorflow": {
         "": "no script to run",

@@ -51,11 +51,11 @@ def config(**changes: Any) -> str:
 def test_two_machines_know_each_other(tmp_path: Path) -> None:
     write(tmp_path, "who.py", WHO)
     (tmp_path / "secret").write_text(f"{SECRET}\n")
-    hosts, port = "127.0.0.1,127.0.0.2", free_port()
+    hosts, port, meet = "127.0.0.1,127.0.0.2", free_port(), ["--launcher-port", str(free_port())]
     with ExitStack() as stack:
         jobs = []
         for node in range(2):
-            words = ["--hosts", hosts, "--node-rank", str(node), "--port", str(port + 100 * node), "who.py"]
+            words = ["--hosts", hosts, "--node-rank", str(node), "--port", str(port + 100 * node), *meet, "who.py"]
             secret = ("DET_CORE_SECRET", SECRET) if node == 0 else ("DET_CORE_SECRET_FILE", str(tmp_path / "secret"))
             env = dict([secret], INTER_TRAIN_PROCESS_COMM_PORT_1=str(port))
             jobs.append(stack.enter_context(launched(TENSORFLOW, *words, folder=tmp_path, **env)))

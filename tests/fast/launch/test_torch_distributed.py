@@ -84,7 +84,10 @@ def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: 
         )
         assert added == {"USE_TORCH_DISTRIBUTED": "True", "PYTHONUNBUFFERED": "1"}
         assert secret == state(tmp_path, "ours", 0)["env"]["DET_CORE_SECRET"]
-        different = {"MASTER_PORT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE", "_"}
+        different = {
+            "MASTER_PORT",
+            *(f"TORCHELASTIC_{n}" for n in ("ERROR_FILE", "SIGNALS_TO_HANDLE", "USE_AGENT_STORE")),
+        }
         same = {key for key in theirs["env"] if key.startswith(RANKS)} - different
         assert len(same) > 12 and {k: mine["env"].get(k) for k in same} == {k: theirs["env"][k] for k in same}
 
