@@ -58,17 +58,17 @@ def variables(place: Place, words: Words, environment: Environment) -> list[dict
     hosts, gloo_run = _of_horovod("common.util.hosts"), _of_horovod("gloo_run")
     text = ",".join(f"{host.name if place.several else 'localhost'}:{host.slots}" for host in place.hosts)
     plan = hosts.get_host_assignments(hosts.parse_hosts(text), place.size)
-    interface = _interface(place)
+    chosen, interfaces = _chosen(["--gloo-timeout-seconds", str(_GLOO_TIMEOUT), *_of_the_trial(), *words.theirs])
+    interfaces = interfaces or [_interface(place)]
     common = {
-        **_tuning([*_of_the_trial(), *words.theirs]),
+        **chosen,
         "USE_HOROVOD": "1",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": _address(place.chief),
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(_rendezvous(plan, place)),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": interface,
-        "NCCL_SOCKET_IFNAME": interface,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(_GLOO_TIMEOUT),
+        "HOROVOD_GLOO_IFACE": interfaces[0],
+        "NCCL_SOCKET_IFNAME": ",".join(interfaces),
     }
     mine = plan[place.first_rank :][: place.here.slots]
     return [{**common, **gloo_run.create_slot_env_vars(slot)} for slot in mine]
@@ -79,8 +79,8 @@ def _of_horovod(module: str) -> Any:
     return require(f"horovod.runner.{module}", extra="horovod", purpose="this launcher")
 
 
-def _tuning(options: list[str]) -> dict[str, str]:
-    """The variables that horovodrun makes of its options."""
+def _chosen(options: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The variables that horovodrun makes of its options, and the network interfaces that they name."""
     parser, argv, said = _of_horovod("launch"), sys.argv, io.StringIO()
     sys.argv = ["horovodrun", "-np", "1", *options, "true"]  # where it reads them, and nowhere else
     try:
@@ -91,8 +91,7 @@ def _tuning(options: list[str]) -> dict[str, str]:
         raise UsageError(f"{lines[-1]} (horovodrun --help shows its options)") from None
     finally:
         sys.argv = argv
-    found: dict[str, str] = _of_horovod("common.util.config_parser").set_env_from_args({}, asked)
-    return found
+    return _of_horovod("common.util.config_parser").set_env_from_args({}, asked), sorted(asked.nics or ())
 
 
 def _rendezvous(plan: list[Any], place: Place) -> int:

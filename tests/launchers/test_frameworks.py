@@ -147,13 +147,13 @@ def prints(framework: Framework, folder: Path, *, processes: int, long: int, lin
 
 def test_options_of_horovodrun_that_tune_and_one_that_is_none(tmp_path: Path) -> None:
     need()
-    code = "import os; print(os.environ['HOROVOD_CYCLE_TIME'], os.environ['HOROVOD_FUSION_THRESHOLD'])"
-    write(tmp_path, "says.py", code)
-    options = ["--cycle-time-ms", "3.5", "--fusion-threshold-mb", "32", "--"]
+    names = ("CYCLE_TIME", "FUSION_THRESHOLD", "GLOO_TIMEOUT_SECONDS", "GLOO_IFACE")
+    write(tmp_path, "says.py", f"import os; print(*(os.environ['HOROVOD_' + name] for name in {names}))")
+    options = ["--cycle-time-ms", "3.5", "--fusion-threshold-mb", "32", "--network-interface", "eth7", "--"]
     command = FRAMEWORKS["horovod"].local(2)
     with launched(command, *options, "says.py", folder=tmp_path, **variables()) as job:
         assert job.wait() == 0, job.err
-    assert sorted(job.out.splitlines()) == [f"[rank={rank}] 3.5 {32 << 20}" for rank in range(2)]
+    assert sorted(job.out.splitlines()) == [f"[rank={rank}] 3.5 {32 << 20} 240 eth7" for rank in range(2)]
     with launched(command, "--no-such", "--", "says.py", folder=tmp_path, **variables()) as job:
         assert job.wait() == 2
     assert re.fullmatch(r"\[launcher\] .*--no-such.*\n", job.err), job.err
