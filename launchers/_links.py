@@ -144,11 +144,14 @@ class Link:
             await asyncio.wait_for(peer.prove(self._secret), _ANSWER)
             hello = await asyncio.wait_for(peer.read(), _ANSWER)
             node, host, size = int(hello["node"]), str(hello["host"]), int(hello["size"])
-            if node in self.others:
-                raise Refused(f"machine {node} is there already")
         except (*_BROKEN, asyncio.TimeoutError):
             writer.close()
             return
+        if node in self.others:
+            words = "is there already: --node-rank is another one on each machine"
+            peer.say("failed", **Rank(None, status=1, words=words, host=host, node=node).facts())
+            peer.say("bye")
+            return peer.close()
         if size != self._size:  # each took the others to have as many GPUs as it has itself
             words = (
                 f"takes the job to have {size} ranks, and this one {self._size}: say --nproc-per-node on all machines"

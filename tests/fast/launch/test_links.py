@@ -273,6 +273,21 @@ def test_strangers_disturb_nothing() -> None:
         assert isinstance(news, Rank) and (news.rank, news.status, news.node) == (5, 3, 1)
 
 
+def test_a_machine_that_is_there_already_is_told_so() -> None:
+    async def comes(port: int) -> None:
+        first = await introduce(port)
+        await first.read()
+        second = await introduce(port)
+        told = await second.read()
+        assert told["kind"] == "failed" and "--node-rank is another one on each machine" in told["words"]
+        assert (await second.read())["kind"] == "bye"
+        first.say("bye")
+
+    with listening() as (link, port):
+        asyncio.run(comes(port))
+        assert link.failed() == []
+
+
 def test_a_message_that_was_changed_on_its_way_ends_the_link() -> None:
     async def comes(port: int) -> None:
         peer = await introduce(port)
