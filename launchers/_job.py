@@ -206,7 +206,8 @@ class Supervisor:
         if not self._output.is_alive():  # else nobody reads, and a write would block
             for text, lines in summary(ranks, self._job.tail, self._stop, self._node):
                 if not self._job.alone or text.endswith("could not be written"):
-                    write_all(2, f"{PREFIX}{text}\n".encode(errors="surrogateescape") + lines)
+                    with contextlib.suppress(OSError):  # nobody is there to tell, but for the status
+                        write_all(2, f"{PREFIX}{text}\n".encode(errors="surrogateescape") + lines)
         return exit_status(ranks)
 
     def _start(self) -> None:

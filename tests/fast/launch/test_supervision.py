@@ -289,6 +289,11 @@ def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:
     assert (tmp_path / "ran").exists()
 
 
+def test_a_stderr_that_takes_nothing_changes_no_status(tmp_path: Path) -> None:
+    command = " ".join(["exec", *ranks(2), "sh", "-c", "'exit 7'", "2>", "/dev/full"])
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path).returncode == 7
+
+
 def test_a_script_inherits_no_descriptor_but_its_three(tmp_path: Path) -> None:
     with launched(ranks(2), "sh", "-c", "echo fds /proc/self/fd/*", folder=tmp_path) as job:
         assert job.wait() == 0
