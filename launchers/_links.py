@@ -15,7 +15,6 @@ process ids and statuses.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import hmac
 import json
@@ -97,6 +96,8 @@ class Link:
         """Say goodbye, and end the thread."""
         self._loop.call_soon_threadsafe(self._left.set)
         self._thread.join(2)  # so long at most: a machine that does not read is no reason to stay
+        if not self._thread.is_alive():
+            self._loop.close()
 
     # all below runs in the thread
 
@@ -123,9 +124,11 @@ class Link:
         await leaving
         for peer in self.others.values():
             peer.say("bye")
-        link.cancel()
-        with contextlib.suppress(asyncio.CancelledError, OSError, Refused):
-            await link
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # in which connections are closed
 
     async def _serve(self) -> None:
         try:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from det_core._env import Environment
-from det_core.launch import deepspeed
+from det_core.launch import _hosts, deepspeed, torch_distributed
 from det_core.launch._cli import Parser
 from det_core.launch._hosts import CannotStart, Host, Place
 from support.launcher import launched, write
@@ -27,13 +29,24 @@ SAYS = """
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deepspeed that is found: the launcher looks for no more."""
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A deepspeed that is found: the launcher looks for no more. The port that it holds to its end is closed here."""
+    held = []
+
+    def reserve(port: int = 0) -> socket.socket:
+        found = _hosts.reserve(port)
+        held.append(found.fileno())
+        return found
+
+    monkeypatch.setattr(torch_distributed, "reserve", reserve)
     for name in ("deepspeed", "torch"):
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    yield
+    for fd in held:
+        os.close(fd)
 
 
 def variables(place: Place, *options: str, **environ: str) -> list[dict[str, str]]:

@@ -8,10 +8,9 @@ import re
 import select
 import signal
 import socket
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -245,12 +244,16 @@ def heard(link: Link) -> list[Rank | str]:
             return found
 
 
-async def introduce(port: int, secret: str = SECRET, **hello: Any) -> _Peer:
+@asynccontextmanager
+async def introduced(port: int) -> AsyncIterator[_Peer]:
     """Another machine, which has proved itself."""
-    peer = _Peer(*await asyncio.open_connection("127.0.0.1", port))
-    await peer.prove(secret.encode())
-    peer.say("hello", **{"node": 1, "host": "h", "size": 2, **hello})
-    return peer
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    peer = _Peer(reader, writer)
+    await peer.prove(SECRET.encode())
+    peer.say("hello", node=1, host="h", size=2)
+    yield peer
+    peer.close()
+    await writer.wait_closed()
 
 
 def test_strangers_disturb_nothing() -> None:
@@ -264,9 +267,9 @@ def test_strangers_disturb_nothing() -> None:
         assert link.others == {} and link.failed() == []
 
         async def comes() -> None:
-            peer = await introduce(port)
-            peer.say("failed", **Rank(5, 77, 3, host="h", node=1).facts())
-            assert (await peer.read())["kind"] == "beat"
+            async with introduced(port) as peer:
+                peer.say("failed", **Rank(5, 77, 3, host="h", node=1).facts())
+                assert (await peer.read())["kind"] == "beat"
 
         asyncio.run(comes())
         news = heard(link)[0]
@@ -275,13 +278,13 @@ def test_strangers_disturb_nothing() -> None:
 
 def test_a_machine_that_is_there_already_is_told_so() -> None:
     async def comes(port: int) -> None:
-        first = await introduce(port)
-        await first.read()
-        second = await introduce(port)
-        told = await second.read()
-        assert told["kind"] == "failed" and "--node-rank is another one on each machine" in told["words"]
-        assert (await second.read())["kind"] == "bye"
-        first.say("bye")
+        async with introduced(port) as first:
+            await first.read()
+            async with introduced(port) as second:
+                told = await second.read()
+                assert told["kind"] == "failed" and "--node-rank is another one on each machine" in told["words"]
+                assert (await second.read())["kind"] == "bye"
+            first.say("bye")
 
     with listening() as (link, port):
         asyncio.run(comes(port))
@@ -290,13 +293,13 @@ def test_a_machine_that_is_there_already_is_told_so() -> None:
 
 def test_a_message_that_was_changed_on_its_way_ends_the_link() -> None:
     async def comes(port: int) -> None:
-        peer = await introduce(port)
-        await peer.read()
-        peer._said += 1  # as if one were left out
-        peer.say("bye")
-        with pytest.raises(EOFError):
-            while True:
-                await peer.read()
+        async with introduced(port) as peer:
+            await peer.read()
+            peer._said += 1  # as if one were left out
+            peer.say("bye")
+            with pytest.raises(EOFError):
+                while True:
+                    await peer.read()
 
     with listening() as (link, port):
         asyncio.run(comes(port))
