@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from det_core._env import Environment
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 
 from . import _job
 from ._hosts import CannotStart, Place, UsageError, check_reachable, find_place, gpus, write_hostfile

@@ -13,9 +13,9 @@ from typing import Any
 
 import det_core
 from det_core._clock import monotonic
-from det_core._errors import MasterUnreachable
 from det_core._optional import demand
 from det_core.client._address import kept_token, master_folder, running
+from det_core.errors import MasterUnreachable
 from det_core.storage import Owner
 
 START_TIMEOUT = 60.0
@@ -116,7 +116,7 @@ def _started(home: Path, folder: Path, timeout: float, options: Sequence[str]) -
 
 
 def _start(home: Path, folder: Path, deadline: float, options: Sequence[str]) -> dict[str, Any]:
-    demand("fastapi", "uvicorn", "sqlalchemy", "alembic", "pydantic", "yaml", extra="master", purpose="a master")
+    demand("fastapi", "uvicorn", "sqlalchemy", "alembic", "pydantic", "ruamel.yaml", extra="master", purpose="a master")
     log = folder / "master.log"
     with open(log, "ab") as output:
         began = output.tell()

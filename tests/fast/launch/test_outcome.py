@@ -70,6 +70,6 @@ def test_a_rank_that_ended_for_the_loss_of_one_of_a_lost_machine_does_not_come_b
 
 
 def test_the_rank_that_is_named_as_lost_is_read_from_what_was_printed() -> None:
-    tail = b"PeerLost: rank 1 (h, pid 7) is gone\nTraceback\ndet_core._errors.PeerLost: rank 12 (host h, pid 7) has\n"
+    tail = b"PeerLost: rank 1 (h, pid 7) is gone\nTraceback\ndet_core.errors.PeerLost: rank 12 (host h, pid 7) has\n"
     assert lost_peer(tail) == 12
     assert lost_peer(b"a PeerLost, they say\n") is None
