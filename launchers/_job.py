@@ -198,11 +198,12 @@ class Supervisor:
         self._start()
         self._until(lambda: not self._running and not self._untold)
         end_descendants(LINGER)
+        others = self._hear_the_last_of_others()  # before the output ends, by which their news are told
         self._output.finish()
         self._until(lambda: not self._output.is_alive())
         for rank in self._ranks:
             self._look_at_output(rank)
-        ranks = [*self._ranks, *self._hear_the_last_of_others()]
+        ranks = [*self._ranks, *others]
         if not self._output.is_alive():  # else nobody reads, and a write would block
             for text, lines in summary(ranks, self._job.tail, self._stop, self._node):
                 if not self._job.alone or text.endswith("could not be written"):
@@ -238,13 +239,13 @@ class Supervisor:
         for fd in (self._signals, self._output.done, *self._lifelines, *links):
             self._poll.register(fd, select.POLLIN)
 
-    def _until(self, over: Callable[[], object]) -> None:
-        """Hear and act until ``over()``, or until nothing more is worth waiting for."""
+    def _until(self, over: Callable[[], object], seconds: float = _NEVER) -> None:
+        """Hear and act until ``over()``, or until nothing more is worth waiting for; so long at most."""
         self._reap()
-        while not over() and time.monotonic() < self._give_up_at:
-            now = time.monotonic()
+        end_at = time.monotonic() + seconds
+        while not over() and (now := time.monotonic()) < min(self._give_up_at, end_at):
             look_at = now + _LOOK if self._untold else _NEVER
-            due = min(self._tell_at, self._kill_at, self._give_up_at, look_at, now + _DAY)
+            due = min(self._tell_at, self._kill_at, self._give_up_at, look_at, end_at, now + _DAY)
             for fd, _ in self._poll.poll(max(0.0, due - now) * 1000 + 1):
                 self._hear(fd)
             self._act(time.monotonic())
@@ -342,18 +343,15 @@ class Supervisor:
         link = self._job.link
         if link is None:
             return []
-        failed = [rank for rank in self._ranks if rank.status]
         if link.node == 0:
             self._until(lambda: self._stop or not link.others)
-        elif failed:
+        elif failed := [rank for rank in self._ranks if rank.status]:
             named = {rank.peer for rank in failed} - {rank.rank for rank in self._ranks} - {None}
-            self._give_up_at = min(self._give_up_at, time.monotonic() + PATIENCE)
-            self._until(
-                lambda: (
-                    self._stop
-                    or (not link.looking and not (link.others and named - {rank.rank for rank in link.failed()}))
-                )
-            )
+
+            def heard() -> bool:
+                return not link.others or named <= {rank.rank for rank in link.failed()}
+
+            self._until(lambda: self._stop or (not link.looking and heard()), PATIENCE)
         link.leave()
         return link.failed()
 

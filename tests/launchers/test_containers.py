@@ -9,24 +9,32 @@ from pathlib import Path
 import pytest
 
 from support.frameworks import FRAMEWORKS, need, places, told, variables
-from support.hosts import ADDRESSES, NAMES, Hosts
-from support.launcher import launched
+from support.hosts import ADDRESSES, NAMES, SECRET, Hosts
+from support.launcher import launched, write
 
-TOKEN = "the token of an allocation"
+SCRIPT = """
+    import json, socket
+    from det_core import core
+    from det_core._env import Environment
+    {context}
+    with distributed as d:  # and no core.init(), as there is no master
+        place = [d.rank, d.size, d.local_rank, d.local_size, d.cross_rank, d.cross_size]
+        told = d.allgather([place, socket.gethostname(), Environment.read().secret])
+    print("told", json.dumps(told))
+"""
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_each_starts_its_own_ranks(hosts: Hosts, tmp_path: Path, name: str) -> None:
     need()
     framework = FRAMEWORKS[name]
-    script = framework.who(tmp_path)
+    script = write(tmp_path, "script.py", SCRIPT.format(context=framework.context))
     with ExitStack() as stack:
         jobs = []
         for rank in (1, 0):  # in whatever order
             env = {
-                **variables(), "HOME": str(tmp_path), "GLOO_SOCKET_IFNAME": "eth0", "DET_SESSION_TOKEN": TOKEN,
+                **variables(), "HOME": str(tmp_path), "GLOO_SOCKET_IFNAME": "eth0", "DET_SESSION_TOKEN": SECRET,
                 "DET_CORE_INFO_DIR": str(info_of(tmp_path / f"info{rank}", rank)),
-                "DET_CORE_HOME": str(tmp_path / "home"), "DET_MASTER_TIMEOUT": "1",
             }  # fmt: skip
             command = [*hosts.on(rank + 1), *framework.launcher()]
             jobs.append(stack.enter_context(launched(command, script, folder=tmp_path, **env)))
@@ -35,7 +43,7 @@ def test_each_starts_its_own_ranks(hosts: Hosts, tmp_path: Path, name: str) -> N
     assert sorted(found) == [0, 1, 2, 3]
     for ranks in found.values():
         assert [rank[:2] for rank in ranks] == places(dict.fromkeys(NAMES, 2))
-        assert {rank[2] for rank in ranks} == {TOKEN}
+        assert {rank[2] for rank in ranks} == {SECRET}
     hosts.nothing_left()
 
 
@@ -43,7 +51,7 @@ def info_of(folder: Path, rank: int) -> Path:
     """The files that tell a container of itself."""
     cluster = {
         "master_url": f"http://{ADDRESSES[0]}:8080", "cluster_id": "c", "agent_id": "a", "slot_ids": [0, 1],
-        "task_id": "1", "allocation_id": "1.1", "session_token": TOKEN, "task_type": "TRIAL",
+        "task_id": "1", "allocation_id": "1.1", "session_token": SECRET, "task_type": "TRIAL",
         "master_cert_name": None, "master_cert_file": None, "latest_checkpoint": None,
     }  # fmt: skip
     trial = {

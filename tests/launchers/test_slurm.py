@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from support.frameworks import FRAMEWORKS, PYTHON, Framework, need, places, told, unprefixed, variables
-from support.hosts import NAMES, Hosts
+from support.hosts import NAMES, SECRET, Hosts
 from support.launcher import launched, write
 from support.slurm import Slurm
 
 PLACES = places(dict.fromkeys(NAMES, 2))
-SECRET = "a secret of a job"
 PLAIN = Framework("srun", context="distributed = core.DistributedContext.from_slurm()", rank="SLURM_PROCID", size="-n")
 SAVES = """
     import os, signal, sys, time

@@ -22,12 +22,11 @@ from support.frameworks import (
     unprefixed,
     variables,
 )
-from support.hosts import ADDRESSES, NAMES, Hosts
+from support.hosts import ADDRESSES, NAMES, SECRET, Hosts
 from support.launcher import Launched, launched, write
 from support.processes import until
 
 PLACES = places(dict.fromkeys(NAMES, 2))
-SECRET = "a secret of two machines"
 WAITS = """
     import os, signal, sys, time
     got = []

@@ -149,6 +149,19 @@ def test_a_signal_that_one_machine_alone_gets_ends_all(machines: Machines, tmp_p
     assert re.search(r"rank [23] \(.*\) failed first, killed by SIGTERM\n", machines.jobs[0].err)
 
 
+def test_a_first_machine_that_has_ended_hears_of_the_others_until_they_have(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, count=2)
+        first = machines.start(write(tmp_path, "ends.py", ENDS.replace('"go"', '"end"')))
+        machines.start(write(tmp_path, "fails.py", FAILS), "3").wait_for("ready", times=2)
+        until(machines.jobs[1].linked)
+        (tmp_path / "end").touch()
+        until(lambda: len(first.processes()) == 2)  # launcher and supervisor
+        (tmp_path / "go").touch()
+        first.wait_for(r"\[launcher\] rank 3 \(.*\) failed with status 7: the job ends here too")
+        assert machines.ends() == [7, 7]
+
+
 def test_all_that_end_well_end_with_0(machines: Machines, tmp_path: Path) -> None:
     machines.start_all(write(tmp_path, "ends.py", ENDS))
     until(lambda: all(job.linked() for job in machines.jobs))
