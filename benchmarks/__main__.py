@@ -1,34 +1,34 @@
-"""Run every benchmark of this folder, or those named: ``python -m benchmarks [--quick] [NAME ...]``."""
+"""Every benchmark, or those that are named, each in a process of its own. The exit status is how many failed.
 
-from __future__ import annotations
+A benchmark prints tables; a row that has a bound says whether it is met. ``python -m benchmarks.NAME --help`` tells
+what it measures and has its own options.
+"""
 
 import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks._program import QUICK, options
+from benchmarks._bench import parser
 
 FOLDER = Path(__file__).parent
 
 
 def main() -> int:
-    """Run each benchmark in a process of its own; the number of those that failed is the exit status."""
-    parser = options(__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="a benchmark (default: all)")
-    names = parser.parse_args().names
-    known = sorted(p.stem for p in FOLDER.glob("*.py") if not p.stem.startswith("_"))
-    if unknown := sorted(set(names) - set(known)):
-        print(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(known)}", file=sys.stderr)
-        return 2
-    failed = []
-    for name in names or known:
-        status = subprocess.run(
-            [sys.executable, "-m", f"benchmarks.{name}", *["--quick"] * QUICK], cwd=FOLDER.parent
-        ).returncode
-        if status:
-            failed.append(f"{name} (exit {status})")
+    """Run them, one after the other."""
+    known = sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
+    options = parser(f"{__doc__}\nThere are: {', '.join(known)}", "benchmarks")
+    options.add_argument("names", nargs="*", metavar="NAME", help="a benchmark (default: all)")
+    args = options.parse_args()
+    if unknown := sorted(set(args.names) - set(known)):
+        options.error(f"no benchmark named {', '.join(unknown)}; there are: {', '.join(known)}")
+    passed_on = [word for word in sys.argv[1:] if word.startswith("--")]
+    failed = {}
+    for name in args.names or known:
+        done = subprocess.run([sys.executable, "-m", f"benchmarks.{name}", *passed_on], cwd=FOLDER.parent)
+        if done.returncode:
+            failed[name] = done.returncode
     if failed:
-        print("failed: " + ", ".join(failed), file=sys.stderr)
+        print("bounds missed, or failed: " + ", ".join(f"{n} ({s})" for n, s in failed.items()), file=sys.stderr)
     return len(failed)
 
 

@@ -1,8 +1,8 @@
-"""A master to be measured: this repository's, as a process of its own in an empty folder."""
+"""A master to be measured: this repository's, as a process of its own in an empty folder.
 
-from __future__ import annotations
+``python -m benchmarks._master --home DIR --slots N`` is one whose engine runs nothing.
+"""
 
-import asyncio
 import http.client
 import json
 import os
@@ -10,25 +10,27 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from benchmarks._processes import HANGS, ROOT, environment
 from det_core.master._options import Options
 from det_core.master._server import run
-from det_core.master.engines import Ended, LaunchSpec, Listener
+from det_core.master.engines import LaunchSpec
 
-TIMEOUT = 120.0
-TICKS = os.sysconf("SC_CLK_TCK")
+sys.path.insert(0, str(ROOT / "tests"))
+from support.scripted_engine import ScriptedEngine  # type: ignore[import-not-found]
+
+T = TypeVar("T")
 
 
 class Api:
     """One connection to a master."""
 
     def __init__(self, url: str, token: str) -> None:
-        host, port = url.removeprefix("http://").split(":")
-        self._connection = http.client.HTTPConnection(host, int(port), timeout=TIMEOUT)
+        self._connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=HANGS)
         self._headers = {"Authorization": f"Bearer {token}"}
 
     def ask(self, method: str, path: str, body: bytes | Mapping[str, Any] | None = None) -> Any:
@@ -41,6 +43,10 @@ class Api:
             raise RuntimeError(f"{method} {path}: {response.status} {text.decode()}")
         return json.loads(text) if response.headers["content-type"] == "application/json" else text.splitlines()
 
+    def create(self, config: Mapping[str, Any], **more: Any) -> int:
+        """Create an experiment; its number."""
+        return int(self.ask("POST", "experiments", {"config": config, **more})["experiment"]["id"])
+
 
 class Master:
     """A running master. ``url`` and ``token`` are how it is reached, ``pid`` is its process."""
@@ -48,11 +54,7 @@ class Master:
     def __init__(self, home: Path, process: subprocess.Popen[bytes]) -> None:
         self.home, self.pid = home, process.pid
         said = home / "master" / "master.json"
-        deadline = time.monotonic() + TIMEOUT
-        while not said.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the master does not start (exit status {process.poll()})")
-            time.sleep(0.01)
+        until(said.exists, process.poll)
         self.url = str(json.loads(said.read_text())["url"])
         self.token = (home / "master" / "token").read_text().strip()
 
@@ -63,7 +65,7 @@ class Master:
     def cpu(self) -> float:
         """Seconds of processor time that it has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def peak(self) -> float:
         """The most memory that it has had at a time, in bytes."""
@@ -72,61 +74,37 @@ class Master:
 
 
 @contextmanager
-def running(*options: str, module: str = "det_core.master") -> Iterator[Master]:
-    """A master in a folder of its own, until the block ends.
-
-    Args:
-        options: of its command line.
-        module: what is run; ``benchmarks._master`` is one that runs no processes.
-    """
+def running(slots: int, module: str = "det_core.master") -> Iterator[Master]:
+    """A master in a folder of its own, until the block ends; ``benchmarks._master`` is one that runs no processes."""
     with tempfile.TemporaryDirectory(prefix="det-core-bench-") as folder:
-        command = [sys.executable, "-m", module, "--home", folder, *options]
-        process = subprocess.Popen(command)
+        command = [sys.executable, "-m", module, "--home", folder, "--slots", str(slots)]
+        process = subprocess.Popen(command, env=environment(Path(folder)))
         try:
             yield Master(Path(folder), process)
         finally:
             process.terminate()
-            process.wait(TIMEOUT)
+            process.wait(HANGS)
 
 
-class IdleEngine:
+def until(look: Callable[[], T], ended: Callable[[], int | None] = lambda: None) -> T:
+    """Look every two milliseconds until there is something; RuntimeError: who should bring it has ended, or hangs."""
+    deadline = time.monotonic() + HANGS
+    while not (found := look()):
+        if (status := ended()) is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"what is waited for does not come (exit status {status})")
+        time.sleep(0.002)
+    return found
+
+
+class IdleEngine(ScriptedEngine):  # type: ignore[misc]
     """Runs nothing, and writes down which allocations it was given, with their tokens, a JSON object a line."""
 
-    def __init__(self, slots: int, file: Path) -> None:
-        self.slots = list(range(slots))
-        self._file = file
-
-    async def recover(self, known: Mapping[str, str | None], listener: Listener) -> None:
-        """There is nothing to adopt."""
-
     async def launch(self, spec: LaunchSpec) -> None:
-        """Write it down."""
-        with open(self._file, "a") as file:
+        await super().launch(spec)
+        with open(FILE, "a") as file:
             file.write(json.dumps([spec.allocation_id, spec.session_token]) + "\n")
-
-    async def kill(self, allocation_id: str) -> None:
-        """There is nothing to kill."""
-
-    async def terminate(self, allocation_id: str, grace: float) -> None:
-        """There is nothing to end."""
-
-    async def events(self) -> AsyncIterator[Ended]:
-        """Nothing ever ends."""
-        await asyncio.Event().wait()
-        yield  # type: ignore[misc]
-
-    async def forget(self, allocation_id: str) -> None:
-        """There is nothing to forget."""
-
-    async def close(self) -> None:
-        """There is nothing to close."""
-
-
-def main() -> None:
-    """Run a master with an idle engine: ``--home DIR --slots N``."""
-    home, slots = Path(sys.argv[2]), int(sys.argv[4])
-    run(Options(home), IdleEngine(slots, home / "launched.jsonl"))
 
 
 if __name__ == "__main__":
-    main()
+    FILE = Path(sys.argv[2], "launched.jsonl")
+    run(Options(Path(sys.argv[2])), IdleEngine(list(range(int(sys.argv[4])))))

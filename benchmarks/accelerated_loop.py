@@ -1,46 +1,79 @@
 """What the accelerated Trainer's loop keeps of the bare loop's speed, beside accelerate's own loop and
 pytorch-accelerated; and what its import costs.
 
-The model, the data and the blocks in turn are those of ``trial_loop``, with 500 batches an epoch and the default
-callbacks. The peers run in an environment of their own, against the same bare loop.
-Run it with ``python -m benchmarks.accelerated_loop``.
+The work and the turns are those of ``_loops.py``, with 500 batches an epoch and the default callbacks; the peers run in
+an environment of their own, against the same bare loop. Two rows are of a process that a training has for itself, as in
+turns the two loops cool each other's caches: its second training, of many epochs less few, and whole.
 """
 
-from __future__ import annotations
-
-import os
-import statistics
-import subprocess
-import sys
-import tempfile
+import functools
 from pathlib import Path
-from typing import Any
 
-from benchmarks._peers import peers_python
-from benchmarks._program import QUICK, options, quick, status
-from benchmarks._table import print_table
-from benchmarks.trial_loop import HEADINGS, blocks, judged
+from benchmarks import _loops
+from benchmarks._bench import PEERS, Args, Table, Tables, at_least, at_most, program, quick
+from benchmarks._processes import TORCH, answer, peers
+from benchmarks._turns import alternate, best, median
 
-SCRIPT = Path(__file__).with_name("_accelerated.py")
-TRIAL = Path(__file__).with_name("_trial.py")
-IMPORT_MS = 60.0
-PEERS = ("accelerate==1.15.0", "pytorch-accelerated==0.1.61", "torch==2.13.0", "numpy")
-
-PEER_HEAD = """
-import statistics, sys, time
-sys.argv[1:] = ["500", "0", "0"]
-exec(open(PATH).read().split("class Trial(")[0].replace("from det_core import pytorch", ""))
-dataset, model, ratios = data(32_000), mlp(), []
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-bare = Bare(0, 1)
-bare.run(500)
+RIVALS = ("accelerate==1.15.0", "pytorch-accelerated==0.1.61", TORCH, "numpy")
+FASTER, IMPORT_MS = 1.4, 60.0
+"""Bounds: times pytorch-accelerated's speed, and milliseconds of the import."""
+HEAD = """
+import importlib
+from benchmarks._loops import BATCH, Bare, RANK, RANKS, REPORT, Turns, clocks, data, loss_of, mlp, since
+import torch, torch.nn.functional as F
+package, block, pairs, step_ms = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+RECORDS = 32_000
+def of(module):
+    return torch.optim.SGD(module.parameters(), lr=0.01)
+def bare():
+    return Bare(RECORDS, step_ms)
 """
-ACCELERATE = """
+TRAINER = HEAD + """
+from contextlib import nullcontext
+Trainer = importlib.import_module(package).Trainer
+class Measured(Trainer):
+    def optimizer_zero_grad(self):
+        super().optimizer_zero_grad()
+        turns.step()
+    def calculate_train_batch_loss(self, batch):
+        if step_ms:
+            time.sleep(step_ms / 1e3)
+        return super().calculate_train_batch_loss(batch)
+managed, options = nullcontext(), {}
+if step_ms:
+    from det_core import core
+    managed = core.init(distributed=core.DistributedContext.detect())
+    options = {"report_every": 50, "checkpoint_every": 200}
+with managed:
+    model = mlp()
+    trainer = (Measured if block else Trainer)(model, F.cross_entropy, of(model))
+    train = lambda epochs: trainer.train(
+        data(RECORDS), epochs, per_device_batch_size=BATCH, train_dataloader_kwargs={"num_workers": 0}, **options)
+    if block:
+        turns = Turns(block, [bare(), bare()])
+        train(-(-block * (pairs + 3) // (RECORDS // BATCH // RANKS)))
+        found = turns.found()
+    else:
+        train(1)
+        began = clocks()
+        train(pairs)
+        found = {"s": since(began)[0]}
+if RANK == 0:
+    answer(found)
+"""  # fmt: skip
+"""The Trainer in turns; with blocks of no length, its second training alone, of so many epochs."""
+ALONE = HEAD + """
+loop = bare()
+loop.run(500)
+answer({"s": loop.run(500 * pairs)[0]})
+"""  # fmt: skip
+ACCELERATE = HEAD + """
 from accelerate import Accelerator
-accelerator = Accelerator()
-loader = DataLoader(dataset, batch_size=BATCH, shuffle=True)
-model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-def epoch():
+accelerator, model = Accelerator(), mlp()
+loader = torch.utils.data.DataLoader(data(RECORDS), batch_size=BATCH, shuffle=True)
+model, optimizer, loader = accelerator.prepare(model, of(model), loader)
+turns = Turns(block, [bare(), bare()])
+while len(turns.ours) <= pairs:
     for step, batch in enumerate(loader, 1):
         loss = loss_of(model, batch)
         accelerator.backward(loss)
@@ -48,134 +81,58 @@ def epoch():
         optimizer.zero_grad()
         if step % REPORT == 0:
             loss.item()
-epoch()
-for _ in range(12):
-    began = time.perf_counter(); epoch(); took = time.perf_counter() - began
-    ratios.append(bare.run(500) / took)
-print("RESULT", statistics.median(ratios))
+        turns.step()
+answer(turns.found())
+"""  # fmt: skip
+IMPORT = """
+import importlib, torch
+began = time.perf_counter()
+importlib.import_module(sys.argv[1])
+answer({"ms": 1e3 * (time.perf_counter() - began)})
 """
-ORIGINAL = """
-from pytorch_accelerated import Trainer
-class Timed(Trainer):
-    ends = []
-    def training_run_epoch_end(self):
-        super().training_run_epoch_end()
-        now = time.perf_counter()
-        if self.ends:
-            ratios.append(bare.run(500) / (now - self.ends[-1]))
-        self.ends.append(time.perf_counter())
-Timed(model, F.cross_entropy, optimizer).train(
-    dataset, num_epochs=13, per_device_batch_size=BATCH, train_dataloader_kwargs={"num_workers": 0})
-print("RESULT", statistics.median(ratios))
-"""
+OURS = "det_core.accelerated"
 
 
-ALONE = """
-import sys, time
-kind, epochs = sys.argv[1], int(sys.argv[2])
-sys.argv[1:] = ["500", "0", "0"]
-from benchmarks._trial import BATCH, Bare, F, data, mlp, torch
-from det_core.accelerated import Trainer
-
-if kind == "bare":
-    bare = Bare(0, 1)
-    bare.run(500)
-    print("RESULT", bare.run(500 * epochs))
-else:
-    model, dataset = mlp(), data(32_000)
-    trainer = Trainer(model, F.cross_entropy, torch.optim.SGD(model.parameters(), lr=0.01))
-    for each in (1, epochs):
-        began = time.perf_counter()
-        trainer.train(dataset, each, per_device_batch_size=BATCH, train_dataloader_kwargs={"num_workers": 0})
-    print("RESULT", time.perf_counter() - began)
-"""
-"""The second training of a process, which has it for itself: in turns the two loops cool each other's caches."""
-
-
-def alone(kind: str, epochs: int) -> float:
-    """Seconds of so many epochs of 500 steps, the least of three processes."""
-    took = []
-    for _ in range(quick(3, 1)):
-        done = subprocess.run(
-            [sys.executable, "-c", ALONE, kind, str(epochs)], env={**os.environ, "OMP_NUM_THREADS": "1"},
-            check=True, capture_output=True, text=True,
-        )  # fmt: skip
-        took.append(float(done.stdout.split()[-1]))
-    return min(took)
+def measure(args: Args) -> Tables:
+    title = f"steps per second of the accelerated Trainer, of the bare loop's, {_loops.CORES} cores"
+    table = Table(title, _loops.COLUMNS)
+    run = functools.partial(_loops.blocks, TRAINER)
+    one = _loops.row(table, "one process", run(OURS, 500, quick(30, 2)), 0.93)
+    _loops.row(table, "two DDP ranks", run(OURS, 50, quick(80, 2), ranks=2), 0.93)
+    name = "a 20 ms step, metrics every 50, a checkpoint every 200"
+    _loops.row(table, name, run(OURS, 50, quick(20, 2), 20.0), 0.98)
+    python: Path | None = peers(*RIVALS) if PEERS else None
+    if python:
+        found = _loops.blocks(ACCELERATE, "accelerate", 500, 12, python=python)
+        _loops.row(table, "accelerate's loop, one process", found)
+        original = _loops.row(table, RIVALS[1], run("pytorch_accelerated", 500, 12, python=python))
+        table.row("ours : pytorch-accelerated", one / original, bound=at_least(one / original, FASTER))
+    second_training(table)
+    yield table
+    table = Table(f"import once torch is imported, ms, medians of {args.rounds}", ["ms"])
+    modules = {OURS: functools.partial(answer, IMPORT, OURS)}
+    if python:
+        modules[RIVALS[1]] = functools.partial(answer, IMPORT, "pytorch_accelerated", python=python)
+    for name, found in alternate(modules, args.rounds).items():
+        ms = median(found, "ms")
+        table.row(name, ms, bound=at_most(ms, IMPORT_MS) if name == OURS else None)
+    yield table
 
 
-def peer(code: str) -> float:
-    """A peer's steps per second, of the bare loop's."""
-    python = peers_python(*PEERS)
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [python, "-c", PEER_HEAD.replace("PATH", repr(str(TRIAL))) + code], cwd=folder,
-            env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=1800,
-        )  # fmt: skip
-    lines = [line.split()[-1] for line in done.stdout.splitlines() if "RESULT" in line]
-    if not lines:
-        raise RuntimeError(f"the peer ended with {done.returncode}: {done.stderr[-2000:]}")
-    return float(lines[-1])
-
-
-def import_ms(python: str, module: str) -> float:
-    """Milliseconds of an import in a process that has imported torch; the first of ten fills the caches."""
-    code = f"import time, torch; began = time.perf_counter(); import {module}; print(time.perf_counter() - began)"
-    took = [
-        float(subprocess.run([python, "-c", code], check=True, capture_output=True, text=True).stdout.split()[-1])
-        for _ in range(quick(10, 2))
-    ]
-    return 1000 * statistics.median(took[1:])
-
-
-def main() -> int:
-    """Print the tables; the number of bounds that are not met."""
-    parser = options(__doc__)
-    parser.add_argument("--no-peer", action="store_true", help="without the peers, which get a venv of their own")
-    with_peer = not (parser.parse_args().no_peer or QUICK)
-    rows: list[list[Any]] = []
-    missed, one = 0, 0.0
-    for name, bound, measured in (
-        ("one process", 0.93, lambda: blocks(500, quick(30, 2), script=SCRIPT)),
-        ("two DDP ranks", 0.93, lambda: blocks(50, quick(80, 2), ranks=2, script=SCRIPT)),
-        (
-            "a 20 ms step, metrics every 50, a checkpoint every 200",
-            0.98,
-            lambda: blocks(50, quick(20, 2), 20.0, script=SCRIPT),
-        ),
-    ):
-        found = measured()
-        row, met = judged(name, bound, found)
-        one = one or row[1]
-        missed += not met
-        rows.append([*row, statistics.median(found["cpu"])])
-    if with_peer:
-        loop, original = peer(ACCELERATE), peer(ORIGINAL)
-        missed += one < 1.4 * original
-        rows.append(["accelerate's loop, one process", loop, *[None] * 7])
-        rows.append(["pytorch-accelerated, one process", original, *[None] * 7])
-        rows.append(["ours : pytorch-accelerated", one / original, *[None] * 4, ">= 1.4", one >= 1.4 * original, None])
-    many, few = quick(12, 2), quick(2, 1)
-    hot = (alone("bare", many) - alone("bare", few)) / (alone("ours", many) - alone("ours", few))
-    whole = alone("bare", quick(4, 1)) / alone("ours", quick(4, 1))
-    for name, ratio, bound in (
-        ("a second train() in a process of its own, 12 epochs less 2", hot, 0.93),
-        ("the same, 4 epochs from call to return", whole, 0.88),
-    ):
-        missed += ratio < bound
-        rows.append([name, ratio, *[None] * 4, f">= {bound}", ratio >= bound, None])
-    print_table(
-        f"steps per second of the accelerated Trainer, of the bare loop's, {len(os.sched_getaffinity(0))} cores",
-        [*HEADINGS, "CPU ratio"], rows,
-    )  # fmt: skip
-    ours = import_ms(sys.executable, "det_core.accelerated")
-    missed += ours > IMPORT_MS
-    imports: list[list[Any]] = [["det_core.accelerated", ours, f"<= {IMPORT_MS:g}", ours <= IMPORT_MS]]
-    if with_peer:
-        imports.append(["pytorch_accelerated", import_ms(str(peers_python(*PEERS)), "pytorch_accelerated"), "", None])
-    print_table("milliseconds of an import once torch is imported, medians of 9", ["", "ms", "bound", "met"], imports)
-    return missed
+def second_training(table: Table) -> None:
+    """Add the rows of trainings that have a process for themselves, the least of three each."""
+    many, few, some = quick((12, 2, 4), (2, 1, 2))
+    contenders = {}
+    for epochs in {many, few, some}:
+        contenders[f"bare {epochs}"] = functools.partial(answer, ALONE, "none", 500, epochs, 0)
+        contenders[f"ours {epochs}"] = functools.partial(answer, TRAINER, OURS, 0, epochs, 0)
+    s = {name: best(each, "s") for name, each in alternate(contenders, quick(3, 1)).items()}
+    hot = (s[f"bare {many}"] - s[f"bare {few}"]) / (s[f"ours {many}"] - s[f"ours {few}"])
+    whole = s[f"bare {some}"] / s[f"ours {some}"]
+    name = f"a second train() in a process of its own, {many} epochs less {few}"
+    table.row(name, hot, bound=at_least(hot, 0.93))
+    table.row(f"the same, {some} epochs from call to return", whole, bound=at_least(whole, 0.88))
 
 
 if __name__ == "__main__":
-    raise SystemExit(status(main()))
+    program(measure, __doc__, rounds=9)

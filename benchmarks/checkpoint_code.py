@@ -1,33 +1,25 @@
 """What a trial's checkpoint costs in a folder of 2,500 scripts, against one in an empty folder.
 
-Each fit is a process of its own, in turn in one folder and the other: a tiny trial that saves a checkpoint after each
-batch. The code is read for the first one, which is told apart; of the processes the median is taken.
+Each fit is a process of its own: a tiny trial that saves a checkpoint after each batch. The code is read for the first
+one, which is told apart; of the others the median counts, as a disk that syncs slowly now and then is no part of it.
 """
 
-from __future__ import annotations
-
-import json
-import os
-import statistics
-import subprocess
-import sys
+import functools
 import tempfile
 from pathlib import Path
 
-from benchmarks._program import options, quick, status
-from benchmarks._table import print_table
+from benchmarks._bench import Args, Table, Tables, at_most, program, quick
+from benchmarks._processes import answer
+from benchmarks._turns import alternate, median
 
 BOUND = 1.2
-FILES = 2500
-ROUNDS = quick(5, 1)
-SAVES = quick(40, 3)
+FILES, SAVES = 2500, quick(40, 3)
 CODE = """
-import json, sys, time
+import statistics
+os.chdir(sys.argv[1])
+sys.path.insert(0, "")
 import torch
 from det_core import pytorch
-
-SAVES = int(sys.argv[1])
-
 class Trial(pytorch.PyTorchTrial):
     def __init__(self, context):
         self.context = context
@@ -42,55 +34,36 @@ class Trial(pytorch.PyTorchTrial):
     def evaluate_batch(self, batch): return {"x": 1.0}
     def build_callbacks(self):
         return {"clock": Clock()}
-
 class Clock(pytorch.PyTorchCallback):
     def on_training_workload_end(self, avg_metrics, batch_metrics): took.append(-time.perf_counter())
     def on_checkpoint_upload_end(self, uuid): took[-1] += time.perf_counter()
-
 took = []
 with pytorch.init(hparams={}) as context:
     pytorch.Trainer(Trial(context), context).fit(
-        max_length=pytorch.Batch(SAVES), checkpoint_period=pytorch.Batch(1), checkpoint_policy="none"
+        max_length=pytorch.Batch(int(sys.argv[2])), checkpoint_period=pytorch.Batch(1), checkpoint_policy="none"
     )
-print("RESULT", json.dumps([each for each in took if each > 0]))
+took = [each * 1e3 for each in took if each > 0]
+answer({"first": took[0], "each": statistics.median(took)})
 """
 
 
-def fit(folder: Path, home: Path) -> tuple[float, float]:
-    """Milliseconds of the first checkpoint, and the median of all: a disk that syncs slowly now and then is no part."""
-    environment = {**os.environ, "DET_CORE_HOME": str(home)}
-    done = subprocess.run(
-        [sys.executable, "-c", CODE, str(SAVES)], cwd=folder, env=environment, capture_output=True, text=True,
-        timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    took = json.loads(next(line[7:] for line in done.stdout.splitlines() if line.startswith("RESULT ")))
-    return 1e3 * took[0], 1e3 * statistics.median(took)
-
-
-def main() -> int:
-    """Print the table; 1 if the bound is not met."""
-    options(__doc__).parse_args()
+def measure(args: Args) -> Tables:
     with tempfile.TemporaryDirectory() as scratch:
-        folders = {"empty": Path(scratch) / "empty", "scripts": Path(scratch) / "scripts"}
+        folders = {"an empty folder": Path(scratch, "empty"), f"a folder of {FILES:,} scripts": Path(scratch, "full")}
+        empty, full = folders
         for folder in folders.values():
             folder.mkdir()
         for number in range(FILES):
-            (folders["scripts"] / f"script{number}.py").write_text("print('hello')\n" * 20)
-        took: dict[str, list[tuple[float, float]]] = {name: [] for name in folders}
-        for turn in range(ROUNDS):
-            for name in sorted(folders, reverse=bool(turn % 2)):
-                took[name].append(fit(folders[name], Path(scratch) / "home"))
-    first, each = ({name: statistics.median(t[i] for t in took[name]) for name in took} for i in range(2))
-    ratio = each["scripts"] / each["empty"]
-    rows = [
-        ["an empty folder", first["empty"], each["empty"], None, None, None],
-        [f"a folder of {FILES:,} scripts", first["scripts"], each["scripts"], ratio, BOUND, ratio <= BOUND],
-    ]
-    title = f"A bare trial's checkpoint, ms, median of {ROUNDS} processes that save {SAVES} times"
-    print_table(title, ["working directory", "the first", "each", "times empty", "bound", "met"], rows)
-    return status(ratio > BOUND)
+            (folders[full] / f"script{number}.py").write_text("print('hello')\n" * 20)
+        found = alternate({name: functools.partial(answer, CODE, folder, SAVES) for name, folder in folders.items()},
+                          args.rounds)  # fmt: skip
+    title = f"a bare trial's checkpoint, ms, median of {args.rounds} processes that save {SAVES} times"
+    table = Table(title, ["the first", "each", "times empty"])
+    times = median(found[full], "each") / median(found[empty], "each")
+    table.row(empty, median(found[empty], "first"), median(found[empty], "each"))
+    table.row(full, median(found[full], "first"), median(found[full], "each"), times, bound=at_most(times, BOUND))
+    yield table
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    program(measure, __doc__, rounds=5)

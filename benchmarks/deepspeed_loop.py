@@ -1,42 +1,79 @@
 """What a DeepSpeedTrial's loop keeps of the bare DeepSpeed loop's speed: ZeRO 1 on two ranks, under our launcher.
 
-The model and the data are those of ``trial_loop``. Blocks of 50 steps of ours and of two bare loops take turns in the
-same two processes; the two bare loops against each other tell how far the machine can be believed.
-Run it with ``python -m benchmarks.deepspeed_loop``; it makes the venv of the frameworks, unless ``FRAMEWORKS_VENV``
-names one.
+The work and the turns are those of ``_loops.py``. It makes the environment of the frameworks, unless
+``FRAMEWORKS_VENV`` names one.
 """
-
-from __future__ import annotations
 
 import os
 
-from benchmarks._peers import frameworks_python
-from benchmarks._program import options, quick, status
-from benchmarks._table import print_table
-from benchmarks.trial_loop import HEADINGS, SCRIPT, blocks, judged
+from benchmarks import _loops
+from benchmarks._bench import Args, Table, Tables, program, quick
+from benchmarks._processes import frameworks
 
 BOUND = 0.95
-
-
-def main() -> int:
-    """Print the table; the number of bounds that are not met."""
-    options(__doc__).parse_args()
-    title = (
-        f"steps per second of a DeepSpeedTrial on two ranks, of the bare loop's, {len(os.sched_getaffinity(0))} cores"
+TRIAL = """
+import deepspeed as ds
+from benchmarks._loops import BATCH, Bare, RANK, REPORT, Turns, data, loss_of, mlp
+from det_core import pytorch
+from det_core.pytorch import deepspeed
+block, pairs = int(sys.argv[2]), int(sys.argv[3])
+CONFIG = {
+    "train_micro_batch_size_per_gpu": BATCH,
+    "optimizer": {"type": "Adam", "params": {"lr": 1e-3, "torch_adam": True}},
+    "zero_optimization": {"stage": 1},
+    "steps_per_print": 10**9,
+}
+def engine():
+    model = mlp()
+    return ds.initialize(model=model, model_parameters=model.parameters(), config=CONFIG)[0]
+class BareEngine(Bare):
+    def make(self, torch):
+        self.model = engine()
+    def step(self, batch):
+        loss = loss_of(self.model, [each.to(self.model.device) for each in batch])
+        self.model.backward(loss)
+        self.model.step()
+        return loss
+class Trial(deepspeed.DeepSpeedTrial):
+    def __init__(self, context):
+        self.context = context
+        self.engine = context.wrap_model_engine(engine())
+        self.turns = Turns(block, [BareEngine() for _ in range(2)])
+    def build_training_data_loader(self):
+        return pytorch.DataLoader(data(25_600), batch_size=BATCH, shuffle=True)
+    def build_validation_data_loader(self):
+        return pytorch.DataLoader(data(2), batch_size=1)
+    def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
+        loss = loss_of(self.engine, self.context.to_device(next(dataloader_iter)))
+        self.engine.backward(loss)
+        self.engine.step()
+        self.turns.step()
+        return {"loss": loss}
+    def evaluate_batch(self, dataloader_iter):
+        return {"loss": loss_of(self.engine, self.context.to_device(next(dataloader_iter)))}
+with deepspeed.init(hparams={}) as context:
+    trial = Trial(context)
+    deepspeed.Trainer(trial, context).fit(
+        max_length=pytorch.Batch(block * (pairs + 3)), reporting_period=pytorch.Batch(REPORT)
     )
-    python = frameworks_python()
+    if RANK == 0:
+        answer(trial.turns.found())
+"""
+
+
+def measure(args: Args) -> Tables:
+    python = frameworks()
+    title = f"steps per second of a DeepSpeedTrial on two ranks, of the bare loop's, {_loops.CORES} cores"
+    table = Table(title, _loops.COLUMNS)
     if python is None:
-        print_table(title, HEADINGS, [["ZeRO 1: not installed", *[None] * 7]])
-        return 0
-    env = {
-        "DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(python.parent.parent / "torch_extensions"),
-        "PATH": f"{python.parent}:{os.environ['PATH']}",
-    }  # fmt: skip
-    script = SCRIPT.with_name("_engine_trial.py")
-    row, met = judged("ZeRO 1", BOUND, blocks(50, quick(80, 2), ranks=2, script=script, python=str(python), env=env))
-    print_table(title, HEADINGS, [row])
-    return not met
+        table.row("ZeRO 1: not installed")
+    else:
+        env = {"DS_ACCELERATOR": "cpu", "TORCH_EXTENSIONS_DIR": str(python.parent.parent / "torch_extensions"),
+               "PATH": f"{python.parent}:{os.environ['PATH']}"}  # fmt: skip
+        found = _loops.blocks(TRIAL, "det_core", 50, quick(80, 2), ranks=2, python=python, env=env)
+        _loops.row(table, "ZeRO 1", found, BOUND)
+    yield table
 
 
 if __name__ == "__main__":
-    raise SystemExit(status(main()))
+    program(measure, __doc__)

@@ -1,74 +1,53 @@
 """What a master needs while 1,000 trials wait on the preemption long poll, and how fast all of them are woken.
 
-Run it with ``python -m benchmarks.master_polls``. The trials are connections that poll as the Core API's clients do,
-for 60 s at a time with the token of their allocation; the engine runs no processes.
+The trials are connections that poll as the Core API's clients do, for 60 s at a time with the token of their
+allocation; the engine runs no processes. The master is watched for so long that each poll ends once, and is made again.
 """
-
-from __future__ import annotations
 
 import asyncio
 import json
 import time
-from pathlib import Path
 
-from benchmarks._master import Master, running
-from benchmarks._program import options, quick, status
-from benchmarks._table import print_table
+from benchmarks._bench import Args, Table, Tables, at_most, program, quick
+from benchmarks._master import Master, running, until
 
-TRIALS = quick(1000, 10)
-SECONDS = quick(75.0, 1.0)
-"""How long the master is watched: each poll ends once meanwhile, and is made again."""
-CORE_BOUND = 0.20
-MEMORY_BOUND = 300e6
-CONFIG = f"""
-name: polls
-entrypoint: "true"
-hyperparameters: {{x: {{type: double, minval: 0, maxval: 1}}}}
-searcher: {{name: random, metric: loss, max_length: 1, max_trials: {TRIALS}, max_concurrent_trials: {TRIALS}}}
-"""
+TRIALS, SECONDS = quick((1000, 75.0), (10, 1.0))
+CORE, MEMORY_MB = 0.20, 300
+"""Bounds: of one core, and at most at a time."""
+CONFIG = {
+    "name": "polls",
+    "entrypoint": "true",
+    "hyperparameters": {"x": {"type": "double", "minval": 0, "maxval": 1}},
+    "searcher": {"name": "random", "metric": "loss", "max_length": 1, "max_trials": TRIALS,
+                 "max_concurrent_trials": TRIALS},
+}  # fmt: skip
 
 
-def main() -> int:
-    """Measure, print the table, and return the number of bounds that are not met."""
-    options(__doc__).parse_args()
-    with running("--slots", str(TRIALS), module="benchmarks._master") as master:
-        idle = master.peak()
-        experiment = master.api().ask("POST", "experiments", {"config": CONFIG})["experiment"]["id"]
-        tokens = _launched(master.home / "launched.jsonl")
-        core, delays = asyncio.run(_poll(master, experiment, tokens))
-        memory = master.peak()
-    rows = [
-        ("processor, of one core", core, CORE_BOUND, core <= CORE_BOUND),
-        ("memory at most, in MB", memory / 1e6, MEMORY_BOUND / 1e6, memory <= MEMORY_BOUND),
-        ("memory before the trials, in MB", idle / 1e6, None, None),
-        ("from the pause request to the first poll's answer, in ms", delays[0] * 1e3, None, None),
-        ("... to the last poll's answer, in ms", delays[-1] * 1e3, None, None),
-    ]
-    print_table(
-        f"a master with {TRIALS:,} trials that wait on the long poll, for {SECONDS:g} s",
-        ("", "found", "bound", "met"),
-        rows,
-    )
-    return int(core > CORE_BOUND) + int(memory > MEMORY_BOUND)
+def measure(args: Args) -> Tables:
+    with running(TRIALS, "benchmarks._master") as master:
+        idle, file = master.peak(), master.home / "launched.jsonl"
+        experiment = master.api().create(CONFIG)
+        until(lambda: file.exists() and file.read_text().count("\n") >= TRIALS)
+        tokens = [tuple(json.loads(line)) for line in file.read_text().splitlines()]
+        core, delays = asyncio.run(poll(master, experiment, tokens))
+        memory = master.peak() / 1e6
+    title = f"a master with {TRIALS:,} trials that wait on the long poll, for {SECONDS:g} s"
+    table = Table(title, ["found"])
+    table.row("processor, of one core", core, bound=at_most(core, CORE))
+    table.row("memory at most, in MB", memory, bound=at_most(memory, MEMORY_MB))
+    table.row("memory before the trials, in MB", idle / 1e6)
+    table.row("from the pause request to the first poll's answer, in ms", delays[0] * 1e3)
+    table.row("... to the last poll's answer, in ms", delays[-1] * 1e3)
+    yield table
 
 
-def _launched(file: Path) -> list[tuple[str, str]]:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if file.exists() and len(lines := file.read_text().splitlines()) >= TRIALS:
-            return [tuple(json.loads(line)) for line in lines]
-        time.sleep(0.1)
-    raise RuntimeError(f"not all of {TRIALS} trials were started within 120 s")
-
-
-async def _poll(master: Master, experiment: int, tokens: list[tuple[str, str]]) -> tuple[float, list[float]]:
+async def poll(master: Master, experiment: int, tokens: list[tuple[str, str]]) -> tuple[float, list[float]]:
     """Processor time a second of waiting, and the delays of the answers to a pause."""
     waiting, woken = 0, []
 
     async def trial(allocation: str, token: str) -> None:
         nonlocal waiting
-        host, port = master.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
+        reader, writer = await asyncio.open_connection(*master.url.removeprefix("http://").split(":"))
         path = f"/api/v1/allocations/{allocation}/signals/preemption?timeout_seconds=60"
         head = f"GET {path} HTTP/1.1\r\nHost: x\r\nGrpc-Metadata-x-allocation-token: Bearer {token}\r\n\r\n".encode()
         preempt = False
@@ -95,4 +74,4 @@ async def _poll(master: Master, experiment: int, tokens: list[tuple[str, str]]) 
 
 
 if __name__ == "__main__":
-    raise SystemExit(status(main()))
+    program(measure, __doc__)

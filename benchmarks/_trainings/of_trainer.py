@@ -9,7 +9,7 @@ import importlib
 import sys
 from typing import Any
 
-import tasks
+import tasks  # type: ignore[import-not-found]
 import torch
 from torch import nn
 
@@ -31,12 +31,12 @@ def told(trainer: Any) -> None:
 
 def train_images() -> nn.Module:
     """Mixup, an average of the weights, a scheduler of timm's."""
-    from timm.scheduler import CosineLRScheduler
+    from timm.scheduler import CosineLRScheduler  # type: ignore[import-not-found]
 
     class Mixing(trainers.TrainerWithTimmScheduler):  # type: ignore[misc, name-defined]
         def calculate_train_batch_loss(self, batch: Any) -> dict[str, Any]:
-            pictures, kinds = tasks.mixed(*batch)
-            return super().calculate_train_batch_loss((pictures, kinds))
+            found: dict[str, Any] = super().calculate_train_batch_loss(tasks.mixed(*batch))
+            return found
 
     model = tasks.convolutions()
     optimizer = account.watch("adam", torch.optim.AdamW(model.parameters(), lr=0.01))

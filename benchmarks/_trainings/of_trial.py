@@ -12,7 +12,7 @@ import sys
 from contextlib import contextmanager
 from typing import Any
 
-import tasks
+import tasks  # type: ignore[import-not-found]
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -80,7 +80,7 @@ class Images(Trial):
     data = tasks.images(96, 1), tasks.images(64, 2)
 
     def __init__(self, context: Any) -> None:
-        from timm.scheduler import CosineLRScheduler
+        from timm.scheduler import CosineLRScheduler  # type: ignore[import-not-found]
 
         super().__init__(context)
         self.model = context.wrap_model(tasks.convolutions())

@@ -39,10 +39,11 @@ class Account:
             self.metrics[name].append(float(value))
 
     def tell(self, model: nn.Module) -> None:
-        """Print it, once, with the length of the weights."""
+        """Answer with it, once, and with the length of the weights."""
         weights = sum(float(parameter.detach().double().square().sum()) for parameter in model.parameters())
         if RANK == 0:
-            print("RESULT", json.dumps({"updates": self.updates, "metrics": self.metrics, "weights": weights**0.5}))
+            with open(os.environ["BENCH_ANSWER"], "w") as file:
+                json.dump({"updates": self.updates, "metrics": self.metrics, "weights": weights**0.5}, file)
 
 
 def images(rows: int, seed: int) -> Dataset[Any]:
@@ -76,7 +77,7 @@ def points(rows: int) -> Dataset[Any]:
     return TensorDataset(torch.cat([angle.cos(), angle.sin()], 1))
 
 
-class Gan(nn.Module):
+class Gan(nn.Module):  # type: ignore[misc]
     """A generator and a discriminator of points, called by name of the part that learns."""
 
     def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -33,5 +34,16 @@ def test_help_measures_nothing(name: str) -> None:
 
 
 def test_all_of_them_or_those_that_are_named() -> None:
-    assert "usage: " in benchmark("benchmarks", "--help")
+    assert all(name in benchmark("benchmarks", "--help") for name in NAMES)
     assert "these figures mean nothing" in benchmark("benchmarks", "--quick", "import_time")
+
+
+def test_rows_as_json() -> None:
+    rows = [json.loads(line) for line in benchmark("benchmarks.import_time", "--quick", "--json").splitlines()]
+    assert [row["row"] for row in rows] == ["det_core", "det_core, and core.init"]
+    assert rows[0]["benchmark"] == "import_time" and rows[0]["ms"] > 0 and rows[0]["bound"] == "<= 30"
+
+
+def test_another_commit_is_a_contender_from_its_own_tree() -> None:
+    said = benchmark("benchmarks.import_time", "--quick", "--against", "HEAD")
+    assert "det_core at " in said

@@ -1,0 +1,152 @@
+"""The bare training loop that the trainers are compared with, block by block in the same processes.
+
+Whoever trains, ours or a peer, calls :meth:`Turns.step` once a step. At the end of each of its blocks two bare loops
+run one of the same length, in an order that changes: their ratio to each other (A/A) tells how far the machine can be
+believed, and a row whose A/A is off by more than three in a hundred says nothing.
+
+The work is so tiny that what a trainer adds shows: a model of 64 to 128 to 10, batches of 64 fetched item by item.
+"""
+
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks._bench import Table, at_least
+from benchmarks._processes import answer
+
+BATCH, REPORT = 64, 100
+RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+CORES = len(os.sched_getaffinity(0))
+COLUMNS = ("ratio", "quartiles", "CPU ratio", "A/A", "bare, µs a step", "pairs")
+
+
+def row(table: Table, name: str, found: Mapping[str, Any], bound: float | None = None) -> float:
+    """Add a row of what :meth:`Turns.found` says; returns the ratio of speeds, ours to bare."""
+    ratio, again = float(statistics.median(found["ratios"])), statistics.median(found["again"])
+    quarters = statistics.quantiles(found["ratios"])
+    believed = f"{again:.3f}" + ("" if 0.97 <= again <= 1.03 else ", off")
+    cells = (f"{quarters[0]:.3f} to {quarters[2]:.3f}", statistics.median(found["cpu"]), believed, found["micros"])
+    table.row(name, ratio, *cells, len(found["ratios"]), bound=None if bound is None else at_least(ratio, bound))
+    return ratio
+
+
+def blocks(code: str, package: str, block: int, pairs: int, step_ms: float = 0.0, **options: Any) -> Any:
+    """Run a snippet, which answers with :meth:`Turns.found`, on one rank, or with ``ranks=2`` behind our launcher."""
+    ours = ("-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2")
+    launcher = ours if options.pop("ranks", 1) > 1 else ()
+    return answer(code, package, block, pairs, step_ms, launcher=launcher, **options)
+
+
+class Bare:
+    """The loop without a trainer, with the same work."""
+
+    def __init__(self, records: int = 25_600, step_ms: float = 0.0) -> None:
+        import torch
+        from torch.utils.data import DataLoader, DistributedSampler
+
+        dataset, self.step_ms, self.steps = data(records), step_ms, 0
+        self.make(torch)
+        sampler: Any = DistributedSampler(dataset, RANKS, RANK) if RANKS > 1 else None
+        self.loader: Any = DataLoader(dataset, batch_size=BATCH, shuffle=sampler is None, sampler=sampler)
+        self.batches = iter(self.loader)
+
+    def make(self, torch: Any) -> None:
+        """The model and its optimizer."""
+        self.model = mlp() if RANKS == 1 else torch.nn.parallel.DistributedDataParallel(mlp())
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
+
+    def step(self, batch: Any) -> Any:
+        """Train on a batch; its loss."""
+        loss = loss_of(self.model, batch, self.step_ms)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """Wall and processor seconds of so many steps."""
+        began, until = clocks(), self.steps + steps
+        while self.steps < until:
+            for batch in self.batches:
+                loss = self.step(batch)
+                self.steps += 1
+                if self.steps % REPORT == 0:
+                    loss.item()
+                if self.steps == until:
+                    break
+            else:
+                self.batches = iter(self.loader)
+        return since(began)
+
+
+class Turns:
+    """Times a trainer in blocks of steps, between which bare loops have theirs."""
+
+    def __init__(self, block: int, bare: list[Bare]) -> None:
+        self.block, self.bare, self.steps = block, bare, 0
+        self.began: tuple[float, float] | None = None
+        self.ours: list[tuple[float, float]] = []
+        self.others: list[list[tuple[float, float]]] = []
+
+    def step(self) -> None:
+        """A step of the trainer's is over."""
+        self.steps += 1
+        if self.steps % self.block:
+            return
+        ours = None if self.began is None else since(self.began)
+        order = (0, 1) if len(self.ours) % 2 else (1, 0)
+        took = dict(zip(order, [self.bare[which].run(self.block) for which in order], strict=True))
+        if ours is not None:
+            self.ours.append(ours)
+            self.others.append([took[0], took[1]])
+        self.began = clocks()
+
+    def found(self) -> dict[str, Any]:
+        """Speeds, ours to bare, by wall and by processor time, and bare to bare; the first block warms up."""
+        pairs = [*zip(self.ours, self.others, strict=True)][1:]
+        return {
+            "ratios": [bare[0][0] / ours[0] for ours, bare in pairs],
+            "cpu": [bare[0][1] / ours[1] for ours, bare in pairs],
+            "again": [bare[1][0] / bare[0][0] for _, bare in pairs],
+            "micros": statistics.median(bare[0][0] for _, bare in pairs) / self.block * 1e6,
+        }
+
+
+def clocks() -> tuple[float, float]:
+    """Wall and processor seconds."""
+    return time.perf_counter(), time.process_time()
+
+
+def since(began: tuple[float, float]) -> tuple[float, float]:
+    """Wall and processor seconds since then."""
+    wall, cpu = clocks()
+    return wall - began[0], cpu - began[1]
+
+
+def data(records: int) -> Any:
+    """Fetched item by item."""
+    import torch
+
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(records, 64, generator=generator)
+    return torch.utils.data.TensorDataset(inputs, torch.randint(0, 10, (records,), generator=generator))
+
+
+def mlp() -> Any:
+    """64 to 128 to 10."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+
+
+def loss_of(model: Any, batch: Any, step_ms: float = 0.0) -> Any:
+    """The forward pass, which takes so long at least."""
+    import torch
+
+    if step_ms:
+        time.sleep(step_ms / 1e3)
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])

@@ -1,0 +1,149 @@
+"""What a report of ten floats costs, beside wandb offline, TensorBoard and mlflow.
+
+Each reporter runs in processes of its own, with the setting that costs its caller least: mlflow logs asynchronously,
+wandb is offline. Two tables: the time of one call on the caller's thread (ours also while
+a checkpoint is saved in the background), and reports a second until closing has returned, when all are kept. A third
+one is of a single report of very many keys, ours alone.
+"""
+
+import functools
+from collections.abc import Callable
+
+from benchmarks._bench import OURS, PEERS, Args, Table, Tables, at_least, at_most, program, quick
+from benchmarks._processes import TORCH, answer, ours, peers
+from benchmarks._turns import Figures, alternate, median
+
+MEDIAN_US, P99_US, CHEAPER, RATE, KEY_US = 3.5, 15.0, 5.0, 150_000, 5.0
+"""Bounds: microseconds of a call, times cheaper than the cheapest peer, reports a second, microseconds a key."""
+CALLS, MANY, KEYS = quick((20_000, 200_000, 100_000), (100, 100, 100))
+SAVING, AUTO = f"{OURS}, while a checkpoint is saved", f"{OURS}, TensorBoard AUTO"
+REQUIREMENTS = (TORCH, "numpy", "wandb", "tensorboard", "mlflow-skinny", "sqlalchemy", "alembic")
+RIVALS = ("wandb", "tensorboard", "mlflow")
+
+HEAD = """
+metrics = {f'metric_{i}': i * 0.1234567 for i in range(10)}
+def begin(step): pass
+def counts(step): return True
+"""
+PLAIN = """
+from det_core import core
+context = core.init(tensorboard_mode=core.TensorboardMode.MANUAL)
+context.__enter__()
+train = context.train
+def report(step):
+    train.report_training_metrics(step, metrics)
+def close():
+    context.__exit__(None, None, None)
+"""
+REPORTERS = {
+    AUTO: PLAIN.replace("MANUAL", "AUTO"),
+    SAVING: PLAIN + """
+import torch
+from det_core.errors import CheckpointBusy
+state = {"weights": torch.zeros(64_000_000)}  # 256 MB, which takes longer than a round
+def begin(step):
+    context.checkpoint.save(state, {"steps_completed": step}, blocking=False)
+def counts(step):  # a round counts if the checkpoint was not saved before it was over
+    try:
+        context.checkpoint.begin({"steps_completed": step}, if_busy="refuse").abort()
+    except CheckpointBusy:
+        return True
+    return False
+""",
+    "wandb": """
+import wandb
+run = wandb.init(project="bench", mode="offline", settings=wandb.Settings(silent=True))
+def report(step):
+    run.log(metrics, step=step)
+close = run.finish
+""",
+    "tensorboard": """
+from torch.utils.tensorboard import SummaryWriter
+writer = SummaryWriter("events")
+def report(step):
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, step)
+close = writer.close
+""",
+    "mlflow": """
+import mlflow
+mlflow.set_tracking_uri("sqlite:///mlflow.db")
+run = mlflow.start_run()
+def report(step):
+    mlflow.log_metrics(metrics, step=step, synchronous=False)
+def close():
+    mlflow.flush_async_logging()
+    mlflow.end_run()
+""",
+}  # fmt: skip
+COST = """
+reports, clock, found, step = int(sys.argv[1]), time.perf_counter_ns, [], 0
+for _ in range(5):
+    begin(step)
+    took = []
+    for step in range(step + 1, step + reports + 1):
+        start = clock()
+        report(step)
+        took.append(clock() - start)
+    took.sort()
+    if counts(step):
+        found.append((took[reports // 2] / 1e3, took[reports * 99 // 100] / 1e3))
+    time.sleep(0.2)
+close()
+answer(dict(zip(("median", "p99"), map(min, zip(*found)))))
+"""
+THROUGHPUT = """
+reports, start = int(sys.argv[1]), time.perf_counter()
+for step in range(1, reports + 1):
+    report(step)
+close()
+answer({"reports/s": reports / (time.perf_counter() - start)})
+"""
+WIDE = """
+keys, found = int(sys.argv[1]), []
+for step, value in enumerate((0.5, 1), 1):  # the keys are new, and then known
+    values = {f"key{i}": value for i in range(keys)}
+    start = time.perf_counter_ns()
+    train.report_metrics("wide", step, values)
+    found.append((time.perf_counter_ns() - start) / 1e3 / keys)
+close()
+answer({"µs a key": max(found)})
+"""
+
+
+def measure(args: Args) -> Tables:
+    title = f"one report of ten floats on the caller's thread, µs, medians of {args.rounds} processes"
+    table, found = Table(title, ["median", "p99"]), turns(args, COST, CALLS, SAVING, rivals=500)
+    for name, each in found.items():
+        middle, p99 = median(each, "median"), median(each, "p99")
+        bound = at_most(middle, MEDIAN_US) & at_most(p99, P99_US) if name in (OURS, SAVING) else None
+        table.row(name, middle, p99, bound=bound)
+    if PEERS:
+        cheaper = min(median(found[name], "median") for name in RIVALS) / median(found[OURS], "median")
+        table.row("the cheapest peer : det_core", cheaper, bound=at_least(cheaper, CHEAPER))
+    yield table
+    title = f"reports of ten floats a second until closing has returned, medians of {args.rounds} processes"
+    table = Table(title, ["reports/s"])
+    table.fill(turns(args, THROUGHPUT, MANY, AUTO, rivals=5_000), lambda rate: at_least(rate, RATE))
+    yield table
+    table = Table(f"one report of {KEYS:,} keys, the slower of the first and the next", ["µs a key"])
+    table.fill(turns(args, WIDE, KEYS), lambda us: at_most(us, KEY_US))
+    yield table
+
+
+def turns(args: Args, loop: str, reports: int, *more: str, rivals: int = 0) -> dict[str, list[Figures]]:
+    """What so many reports of each tree, of ``more`` reporters of ours and of the peers have found."""
+    contenders = ours(args, HEAD + PLAIN + loop, reports)
+    contenders |= {name: functools.partial(answer, HEAD + REPORTERS[name] + loop, reports) for name in more}
+    theirs: dict[str, Callable[[], Figures]] = {}
+    if rivals and PEERS:
+        python = peers(*REQUIREMENTS)
+        env = {"WANDB_DIR": ".", "HF_HUB_OFFLINE": "1", "GIT_PYTHON_REFRESH": "quiet"}
+        for name in RIVALS:  # those that queue would block with more
+            count = min(rivals, 1_000) if name == "mlflow" else rivals
+            theirs[name] = functools.partial(answer, HEAD + REPORTERS[name] + loop, count, python=python, env=env)
+    return alternate(contenders, args.rounds) | alternate(theirs, min(args.rounds, 3))  # they are slow, and far away
+
+
+if __name__ == "__main__":
+    program(measure, __doc__, rounds=10, against=True)
