@@ -1,4 +1,4 @@
-"""The conformance suite, and what a driver must do, on the servers and file systems that ``tests/fast`` leaves out."""
+"""The conformance suite on the servers and file systems that ``tests/fast`` leaves out."""
 
 from __future__ import annotations
 
@@ -8,20 +8,9 @@ from typing import Any
 import pytest
 
 import fast.storage.test_object_suite as suite
-import fast.storage.test_s3_bucket as driver
-from fast.storage.test_s3_bucket import test_a_prefix_keeps_stores_apart
 from support.servers import GcsServer, S3Server
 
-__all__ = ["test_a_prefix_keeps_stores_apart"]
-
-
 class TestSuiteOnRgw(suite.OnS3):
-    @pytest.fixture
-    def server(self, rgw_server: S3Server) -> S3Server:
-        return rgw_server
-
-
-class TestDriverOnRgw(driver.OnS3):
     @pytest.fixture
     def server(self, rgw_server: S3Server) -> S3Server:
         return rgw_server

@@ -151,9 +151,7 @@ def _as_json(verdict: Verdict, gone: list[str]) -> dict[str, Any]:
 
 def _unknown_metric(checkpoints: Checkpoints, verdicts: list[Verdict]) -> str | None:
     """Which metrics there are, if no checkpoint has the one that was asked for."""
-    from det_core.storage._retention import UNKNOWN
-
-    missing = [r for v in verdicts for r in v.reasons if r.startswith(UNKNOWN)]
+    missing = [reason for v in verdicts for reason in v.unknown]
     if not missing:
         return None
     names = checkpoints.metrics()

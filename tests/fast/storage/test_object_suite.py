@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from det_core.storage import Store, open_store
-from det_core.storage._objects import ObjectStore
-from det_core.testing import CheckpointStoreSuite
-from support.buckets import closing, in_bucket
+from det_core.storage._object_store import ObjectStore
+from support.buckets import closing, put
 from support.servers import S3Server
+from support.store_suite import CheckpointStoreSuite
 
 
 class OnObjects(CheckpointStoreSuite):
@@ -34,13 +34,12 @@ class OnObjects(CheckpointStoreSuite):
         assert isinstance(store, ObjectStore)
         key = f"{storage_id}/{path}"
         if change is None:
-            return in_bucket(store, lambda bucket: bucket.delete([key]))
-        data = change(in_bucket(store, lambda bucket: bucket.get(key)))
-        in_bucket(store, lambda bucket: bucket.put(key, data))
+            return store.driver.remove([key])
+        put(store, key, change(store.driver.get(key)))
 
     def beside(self, store: Store, name: str) -> bytes:
         assert isinstance(store, ObjectStore)
-        return in_bucket(store, lambda bucket: bucket.get(name))
+        return store.driver.get(name)
 
 
 class OnS3(OnObjects):

@@ -1,33 +1,21 @@
-"""The one door between a directory store and the file system."""
+"""The file system of this machine, by few enough calls that each error is named and a test can fail any of them."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
-import functools
 import os
 import stat
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TypeVar
 
 from det_core._errors import StorageError
 
 T = TypeVar("T")
-OPEN = 64
-"""Files that are open at a time to be synced."""
-SYNC_FILE_RANGE_WRITE = 2
-"""<linux/fs.h>; Python has no name for it."""
 
 
 class Opened:
-    """A file descriptor that a ``with`` closes. Many are opened for each checkpoint, so this is no generator.
-
-    Args:
-        disk: the door.
-        path: what is open.
-        fd: the descriptor.
-    """
+    """A file descriptor that a ``with`` closes. Many are opened for each checkpoint, so this is no generator."""
 
     __slots__ = ("_disk", "_fd", "_path")
 
@@ -45,7 +33,7 @@ class Opened:
 
 
 class Disk:
-    """Every system call of a store, so that errors are named in one place and a test can fail any one of them.
+    """Every system call of a store goes through :meth:`do`. Stateless, so any thread may use it.
 
     Args:
         store: how messages name the store.
@@ -70,7 +58,7 @@ class Disk:
         text = f"checkpoint store {self.store}: cannot {operation} {path}: {cause.strerror or cause}"
         return StorageError(cause.errno, text)
 
-    # The few compounds that everything else is made of.
+    # Files.
 
     def opened(self, path: str, flags: int, mode: int = 0o666) -> Opened:
         """An open file descriptor, closed at the end of a ``with`` whatever happens."""
@@ -91,43 +79,35 @@ class Disk:
                 parts.append(part)
         return b"".join(parts)
 
-    def create(self, path: str) -> int:
-        """An open file that did not exist."""
-        return self.do("open", path, os.open, path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-
-    def write_file(self, path: str, data: bytes, *, sync: bool = True) -> None:
+    def write_file(self, path: str, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
         """Write a small file, and sync it; it must not exist."""
-        with self.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        with self.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as fd:
             self.write_all(fd, path, data)
             if sync:
                 self.do("sync", path, os.fsync, fd)
 
-    def replace_file(self, path: str, data: bytes) -> None:
-        """Put a small file in place of one that may exist, in one step; its folder is synced."""
-        aside = f"{path}.new"
-        self.remove_file(aside)
-        self.write_file(aside, data)
-        self.do("rename", path, os.rename, aside, path)
-        self.sync_folder(os.path.dirname(path))
-
-    def sync_all(self, files: Sequence[str], folders: Sequence[str]) -> None:
-        """Make files and folders durable: many files are on their way to the disk before the first is waited for."""
-        for begin in range(0, len(files), OPEN):
-            self._sync_together(files[begin : begin + OPEN])
-        for folder in folders:
-            self.sync_folder(folder)
-
-    def _sync_together(self, paths: Sequence[str]) -> None:
-        descriptors: list[int] = []
+    def remove_file(self, path: str) -> None:
+        """Remove a file or a link; one that is gone is no error."""
         try:
-            for path in paths:
-                descriptors.append(self.do("open", path, os.open, path, os.O_RDONLY | os.O_CLOEXEC))
-                start_writing(descriptors[-1])
-            for path, fd in zip(paths, descriptors, strict=True):
-                self.do("sync", path, os.fsync, fd)
-        finally:
-            for fd in descriptors:
-                os.close(fd)
+            self.do("remove", path, os.unlink, path)
+        except StorageError as e:
+            if e.errno != errno.ENOENT:
+                raise
+
+    def make_read_only(self, path: str, fd: int, mode: int) -> None:
+        """Take the write permissions from an open file.
+
+        It guards against a script that writes into a stored checkpoint by mistake. Where the file is somebody else's,
+        or the file system has no permissions, the checkpoint is as good without.
+        """
+        if mode & 0o222:
+            try:
+                self.do("set the permissions of", path, os.fchmod, fd, mode & 0o555)
+            except StorageError as e:
+                if e.errno not in (errno.EPERM, errno.EACCES, errno.EOPNOTSUPP, errno.ENOSYS):
+                    raise
+
+    # Folders.
 
     def sync_folder(self, path: str) -> None:
         """Make a folder's entries durable."""
@@ -149,31 +129,6 @@ class Disk:
     def entries(self, path: str) -> list[os.DirEntry[str]]:
         """What lies in a folder, sorted by name."""
         return self.do("list", path, lambda: sorted(os.scandir(path), key=lambda e: e.name))
-
-    def exists(self, path: str) -> bool:
-        """Whether anything (a dangling link, too) is there."""
-        return self._lstat(path) is not None
-
-    def is_folder(self, path: str) -> bool:
-        """Whether a folder is there; a link to one is none."""
-        found = self._lstat(path)
-        return found is not None and stat.S_ISDIR(found.st_mode)
-
-    def modified(self, path: str) -> float | None:
-        """When a file was changed last, in seconds since the epoch; None: it is gone."""
-        found = self._lstat(path)
-        return None if found is None else found.st_mtime
-
-    def _lstat(self, path: str) -> os.stat_result | None:
-        return self.do("look at", path, _lstat, path)
-
-    def remove_file(self, path: str) -> None:
-        """Remove a file or a link; one that is gone is no error."""
-        try:
-            self.do("remove", path, os.unlink, path)
-        except StorageError as e:
-            if e.errno != errno.ENOENT:
-                raise
 
     def remove_tree(self, path: str) -> None:
         """Remove a folder and all in it, following no link; what another process removes meanwhile is no error.
@@ -199,6 +154,21 @@ class Disk:
             else:
                 self.remove_file(entry.path)
 
+    # What is there.
+
+    def exists(self, path: str) -> bool:
+        """Whether anything (a dangling link, too) is there."""
+        return self.status(path) is not None
+
+    def is_folder(self, path: str) -> bool:
+        """Whether a folder is there; a link to one is none."""
+        found = self.status(path)
+        return found is not None and stat.S_ISDIR(found.st_mode)
+
+    def status(self, path: str) -> os.stat_result | None:
+        """What ``lstat`` says; None: nothing is there."""
+        return self.do("look at", path, _lstat, path)
+
 
 def _make_folders(path: str) -> None:
     try:
@@ -215,33 +185,17 @@ def _lstat(path: str) -> os.stat_result | None:
         return None
 
 
-def start_writing(fd: int, offset: int = 0, size: int = 0) -> None:
-    """Have the kernel write a part of a file (size 0: all that follows) out now, so that a sync has less to wait for.
-
-    It is advice: where it is not understood the sync does all the work, and an error of the disk is told there.
-    """
-    if (function := _sync_file_range()) is not None:
-        function(fd, offset, size, SYNC_FILE_RANGE_WRITE)
-
-
-def leave_memory(fd: int) -> None:
-    """Have the kernel give back the memory in which it keeps a file that is on the disk.
-
-    A checkpoint is seldom read soon, and does not push what training reads, its dataset, out of memory then; the memory
-    serves for the next one. It is advice, too.
-    """
-    if hasattr(os, "posix_fadvise"):
-        with contextlib.suppress(OSError):
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-@functools.cache
-def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
-    import ctypes
-
-    try:
-        function = ctypes.CDLL(None).sync_file_range
-    except (OSError, AttributeError):
-        return None
-    function.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
-    return function
+def advice(root: str, number: int | None) -> str:
+    """What to do about an error of a directory store: the part of the message that errno's text does not have."""
+    above = root
+    while not os.path.lexists(above) and above != "/":
+        above = os.path.dirname(above)
+    if not os.path.isdir(above):
+        return f"{above} is no directory; name another one as checkpoint_storage"
+    if number in (errno.EACCES, errno.EPERM):
+        return f"this process (user {os.geteuid()}) may not write below {above}; give it permission, or name another"
+    if number == errno.EROFS:
+        return f"{above} is mounted read-only; mount it for writing, or name another directory as checkpoint_storage"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"there is no room left in {above}; free some, or name another directory as checkpoint_storage"
+    return "name a directory that can be written to as checkpoint_storage, or repair this one"
