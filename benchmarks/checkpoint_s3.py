@@ -277,7 +277,9 @@ def report(best: dict[str, dict[str, Measured]], name: str, rounds: int) -> int:
                 speed = count * size / 1e6 / seconds
                 limit = bound if met is not None else None
                 rows.append([f"{direction}load {shape}", who, seconds, speed, base / seconds, limit, met])
-    title = f"Checkpoints on {name}, best of {rounds}; times the fastest of s3fs and boto3 (small files: times determined)"
+    title = (
+        f"Checkpoints on {name}, best of {rounds}; times the fastest of s3fs and boto3 (small files: times determined)"
+    )
     print_table(title, ["what", "by", "seconds", "MB/s", "times", ">=", "met"], rows)
     costs = costs_of(best.get(LARGE, {}))
     if costs:

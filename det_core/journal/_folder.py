@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import RunError, RunNotFound
+from det_core.errors import RunError, RunNotFound
 from det_core.journal._lock import WriterLock, held
 
 INFO = "run.json"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core._errors import ContextClosed, ReportsNotKept
+from det_core.errors import ContextClosed, ReportsNotKept
 from det_core.journal._doors import Doors
 from det_core.journal._pending import PendingRow, Waiter
 from det_core.journal._sink import LIMIT, Sink

@@ -18,7 +18,7 @@ import weakref
 from pathlib import Path
 
 from det_core import _clock
-from det_core._errors import RunLocked
+from det_core.errors import RunLocked
 
 LOG = logging.getLogger("det_core")
 ORPHAN_WAIT = 2.0

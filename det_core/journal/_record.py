@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import RunError, RunNotFound
+from det_core.errors import RunError, RunNotFound
 from det_core.journal._folder import INFO, count_restarts, is_live, journal_files, read_info, run_paths
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from det_core import _clock
-from det_core._errors import ReportsNotKept
+from det_core.errors import ReportsNotKept
 from det_core.journal._doors import Doors
 from det_core.journal._folder import INFO, read_info, write_info
 

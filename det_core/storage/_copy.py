@@ -13,7 +13,7 @@ import stat
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage._files import Disk
 from det_core.storage._manifest import CHUNK, FileEntry
 from det_core.storage._scan import Listing

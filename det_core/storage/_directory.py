@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
 from det_core.storage._copy import Copier, Job, Piece, check_stored, entry_of, pieces, share
 from det_core.storage._files import Disk, advice
 from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata

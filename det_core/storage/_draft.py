@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage._copy import REAL, Copier, Job, entry_of
 from det_core.storage._directory import DirectoryStore, list_checkpoint
 from det_core.storage._files import Disk

@@ -14,8 +14,8 @@ from functools import cached_property
 from typing import Any
 from urllib.parse import urlsplit
 
-from det_core._errors import MissingExtra
 from det_core._optional import require
+from det_core.errors import MissingExtra
 
 PART = 16 << 20
 PATIENT, HASTY = 8, 4

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 
 T = TypeVar("T")
 

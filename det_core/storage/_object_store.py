@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from det_core import _clock
-from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage._copy import Job, Piece, digest_of, entry_of, pieces, share
 from det_core.storage._directory import DirectoryStaging, DirectoryStore
 from det_core.storage._drivers import PART, Driver
@@ -316,7 +316,7 @@ class ObjectStaging(Staging):
         self._touched = _clock.monotonic()
         self._settled = part is None
         """Whether nobody else puts, and no request was given up that may be carried out yet."""
-        name = f"{storage_id}-{'whole' if part is None else part}.{Owner.current("scratch").tag}"
+        name = f"{storage_id}-{'whole' if part is None else part}.{Owner.current('scratch').tag}"
         self._local = DirectoryStaging(store.scratch, name, storage_id, 0)
 
     @property

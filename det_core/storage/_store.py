@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
 from det_core.storage._copy import Job, entry_of
 from det_core.storage._files import Disk
 from det_core.storage._manifest import END, HEAD, FileEntry, Header, Manifest, decode_metadata

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from det_core._errors import CheckpointError
+from det_core.errors import CheckpointError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

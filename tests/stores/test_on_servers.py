@@ -10,6 +10,7 @@ import pytest
 import fast.storage.test_object_suite as suite
 from support.servers import GcsServer, S3Server
 
+
 class TestSuiteOnRgw(suite.OnS3):
     @pytest.fixture
     def server(self, rgw_server: S3Server) -> S3Server:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core._errors import CheckpointError, StorageError
+from det_core.errors import CheckpointError, StorageError
 from det_core.storage import Owner, Store, open_store, scan
 from det_core.storage._object_store import ObjectStore
 from support.buckets import closing, keys, unfinished

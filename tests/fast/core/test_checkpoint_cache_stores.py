@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError, TensorboardError
 from det_core.core._checkpoint import CheckpointCache, CheckpointContext, DownloadMode
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError, TensorboardError
 from det_core.storage import open_store
 from det_core.storage._drivers import Driver
 from det_core.storage._object_store import ObjectStore
@@ -205,9 +205,7 @@ def test_a_whole_run(storage: Any, tmp_path: Path, home: Path, monkeypatch: pyte
 
 def test_event_files_that_cannot_be_copied_are_named(tmp_path: Path, moto_server: S3Server) -> None:
     name = moto_server.make_bucket()
-    with core.init(
-        checkpoint_storage=moto_server.storage(name), tensorboard_mode=core.TensorboardMode.MANUAL
-    ) as ctx:
+    with core.init(checkpoint_storage=moto_server.storage(name), tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         (ctx.train.get_tensorboard_path() / "mine").write_text("m")
         with moto_server.client() as client:
             client.delete_bucket(Bucket=name)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import ReportsNotKept
+from det_core.errors import ReportsNotKept
 from det_core.journal import Journal, RunFolder, _sink, list_runs, read_run
 from det_core.journal._doors import Doors
 from support.disks import fill, small_disk
@@ -333,7 +333,7 @@ def test_a_signal_handler_may_raise_out_of_a_write_and_report_in_it(tmp_path: Pa
 
 
 def test_a_forked_child_writes_nothing_into_its_parents_file(tmp_path: Path) -> None:
-    from det_core._errors import ContextClosed
+    from det_core.errors import ContextClosed
 
     journal = open_journal(tmp_path)
     journal.metrics("training", 1, {"a": 1})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Header, Manifest, Owner
 from det_core.storage._draft import Draft, draft
 from support.disks import Counting

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, MissingExtra, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, MissingExtra, StorageError
 from det_core.storage import DirectoryStore, Disk, FileEntry, Manifest, Owner, Store, open_store
 from det_core.storage._object_store import ObjectStore
 from support.buckets import Around, closing, object_store, put
