@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from det_core._json import restore
+
 if TYPE_CHECKING:
     from det_core.journal._record import Row
 
@@ -22,8 +24,6 @@ FLAGS = (
 )  # what orjson would write in a way of its own comes to the careful path instead
 
 dumps = orjson.dumps
-
-_NONFINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 def encode(record: Mapping[str, Any], nonfinite: Iterable[Iterable[str | int]] = ()) -> bytes:
@@ -61,7 +61,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
     if record is None or record["kind"] == "journal":
         return record
     paths = record.pop("nonfinite", None)
-    if paths is not None and not _restore(record, paths):
+    if paths is not None and not restore(record, paths):
         return None
     return record
 
@@ -106,16 +106,3 @@ def _well_formed(record: dict[str, Any]) -> bool:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
-
-
-def _restore(record: dict[str, Any], paths: Any) -> bool:
-    """Put the numbers back that stand as strings; False where a path leads nowhere."""
-    try:
-        for *way, last in paths:
-            at: Any = record
-            for key in way:
-                at = at[key]
-            at[last] = _NONFINITE[at[last]]
-    except (LookupError, TypeError, ValueError):
-        return False
-    return True

@@ -15,6 +15,7 @@ from math import isfinite, prod
 from typing import Any
 from uuid import UUID
 
+from det_core._json import word
 from det_core.journal._pending import LostValue, PendingValue
 
 Path = tuple[str | int, ...]
@@ -117,7 +118,7 @@ class Plain:
         if isfinite(value):
             return value
         self.nonfinite.append(path)
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+        return word(value)
 
     def _other(self, value: Any, path: Path) -> Any:
         if hasattr(value, "__json__"):
