@@ -132,6 +132,7 @@ def _from_settings(settings: dict[str, Any], scratch: Path) -> Store:
     from det_core.storage import _drivers  # fsspec is imported for those who need it
     from det_core.storage._object_store import ObjectStore
 
+    drivers: dict[str, Callable[..., _drivers.Driver]]
     drivers = {"s3": _drivers.s3, "gcs": _drivers.gcs, "azure": _drivers.azure, "fsspec": _drivers.generic}
     return ObjectStore(drivers[kind](**settings), scratch)
 

@@ -80,7 +80,7 @@ class TestManifest:
         [
             ({"version": 2}, CheckpointError, "upgrade"),
             ({"version": "1"}, CheckpointCorrupt, "TypeError"),
-            ({"restart": "0"}, CheckpointCorrupt, "wrong type"),
+            ({"restart": "0"}, CheckpointCorrupt, "restart is '0'"),
             ({"files": None}, CheckpointCorrupt, "TypeError"),
             ({"chunk_size": 0}, CheckpointCorrupt, "chunk_size"),
             ({"directories": ["../x/"]}, CheckpointCorrupt, r"'\.\./x'"),
