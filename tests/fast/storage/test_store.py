@@ -35,9 +35,8 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
 
 def later(monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
     """Let time pass."""
-    now, monotonic = time.time() + hours * 3600, time.monotonic() + hours * 3600
-    monkeypatch.setattr("det_core._clock.now", lambda: now)
-    monkeypatch.setattr("det_core._clock.monotonic", lambda: monotonic)
+    for name, now in (("now", time.time()), ("monotonic", time.monotonic())):
+        monkeypatch.setattr(f"det_core._clock.{name}", lambda then=now + hours * 3600: then)
 
 
 # Listing.
@@ -153,7 +152,8 @@ def test_a_writer_touches_its_mark(store: Store, tmp_path: Path, monkeypatch: py
     for name in before:
         if isinstance(store, DirectoryStore):
             os.utime(tmp_path / "store" / ".det_core-tmp" / name, (0, 0))
-    monkeypatch.setattr("det_core._clock.monotonic", lambda: time.monotonic() + 3700)
+    passed = 3700 + time.monotonic()
+    monkeypatch.setattr("det_core._clock.monotonic", lambda: passed)
     files = staging.take(staging.written())
     assert max(store._marks().values()) < 3600
     assert store.collect() == []
