@@ -450,8 +450,12 @@ class DirectoryCheckpoint(StoredCheckpoint):
         before = {name: self._identity(name) for name in self.manifest.files}
         yield
         try:
-            there = os.path.isdir(self.path)  # one that was deleted meanwhile was not written to
-            changed = [name for name, found in before.items() if there and self._identity(name) != found]
+            changed = [name for name, found in before.items() if self._identity(name) != found]
+            if changed:  # what was deleted meanwhile, in part or whole, was not written to
+                left = self._store.open(self.storage_id).manifest.files
+                changed = [name for name in changed if name in left]
+        except CheckpointNotFound:
+            return
         except StorageError as e:
             return log.warning("whether %s was written to is not known: %s", self._where, e)
         if changed:

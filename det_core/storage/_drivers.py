@@ -54,6 +54,7 @@ class Driver:
     ) -> None:
         self.url, self._base, self._make, self._tries = url, base.rstrip("/"), make, tries
         self._secrets, self.threads, self._put_options = [s for s in secrets if s], threads, dict(put_options)
+        self._protocol = url.partition("://")[0]
 
     def hasty(self) -> Driver:
         """The same place by a connection that gives up early."""
@@ -93,7 +94,7 @@ class Driver:
     def find(self, prefix: str) -> dict[str, tuple[int, float | None]]:
         """Every object in a folder: size, and when it was put (None: the service does not say).
 
-        fsspec would show its own old picture of the folder.
+        A key that ends in a slash is an empty object that stands for a folder. fsspec would show its own old picture.
         """
         self.fs.invalidate_cache()
         found = self.fs.find(self._path(prefix.rstrip("/")), detail=True)
@@ -106,24 +107,29 @@ class Driver:
         return [self._key(info["name"].rstrip("/")) for info in found if info["type"] == "directory"]
 
     def batches(self, keys: Collection[str]) -> list[list[str]]:
-        """Keys, as many as one call removes."""
-        size = 1000 if hasattr(self.fs, "_bulk_delete") else 1
-        every = list(keys)
+        """Keys, as many as one call removes; those that stand for a folder only where there are such objects."""
+        size = 1000 if self._protocol == "s3" else 1
+        every = [key for key in keys if not key.endswith("/") or self._protocol in ("s3", "gs")]
         return [every[i : i + size] for i in range(0, len(every), size)]
 
     def remove(self, keys: list[str]) -> None:
         """Remove one batch; what is not there is no error.
 
-        Never by ``fs.rm``: it takes ``* ? [`` in names for globs, and removes other files. Of several keys s3fs does
-        not say which it could not remove, so whoever must know lists afterwards.
+        Never by ``fs.rm``: it takes ``* ? [`` in names for globs, and removes other files. ``rm_file`` would drop the
+        slash at the end of a key, and s3fs's own removal of many does not say which it could not remove.
         """
-        if len(keys) > 1:
-            from fsspec.asyn import sync
-
-            sync(self.fs.loop, self.fs._bulk_delete, [self._path(key) for key in keys])
+        bucket, key = self._object(keys[0])
+        if self._protocol == "s3" and (len(keys) > 1 or key.endswith("/")):
+            objects = [{"Key": self._object(key)[1]} for key in keys]
+            found = self.fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+            for error in found.get("Errors", ()):
+                raise OSError(errno.EIO, " ".join(str(error.get(name)) for name in ("Code", "Message", "Key")))
             return
         with contextlib.suppress(FileNotFoundError):
-            self.fs.rm_file(self._path(keys[0]))
+            if key.endswith("/"):
+                self.fs.call("DELETE", "b/{}/o/{}", bucket, key)
+            else:
+                self.fs.rm_file(self._path(keys[0]))
         folder = keys[0].rpartition("/")[0]
         while folder and not self.fs.async_impl:  # it may keep folders
             try:
@@ -138,20 +144,20 @@ class Driver:
         Only S3 keeps their parts, and they cost money. s3fs's ``clear_multipart_uploads`` would abort those of the
         whole bucket.
         """
-        if hasattr(self.fs, "abort_mpu"):
-            bucket, key, _ = self.fs.split_path(self._path(prefix))
+        if self._protocol == "s3":
+            bucket, key = self._object(prefix)
             found = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key)
             for upload in found.get("Uploads", ()):
                 self.fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
 
     def look_for_bucket(self) -> None:
         """Raise FileNotFoundError if the bucket does not exist. Services without buckets make what is missing."""
-        bucket, protocol = self._base.partition("/")[0], self.url.partition("://")[0]
-        if protocol == "s3":
+        bucket = self._base.partition("/")[0]
+        if self._protocol == "s3":
             self.fs.call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
-        elif protocol == "gs":
+        elif self._protocol == "gs":
             self.fs.call("GET", "b/{}/o", bucket, maxResults=1)
-        elif protocol in AZURE and not self.fs.exists(bucket):
+        elif self._protocol in AZURE and not self.fs.exists(bucket):
             raise FileNotFoundError(f"The container {bucket} does not exist")
 
     def explained(self, error: BaseException) -> tuple[int, str]:
@@ -168,6 +174,11 @@ class Driver:
 
     def _path(self, key: str) -> str:
         return f"{self._base}/{key}".rstrip("/")
+
+    def _object(self, key: str) -> tuple[str, str]:
+        """Bucket and whole name."""
+        bucket, _, name = f"{self._base}/{key}".partition("/")
+        return bucket, name
 
     def _key(self, path: str) -> str:
         return path[len(self._base) + 1 :] if path.startswith(self._base) else f"/{path}"[len(self._base) + 1 :]

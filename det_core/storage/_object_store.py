@@ -204,9 +204,8 @@ class ObjectStore(Store):
             self._reached(path, self.driver.put_bytes, path, data)
 
     def _remove(self, paths: Collection[str]) -> None:
-        files = [path for path in paths if not path.endswith("/")]
-        with self._named("delete", next(iter(files), "")):
-            in_threads(self.driver.remove, self.driver.batches(files), self._threads)
+        with self._named("delete", next(iter(paths), "")):
+            in_threads(self.driver.remove, self.driver.batches(paths), self._threads)
 
     def _names(self) -> builtins.list[str]:
         try:
@@ -224,11 +223,12 @@ class ObjectStore(Store):
         sizes = {key.removeprefix(folder): found.size for key, found in self.keys(folder).items()}
         if not sizes or storage_id in self._unsettled():
             return None
-        files = {path: size for path, size in sizes.items() if path.split("/", 1)[0] != INNER}
+        files = {path: size for path, size in sizes.items() if path and path.split("/", 1)[0] != INNER}
         for path in files:
-            if not is_inner_path(path):
+            if not is_inner_path(path.removesuffix("/")):
                 raise CheckpointCorrupt(f"{self._where(storage_id)} cannot be read: {path!r} is no path")
-        return Manifest.unverified(files, sorted(folders_of(files)))
+        folders = sorted(folders_of(files))  # Determined puts an object for each, whose name ends in a slash
+        return Manifest.unverified({p: size for p, size in files.items() if not p.endswith("/")}, folders)
 
     def _checkpoint(self, storage_id: str, manifest: Manifest) -> ObjectCheckpoint:
         return ObjectCheckpoint(self, storage_id, manifest)

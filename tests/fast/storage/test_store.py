@@ -262,6 +262,18 @@ def test_writing_into_a_restored_checkpoint_is_told(home: Path, tmp_path: Path) 
                 raise ArithmeticError
 
 
+@pytest.mark.parametrize("globs", [["empty"], ["**/*"]])
+def test_what_is_deleted_meanwhile_was_not_written_to(globs: list[str], tmp_path: Path) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    stored(store, tmp_path, "one")
+    with store.open("one").unchanged():
+        assert "empty" not in DirectoryStore(tmp_path / "store").delete("one", globs)
+    with pytest.raises(CheckpointCorrupt, match="empty"):
+        stored(store, tmp_path, "two")
+        with store.open("two").unchanged():
+            (tmp_path / "store" / "two" / "empty").unlink()
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_another_user_cannot_write_into_a_restored_checkpoint(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents[:-2]):
