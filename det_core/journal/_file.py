@@ -310,7 +310,8 @@ class JournalFile:
                 os.fsync(fd)
             finally:
                 os.close(fd)
-            names = (self._path.with_suffix(f".{number}.jsonl") for number in count(1))
+            stem = self._path.name.partition(".")[0]
+            names = (self._path.with_name(f"{stem}.{number}.jsonl") for number in count(1))
             os.rename(self._reserve, next(name for name in names if not name.exists()))
         except OSError as e:
             logger.debug("how the run ended cannot be kept in %s: %s", self._reserve, e)

@@ -16,7 +16,7 @@ from det_core._errors import ContextClosed, ReportsNotKept
 from det_core.journal._file import JournalFile
 from det_core.journal._run_folder import journal_files
 from det_core.journal._scan import last_record, next_seq
-from det_core.journal._values import PendingValue, Report, plain_body, wait_for
+from det_core.journal._values import Report, plain_body, wait_for
 
 logger = logging.getLogger("det_core")
 
@@ -144,17 +144,15 @@ class Journal:
 
         with self._lock:
             self._start()
-            now = self._now()
-            line = encode_if_plain({"kind": kind, "seq": self._seq, "time": now, "body": body})
+            head = {"kind": kind, "seq": self._next_seq(), "time": self._now()}
+            line = encode_if_plain({**head, "body": body})
             if line is not None and type(body) is dict:
-                self._append_record(kind, body, line, now)
+                self._append_record(kind, body, line)
                 return
         plain, nonfinite = plain_body(body, kind, DEVICE_PATIENCE)  # not under the lock, as it may wait for a device
         with self._lock:
             self._start()
-            now = self._now()
-            line = encode({"kind": kind, "seq": self._seq, "time": now, "body": plain}, nonfinite)
-            self._append_record(kind, plain, line, now)
+            self._append_record(kind, plain, encode({**head, "body": plain}, nonfinite))
 
     @property
     def file(self) -> Path | None:
@@ -223,15 +221,21 @@ class Journal:
         outcome = "incomplete" if end.get("outcome") in AS_WISHED else end.get("outcome")
         problem = self._file.problem or "values never arrived from their device"
         body = {"outcome": outcome, "detail": f"not all reports were kept: {problem}"}
-        now = self._now()
-        self._file.append(encode({"kind": "run_end", "seq": self._seq, "time": now, "body": body}), now)
+        line = encode({"kind": "run_end", "seq": self._next_seq(), "time": self._now(), "body": body})
+        self._file.append(line, self._now())
 
-    def _append_record(self, kind: str, body: Mapping[str, Any], line: bytes, now: float) -> None:
-        self._seq += 1
+    def _append_record(self, kind: str, body: Mapping[str, Any], line: bytes) -> None:
+        self._write_arrived()
         self._restored = self._restored or kind == "restore"
         if kind == "run_end":
             self._run_end = body
-        self._file.append(line, now)
+        self._file.append(line, self._now())
+
+    def _next_seq(self) -> int:
+        """A number for a record; without a call in between, so that no signal handler takes the same."""
+        seq = self._seq
+        self._seq = seq + 1
+        return seq
 
     def _report(self, group: Any, steps: Any, metrics: Any, batch_metrics: Any) -> None:
         """The careful path: the first row of a group, a step that is not new, all that is not plain JSON."""
@@ -241,11 +245,11 @@ class Journal:
         with self._lock:
             unknown = self._submit(report)
         if unknown:  # not under the lock: others go on
-            wait_for(unknown, DEVICE_PATIENCE)
+            wait_for([value for other in unknown for value in other.pending], DEVICE_PATIENCE)
             with self._lock:
                 self._submit(report, patient=False)
 
-    def _submit(self, report: Report, *, patient: bool = True) -> list[PendingValue]:
+    def _submit(self, report: Report, *, patient: bool = True) -> list[Report]:
         """Write a row, unless values must come from a device first to compare it with one of the same step.
 
         Args:
@@ -253,7 +257,7 @@ class Journal:
             patient: whether to ask for that; else what has not come is not compared, but by readers.
 
         Returns:
-            The values to wait for; none: it is done.
+            The reports whose values to wait for; none: it is done.
         """
         self._start()
         self._write_arrived()
@@ -264,13 +268,12 @@ class Journal:
         if report.steps is not None and report.steps <= state.last:
             known, keys = state.values_at(report.steps), report.keys()
             unknown = [
-                value
-                for waiting in (row.report for row in self._waiting)
-                if (waiting.group, waiting.steps) == (report.group, report.steps) and waiting.keys() & keys
-                for value in waiting.pending
+                other
+                for other, *_ in self._waiting
+                if (other.group, other.steps) == (report.group, report.steps) and other.keys() & keys
             ]
-            if keys & known.keys():
-                unknown += report.pending
+            if keys & known.keys() and not report.ready:
+                unknown.append(report)
             if patient and unknown:
                 return unknown
             if report.ready:
@@ -278,8 +281,7 @@ class Journal:
             report.subtract(known)
             if not report.keys():
                 return []
-        row = _Waiting(report, self._seq, self._now())
-        self._seq += 1
+        row = _Waiting(report, self._next_seq(), self._now())
         if report.ready:
             self._write_waiting(row)
         else:

@@ -130,16 +130,6 @@ class RunFolder:
         path = next(found, None)
         return None if path is None else cls(path, path.name, name)
 
-    @property
-    def checkpoints(self) -> Path:
-        """Where checkpoints go when no storage is configured."""
-        return self.path / "checkpoints"
-
-    @property
-    def tensorboard(self) -> Path:
-        """Where TensorBoard files go."""
-        return self.path / "tensorboard"
-
     def begin_restart(self) -> int:
         """Take the run for writing and count one restart more, durably.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -141,7 +141,7 @@ class RunSummary:
     @property
     def ended(self) -> float | None:
         """When the chief of the last restart said that it ends; None: it did not, or goes on."""
-        end = None if self.live else self._end_of(0)
+        end = None if self.live else self._end_of(self.restarts - 1, 0)
         return None if end is None else float(end["time"])
 
     @property
@@ -166,13 +166,13 @@ class RunSummary:
             return "running"
         last = self.restarts - 1
         ranks = {0} | {rank for restart, rank, *_ in journal_files(self.path) if restart == last}
-        ends = [self._end_of(rank) for rank in sorted(ranks)]
+        ends = [self._end_of(last, rank) for rank in sorted(ranks)]
         outcomes = ["died" if end is None else str(end["body"].get("outcome", "completed")) for end in ends]
         return next((bad for bad in ("failed", "died", "incomplete") if bad in outcomes), outcomes[0])
 
-    def _end_of(self, rank: int) -> dict[str, Any] | None:
-        """How a rank of the last restart ended."""
-        return last_record(self.path, self.restarts - 1, rank, lambda record: record["kind"] == "run_end")
+    def _end_of(self, restart: int, rank: int) -> dict[str, Any] | None:
+        """How a rank said that it ends."""
+        return last_record(self.path, restart, rank, lambda record: record["kind"] == "run_end")
 
 
 class RunRecord(RunSummary):
@@ -314,7 +314,9 @@ def next_seq(folder: Path, restart: int, rank: int) -> int:
     return max(numbers, default=-1) + 1
 
 
-def last_record(folder: Path, restart: int, rank: int, wanted: Any) -> dict[str, Any] | None:
+def last_record(
+    folder: Path, restart: int, rank: int, wanted: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any] | None:
     """The last record of a process for which ``wanted(record)``; reads no more than the ends of its files."""
     from det_core.journal._format import decode
 
@@ -444,8 +446,7 @@ def _series(places: _Places, restored: Mapping[int, int], *, superseded: bool) -
     for restart, step in zip(places.restart, places.step, strict=True):
         if step != NO_STEP and step < first[restart]:
             late.setdefault(restart, set()).add(step)
-    key = lambda i: (places.restart[i], places.step[i])  # noqa: E731
-    for (restart, step), same_step in groupby(places.order(), key=key):
+    for (restart, step), same_step in groupby(places.order(), key=lambda i: (places.restart[i], places.step[i])):
         if step == NO_STEP:
             yield from (([index], False) for index in same_step)
             continue

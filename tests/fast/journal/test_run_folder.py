@@ -52,8 +52,6 @@ def test_a_new_run(home: Path) -> None:
     assert re.fullmatch(r"\d{8}-\d{6}-[a-z0-9]{6}", folder.run_id)
     assert folder.path == home / "runs" / folder.run_id
     assert (folder.name, folder.restart) == ("job", -1)
-    assert folder.checkpoints == folder.path / "checkpoints"
-    assert folder.tensorboard == folder.path / "tensorboard"
     assert folder.begin_restart() == folder.restart == 0
     folder.release()
     folder.release()
