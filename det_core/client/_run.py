@@ -45,8 +45,10 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``running``, ``completed``, ``stopped``, ``preempted``, ``failed``, ``incomplete`` (its disk did not take all of
-        its reports) or ``died`` (it ended without a word)."""
+        """``running``, ``completed``, ``stopped``, ``preempted``, ``failed``, ``incomplete`` or ``died``.
+
+        ``incomplete``: its disk did not take all of its reports; ``died``: it ended without a word.
+        """
         return self._summary.state
 
     @property

@@ -97,7 +97,7 @@ class JournalFile:
         # By the wall clock, which may be set back: hence a window on both sides.
         if not self._look_from <= now < self._look_until:
             self._look_from, self._look_until = now - LOOK_INTERVAL, now + LOOK_INTERVAL
-            if _is_deleted(self._fd):
+            if self._is_deleted():
                 self._recover()
 
     @property
@@ -107,7 +107,7 @@ class JournalFile:
 
     def write_backlog(self) -> None:
         """Write all that waits, as far as the disk takes it now. Does not raise."""
-        if self._in_trouble or _is_deleted(self._fd):
+        if self._in_trouble or self._is_deleted():
             self._recover()
 
     def duplicate(self) -> int | None:
@@ -139,7 +139,7 @@ class JournalFile:
 
     def missing(self) -> int:
         """How many lines are in no file with a name."""
-        return self._dropped + len(self._backlog) + (_lines_in(self._fd) if _is_deleted(self._fd) else 0)
+        return self._dropped + len(self._backlog) + (_lines_in(self._fd) if self._is_deleted() else 0)
 
     def close(self) -> int:
         """Write and sync what can be, and close.
@@ -193,7 +193,7 @@ class JournalFile:
         """Open the file again, by its path or from what is left of it, and write what waits."""
         self._in_trouble = True  # until all is known to be whole
         try:
-            if _is_deleted(self._fd):
+            if self._fd >= 0 and _links(self._fd) == 0:
                 self._restore()
             else:
                 self._open()
@@ -265,6 +265,14 @@ class JournalFile:
         self._fd, self._header_written, self._folder_synced = fd, True, False
         self._make_reserve()
         self._run_json = self._run_json or _read(self._path.with_name(INFO))
+
+    def _is_deleted(self) -> bool:
+        """Whether the open file has lost its name; where that cannot be known, the next look may tell."""
+        try:
+            return self._fd >= 0 and _links(self._fd) == 0
+        except OSError as e:
+            self._note(e)
+            return False
 
     def _restore_run_json(self) -> None:
         """Put run.json back where the whole folder was deleted, so that the run keeps its name."""
@@ -344,12 +352,14 @@ def _short() -> OSError:
     return OSError(errno.ENOSPC, "the disk took only part of a line")
 
 
-def _is_deleted(fd: int) -> bool:
-    """Whether the open file has lost its name; where that cannot be known, it has not."""
+def _links(fd: int) -> int:
+    """How many names the open file has."""
     try:
-        return fd >= 0 and os.fstat(fd).st_nlink == 0
-    except OSError:
-        return False
+        return os.fstat(fd).st_nlink
+    except OSError as e:
+        if e.errno == errno.ESTALE:  # deleted on another machine (NFS): it cannot be read back, and is begun anew
+            return 1
+        raise
 
 
 def _lines_in(fd: int) -> int:

@@ -193,8 +193,8 @@ class Report:
         assert record is not None
         values = values_by_key(record)
         unknown = {BATCH_METRICS if p.path[0] == BATCHES else p.path[1] for p in self._plain.pending}
-        again = (values.keys() & known.keys()) - unknown
-        for key in sorted(again):
+        again = [key for key in values if key in known and key not in unknown]
+        for key in again:
             if not same(values[key], known[key]):
                 what = BATCHES if key == BATCH_METRICS else f"key {key!r}"
                 raise ValueError(
@@ -206,8 +206,9 @@ class Report:
                 self.batch_metrics = None
             else:
                 del self.metrics[key]
+        gone = set(again)
         self._plain.nonfinite = [
-            p for p in self._plain.nonfinite if (BATCH_METRICS if p[0] == BATCHES else p[1]) not in again
+            p for p in self._plain.nonfinite if (BATCH_METRICS if p[0] == BATCHES else p[1]) not in gone
         ]
 
     def _batches(self, batches: Any) -> list[Any]:
@@ -301,9 +302,12 @@ class _Plain:
         self._enter(value, path)
         plain: dict[str, Any] = {}
         for key, item in list(value.items()):
-            name = self._key(key, path)
+            name = key if type(key) is str and key.isascii() else self._key(key, path)
             if name in plain:
                 raise ValueError(f"{show(path)} has two keys that are {name!r} in JSON")
+            if type(item) is float and isfinite(item):  # nearly all there are, and a row may have 100,000
+                plain[name] = item
+                continue
             plain[name] = None  # a pending value keeps its place among the keys
             plain[name] = self._item(plain, name, item, path)
         self._open.discard(id(value))
@@ -334,6 +338,8 @@ class _Plain:
             return self._float(float(value), path)
         if isinstance(value, str):
             return _text(str.__str__(value), path)
+        if _is_array(value):  # numpy's scalars, too
+            return self._array(value, path)
         if isinstance(value, Mapping):
             return self.mapping(value, path)
         if isinstance(value, (list, tuple)):
@@ -382,8 +388,6 @@ class _Plain:
             return value.isoformat()
         if isinstance(value, UUID):
             return str(value)
-        if hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type):
-            return self._array(value, path)
         raise TypeError(f"{show(path)}: {_a(value)} cannot be stored as JSON")
 
     def _array(self, value: Any, path: Path) -> Any:
@@ -451,6 +455,11 @@ def _is_ready(value: PendingValue) -> bool:
     except Exception as e:
         logger.debug("a device does not say whether a value is there: %s", e)
         return True
+
+
+def _is_array(value: Any) -> bool:
+    found = hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
+    return found and not hasattr(value, "__json__")
 
 
 def _check_size(value: Any, path: Path) -> None:

@@ -54,7 +54,7 @@ def scenario(folder: Path, journal: Journal, *, delete: bool = False) -> int:
 
 def kept(folder: Path) -> int:
     """How many of the scenario's records are there, each of them right."""
-    if not any(folder.glob("journal-*")):
+    if not any(folder.glob("journal-*.jsonl")):
         return 0
     run = read_run(folder)
     for row in run.rows("training"):
