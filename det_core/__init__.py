@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from det_core._errors import InvalidHP
 from det_core._info import ClusterInfo, RendezvousInfo, ResourcesInfo, TrialInfo, get_cluster_info
+from det_core.errors import InvalidHP
 
 if TYPE_CHECKING:
     from det_core import core as core

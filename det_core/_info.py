@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from det_core._errors import InfoError
+from det_core.errors import InfoError
 
 INFO_DIR = Path("/run/determined/info")
 """Where a cluster of the contract's kind writes the files."""

@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 from types import ModuleType
 
-from det_core._errors import MissingExtra
+from det_core.errors import MissingExtra
 
 
 def require(module: str, *, extra: str, purpose: str) -> ModuleType:

@@ -1,79 +1,249 @@
-"""The errors that det_core raises, to be caught by name; the tree is drawn in ``det_core/_errors.py``."""
+"""The errors det_core raises, as one tree.
 
-from det_core._errors import (
-    CheckpointBusy,
-    CheckpointConflict,
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    CloseError,
-    CollectiveMismatch,
-    CollectiveTimeout,
-    ConfigErrors,
-    ContextClosed,
-    DetCoreError,
-    DistributedError,
-    ExperimentInvalid,
-    InfoError,
-    InternalException,
-    InvalidExperimentException,
-    InvalidHP,
-    MasterDenied,
-    MasterError,
-    MasterUnreachable,
-    MissingExtra,
-    PeerLost,
-    ProfilerError,
-    RendezvousError,
-    ReportsNotKept,
-    ReportsNotShipped,
-    RunError,
-    RunLocked,
-    RunNotFound,
-    SearchError,
-    StorageError,
-    StoreConflict,
-    StoreError,
-    StoreLocked,
-    TensorboardError,
-    UnknownToMaster,
-)
+::
 
-__all__ = [
-    "CheckpointBusy",
-    "CheckpointConflict",
-    "CheckpointCorrupt",
-    "CheckpointError",
-    "CheckpointNotFound",
-    "CloseError",
-    "CollectiveMismatch",
-    "CollectiveTimeout",
-    "ConfigErrors",
-    "ContextClosed",
-    "DetCoreError",
-    "DistributedError",
-    "ExperimentInvalid",
-    "InfoError",
-    "InternalException",
-    "InvalidExperimentException",
-    "InvalidHP",
-    "MasterDenied",
-    "MasterError",
-    "MasterUnreachable",
-    "MissingExtra",
-    "PeerLost",
-    "ProfilerError",
-    "RendezvousError",
-    "ReportsNotKept",
-    "ReportsNotShipped",
-    "RunError",
-    "RunLocked",
-    "RunNotFound",
-    "SearchError",
-    "StorageError",
-    "StoreConflict",
-    "StoreError",
-    "StoreLocked",
-    "TensorboardError",
-    "UnknownToMaster",
-]
+    DetCoreError
+    ├── InvalidHP                 raised by the user: these hyperparameters cannot be trained
+    ├── ReportsNotKept            reports that could not be written anywhere (also an OSError)
+    ├── CloseError                parts of a Context that could not be closed
+    ├── InfoError                 a file that describes the task cannot be used (also a ValueError)
+    ├── ProfilerError             a sensor of the profiler, or its thread, failed
+    ├── TensorboardError          event files that could not be written or copied (also an OSError)
+    ├── RunError                  a run folder that cannot be used
+    │   ├── RunNotFound           no run of that id (also a LookupError)
+    │   └── RunLocked             another process writes this run
+    ├── CheckpointError
+    │   ├── CheckpointNotFound    no checkpoint of that storage_id (also a LookupError)
+    │   ├── CheckpointCorrupt     a file differs from the manifest
+    │   ├── CheckpointConflict    ranks disagree on a file or on metadata
+    │   ├── CheckpointBusy        another checkpoint is being saved, and the caller would not wait
+    │   └── StorageError          the store itself refused (also an OSError)
+    ├── DistributedError
+    │   ├── PeerLost              a rank died or left its context
+    │   ├── CollectiveMismatch    ranks called different collectives
+    │   ├── CollectiveTimeout     a deadline that was set has passed (also a TimeoutError)
+    │   ├── RendezvousError       the ranks could not find or trust each other
+    │   └── ContextClosed         a call on a closed context
+    ├── MasterError               a master refused a request, or failed at it; ``status`` is that of HTTP
+    │   ├── MasterUnreachable     no master answers there (also a ConnectionError)
+    │   ├── MasterDenied          no token, a wrong one, or one that may not do this (also a PermissionError)
+    │   ├── ReportsNotShipped     reports that are in the journal, and that the master did not get
+    │   ├── UnknownToMaster       the master has no such experiment, trial or checkpoint (also a LookupError)
+    │   └── ExperimentInvalid     mistakes in an experiment's configuration (also a ValueError)
+    ├── ConfigErrors              mistakes in an experiment file, all of them (also a ValueError)
+    ├── SearchError               a search cannot go on: what it was told, or its method, is at fault
+    ├── StoreError                a master's database cannot be used; the message says why, and what to do
+    │   ├── StoreLocked           another master uses it
+    │   └── StoreConflict         what was reported contradicts what is recorded (also a ValueError)
+    ├── InvalidExperimentException  a mistake in a trial class, or in how it is used (a ValueError, RuntimeError)
+    ├── InternalException         what is only known in training was asked for before (also a RuntimeError)
+    └── MissingExtra              an optional dependency is not installed (also an ImportError)
+
+User mistakes in arguments raise ValueError or TypeError; calls in the wrong order or on the wrong rank raise
+RuntimeError. A message says what happened, where, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class DetCoreError(Exception):
+    """The root of every error that det_core defines."""
+
+
+class InvalidHP(DetCoreError):
+    """Raise inside ``with core.init() as ctx`` when the hyperparameters cannot be trained.
+
+    The context reports the early exit, closes, and ends every rank with status 0.
+    """
+
+
+class ReportsNotKept(DetCoreError, OSError):
+    """Reports that reached no journal file. Raised by ``close()``, never by a report."""
+
+
+class CloseError(DetCoreError):
+    """One or more parts of a Context could not finish closing; ``failures`` maps part to exception."""
+
+    def __init__(self, failures: dict[str, BaseException]) -> None:
+        self.failures = failures
+        parts = "; ".join(f"{part}: {type(e).__name__}: {e}" for part, e in failures.items())
+        super().__init__(f"closing the context, {len(failures)} part(s) could not finish: {parts}")
+
+
+class InfoError(DetCoreError, ValueError):
+    """A file by which the cluster describes the task cannot be used; the message names file and key."""
+
+
+class ProfilerError(DetCoreError):
+    """A sensor of the profiler, or its thread, failed; the message says which, how often, and why."""
+
+
+class TensorboardError(DetCoreError, OSError):
+    """TensorBoard's event files could not be written or copied; the message names path and loss."""
+
+
+class RunError(DetCoreError):
+    """A run folder that cannot be used."""
+
+
+class RunNotFound(RunError, LookupError):
+    """No run of that id in the home folder."""
+
+
+class RunLocked(RunError):
+    """Another process is writing this run."""
+
+
+class CheckpointError(DetCoreError):
+    """The root of what goes wrong with checkpoints."""
+
+
+class CheckpointNotFound(CheckpointError, LookupError):
+    """No checkpoint of that storage_id in the store."""
+
+
+class CheckpointCorrupt(CheckpointError):
+    """A file of a checkpoint differs from its manifest; the message names the file."""
+
+
+class CheckpointConflict(CheckpointError):
+    """Ranks disagree on a file or a metadata key of a sharded checkpoint."""
+
+
+class CheckpointBusy(CheckpointError):
+    """Another checkpoint is being saved in the background, and the caller asked not to wait for it."""
+
+
+class StorageError(CheckpointError, OSError):
+    """The store refused an operation; the message names store, path and operation."""
+
+
+class DistributedError(DetCoreError):
+    """The root of what goes wrong between ranks."""
+
+
+class PeerLost(DistributedError):
+    """A rank died or left its context; the message gives rank, host, pid and its last call."""
+
+
+class CollectiveMismatch(DistributedError):
+    """Ranks called different collectives; the message says which rank called what."""
+
+
+class CollectiveTimeout(DistributedError, TimeoutError):
+    """A collective did not end within the deadline that was set."""
+
+
+class RendezvousError(DistributedError):
+    """The ranks could not find, or could not trust, each other."""
+
+
+class ContextClosed(DistributedError, RuntimeError):
+    """A call on a context that is closed, or in a process forked from the one that opened it."""
+
+
+class MasterError(DetCoreError):
+    """A master refused a request, or failed at it.
+
+    Attributes:
+        status: HTTP's status of its answer; 0: there was none.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class MasterUnreachable(MasterError, ConnectionError):
+    """No master answers at that address; the message gives the address and the reason."""
+
+
+class MasterDenied(MasterError, PermissionError):
+    """The master got no token, a wrong one, or one that may not do this."""
+
+
+class ReportsNotShipped(MasterError):
+    """Reports that the master did not get. They are in the journal; the message says where, how many, and why."""
+
+
+class UnknownToMaster(MasterError, LookupError):
+    """The master has no such experiment, trial or checkpoint."""
+
+
+class ExperimentInvalid(MasterError, ValueError):
+    """An experiment that the master does not accept; ``problems`` are its mistakes, one line each."""
+
+    def __init__(self, problems: list[str], status: int = 400) -> None:
+        super().__init__("; ".join(problems), status)
+        self.problems = problems
+
+
+@dataclass(frozen=True)
+class ConfigError:
+    """One mistake in an experiment file; ``str()`` is a line for a person.
+
+    Attributes:
+        path: where, as ``searcher.max_trials`` or ``labels[1]``; empty: the file itself.
+        found: the value there, as a short text without secrets; None: there is none.
+        allowed: what there may be, as in "an integer of at least 1".
+        hint: what may have been meant; None: no idea.
+        unknown: nothing is known of a key of that name; ``allowed`` are those that there are.
+    """
+
+    path: str
+    found: str | None
+    allowed: str
+    hint: str | None = None
+    unknown: bool = False
+
+    def __str__(self) -> str:
+        path = self.path or "the experiment file"
+        if self.unknown:
+            few = self.hint is None or len(self.allowed) < 200
+            text = f"{path} (it has {self.found}) is no key here" + (f": there are {self.allowed}" if few else "")
+        elif self.found is None:
+            text = f"{path} is missing: give it {self.allowed}"
+        else:
+            text = f"{path} is {self.found}: it must be {self.allowed}"
+        line = f"{text}; {self.hint}" if self.hint else text
+        # A key of the file may be any text, and may hold what ends a line or steers a terminal.
+        return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
+
+
+class ConfigErrors(DetCoreError, ValueError):
+    """The mistakes in an experiment file, all of them; the message has a line for each."""
+
+    def __init__(self, errors: Sequence[ConfigError]) -> None:
+        self.errors = list(errors)
+        super().__init__("\n".join(map(str, self.errors)))
+
+
+class SearchError(DetCoreError):
+    """A search cannot go on; the message names the trial or the method that is at fault."""
+
+
+class StoreError(DetCoreError):
+    """A master's database cannot be used; the message names it, and says why and what to do."""
+
+
+class StoreLocked(StoreError):
+    """Another master uses that database; the message names its process where that is known."""
+
+
+class StoreConflict(StoreError, ValueError):
+    """What was reported contradicts what is recorded; the message says what stands."""
+
+
+class InvalidExperimentException(DetCoreError, ValueError, RuntimeError):
+    """A mistake in a trial class, or in how it is used; the message names the method."""
+
+
+class InternalException(DetCoreError, RuntimeError):
+    """What is only known in training was asked for before; the message names the method."""
+
+
+class MissingExtra(DetCoreError, ImportError):
+    """An optional dependency is not installed; the message is the command that installs it."""

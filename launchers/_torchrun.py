@@ -9,9 +9,9 @@ import shlex
 from typing import Any, NoReturn
 
 from det_core._env import Environment
-from det_core._errors import MissingExtra
 from det_core._info import get_cluster_info
 from det_core._optional import require
+from det_core.errors import MissingExtra
 
 from ._machines._places import find_place
 from ._machines._ports import check_free, check_reachable

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-from det_core._errors import MissingExtra
 from det_core._optional import require
+from det_core.errors import MissingExtra
 
 HELP = """\
 usage: python -m det_core.launch.torch_distributed [OPTIONS] [--] script.py [ARGS...]

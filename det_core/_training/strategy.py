@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from det_core._errors import CheckpointError
+from det_core.errors import CheckpointError
 
 PREFIX = "module."
 

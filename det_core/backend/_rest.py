@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import MasterError, MasterUnreachable, ReportsNotShipped, UnknownToMaster
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest_master import Master
 from det_core.backend._rest_operations import Operations
 from det_core.backend._session import MasterSession
 from det_core.backend._ship import Shipper
+from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped, UnknownToMaster
 
 logger = logging.getLogger("det_core.master")
 ACK_PATIENCE = 30.0

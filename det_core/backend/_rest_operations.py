@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from det_core._errors import MasterError
 from det_core.backend._rest_master import Master
+from det_core.errors import MasterError
 
 Call = Callable[..., "dict[str, Any]"]
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from det_core import _clock
-from det_core._errors import ContextClosed, MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from det_core.backend._retry import Backoff
 from det_core.backend._wire import Answer, NoAnswer, Wire
+from det_core.errors import ContextClosed, MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 
 logger = logging.getLogger("det_core.master")
 READ = 60.0

@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 from det_core import _clock
-from det_core._errors import MasterError, MasterUnreachable, ReportsNotShipped
 from det_core.backend._session import MasterSession
 from det_core.backend._ship_routes import Carrier, Refusal
+from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped
 from det_core.journal import Cursor, Line
 
 logger = logging.getLogger("det_core.master")

@@ -17,7 +17,6 @@ from typing import Any
 from urllib.parse import quote
 
 from det_core import _clock
-from det_core._errors import MasterError, RunNotFound
 from det_core._info import canonical_url
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest import Task
@@ -25,6 +24,7 @@ from det_core.backend._rest_master import Master, about
 from det_core.backend._session import Credential, MasterSession
 from det_core.backend._ship_routes import Carrier, JournalCarrier, Refusal, ReportCarrier
 from det_core.backend._sync_questions import WithQuestions
+from det_core.errors import MasterError, RunNotFound
 from det_core.journal import Cursor, Line, RunSummary, cursors
 
 TASK = "task.json"

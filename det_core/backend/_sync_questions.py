@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from det_core._errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest import Task
 from det_core.backend._session import MasterSession
 from det_core.backend._ship_routes import Arrived, Carrier, Refusal
+from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from det_core.journal import Line
 
 

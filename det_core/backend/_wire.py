@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from det_core._errors import MasterError
+from det_core.errors import MasterError
 
 if TYPE_CHECKING:
     import ssl

@@ -137,7 +137,7 @@ def _meant(name: str, *more: str) -> list[str]:
 
 def _told(e: Exception) -> str:
     """An error as one line."""
-    from det_core._errors import DetCoreError, StorageError
+    from det_core.errors import DetCoreError, StorageError
 
     plain = e.args[-1] if isinstance(e, StorageError) else e  # without "[Errno 13]"
     text = " ".join(str(plain).split())

@@ -67,8 +67,8 @@ def trial_id(text: str) -> int:
 
 def find(master: Master, given: int | str) -> Experiment:
     """The experiment that an argument names."""
-    from det_core._errors import UnknownToMaster
     from det_core.client._experiment import Experiment
+    from det_core.errors import UnknownToMaster
 
     if given != LATEST:
         try:

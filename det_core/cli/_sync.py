@@ -35,7 +35,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Bring runs to a master; one that fails does not keep the others."""
     from det_core import client
-    from det_core._errors import DetCoreError, MasterUnreachable
+    from det_core.errors import DetCoreError, MasterUnreachable
 
     runs = [client.run(name, args.home) for name in args.RUN] if args.RUN else client.runs(args.home)[::-1]
     if not runs:

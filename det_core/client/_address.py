@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from det_core._env import Environment
-from det_core._errors import MasterUnreachable
+from det_core.errors import MasterUnreachable
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import CheckpointCorrupt, StorageError
 from det_core.core._checkpoint._download import download, open_together
 from det_core.core._checkpoint._together import Together
 from det_core.core._checkpoint._values import seconds
+from det_core.errors import CheckpointCorrupt, StorageError
 from det_core.storage import Header, Owner, Progress, Selector, Store, StoredCheckpoint
 
 TOGETHER = 64

@@ -9,10 +9,10 @@ from typing import Any
 
 import orjson
 
-from det_core._errors import ExperimentInvalid, MasterError
 from det_core.client._experiment import Experiment
 from det_core.client._master import Master
 from det_core.client._pack import pack
+from det_core.errors import ExperimentInvalid, MasterError
 
 
 def create(

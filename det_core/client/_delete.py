@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from det_core._errors import RunError
 from det_core.client._find import find
+from det_core.errors import RunError
 from det_core.journal import hold
 
 

@@ -13,9 +13,9 @@ from typing import Any
 
 import det_core
 from det_core._clock import monotonic
-from det_core._errors import MasterUnreachable
 from det_core._optional import demand
 from det_core.client._address import kept_token, master_folder, running
+from det_core.errors import MasterUnreachable
 from det_core.storage import Owner
 
 START_TIMEOUT = 60.0

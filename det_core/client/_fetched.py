@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import CheckpointError, CheckpointNotFound
 from det_core.client._checkpoint import Checkpoint
 from det_core.client._checkpoints import Checkpoints
+from det_core.errors import CheckpointError, CheckpointNotFound
 from det_core.storage import open_store
 
 if TYPE_CHECKING:

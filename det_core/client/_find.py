@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from det_core._env import Environment
-from det_core._errors import RunNotFound
+from det_core.errors import RunNotFound
 from det_core.journal import RunSummary, list_runs
 
 LATEST = "latest"

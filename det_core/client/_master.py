@@ -12,9 +12,9 @@ from urllib.parse import quote, urlencode
 
 import orjson
 
-from det_core._errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from det_core.client._address import Address
 from det_core.client._http import Answer, Failed, Http, NotSent
+from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 
 TIMEOUT = 60.0
 """Seconds without a byte after which a request has failed."""

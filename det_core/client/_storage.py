@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import CheckpointError, RunNotFound
 from det_core.client._find import LATEST, find, home_of
 from det_core.client._run import Run
+from det_core.errors import CheckpointError, RunNotFound
 from det_core.storage import Store, open_store
 
 Storage = str | os.PathLike[str] | Mapping[str, Any]

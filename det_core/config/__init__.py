@@ -6,7 +6,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_core._errors import ConfigError, ConfigErrors
 from det_core._optional import require
 from det_core.config._entrypoint import (
     binds,
@@ -16,6 +15,7 @@ from det_core.config._entrypoint import (
     entrypoint_trial,
 )
 from det_core.config._experiment import Experiment
+from det_core.errors import ConfigError, ConfigErrors
 
 __all__ = [
     "ConfigError",

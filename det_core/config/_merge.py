@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_core._errors import ConfigError, ConfigErrors
 from det_core.config._plain import plain
 from det_core.config._text import read_text
+from det_core.errors import ConfigError, ConfigErrors
 
 
 def override(data: dict[str, Any], overrides: Sequence[str]) -> list[ConfigError]:

@@ -9,12 +9,12 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from det_core._errors import ConfigError
 from det_core.config._model import ExperimentFile
 from det_core.config._plain import path_text, short
 from det_core.config._rules import NOT_ALLOWED, Rule, nearest
 from det_core.config._searchers import of_another_searcher
 from det_core.config._section import TAG, Kinds, Missing, Section, marked
+from det_core.errors import ConfigError
 
 _SHAPES = {"list_type": "a list", "dict_type": "an object"}
 

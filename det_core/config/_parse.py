@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from det_core._errors import ConfigError, ConfigErrors
 from det_core.config._experiment import Experiment
 from det_core.config._merge import complete, override
 from det_core.config._mistakes import mistakes
@@ -19,6 +18,7 @@ from det_core.config._plain import plain
 from det_core.config._remarks import remarks
 from det_core.config._searchers import with_a_searcher
 from det_core.config._text import read_text
+from det_core.errors import ConfigError, ConfigErrors
 
 
 def parse(

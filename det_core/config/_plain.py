@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_core._errors import ConfigError, ConfigErrors
+from det_core.errors import ConfigError, ConfigErrors
 
 MAX_VALUES = 100_000
 """How many values a configuration may have in all, with those that a YAML alias repeats."""

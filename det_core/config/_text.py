@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import yaml
 
-from det_core._errors import ConfigError, ConfigErrors
 from det_core.config._plain import short
+from det_core.errors import ConfigError, ConfigErrors
 
 MAX_TEXT = 1 << 20
 """Bytes of an experiment file: far more than anybody writes by hand."""

@@ -9,7 +9,6 @@ from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
-from det_core._errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
 from det_core._info import ClusterInfo
 from det_core.core._bare import say
 from det_core.core._checkpoint import CheckpointContext
@@ -20,6 +19,7 @@ from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import raise_if_ended
 from det_core.core._searcher import SearcherContext
 from det_core.core._train import EarlyExitReason, TrainContext
+from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
 
 logger = logging.getLogger("det_core.core")
 _AS_WISHED = ("completed", "stopped", "preempted")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from det_core import _clock
 from det_core._env import Environment
-from det_core._errors import ContextClosed, PeerLost
 from det_core.core._environments import Detector, Ranks, detector, find
 from det_core.core._solo import SoloLane
+from det_core.errors import ContextClosed, PeerLost
 
 if TYPE_CHECKING:
     from det_core.ipc import Links, Star

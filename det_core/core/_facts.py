@@ -6,9 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import MasterError, TensorboardError
 from det_core.core._ground import Ground
 from det_core.core._tensorboard import Tensorboard
+from det_core.errors import MasterError, TensorboardError
 from det_core.storage import RetentionPolicy
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from det_core._env import Environment
-from det_core._errors import StorageError
 from det_core._info import ClusterInfo, get_cluster_info
 from det_core.backend import LocalBackend
 from det_core.core._bare import BareRun, first_line, open_bare_run, say
@@ -25,6 +24,7 @@ from det_core.core._ranks import on_chief
 from det_core.core._searcher import SearcherContext, Unit, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
+from det_core.errors import StorageError
 from det_core.journal import Journal
 from det_core.storage import RetentionPolicy, Store, check_policy, open_store, public_storage
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from det_core._env import Environment
-from det_core._errors import DetCoreError
 from det_core._info import ClusterInfo
 from det_core.backend.rest import (
     Carrier,
@@ -33,6 +32,7 @@ from det_core.core._managed_storage import lent, master_storage, opened, storage
 from det_core.core._preempt import EndSafely
 from det_core.core._ranks import on_chief
 from det_core.core._searcher import Unit
+from det_core.errors import DetCoreError
 from det_core.journal import Cursor, Journal, RunFolder, cursors
 from det_core.storage import Store, public_storage
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from det_core._env import Environment
-from det_core._errors import CheckpointError, MissingExtra, UnknownToMaster
 from det_core.backend.rest import MasterSession, storage_settings
+from det_core.errors import CheckpointError, MissingExtra, UnknownToMaster
 from det_core.storage import DirectoryStore, Store, open_store
 
 MOUNTED = Path("/determined_shared_fs")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from det_core._errors import DistributedError
 from det_core.core._distributed import DistributedContext
+from det_core.errors import DistributedError
 
 T = TypeVar("T")
 

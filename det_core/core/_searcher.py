@@ -6,10 +6,10 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from det_core._errors import ContextClosed
 from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief
+from det_core.errors import ContextClosed
 
 _Record = Callable[[str, Mapping[str, Any]], None]
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from det_core._errors import MissingExtra
 from det_core._optional import is_installed
+from det_core.errors import MissingExtra
 
 
 @dataclass(frozen=True)

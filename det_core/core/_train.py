@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import ContextClosed
 from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
 from det_core.core._metadata import checked_metadata
 from det_core.core._ranks import raise_if_ended
 from det_core.core._tensorboard import Tensorboard
+from det_core.errors import ContextClosed
 from det_core.journal import Journal
 
 

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from det_core._errors import ConfigErrors, DetCoreError, MissingExtra
 from det_core._info import get_cluster_info
+from det_core.errors import ConfigErrors, DetCoreError, MissingExtra
 
 PROG = "python -m det_core.exec.harness"
 EXAMPLES = """\

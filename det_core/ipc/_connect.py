@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from det_core._errors import RendezvousError
+from det_core.errors import RendezvousError
 from det_core.ipc._assembly import Assembly
 from det_core.ipc._join import join_remote, join_unix
 from det_core.ipc._lane import Lane

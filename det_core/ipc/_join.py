@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 
-from det_core._errors import CollectiveTimeout, RendezvousError
+from det_core.errors import CollectiveTimeout, RendezvousError
 from det_core.ipc._frames import Frame, Kind, encode
 from det_core.ipc._liveness import Patience
 from det_core.ipc._peer import Peer

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from det_core._errors import CollectiveTimeout
+from det_core.errors import CollectiveTimeout
 from det_core.ipc._frames import BadFrame, Call, Frame, Kind, Op, Stamp, encode
 from det_core.ipc._inlet import Inlet
 from det_core.ipc._link import UnixLink

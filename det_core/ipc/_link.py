@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from det_core._errors import DistributedError
+from det_core.errors import DistributedError
 from det_core.ipc._frames import BadFrame, Buffer, Cutter, Frame
 from det_core.ipc._payload import MemoryFile, Packet, cut_body
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from det_core._clock import monotonic
-from det_core._errors import RendezvousError
+from det_core.errors import RendezvousError
 from det_core.ipc._frames import (
     IN_FILE,
     UNTRUSTED_LIMIT,

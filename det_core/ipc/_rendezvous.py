@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from det_core._clock import monotonic
-from det_core._errors import CollectiveTimeout, RendezvousError
+from det_core.errors import CollectiveTimeout, RendezvousError
 from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Cutter, Frame, Kind, encode
 from det_core.ipc._liveness import Patience
 

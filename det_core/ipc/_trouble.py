@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import NamedTuple
 
-from det_core._errors import CollectiveMismatch, ContextClosed, DistributedError, PeerLost
+from det_core.errors import CollectiveMismatch, ContextClosed, DistributedError, PeerLost
 
 _ERRORS: dict[str, type[DistributedError]] = {
     "lost": PeerLost,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from det_core import _clock
-from det_core._errors import ContextClosed, ReportsNotKept
+from det_core.errors import ContextClosed, ReportsNotKept
 from det_core.journal._file import JournalFile
 from det_core.journal._run_folder import journal_files
 from det_core.journal._scan import last_record, next_seq

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from det_core import _clock
-from det_core._errors import RunError, RunLocked, RunNotFound
+from det_core.errors import RunError, RunLocked, RunNotFound
 
 logger = logging.getLogger("det_core")
 

@@ -18,7 +18,7 @@ from operator import lt
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import RunError, RunNotFound
+from det_core.errors import RunError, RunNotFound
 from det_core.journal._run_folder import INFO, count_restarts, is_live, journal_files, open_file, read_info, run_paths
 from det_core.journal._values import plain_row
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 
 
 class MasterError(DetCoreError):

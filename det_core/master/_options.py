@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from det_core._env import Environment
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 
 SHORTEST_TOKEN = 16
 """Characters that a token of the user's own must have."""

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import det_core
 from det_core._env import Environment
-from det_core._errors import DetCoreError
 from det_core._optional import require
+from det_core.errors import DetCoreError
 from det_core.master._home import HomeFiles, reachable
 from det_core.master._log import write_log
 from det_core.master._options import Options, parse

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-from det_core._errors import SearchError
+from det_core.errors import SearchError
 from det_core.search._search import Search
 
 _METHODS = {

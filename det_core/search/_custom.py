@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_core._errors import SearchError
+from det_core.errors import SearchError
 from det_core.search._actions import Action, Close, Create, Stop, TrainTo, action_from_dict
 from det_core.search._events import Event, Posted, event_from_dict
 from det_core.search._find import find_class

@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from det_core._errors import SearchError
+from det_core.errors import SearchError
 from det_core.search._method import SearchMethod
 
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_core._errors import SearchError
+from det_core.errors import SearchError
 from det_core.search._actions import Action, Close, Create, SetProgress, Shutdown, Stop, TrainTo
 from det_core.search._events import Completed, Event, Exited, Posted, Progress, Started, Validated
 from det_core.search._random import RandomState, uuid4_of

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, Literal
 
-from det_core._errors import InvalidHP, SearchError
+from det_core.errors import InvalidHP, SearchError
 from det_core.search._actions import Action, Close, Create, Stop, TrainTo
 from det_core.search._create import create_search
 from det_core.search._events import Completed, Event, Exited, Reason, Started, Validated

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
-from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage._io import Disk, start_writing
 from det_core.storage._manifest import CHUNK, FileEntry
 from det_core.storage._pool import in_threads

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
 from det_core.storage._copy import Copier, Job
 from det_core.storage._draft import Draft
 from det_core.storage._io import Disk

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 
 T = TypeVar("T")
 OPEN = 64

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from det_core._errors import CheckpointCorrupt, CheckpointError
+from det_core.errors import CheckpointCorrupt, CheckpointError
 from det_core.storage._names import INNER, METADATA, is_inner_path, parents
 
 VERSION = 1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from det_core import _clock
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage._io import Disk
 from det_core.storage._owner import Owner
 

@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage._io import Disk
 
 PROBE = "probe."

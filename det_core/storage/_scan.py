@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage._io import Disk
 from det_core.storage._names import INNER, METADATA, parents
 

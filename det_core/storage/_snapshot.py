@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage._copy import Copier, Job
 from det_core.storage._io import Disk
 from det_core.storage._scan import Listing

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import CheckpointError, StorageError
+from det_core.errors import CheckpointError, StorageError
 from det_core.storage._copy import Copier, Job, Progress, entry_of
 from det_core.storage._io import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata

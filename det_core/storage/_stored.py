@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import CheckpointCorrupt, StorageError
+from det_core.errors import CheckpointCorrupt, StorageError
 from det_core.storage._copy import Copier, Job, Progress, check_stored, pieces, share
 from det_core.storage._io import Disk
 from det_core.storage._manifest import Manifest, decode_metadata

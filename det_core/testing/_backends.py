@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import DetCoreError
 from det_core.backend import Backend
+from det_core.errors import DetCoreError
 from det_core.journal import Journal
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError
 from det_core.storage import FileEntry, Header, Owner, Staging, Store, StoredCheckpoint, scan
 
 FILES = {

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 
 from .._words._options import CannotStart, Options, UsageError
 from .._wrapper._linux import signal_at_parents_death

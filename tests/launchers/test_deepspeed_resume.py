@@ -38,4 +38,4 @@ def test_what_cannot_be_loaded_on_another_number_is_one_error(tmp_path: Path, ki
         (found.folder / "script.py").write_text(code)
     assert found.start(1).wait() == 1
     message = "a checkpoint of 2 rank(s) cannot be loaded on 1: start as many as then, or from scratch ("
-    assert found.output.count(f"det_core._errors.CheckpointError: {message}") == 1, found.output
+    assert found.output.count(f"det_core.errors.CheckpointError: {message}") == 1, found.output

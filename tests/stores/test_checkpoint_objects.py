@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import support
-from det_core._errors import CheckpointNotFound, PeerLost
 from det_core.core._checkpoint import CheckpointCache
+from det_core.errors import CheckpointNotFound, PeerLost
 from det_core.storage import Owner, Store, open_store
 from support.buckets import closing, contents
 from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, tree
@@ -96,7 +96,7 @@ KILLED = """
 import json, os, signal, sys
 from pathlib import Path
 from det_core import core
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 from det_core.storage import open_store
 from support.checkpoints import Recorder, fill
 

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from det_core._errors import CheckpointError, StorageError
 from det_core.core._checkpoint import CheckpointContext
+from det_core.errors import CheckpointError, StorageError
 from det_core.storage import Owner, open_store
 from det_core.storage._objects import ObjectStore
 from support import TESTS

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core._errors import CheckpointError, StorageError
+from det_core.errors import CheckpointError, StorageError
 from det_core.storage import Owner, Store, open_store, scan
 from det_core.storage._objects import Door, ObjectStore
 from det_core.testing._stores import FILES, METADATA, fill, header, owner, stored

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.testing._stores import FILES, owner, stored
 from fast.storage.test_s3_errors import Open, opened, refusal, test_a_missing_bucket
 from support.servers import S3Server

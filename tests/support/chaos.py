@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core import client
-from det_core._errors import MasterError
+from det_core.errors import MasterError
 from det_core.master.engines._supervisor._tree import start_time
 from support.leftovers import processes_of
 from support.processes import until

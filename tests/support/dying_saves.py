@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from det_core._errors import CheckpointError
+from det_core.errors import CheckpointError
 from det_core.storage import DirectoryStore
 from support.checkpoints import Recorder, alone, listed, nothing_is_left_over
 

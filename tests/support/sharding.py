@@ -23,8 +23,8 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from det_core import core
-from det_core._errors import CheckpointError
 from det_core.core._checkpoint import CheckpointCache, CheckpointContext
+from det_core.errors import CheckpointError
 from det_core.storage import open_store
 from support.checkpoints import Recorder
 from support.elsewhere import Elsewhere

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import CheckpointCorrupt
 from det_core.cli._say import age, number, print_json, print_table, size, when
 from det_core.cli.checkpoint._found import UNVERIFIED, as_json, on_found, states
+from det_core.errors import CheckpointCorrupt
 
 if TYPE_CHECKING:
     from det_core.client import Checkpoint, Checkpoints

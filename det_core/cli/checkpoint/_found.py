@@ -35,7 +35,7 @@ def states(checkpoints: Checkpoints, several: list[Checkpoint]) -> dict[str, str
     """The state of each by its id, but for one that goes meanwhile. Reads their manifests, several at a time."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from det_core._errors import CheckpointCorrupt, CheckpointNotFound
+    from det_core.errors import CheckpointCorrupt, CheckpointNotFound
 
     in_use = checkpoints.in_use
 

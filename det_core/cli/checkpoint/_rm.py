@@ -22,7 +22,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     """Delete checkpoints; one that is in use, or cannot be found, stops it before anything is deleted."""
-    from det_core._errors import CheckpointError
+    from det_core.errors import CheckpointError
 
     going = named(checkpoints, args.ID)
     if used := checkpoints.in_use.intersection(c.storage_id for c in going):

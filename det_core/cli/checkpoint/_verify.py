@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _verify(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
-    from det_core._errors import CheckpointNotFound
+    from det_core.errors import CheckpointNotFound
 
     results = [_unreadable(*one) for one in checkpoints.damaged().items()] if args.all else []
     for result in results if not args.json else []:

@@ -55,8 +55,8 @@ def run(args: argparse.Namespace) -> int:
 def submit(args: argparse.Namespace, master: Master, config: object, overrides: list[str]) -> Experiment | None:
     """Create an experiment from ``config`` and ``args.DIR``; None: it has mistakes, which were told."""
     from det_core._env import Environment
-    from det_core._errors import ExperimentInvalid
     from det_core.client._create import create
+    from det_core.errors import ExperimentInvalid
 
     home = Path(args.home).absolute() if args.home else Environment.read().home
     try:

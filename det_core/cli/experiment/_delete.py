@@ -26,7 +26,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, master: Master) -> int:
     """Delete experiments; one that has not ended, or is not there, stops it before anything is deleted."""
-    from det_core._errors import UnknownToMaster
+    from det_core.errors import UnknownToMaster
 
     try:
         found = list({e.id: e for e in (find(master, given) for given in args.EXPERIMENT)}.values())

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace, master: Master) -> int:
 
 
 def _newest_of(experiment: Experiment, trial: int) -> str:
-    from det_core._errors import CheckpointNotFound
+    from det_core.errors import CheckpointNotFound
 
     for checkpoint in experiment.checkpoints():
         if checkpoint["state"] == "COMPLETED" and checkpoint["training"].get("trialId") == trial:

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from det_core._errors import MasterUnreachable
 from det_core.cli._say import error, note
 from det_core.cli._session import command_for
 from det_core.cli._status import FAILED, INTERRUPTED
 from det_core.cli.experiment._lines import print_line, print_raw
 from det_core.cli.experiment._queue import Queue
 from det_core.cli.experiment._tail import Tail
+from det_core.errors import MasterUnreachable
 
 if TYPE_CHECKING:
     from det_core.client import Experiment, Trial

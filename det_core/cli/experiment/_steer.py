@@ -40,8 +40,8 @@ def configure(name: str) -> Callable[[argparse.ArgumentParser], None]:
 
 
 def _run(args: argparse.Namespace, master: Master, name: str) -> int:
-    from det_core._errors import MasterError, MasterUnreachable
     from det_core.cli.experiment._told import as_json
+    from det_core.errors import MasterError, MasterUnreachable
 
     told, failed = [], 0
     for given in dict.fromkeys(args.EXPERIMENT):
@@ -60,8 +60,8 @@ def _run(args: argparse.Namespace, master: Master, name: str) -> int:
 
 
 def _steer(args: argparse.Namespace, experiment: Experiment, name: str) -> None:
-    from det_core._errors import MasterError
     from det_core.cli.experiment._told import state_of_all, still_saves
+    from det_core.errors import MasterError
 
     ended = experiment.ended
     if ended and name in _IDLE:

@@ -57,9 +57,9 @@ def _elsewhere(home: Path) -> str | None:
 
 def _busy(home: Path) -> bool:
     """Whether trials run, as far as the master says so."""
-    from det_core._errors import MasterError
     from det_core.client._address import locate
     from det_core.client._master import Master
+    from det_core.errors import MasterError
 
     address = locate(home=home)
     if address is None:

@@ -18,8 +18,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Delete runs; one that is being written, or cannot be found, stops it before anything is deleted."""
     from det_core import client
-    from det_core._errors import RunLocked
     from det_core.cli._say import when
+    from det_core.errors import RunLocked
 
     runs = {r.run_id: r for r in (client.run(name, args.home) for name in args.RUN)}
     if live := [r.run_id for r in runs.values() if r.state == "running"]:

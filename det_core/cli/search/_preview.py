@@ -32,8 +32,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Preview a search."""
-    from det_core._errors import ConfigErrors
     from det_core.config import parse_experiment
+    from det_core.errors import ConfigErrors
     from det_core.search._preview import preview
 
     if not is_there(args.CONFIG):

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
 
 def find(master: Master, trial_id: int) -> Trial:
     """The trial of that number."""
-    from det_core._errors import UnknownToMaster
     from det_core.client._trial import Trial
+    from det_core.errors import UnknownToMaster
 
     try:
         return Trial(master, master.get(f"trials/{trial_id}")["trial"])

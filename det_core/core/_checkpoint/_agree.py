@@ -7,10 +7,10 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from det_core._errors import StorageError
 from det_core.core._checkpoint._conflicts import Offer, contested, resolve
 from det_core.core._checkpoint._metadata import check_steps, merge_metadata
 from det_core.core._checkpoint._together import Together
+from det_core.errors import StorageError
 from det_core.storage import Disk, FileEntry, Listing, Staging, digests
 
 log = logging.getLogger("det_core.checkpoint")

@@ -7,9 +7,9 @@ import os
 import threading
 from collections.abc import Callable
 
-from det_core._errors import CheckpointError, ContextClosed, DistributedError, StorageError
 from det_core.core._checkpoint._latch import Latch
 from det_core.core._distributed import LaneLike
+from det_core.errors import CheckpointError, ContextClosed, DistributedError, StorageError
 
 log = logging.getLogger("det_core.checkpoint")
 PATIENCE = 60.0

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage import Disk, Manifest
 
 if TYPE_CHECKING:

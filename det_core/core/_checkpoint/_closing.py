@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 
 from det_core import _clock
-from det_core._errors import CheckpointError, StorageError
 from det_core.core._checkpoint._background import Background, Job
+from det_core.errors import CheckpointError, StorageError
 from det_core.storage import Header, Store
 
 log = logging.getLogger("det_core.checkpoint")

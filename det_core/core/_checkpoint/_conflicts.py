@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from det_core._errors import CheckpointConflict
+from det_core.errors import CheckpointConflict
 
 
 @dataclass(frozen=True)

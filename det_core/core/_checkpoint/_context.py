@@ -10,7 +10,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from det_core._errors import ContextClosed
 from det_core.core._checkpoint._cache import CheckpointCache
 from det_core.core._checkpoint._closing import Closing
 from det_core.core._checkpoint._handle import CheckpointHandle
@@ -21,6 +20,7 @@ from det_core.core._checkpoint._upload import FolderOrFolders
 from det_core.core._checkpoint._writer import CheckpointWriter, IfBusy
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief, raise_if_ended
+from det_core.errors import ContextClosed
 from det_core.storage import Owner, Progress, Selector, Store
 
 log = logging.getLogger("det_core.checkpoint")

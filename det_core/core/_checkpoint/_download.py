@@ -9,9 +9,9 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from det_core._errors import CheckpointCorrupt, StorageError
 from det_core.core._checkpoint._share import union, vote, weighed
 from det_core.core._checkpoint._together import Together
+from det_core.errors import CheckpointCorrupt, StorageError
 from det_core.storage import Disk, Manifest, Progress, Selector, Store, StoredCheckpoint, folders_of, scan
 from det_core.storage._names import INNER
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError
 from det_core.core._checkpoint._cache import CheckpointCache, Entry
 from det_core.core._checkpoint._share import Votes, union, vote, weighed
 from det_core.core._checkpoint._together import Together
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError
 from det_core.storage import DirectoryStore, Progress, Selector, StoredCheckpoint, folders_of
 
 log = logging.getLogger("det_core.checkpoint")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import CheckpointError
 from det_core.core._checkpoint._agree import Finish, Offering, agree, remove, write
 from det_core.core._checkpoint._background import Background, Job
 from det_core.core._checkpoint._metadata import plain_metadata
 from det_core.core._checkpoint._together import Together
+from det_core.errors import CheckpointError
 from det_core.storage import Disk, Listing, Progress, Staging, give_back
 
 log = logging.getLogger("det_core.checkpoint")

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from det_core._errors import CheckpointConflict
+from det_core.errors import CheckpointConflict
 
 _SIMPLE = {str, int, float, bool, type(None)}
 HOW = 'pass metadata={"steps_completed": N, ...}, N being the batches (or what else you count) trained so far'

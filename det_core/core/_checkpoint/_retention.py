@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError, StorageError
 from det_core.core._checkpoint._values import Values
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError, StorageError
 from det_core.storage import (
     AnyOf,
     Candidate,

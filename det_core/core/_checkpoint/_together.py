@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from det_core import _errors
-from det_core._errors import CheckpointError, DistributedError, StorageError
 from det_core.core._distributed import LaneLike
+from det_core.errors import CheckpointError, DistributedError, StorageError
 
 log = logging.getLogger("det_core.checkpoint")
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound
 from det_core.journal import Cursor, cursors
 from det_core.storage import Candidate, Header, Store
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from det_core import _clock
-from det_core._errors import CheckpointBusy
 from det_core._optional import require
 from det_core.core._checkpoint._agree import Offering, agree, remove, write
 from det_core.core._checkpoint._aside import Announcement, Order, States
@@ -22,6 +21,7 @@ from det_core.core._checkpoint._record import CheckpointRecord, Reports, record_
 from det_core.core._checkpoint._together import Together
 from det_core.core._checkpoint._upload import Extras, Folder, FolderOrFolders, check_name
 from det_core.core._distributed import DistributedContext
+from det_core.errors import CheckpointBusy
 from det_core.storage import FileEntry, Header, Listing, Owner, Progress, Selector, Staging, Store
 
 log = logging.getLogger("det_core.checkpoint")

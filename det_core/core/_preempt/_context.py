@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from det_core import _clock
-from det_core._errors import ContextClosed
 from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
 from det_core.core._preempt._agreement import FINAL, MASTER, SIGNAL, ChiefSide, RankSide, Stop
 from det_core.core._preempt._poll import Poll
 from det_core.core._preempt._signals import SignalWatch
+from det_core.errors import ContextClosed
 
 logger = logging.getLogger("det_core.core")
 _TOPIC = "preempt"

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from random import SystemRandom
 
-from det_core._errors import DetCoreError
 from det_core.backend import Backend
+from det_core.errors import DetCoreError
 
 logger = logging.getLogger("det_core.core")
 HOLD = 60.0

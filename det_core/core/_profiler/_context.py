@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import ContextClosed, ProfilerError
+from det_core.errors import ContextClosed, ProfilerError
 
 if TYPE_CHECKING:
     from det_core.core._distributed import DistributedContext

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
-from det_core._errors import CheckpointError, TensorboardError
+from det_core.errors import CheckpointError, TensorboardError
 
 Put = Callable[[Path, str], None]
 """Copies one local file to a relative POSIX path, in place of what is there, in one step."""

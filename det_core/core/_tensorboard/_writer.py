@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import TensorboardError
 from det_core._optional import require
 from det_core.core._tensorboard._mode import has_events, installed
 from det_core.core._tensorboard._values import Scalar, scalars_of
+from det_core.errors import TensorboardError
 
 if TYPE_CHECKING:
     from det_core.core._tensorboard._file import EventFile

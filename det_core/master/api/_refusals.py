@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from det_core._errors import StoreConflict, StoreError
+from det_core.errors import StoreConflict, StoreError
 from det_core.master._errors import MasterError, Stopping
 from det_core.master.api._types import Reply
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import StoreConflict
+from det_core.errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid, NotFound
 from det_core.master.service import _storages
 from det_core.master.store import checkpoints, storages, trials

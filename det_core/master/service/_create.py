@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core._errors import DetCoreError
 from det_core.config import (
     ConfigErrors,
     Experiment,
@@ -20,6 +19,7 @@ from det_core.config import (
     entrypoint_trial,
     parse_experiment,
 )
+from det_core.errors import DetCoreError
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import check_archive, read_archived, unpack_archive
 from det_core.master.scheduler import State

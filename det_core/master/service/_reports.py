@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core._errors import StoreConflict
+from det_core.errors import StoreConflict
 from det_core.master._errors import Conflict, Fenced, Invalid
 from det_core.master.service._access import check_run, experiment_row, know_trial, live_trial, trial_row
 from det_core.master.service._facts import steer

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import DetCoreError
 from det_core.config import Experiment
+from det_core.errors import DetCoreError
 from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import Kept, State, expired
 from det_core.master.service import _storages

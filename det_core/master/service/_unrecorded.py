@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from det_core._errors import CheckpointNotFound, DetCoreError
+from det_core.errors import CheckpointNotFound, DetCoreError
 from det_core.master.service import _checkpoints, _storages
 from det_core.master.store import checkpoints, metrics
 from det_core.storage import open_store

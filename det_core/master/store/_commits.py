@@ -15,7 +15,7 @@ from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
 from det_core import _clock
-from det_core._errors import StoreError
+from det_core.errors import StoreError
 from det_core.master.store._trouble import explain, is_trouble
 
 GROUP = 512

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError
 
-from det_core._errors import StoreError
 from det_core._optional import require
+from det_core.errors import StoreError
 from det_core.master.store._lock import taken_within
 
 READERS = 4
@@ -111,6 +111,6 @@ def _take_advisory_lock(connection: Any, _: Any) -> None:
         taken = taken_within(LOCK_WAIT, take)
     connection.commit()
     if not taken:
-        from det_core._errors import StoreLocked
+        from det_core.errors import StoreLocked
 
         raise StoreLocked("another master uses this PostgreSQL database; stop it, or give each master its own")

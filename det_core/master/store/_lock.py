@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from det_core import _clock
-from det_core._errors import StoreLocked
+from det_core.errors import StoreLocked
 
 WAIT = 1.0
 """Seconds to wait for a holder that is about to end, or for a child that it was just forking."""

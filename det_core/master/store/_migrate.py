@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Engine, inspect, text
 
-from det_core._errors import StoreError
+from det_core.errors import StoreError
 from det_core.master.store.migrations import HEAD
 
 FOLDER = Path(__file__).parent / "migrations"

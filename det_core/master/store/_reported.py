@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 
 from det_core import _clock
-from det_core._errors import StoreConflict
+from det_core.errors import StoreConflict
 from det_core.master.store import _writers
 from det_core.master.store._record import group_trouble, step_trouble
 from det_core.master.store._reports import METRICS, NO_STEP

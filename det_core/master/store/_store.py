@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from sqlalchemy import URL, Connection, Engine
 
-from det_core._errors import StoreError
+from det_core.errors import StoreError
 from det_core.master.store._commits import Ask, Commits
 from det_core.master.store._database import READERS, parse, reading_engine, writing_engine
 from det_core.master.store._lock import FileLock

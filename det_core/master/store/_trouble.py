@@ -8,7 +8,7 @@ from sqlalchemy import URL
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from det_core._errors import StoreError
+from det_core.errors import StoreError
 
 _SQLITE = {
     "full": "the disk is full; free space there",

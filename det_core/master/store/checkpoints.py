@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, select, update
 
 from det_core import _clock
-from det_core._errors import StoreConflict
+from det_core.errors import StoreConflict
 from det_core.master.store._reports import CHECKPOINTS, LINEAGE
 from det_core.master.store._rows import insert_new, is_id, many, one
 from det_core.master.store._types import dumps

@@ -11,7 +11,7 @@ import builtins
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 
 
 class KeyMissing(Exception):

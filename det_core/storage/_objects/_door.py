@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from det_core import _clock
-from det_core._errors import DetCoreError, StorageError
+from det_core.errors import DetCoreError, StorageError
 from det_core.storage._objects._bucket import Bucket, Entry, KeyMissing
 
 T = TypeVar("T")

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from det_core._errors import CheckpointCorrupt
+from det_core.errors import CheckpointCorrupt
 from det_core.storage._copy import Job, Piece, Progress
 from det_core.storage._io import Disk
 from det_core.storage._objects._bucket import KeyMissing

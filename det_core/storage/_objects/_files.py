@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from det_core._errors import CheckpointCorrupt, CheckpointError
+from det_core.errors import CheckpointCorrupt, CheckpointError
 from det_core.storage._copy import Job
 from det_core.storage._io import Disk
 

@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from det_core._errors import StorageError
 from det_core._optional import require
+from det_core.errors import StorageError
 from det_core.storage._objects import _gcs_errors
 from det_core.storage._objects._bucket import Entry, KeyMissing
 from det_core.storage._objects._gcs_errors import Refused

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 
 
 class Refused(Exception):

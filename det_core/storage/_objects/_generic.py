@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage._objects._bucket import Entry, KeyMissing
 from det_core.storage._objects._sequential import SequentialFile, outlasting
 

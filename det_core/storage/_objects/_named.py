@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import MissingExtra
 from det_core._optional import require
+from det_core.errors import MissingExtra
 from det_core.storage._objects._bucket import Bucket
 from det_core.storage._objects._door import Door
 from det_core.storage._objects._store import ObjectStore

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, TypeVar
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage._copy import Progress
 
 T = TypeVar("T")

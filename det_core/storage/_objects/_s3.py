@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from det_core._errors import StorageError
 from det_core._optional import require
+from det_core.errors import StorageError
 from det_core.storage._objects import _s3_errors
 from det_core.storage._objects._bucket import Entry, KeyMissing
 from det_core.storage._objects._s3_session import new_session

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage._copy import Job, Progress
 from det_core.storage._io import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
 from det_core.storage._copy import Job
 from det_core.storage._directory import DirectoryStore
 from det_core.storage._io import Disk

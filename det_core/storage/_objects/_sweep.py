@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from det_core import _clock
-from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage._manifest import Manifest
 from det_core.storage._marks import BELIEVED, counts, held_by
 from det_core.storage._names import MANIFEST

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage._copy import Job, Progress
 from det_core.storage._io import Disk
 from det_core.storage._manifest import CHUNK, FileEntry

@@ -11,7 +11,7 @@ import pandas
 import pytest
 
 from det_core import client
-from det_core._errors import RunLocked, RunNotFound
+from det_core.errors import RunLocked, RunNotFound
 from det_core.journal import Journal, RunFolder
 from support.journals import one_run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from det_core import client, core
-from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, RunNotFound, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, RunNotFound, StorageError
 from det_core.journal import Journal, RunFolder
 from det_core.storage import DirectoryStore, KeepLatest, Owner
 from support.disks import FaultyDisk

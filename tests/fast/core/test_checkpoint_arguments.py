@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import CheckpointNotFound, ContextClosed
 from det_core.core._checkpoint import CheckpointContext
+from det_core.errors import CheckpointNotFound, ContextClosed
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, tree
 
 

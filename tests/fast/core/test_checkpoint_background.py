@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import CheckpointBusy, CheckpointError, ContextClosed, StorageError
 from det_core.core._checkpoint import CheckpointContext
+from det_core.errors import CheckpointBusy, CheckpointError, ContextClosed, StorageError
 from det_core.storage import Disk
 from support import scripts
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree

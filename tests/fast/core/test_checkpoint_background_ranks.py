@@ -13,8 +13,8 @@ import pytest
 
 import support
 from det_core import core
-from det_core._errors import CheckpointBusy, CheckpointConflict, CheckpointError, CollectiveMismatch, StorageError
 from det_core.core._checkpoint import CheckpointContext
+from det_core.errors import CheckpointBusy, CheckpointConflict, CheckpointError, CollectiveMismatch, StorageError
 from det_core.storage import DirectoryStore
 from support.checkpoints import FILES, STEPS, Recorder, fill, listed, nothing_is_left_over, tree
 from support.disks import FaultyDisk
@@ -313,7 +313,7 @@ SAVE = """
 import os, sys, time
 from pathlib import Path
 from det_core import core
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 from support.checkpoints import Recorder, fill
 from det_core.storage import Disk
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError, StorageError
 from det_core.core._checkpoint import CheckpointCache, CheckpointContext, DownloadMode
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError, StorageError
 from det_core.storage import DirectoryStore
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, tree
 from support.elsewhere import Elsewhere

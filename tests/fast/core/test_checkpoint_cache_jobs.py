@@ -144,7 +144,7 @@ RANK = """
 import os, signal, sys
 from pathlib import Path
 from det_core import core
-from det_core._errors import PeerLost
+from det_core.errors import PeerLost
 from det_core.core._checkpoint import CheckpointCache
 from support.checkpoints import Recorder
 from support.elsewhere import Elsewhere

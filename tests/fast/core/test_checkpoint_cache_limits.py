@@ -14,8 +14,8 @@ import pytest
 
 from det_core import core
 from det_core._env import Environment
-from det_core._errors import CheckpointError, DetCoreError, StorageError
 from det_core.core._checkpoint import CheckpointCache
+from det_core.errors import CheckpointError, DetCoreError, StorageError
 from det_core.storage import Disk
 from support.caches import SIZE, entries, kept, restored, store
 from support.checkpoints import Recorder, alone, tree

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import pytest
 
 from det_core import core
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError, TensorboardError
 from det_core.core._checkpoint import CheckpointCache, CheckpointContext, DownloadMode
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError, TensorboardError
 from det_core.storage import open_store
 from det_core.storage._objects import Bucket, Door, ObjectStore
 from support import scripts

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from det_core._errors import CheckpointError, StorageError
 from det_core.core._checkpoint import CheckpointContext
+from det_core.errors import CheckpointError, StorageError
 from det_core.storage import DirectoryStore
 from support import TESTS, warm
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree

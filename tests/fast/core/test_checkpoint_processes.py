@@ -18,7 +18,7 @@ STORE = """
 import os, signal, sys
 from pathlib import Path
 from det_core import core
-from det_core._errors import DetCoreError
+from det_core.errors import DetCoreError
 from support.checkpoints import Recorder, fill
 
 with core.DistributedContext.from_torch_distributed() as distributed:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError
 from det_core.core._checkpoint import CheckpointContext, DownloadMode
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError
 from det_core.storage import DirectoryStore, Disk
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, tree
 from support.threads import as_ranks

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from det_core import _clock, client, core
-from det_core._errors import StorageError
 from det_core.core._checkpoint._retention import Retention
 from det_core.core._checkpoint._values import Values, number_in
+from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Header, Owner, RetentionPolicy
 from support.checkpoints import listed, nothing_is_left_over
 from support.disks import FaultyDisk

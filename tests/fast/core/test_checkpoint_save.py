@@ -21,9 +21,9 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import CheckpointBusy, CheckpointConflict, CheckpointError, ContextClosed, StorageError
 from det_core.core._checkpoint import CheckpointContext
 from det_core.core._checkpoint._aside._archive import Archive, _central, _end, _local
+from det_core.errors import CheckpointBusy, CheckpointConflict, CheckpointError, ContextClosed, StorageError
 from support import TESTS, nest, scripts
 from support.checkpoints import STEPS, Recorder, alone, listed, nothing_is_left_over, tree
 from support.disks import Gate

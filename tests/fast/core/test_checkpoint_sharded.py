@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import CheckpointConflict, CheckpointError, CollectiveMismatch, StorageError
 from det_core.core._checkpoint import CheckpointContext
+from det_core.errors import CheckpointConflict, CheckpointError, CollectiveMismatch, StorageError
 from det_core.storage import DirectoryStore
 from support.checkpoints import FILES, STEPS, Recorder, fill, listed, nothing_is_left_over, tree
 from support.disks import FaultyDisk

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import CheckpointError
 from det_core.core._checkpoint import CheckpointContext
+from det_core.errors import CheckpointError
 from det_core.storage import DirectoryStore, Disk, Owner
 from support import TESTS
 from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree

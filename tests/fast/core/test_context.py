@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from det_core import InvalidHP, core
-from det_core._errors import CloseError, PeerLost, RunLocked, RunNotFound
+from det_core.errors import CloseError, PeerLost, RunLocked, RunNotFound
 from det_core.journal import RunRecord, read_run
 from support import warm
 from support.ranks import running

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, PeerLost, RendezvousError
+from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, PeerLost, RendezvousError
 from support.processes import free_port
 from support.ranks import running
 from support.threads import as_ranks

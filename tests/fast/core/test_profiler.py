@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from det_core import client, core
-from det_core._errors import ContextClosed, MissingExtra, ProfilerError
 from det_core.core._profiler import ProfilerContext
 from det_core.core._profiler._mean import Mean
 from det_core.core._profiler._sensors import Cpu, Disk, Memory, Network, Rates, machine_sensors
+from det_core.errors import ContextClosed, MissingExtra, ProfilerError
 from support.processes import until
 
 psutil = pytest.importorskip("psutil")

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from det_core import client, core
-from det_core._errors import MissingExtra, TensorboardError
 from det_core.core._tensorboard import _writer
 from det_core.core._tensorboard._file import EventFile
 from det_core.core._tensorboard._writer import EventWriter
+from det_core.errors import MissingExtra, TensorboardError
 from support import scripts
 from support.processes import until
 from support.threads import as_ranks
@@ -188,7 +188,7 @@ def test_a_file_that_cannot_be_written_warns_once_and_close_tells(
 FULL_DISK = """
 import resource, sys
 from pathlib import Path
-from det_core._errors import TensorboardError
+from det_core.errors import TensorboardError
 from det_core.core._tensorboard._writer import EventWriter
 import signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

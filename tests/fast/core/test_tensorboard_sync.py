@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from det_core._errors import TensorboardError
 from det_core.core._tensorboard._sync import Copies, copies_in
+from det_core.errors import TensorboardError
 from det_core.storage import DirectoryStore
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from det_core import core
-from det_core._errors import CloseError
+from det_core.errors import CloseError
 from det_core.journal import RunRecord, read_run
 from support.threads import as_ranks
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from det_core._errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, DistributedError, PeerLost
+from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, DistributedError, PeerLost
 from det_core.ipc import Links, _liveness
 from det_core.ipc._payload import IN_FILE_FROM
 from support.processes import threads_in, until

@@ -107,7 +107,7 @@ def outcomes(folder: Path, script: str, size: int, **env: Any) -> list[str]:
 
 PREAMBLE = """
     import os, sys, time
-    from det_core._errors import DetCoreError
+    from det_core.errors import DetCoreError
     from det_core.ipc import connect
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     links = connect(rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from det_core._errors import CollectiveMismatch, PeerLost, RendezvousError
+from det_core.errors import CollectiveMismatch, PeerLost, RendezvousError
 from det_core.ipc import Links, _liveness, connect
 from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Kind, Op, encode, encode_head
 from det_core.ipc._payload import Mapper, Packet, dump

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import CollectiveTimeout, PeerLost, RendezvousError
+from det_core.errors import CollectiveTimeout, PeerLost, RendezvousError
 from det_core.ipc import Links, _liveness, connect
 from det_core.ipc._connect import Place
 from det_core.ipc._frames import Kind, encode

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import ContextClosed, DistributedError, PeerLost
+from det_core.errors import ContextClosed, DistributedError, PeerLost
 from det_core.ipc import Links
 from support.processes import free_port, until
 from support.ranks import running

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import ReportsNotKept
+from det_core.errors import ReportsNotKept
 from det_core.journal import PendingValue, read_run
 from support.journals import lines, open_journal, written
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import ReportsNotKept
+from det_core.errors import ReportsNotKept
 from det_core.journal import Journal, RunFolder, list_runs, read_run
 from support.disks import fill, small_disk
 from support.journals import Os, failing, lines, open_journal, written
@@ -378,7 +378,7 @@ def test_a_signal_handler_may_raise_out_of_a_write_and_report_in_it(
 
 
 def test_a_forked_child_writes_nothing_into_its_parents_file(tmp_path: Path) -> None:
-    from det_core._errors import ContextClosed
+    from det_core.errors import ContextClosed
 
     journal = open_journal(tmp_path)
     journal.metrics("training", 1, {"a": 1})

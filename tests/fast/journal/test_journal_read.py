@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_core._errors import RunNotFound
+from det_core.errors import RunNotFound
 from det_core.journal import Journal, RunFolder, cursors, list_runs, read_run
 from support.journals import lines, one_run, open_journal, written
 

@@ -112,7 +112,7 @@ def test_a_second_journal_of_the_same_process_continues_the_numbers(tmp_path: Pa
 
 @pytest.mark.parametrize("later", ["metrics", "record"])
 def test_a_report_after_close_says_so(tmp_path: Path, later: str) -> None:
-    from det_core._errors import ContextClosed
+    from det_core.errors import ContextClosed
 
     journal = open_journal(tmp_path)
     journal.metrics("training", 1, {"a": 1})

@@ -14,7 +14,7 @@ from typing import IO
 import pytest
 
 from det_core import _clock
-from det_core._errors import RunError, RunLocked, RunNotFound
+from det_core.errors import RunError, RunLocked, RunNotFound
 from det_core.journal import Journal, RunFolder, RunSummary, hold, list_runs
 
 HOLDER = """

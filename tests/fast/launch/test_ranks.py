@@ -57,7 +57,7 @@ def test_output_that_could_not_be_written_is_told() -> None:
 
 
 def test_a_rank_that_ended_for_the_loss_of_another_does_not_come_before_it() -> None:
-    tail = b"Traceback\ndet_core._errors.PeerLost: rank 2 (host h, pid 7) has closed its DistributedContext\n"
+    tail = b"Traceback\ndet_core.errors.PeerLost: rank 2 (host h, pid 7) has closed its DistributedContext\n"
     victims = [rank(0, 1, ended=1.0, tail=tail), rank(1, 1, ended=1.1, tail=tail)]
     culprit = rank(2, 5, ended=1.5, tail=b"boom\n")
     ranks = [*victims, culprit]

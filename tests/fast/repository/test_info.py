@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import det_core as det
-from det_core._errors import InfoError
 from det_core._info import canonical_url
+from det_core.errors import InfoError
 
 CLUSTER: dict[str, Any] = {
     "master_url": "http://master:8080/",

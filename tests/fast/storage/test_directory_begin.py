@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Header, Owner
 from support.disks import Counting
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from det_core import core
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Disk, Owner
 from support.disks import FaultyDisk
 

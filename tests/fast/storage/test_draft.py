@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Draft, Header, Manifest, Owner
 from support.disks import Counting
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from det_core._errors import CheckpointCorrupt, CheckpointNotFound, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError
 from det_core.storage import Disk, Header, Owner, Store, scan
 from det_core.storage._objects import Bucket, Door, ObjectStore
 from support import TESTS

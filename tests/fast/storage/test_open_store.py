@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import MissingExtra
+from det_core.errors import MissingExtra
 from det_core.storage import Owner, open_store
 from det_core.storage._objects import ObjectStore
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from det_core._errors import StorageError
+from det_core.errors import StorageError
 from det_core.storage import Store, open_store
 from support.buckets import closing
 from support.processes import free_port

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_core._errors import CheckpointCorrupt, CheckpointError, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage import Disk, FileEntry, Header, Manifest, Owner, _io, scan
 from det_core.storage._copy import Copier, Job, pieces, share
 from det_core.storage._io import OPEN

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from det_core._errors import CheckpointError, StorageError
 from det_core.core._checkpoint._latch import Latch
+from det_core.errors import CheckpointError, StorageError
 
 
 class Unavailable(Exception):

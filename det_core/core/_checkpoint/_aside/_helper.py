@@ -14,12 +14,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from det_core._errors import StorageError
 from det_core.core._checkpoint._aside._channel import Channel
 from det_core.core._checkpoint._aside._image import Image
 from det_core.core._checkpoint._aside._order import Contents, Order, commit_image, do_all, write_image
 from det_core.core._checkpoint._aside._prepare import Announcement, Preparation
 from det_core.core._checkpoint._aside._processor import Distance
+from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Disk
 
 LOOK = 1.0

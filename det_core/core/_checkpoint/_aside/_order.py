@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from det_core import _clock
-from det_core._errors import StorageError
 from det_core.core._checkpoint._aside._archive import archive_of
 from det_core.core._checkpoint._aside._image import Image
+from det_core.errors import StorageError
 from det_core.storage import (
     DirectoryStore,
     Disk,

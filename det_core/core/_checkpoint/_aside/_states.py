@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from det_core._errors import StorageError
 from det_core._optional import require
 from det_core.core._checkpoint._aside._errand import Errand, Unavailable
 from det_core.core._checkpoint._aside._image import Image
@@ -16,6 +15,7 @@ from det_core.core._checkpoint._aside._prepare import Announcement
 from det_core.core._checkpoint._aside._processor import current
 from det_core.core._checkpoint._aside._saver import Saver
 from det_core.core._checkpoint._background import Job
+from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Manifest, Progress, Store
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection
 
-from det_core._errors import StoreError
+from det_core.errors import StoreError
 from det_core.master._errors import MasterError, Stopping
 from det_core.master.service import _actor
 from support.mastered import bench, train
