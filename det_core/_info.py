@@ -6,18 +6,22 @@ that a newer cluster can add some.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import inspect
+import json
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from det_core.errors import InfoError
 
 INFO_DIR = Path("/run/determined/info")
 """Where a cluster of the contract's kind writes the files."""
 
-_T = TypeVar("_T")
+T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class TrialInfo:
     """The trial that the current task runs.
 
@@ -28,54 +32,28 @@ class TrialInfo:
         hparams: the hyperparameter values selected for this trial.
         config: the configuration of its experiment.
         steps_completed: those of the checkpoint to start from; 0 without one.
+        trial_run_id: which start of the trial this is, from 1.
+        debug: whether the experiment asks for more to be said.
+        inter_node_network_interface: the network interface between machines, where the cluster names one.
     """
 
-    def __init__(
-        self,
-        trial_id: int,
-        experiment_id: int,
-        trial_seed: int,
-        hparams: dict[str, Any],
-        config: dict[str, Any],
-        steps_completed: int,
-        trial_run_id: int,
-        debug: bool,
-        inter_node_network_interface: str | None,
-    ) -> None:
-        self.trial_id = trial_id
-        self.experiment_id = experiment_id
-        self.trial_seed = trial_seed
-        self.hparams = hparams
-        self.config = config
-        self.steps_completed = steps_completed
-        self._trial_run_id = trial_run_id
-        self._debug = debug
-        self._inter_node_network_interface = inter_node_network_interface
+    trial_id: int
+    experiment_id: int
+    trial_seed: int = field(repr=False)
+    hparams: dict[str, Any] = field(repr=False)
+    config: dict[str, Any] = field(repr=False)
+    steps_completed: int = field(repr=False)
+    trial_run_id: int = field(repr=False)
+    debug: bool = field(repr=False)
+    inter_node_network_interface: str | None = field(repr=False)
 
     @property
     def _config(self) -> dict[str, Any]:
         """Another name of ``config``, which published trials read."""
         return self.config
 
-    def __repr__(self) -> str:
-        return f"TrialInfo(trial_id={self.trial_id}, experiment_id={self.experiment_id})"
 
-    @classmethod
-    def _read(cls, path: Path) -> TrialInfo:
-        keys = _Keys(path)
-        return cls(
-            trial_id=keys.need("trial_id", int),
-            experiment_id=keys.need("experiment_id", int),
-            trial_seed=keys.need("trial_seed", int),
-            hparams=keys.need("hparams", dict),
-            config=keys.need("config", dict),
-            steps_completed=keys.need("steps_completed", int),
-            trial_run_id=keys.need("trial_run_id", int),
-            debug=keys.need("debug", bool),
-            inter_node_network_interface=keys.maybe("inter_node_network_interface", str),
-        )
-
-
+@dataclass(eq=False)
 class RendezvousInfo:
     """The containers of the current allocation.
 
@@ -85,24 +63,12 @@ class RendezvousInfo:
         container_slot_counts: how many slots each container has.
     """
 
-    def __init__(self, container_addrs: list[str], container_rank: int, container_slot_counts: list[int]) -> None:
-        self.container_addrs = container_addrs
-        self.container_rank = container_rank
-        self.container_slot_counts = container_slot_counts
-
-    def __repr__(self) -> str:
-        return f"RendezvousInfo(container_addrs={self.container_addrs}, container_rank={self.container_rank})"
-
-    @classmethod
-    def _read(cls, path: Path) -> RendezvousInfo:
-        keys = _Keys(path)
-        return cls(
-            container_addrs=keys.need_list("container_addrs", str),
-            container_rank=keys.need("container_rank", int),
-            container_slot_counts=keys.need_list("container_slot_counts", int),
-        )
+    container_addrs: list[str]
+    container_rank: int
+    container_slot_counts: list[int]
 
 
+@dataclass(eq=False)
 class ResourcesInfo:
     """The accelerators of this container.
 
@@ -110,15 +76,7 @@ class ResourcesInfo:
         gpu_uuids: the UUIDs of its GPUs; empty without one.
     """
 
-    def __init__(self, gpu_uuids: list[str]) -> None:
-        self.gpu_uuids = gpu_uuids
-
-    def __repr__(self) -> str:
-        return f"ResourcesInfo(gpu_uuids={self.gpu_uuids})"
-
-    @classmethod
-    def _read(cls, path: Path) -> ResourcesInfo:
-        return cls(gpu_uuids=_Keys(path).need_list("gpu_uuids", str))
+    gpu_uuids: list[str]
 
 
 class ClusterInfo:
@@ -186,23 +144,10 @@ class ClusterInfo:
 
     @classmethod
     def _read(cls, folder: Path) -> ClusterInfo:
-        keys = _Keys(folder / "cluster.json")
-        info = cls(
-            master_url=keys.convert("master_url", canonical_url),
-            cluster_id=keys.need("cluster_id", str),
-            agent_id=keys.need("agent_id", str),
-            slot_ids=keys.need_list("slot_ids", int),
-            task_id=keys.need("task_id", str),
-            allocation_id=keys.need("allocation_id", str),
-            session_token=keys.need("session_token", str),
-            task_type=keys.need("task_type", str),
-            master_cert_name=keys.maybe("master_cert_name", str),
-            master_cert_file=keys.maybe("master_cert_file", str),
-            latest_checkpoint=keys.maybe("latest_checkpoint", str),
-        )
+        info = _read(cls, folder / "cluster.json")
         info._folder = folder
         if info.task_type == "TRIAL":
-            info._trial_info = TrialInfo._read(folder / "trial.json")
+            info._trial_info = _read(TrialInfo, folder / "trial.json")
         return info
 
     @property
@@ -246,13 +191,13 @@ class ClusterInfo:
     def gpu_uuids(self) -> list[str]:
         """The UUIDs of this container's GPUs."""
         if self._resources_info is None:
-            self._resources_info = ResourcesInfo._read(self._file("resources.json"))
+            self._resources_info = _read(ResourcesInfo, self._file("resources.json"))
         return self._resources_info.gpu_uuids
 
     def _rendezvous(self) -> RendezvousInfo:
         if self._rendezvous_info is None:
             if self.task_type == "TRIAL":
-                self._rendezvous_info = RendezvousInfo._read(self._file("rendezvous.json"))
+                self._rendezvous_info = _read(RendezvousInfo, self._file("rendezvous.json"))
             else:
                 self._rendezvous_info = RendezvousInfo(["127.0.0.1"], 0, [len(self.slot_ids)])
         return self._rendezvous_info
@@ -286,8 +231,6 @@ def canonical_url(url: str) -> str:
     Raises:
         ValueError: the scheme is neither, there is no host, or there is a user, a query or a fragment.
     """
-    from urllib.parse import urlsplit
-
     has_scheme = "://" in url
     parts = urlsplit(url if has_scheme else f"http://{url}")
     if parts.scheme not in ("http", "https"):
@@ -301,59 +244,24 @@ def canonical_url(url: str) -> str:
     return f"{parts.scheme}://{host}:{parts.port or default}{parts.path.rstrip('/')}"
 
 
-class _Keys:
-    """The JSON object in one file, asked key by key; an error names the file and the key."""
-
-    def __init__(self, path: Path) -> None:
-        import json
-
-        self._path = path
-        try:
-            found = json.loads(path.read_bytes())
-        except OSError as e:
-            raise InfoError(f"{path}: {e.strerror}") from e
-        except ValueError as e:
-            raise InfoError(f"{path} is not JSON: {e}") from e
-        if not isinstance(found, dict):
-            raise InfoError(f"{path}: expected a JSON object, found {_kind(found)}")
-        self._found: Mapping[str, Any] = found
-
-    def need(self, key: str, kind: type[_T]) -> _T:
-        if key not in self._found:
-            raise InfoError(f"{self._path}: the required key {key!r} is missing")
-        return self._checked(key, self._found[key], kind)
-
-    def need_list(self, key: str, kind: type[_T]) -> list[_T]:
-        items = self.need(key, list)
-        return [self._checked(f"{key}[{i}]", item, kind) for i, item in enumerate(items)]
-
-    def maybe(self, key: str, kind: type[_T]) -> _T | None:
-        """The value, or None where it is absent, null or the empty string."""
-        value = self._found.get(key)
-        return None if value is None or value == "" else self._checked(key, value, kind)
-
-    def convert(self, key: str, to: Callable[[str], _T]) -> _T:
-        try:
-            return to(self.need(key, str))
-        except ValueError as e:
-            raise e if isinstance(e, InfoError) else InfoError(f"{self._path}: {key!r}: {e}") from e
-
-    def _checked(self, key: str, value: object, kind: type[_T]) -> _T:
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise InfoError(f"{self._path}: {key!r} is {_kind(value)}, expected {_KINDS[kind]}")
-        return value
+_OPTIONAL = ("master_cert_name", "master_cert_file", "latest_checkpoint", "inter_node_network_interface")
+"""Keys that may be absent, null or empty, which all mean none."""
+_OF_OTHER_FILES = ("trial_info", "rendezvous_info", "resources_info")
 
 
-_KINDS: Mapping[type, str] = {
-    str: "a string",
-    int: "an integer",
-    bool: "true or false",
-    list: "a list",
-    dict: "an object",
-    float: "a number",
-    type(None): "null",
-}
+def _read(cls: type[T], path: Path) -> T:
+    """What a file says, whose keys are the arguments of ``cls``; it may have others.
 
-
-def _kind(value: object) -> str:
-    return _KINDS[type(value)]
+    Raises:
+        InfoError: it cannot be read, or a key is missing or cannot be used.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+        keys = [key for key in inspect.signature(cls).parameters if key not in _OF_OTHER_FILES]
+        return cls(**{key: (found.get(key) or None) if key in _OPTIONAL else found[key] for key in keys})
+    except OSError as e:
+        raise InfoError(f"{path}: {e.strerror}") from e
+    except KeyError as e:
+        raise InfoError(f"{path}: the required key {e} is missing") from e
+    except (ValueError, TypeError, AttributeError) as e:  # no JSON, no object, or an address that is none
+        raise InfoError(f"{path} cannot be used: {e}") from e

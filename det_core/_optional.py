@@ -34,7 +34,7 @@ def demand(*modules: str, extra: str, purpose: str) -> None:
         MissingExtra: one is not.
     """
     for module in modules:
-        if importlib.util.find_spec(module) is None:
+        if not is_installed(module):
             raise MissingExtra(
                 f"{purpose} needs {module}, which is not installed. Install it: {install_command(extra)}"
             )
@@ -42,7 +42,10 @@ def demand(*modules: str, extra: str, purpose: str) -> None:
 
 def is_installed(module: str) -> bool:
     """Whether ``module`` can be imported here; it is not."""
-    return importlib.util.find_spec(module) is not None
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # not even the package that it is in
+        return False
 
 
 def install_command(extra: str) -> str:

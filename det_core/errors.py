@@ -1,4 +1,4 @@
-"""The errors det_core raises, as one tree.
+"""The errors det_core raises, to be caught by name, as one tree.
 
 ::
 
@@ -187,34 +187,29 @@ class ConfigError:
 
     Attributes:
         path: where, as ``searcher.max_trials`` or ``labels[1]``; empty: the file itself.
-        found: the value there, as a short text without secrets; None: there is none.
-        allowed: what there may be, as in "an integer of at least 1".
-        hint: what may have been meant; None: no idea.
-        unknown: nothing is known of a key of that name; ``allowed`` are those that there are.
+        message: what is wrong, as "should be greater than or equal to 1".
+        found: the value there, as a short text; None: there is no single one, or it may be a secret.
     """
 
     path: str
-    found: str | None
-    allowed: str
-    hint: str | None = None
-    unknown: bool = False
+    message: str
+    found: str | None = None
+
+    @classmethod
+    def at(cls, path: Sequence[str | int], message: str, found: str | None = None) -> ConfigError:
+        """One at the end of a path of keys and indices."""
+        parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
+        return cls("".join(parts).removeprefix("."), message, found)
 
     def __str__(self) -> str:
-        path = self.path or "the experiment file"
-        if self.unknown:
-            few = self.hint is None or len(self.allowed) < 200
-            text = f"{path} (it has {self.found}) is no key here" + (f": there are {self.allowed}" if few else "")
-        elif self.found is None:
-            text = f"{path} is missing: give it {self.allowed}"
-        else:
-            text = f"{path} is {self.found}: it must be {self.allowed}"
-        line = f"{text}; {self.hint}" if self.hint else text
+        found = "" if self.found is None else f" is {self.found}"
+        line = f"{self.path or 'the experiment file'}{found}: {self.message}"
         # A key of the file may be any text, and may hold what ends a line or steers a terminal.
         return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
 class ConfigErrors(DetCoreError, ValueError):
-    """The mistakes in an experiment file, all of them; the message has a line for each."""
+    """The mistakes in an experiment file: ``errors``, all of them; the message has a line for each."""
 
     def __init__(self, errors: Sequence[ConfigError]) -> None:
         self.errors = list(errors)

@@ -10,13 +10,18 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from det_core.config._hyperparameters import KINDS
-from det_core.config._mistakes import allowed_of, sections_below
-from det_core.config._model import ExperimentFile
-from det_core.config._rules import Rule
-from det_core.config._searchers import SEARCHERS
-from det_core.config._section import marked
-from det_core.config._storage import STORAGES
+from det_core.config._fields import UNUSED, Kinds, sections_of
+from det_core.config._model import HYPERPARAMETERS, SEARCHERS, STORAGES, ExperimentFile
+
+WORDS = {
+    "integer": "int",
+    "number": "float",
+    "string": "text",
+    "boolean": "true or false",
+    "array": "list",
+    "object": "object",
+}
+BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
 
 INTRODUCTION = """\
 # The experiment file
@@ -42,7 +47,10 @@ resources:
   slots_per_trial: 1
 ```
 
-- All mistakes in a file are said at once, a line for each: where, what is there, and what may be there.
+- All mistakes in a file are said at once, a line for each: where, what is there, and what is wrong. Keys that do not
+  fit together are told once each of them is right. No value below `checkpoint_storage` or `environment`, nor one of an
+  override, is ever repeated.
+- `true` and `false` may be written as `yes`, `no`, `on` and `off`, and an integer as `1e3`.
 - Keys without effect on this master (marked so below) are accepted, so that files of clusters run unchanged; one
   warning names those that are given.
 - `--config searcher.max_trials=8` changes a value for one time; the value is read as YAML.
@@ -50,7 +58,7 @@ resources:
   given twice is a mistake.
 - `determined.launch.torch_distributed` in `entrypoint` becomes `det_core.launch.torch_distributed`, with a notice.
 """
-HYPERPARAMETERS = """\
+SPACE = """\
 Each hyperparameter is one of the kinds below. A value alone is a constant: a text, a number, true, false, null, or
 a list. An object without `type` is an object of hyperparameters again, so none of those can be called `type`. The
 one that is called `global_batch_size` takes integers only. A grid has at most 100,000 points; of `int` it takes no
@@ -70,35 +78,30 @@ what stays when the experiment has ended is what one of the three numbers `save_
 
 def table(section: type[BaseModel]) -> str:
     """A section's keys, each with what it may be, its default, and what it is for."""
+    schemas = section.model_json_schema(mode="serialization")["properties"]
     rows = [
-        f"| `{info.alias or name}` | {may_be(info)} | {default(info)} | {about(info)} |"
+        f"| `{key}` | {may_be(schemas[key]) if not sections_of(info) else 'object'} | {default(info)} | {about(info)} |"
         for name, info in section.model_fields.items()
+        if (key := info.alias or name) in schemas
     ]
     return "\n".join(["| key | what it may be | default | |", "| --- | --- | --- | --- |", *rows]) + "\n"
 
 
+def may_be(schema: Mapping[str, Any]) -> str:
+    """What a key may be, in words."""
+    if "anyOf" in schema:
+        return " or ".join(may_be(one) for one in schema["anyOf"] if one != {"type": "null"})
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{name}`" for name in schema.get("enum") or [schema["const"]])
+    if schema.get("type") == "array" and schema["items"]:
+        return f"list of {may_be(schema['items'])}"
+    bounds = [f"{sign} {schema[bound]}" for bound, sign in BOUNDS.items() if bound in schema]
+    return " ".join([WORDS.get(schema.get("type", ""), "anything"), ", ".join(bounds)]).strip()
+
+
 def about(info: FieldInfo) -> str:
     """What a key is for."""
-    if info.description == may_be(info):
-        return ""
-    return f"{info.description}{'; no effect here' if marked(info, 'unused') else ''}"
-
-
-def may_be(info: FieldInfo) -> str:
-    """What a key may be."""
-    below = sections_below(info)
-    if below:
-        return "an object"
-    text = allowed_of(info)
-    if str(info.annotation).startswith("typing.Literal"):
-        text = str(info.description)
-    text = f"a list, each {text}" if allowed_in_list(info) else text
-    return text.replace("|", "\\|")
-
-
-def allowed_in_list(info: FieldInfo) -> bool:
-    """Whether it is a list, and the rule is about what is in it."""
-    return str(info.annotation).startswith("list[") and not any(isinstance(part, Rule) for part in info.metadata)
+    return f"{info.description or ''}{'; no effect here' if info.json_schema_extra == UNUSED else ''}"
 
 
 def default(info: FieldInfo) -> str:
@@ -106,27 +109,26 @@ def default(info: FieldInfo) -> str:
     if info.is_required():
         return "needed"
     value = info.get_default(call_default_factory=True)
-    return "" if value in ({}, []) and sections_below(info) else f"`{json.dumps(value)}`"
+    return "" if isinstance(value, BaseModel) else f"`{json.dumps(value)}`"
 
 
-def kinds(which: Mapping[str, Any], word: str) -> Iterator[str]:
-    """A section for each kind."""
-    for name, section in which.items():
-        if name not in ("", "nested", "default"):
-            yield f"### `{word}: {name}`\n"
-            yield f"{section.__doc__.splitlines()[0]}\n"
-            yield table(section)
+def kinds(which: Kinds, key: str) -> Iterator[str]:
+    """The sections of each kind."""
+    for name, section in which.sections.items():
+        yield f"### `{key}: {name}`\n"
+        yield f"{str(section.__doc__).splitlines()[0]}\n"
+        yield table(section)
 
 
 def reference() -> str:
     """The whole reference, as Markdown."""
     parts = [INTRODUCTION, "## All keys\n", table(ExperimentFile)]
     parts += ["## `searcher`\n", SEARCHER, *kinds(SEARCHERS, "name")]
-    parts += ["## `hyperparameters`\n", HYPERPARAMETERS, *kinds(KINDS, "type")]
+    parts += ["## `hyperparameters`\n", SPACE, *kinds(HYPERPARAMETERS, "type")]
     parts += ["## `checkpoint_storage`\n", STORAGE, *kinds(STORAGES, "type")]
     for name, info in ExperimentFile.model_fields.items():
-        below = sections_below(info)
-        if below and name not in ("searcher", "hyperparameters", "checkpoint_storage"):
+        below = sections_of(info)
+        if len(below) == 1:
             parts += [f"## `{name}`\n", f"{below[0].__doc__}\n", table(below[0])]
     return "\n".join(parts)
 

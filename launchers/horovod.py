@@ -175,7 +175,7 @@ def _of_the_trial() -> list[str]:
     else:
         options += ["--fusion-threshold-mb", str(chosen.get("tensor_fusion_threshold", 64))]
         options += ["--cycle-time-ms", str(chosen.get("tensor_fusion_cycle_time", 1))]
-    interface = info.trial._inter_node_network_interface
+    interface = info.trial.inter_node_network_interface
     if interface and len(info.container_addrs) > 1:
         options += ["--network-interface", interface]
     return options + [str(word) for word in (config.get("data") or {}).get("__det_dtrain_args", [])]

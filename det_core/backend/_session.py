@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from det_core import _clock
+from det_core._json import dump
 from det_core.backend._retry import Backoff
 from det_core.backend._wire import Answer, NoAnswer, Wire
 from det_core.errors import ContextClosed, MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
@@ -243,25 +244,6 @@ class _Attempt:
         if status == 404:
             return UnknownToMaster(what, status)
         return MasterError(what, status)
-
-
-def dump(body: Any) -> bytes:
-    """JSON as masters take it: numbers that are not finite as the strings of the wire contract, §2.1."""
-    try:
-        return json.dumps(body, allow_nan=False, separators=(",", ":")).encode()
-    except ValueError:
-        return json.dumps(finite(body), allow_nan=False, separators=(",", ":")).encode()
-
-
-def finite(value: Any) -> Any:
-    """``value`` with ``"NaN"``, ``"Infinity"`` and ``"-Infinity"`` for numbers that JSON lacks."""
-    if isinstance(value, Mapping):
-        return {key: finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return "NaN" if value != value else ("Infinity" if value > 0 else "-Infinity")
-    return value
 
 
 def _said(answer: Answer) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from det_core import _clock
+from det_core._json import dump
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest_master import Master
-from det_core.backend._session import MasterSession, dump
+from det_core.backend._session import MasterSession
 from det_core.errors import MasterDenied, MasterError, MasterUnreachable, UnknownToMaster
 from det_core.journal import Line
 

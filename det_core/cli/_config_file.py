@@ -21,6 +21,6 @@ def tell_mistakes(problems: Iterable[object], path: object) -> None:
     """Tell the mistakes in a configuration, a line for each; one of the whole file names it if ``path`` is a path."""
     for problem in problems:
         text = str(problem)
-        if isinstance(path, str) and text.startswith("the experiment file "):
+        if isinstance(path, str) and text.startswith("the experiment file:"):
             text = path + text.removeprefix("the experiment file")
         error(text)

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from det_core._json import to_words
+
 
 def error(message: str) -> None:
     """One line on stderr."""
@@ -54,7 +56,7 @@ class _Notes(logging.Handler):
 
 def print_json(value: Any) -> None:
     """A value on stdout for a program; numbers that are not finite as the strings NaN, Infinity, -Infinity."""
-    print(json.dumps(_finite(value), indent=2, ensure_ascii=False))
+    print(json.dumps(to_words(value), indent=2, ensure_ascii=False))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -113,7 +115,7 @@ def number(value: Any) -> str:
     """A metric's value, short enough to read."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = value if isinstance(value, str) else json.dumps(_finite(value), ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(to_words(value), ensure_ascii=False)
     return text if len(text) <= 60 else text[:59] + "…"
 
 
@@ -121,13 +123,3 @@ def _escaped(cell: str) -> Any:
     from rich.text import Text
 
     return Text(cell)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    if isinstance(value, float) and value - value != 0:
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
-    return value

@@ -31,18 +31,6 @@ def seconds(time: Any) -> float | None:
     return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
 
 
-def numbers(value: Any) -> Any:
-    """A metric's value, or a mapping of them, with the strings for numbers that are not finite as numbers (§2.1)."""
-    if isinstance(value, dict):
-        return {key: numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [numbers(item) for item in value]
-    return _NONFINITE.get(value, value) if isinstance(value, str) else value
-
-
-_NONFINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
-
-
 def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])([A-Z])", lambda m: "_" + m[1].lower(), name)
 

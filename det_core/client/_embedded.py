@@ -116,7 +116,7 @@ def _started(home: Path, folder: Path, timeout: float, options: Sequence[str]) -
 
 
 def _start(home: Path, folder: Path, deadline: float, options: Sequence[str]) -> dict[str, Any]:
-    demand("fastapi", "uvicorn", "sqlalchemy", "alembic", "pydantic", "yaml", extra="master", purpose="a master")
+    demand("fastapi", "uvicorn", "sqlalchemy", "alembic", "pydantic", "ruamel.yaml", extra="master", purpose="a master")
     log = folder / "master.log"
     with open(log, "ab") as output:
         began = output.tell()

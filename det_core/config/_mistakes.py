@@ -1,112 +1,130 @@
-"""From what pydantic finds to lines that a person understands."""
+"""What is said of an experiment file: its mistakes, one line each, and what works otherwise than it reads."""
 
 from __future__ import annotations
 
-import types
-from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 
-from det_core.config._model import ExperimentFile
-from det_core.config._plain import path_text, short
-from det_core.config._rules import NOT_ALLOWED, Rule, nearest
-from det_core.config._searchers import of_another_searcher
-from det_core.config._section import TAG, Kinds, Missing, Section, marked
+from det_core.config._entrypoint import foreign_launchers
+from det_core.config._fields import UNUSED, Section, UnknownKind, sections_of
+from det_core.config._model import HYPERPARAMETERS, SEARCHERS, STORAGES, ExperimentFile, Halving, PerDevice
 from det_core.errors import ConfigError
 
-_SHAPES = {"list_type": "a list", "dict_type": "an object"}
+Path = tuple["str | int", ...]
+SECRET: tuple[Path, ...] = (("checkpoint_storage",), ("environment",))
+"""No value below these is ever repeated: keys, passwords, and variables that hold such."""
+_FORMER = {
+    "float": "double",
+    "choice": "categorical",
+    "adaptive": "adaptive_asha",
+    "adaptive_simple": "adaptive_asha",
+    "sync_halving": "adaptive_asha",
+}
+_OTHER_WORDS = {
+    "missing": "missing",
+    "model_type": "should be an object",
+    "dict_type": "should be an object",
+    "list_type": "should be a list",
+}
 
 
-def mistakes(error: ValidationError) -> list[ConfigError]:
-    """What is wrong, in the order of the file's sections, each mistake once."""
-    found = [_mistake(e["type"], e["loc"], e["input"], e.get("ctx") or {}) for e in error.errors()]
-    return list(dict.fromkeys(found))
+def mistakes(error: ValidationError, hidden: Sequence[Path]) -> list[ConfigError]:
+    """What pydantic found, in the order of the file's sections.
+
+    Args:
+        error: of `ExperimentFile`.
+        hidden: paths below which no value is shown, beside those of `SECRET`.
+    """
+    return [_mistake(dict(one), (*SECRET, *hidden)) for one in error.errors(include_url=False)]
 
 
-def _mistake(kind: str, loc: Sequence[str | int], given: Any, ctx: dict[str, Any]) -> ConfigError:
-    section, info = _place(loc)
-    path = path_text([part for part in loc if not _is_tag(part)])
-    text = None if given is Missing else "•••" if info is not None and marked(info, "secret") else short(given)
-    if kind == NOT_ALLOWED:
-        return ConfigError(path, text, ctx["allowed"], ctx.get("hint"))
-    if kind == "missing":
-        return ConfigError(path, None, allowed_of(info) if info is not None else "a value")
-    if kind == "extra_forbidden":
-        names = keys_of(section)
-        if any(marked(known, "secret") for known in section.model_fields.values()):
-            text = "•••"  # the key may be a misspelt one of those
-        return ConfigError(path, text, ", ".join(names), _meant(str(loc[-1]), section), unknown=True)
-    if kind in _SHAPES:
-        return ConfigError(path, text, _SHAPES[kind])
-    inner = sections_below(info)[0] if info is not None and sections_below(info) else section
-    return ConfigError(path, text, f"an object with keys out of {', '.join(keys_of(inner))}")
+def _mistake(error: dict[str, Any], hidden: Sequence[Path]) -> ConfigError:
+    path, found, ctx = error["loc"], error["input"], error.get("ctx", {})
+    if error["type"] == "extra_forbidden":
+        return ConfigError.at(path, f"no such key; {_meant(path)}")  # its value may be a misspelt secret
+    if isinstance(cause := ctx.get("error"), UnknownKind):
+        key, names = cause.args
+        path, found = (*path, key), found.get(key, ())
+        message = _one_of(names, found)
+    elif error["type"] == "literal_error":
+        message = _one_of(re.findall(r"'(\w+)'", ctx["expected"]), found)
+    else:
+        message = _OTHER_WORDS.get(error["type"]) or re.sub("^(Value error, |Input |String |List )", "", error["msg"])
+    secret = any(path[: len(above)] == above for above in hidden)
+    return ConfigError.at(path, message, None if secret else _short(found))
 
 
-def _is_tag(part: str | int) -> bool:
-    return isinstance(part, str) and part.startswith(TAG)
+def _short(value: Any) -> str | None:
+    """A single value on one line; None for a list or an object, in which there may be anything."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if not isinstance(value, str | int | float):
+        return None
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]} … {text[-15:]}"
 
 
-def keys_of(section: type[BaseModel]) -> list[str]:
-    """The keys of a section, as they are written in the file."""
-    return [info.alias or name for name, info in section.model_fields.items()]
+def _one_of(names: Sequence[str], found: Any) -> str:
+    former = _FORMER.get(found) if isinstance(found, str) else None
+    near = [former] if former in names else difflib.get_close_matches(str(found).lower(), names, 1)
+    return f"should be one of {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")
 
 
-def allowed_of(info: FieldInfo) -> str:
-    """What a key may be, in words."""
-    for part in (*info.metadata, *_parts(info.annotation)):
-        if isinstance(part, Rule):
-            return part.allowed
-    return "a value"
+def _keys(*sections: type[Section]) -> list[str]:
+    """The keys of sections as they are written in the file, each once."""
+    fields = (item for section in sections for item in section.model_fields.items())
+    return list(dict.fromkeys(info.alias or name for name, info in fields))
 
 
-def _parts(annotation: Any) -> Iterable[Any]:
-    """What an annotation is made of: its types, and what stands beside them in ``Annotated``."""
-    yield annotation
-    for part in (*get_args(annotation), *getattr(annotation, "__metadata__", ())):
-        if not isinstance(part, str | type(None)) and part is not types.NoneType:
-            yield from _parts(part)
+_KINDS = {"searcher": SEARCHERS, "hyperparameters": HYPERPARAMETERS, "checkpoint_storage": STORAGES}
+_KEYS = {
+    "": _keys(ExperimentFile),
+    **{name: keys for name, info in ExperimentFile.model_fields.items() if (keys := _keys(*sections_of(info)))},
+    "environment.environment_variables": _keys(PerDevice),
+    "hyperparameters": _keys(*HYPERPARAMETERS.sections.values()),
+}
+"""The keys of each section; of one of several kinds, those of all."""
 
 
-def sections_below(info: FieldInfo) -> list[type[BaseModel]]:
-    """The sections that a key's value may be."""
-    parts = [*info.metadata, *_parts(info.annotation)]
-    found = [part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)]
-    return found + [cls for part in parts if isinstance(part, Kinds) for cls in part.kinds().values()]
-
-
-def _place(loc: Sequence[str | int]) -> tuple[type[BaseModel], FieldInfo | None]:
-    """The section that holds the last part of a path, and what it says of that key."""
-    section: type[BaseModel] = ExperimentFile
-    info: FieldInfo | None = None
-    for part in loc:
-        if _is_tag(part):
-            section, info = _tagged(str(part)), None
-            continue
-        if info is not None and sections_below(info):
-            section = sections_below(info)[0]
-        info = next((i for name, i in section.model_fields.items() if part in (name, i.alias)), None)
-    return section, info
-
-
-def _tagged(tag: str) -> type[BaseModel]:
-    pending: list[type[BaseModel]] = [Section]
-    while pending:
-        cls = pending.pop()
-        if cls.__name__ == tag.removeprefix(TAG):
-            return cls
-        pending += cls.__subclasses__()
-    return Section  # a list or a table of names: nothing is known of the keys
-
-
-def _meant(key: str, section: type[BaseModel]) -> str | None:
-    if hint := of_another_searcher(key, section):
-        return hint
-    if key in keys_of(ExperimentFile) and section is not ExperimentFile:
+def _meant(path: Path) -> str:
+    """What to say of an unknown key: which kinds take it, where else it belongs, the nearest one, or all there are."""
+    above, key = ".".join(map(str, path[:-1])), str(path[-1])
+    section = above if above in _KEYS else str(path[0])
+    kinds = _KINDS[section].sections if section in _KINDS else {}
+    if takers := [name for name, kind in kinds.items() if key in _keys(kind)]:
+        return f"only {', '.join(takers)} {'takes' if len(takers) == 1 else 'take'} it"
+    if key in _KEYS[""]:
         return f"{key} belongs at the top of the file"
-    for name, info in ExperimentFile.model_fields.items():
-        for below in sections_below(info)[:1]:
-            if below is not section and key in keys_of(below):
-                return f"did you mean {name}.{key}?"
-    return nearest(key, keys_of(section))
+    if homes := [name for name, keys in _KEYS.items() if key in keys and name != "hyperparameters"]:
+        return f"did you mean {homes[0]}.{key}?"
+    near = difflib.get_close_matches(key.lower(), _KEYS[section], 1)
+    return f"did you mean {near[0]}?" if near else f"there are {', '.join(_KEYS[section])}"
+
+
+def warnings(file: ExperimentFile) -> Iterator[str]:
+    """What to know of an experiment file that has no mistakes, one sentence each."""
+    if names := list(_unused(file, "")):
+        yield f"these have no effect here, and are kept as they are: {', '.join(names)}"
+    if launchers := foreign_launchers(file.entrypoint or ""):
+        said = ", ".join(f"determined.launch.{name} by det_core.launch.{name}" for name in launchers)
+        yield f"in entrypoint, a launcher is replaced by ours of the same name: {said}"
+    searcher = file.searcher
+    by_metric = isinstance(searcher, Halving) and searcher.time_metric is not None
+    ignored = [f"searcher.{key}" for key in ("max_length", "stop_once") if by_metric and getattr(searcher, key)]
+    if ignored:
+        verb = "has" if len(ignored) == 1 else "have"
+        yield f"{' and '.join(ignored)} {verb} no effect, as there is searcher.time_metric"
+
+
+def _unused(section: Section, path: str) -> Iterator[str]:
+    """Keys without effect here that ask for something: what is off, empty or the default does not."""
+    for name, info in type(section).model_fields.items():
+        value, default = getattr(section, name), info.get_default(call_default_factory=True)
+        if isinstance(value, Section):
+            yield from _unused(value, f"{path}{name}.")
+        elif info.json_schema_extra == UNUSED and value != default and (value or type(value) in (int, float)):
+            yield path + name

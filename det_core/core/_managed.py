@@ -130,7 +130,7 @@ def open_managed_run(
         end_safely = EndSafely(lambda: shipper.drain(TERM_PATIENCE))
         undo.callback(end_safely.restore)
         folder = held[0] if held else None
-        run = ManagedRun(info.task_id, info.trial._trial_run_id, path, trial_id, folder, end_safely)
+        run = ManagedRun(info.task_id, info.trial.trial_run_id, path, trial_id, folder, end_safely)
         return Ground(
             run=run, journal=journal, backend=backend, store=store,
             storage=public_storage(configured if checkpoint_storage is None else checkpoint_storage, store),
@@ -170,7 +170,7 @@ def _prepare(
     body = {"runId": trial.trial_id, "checkpointStorage": master_storage(chosen, given, foreign=not master.ours)}
     storage_id = session.call("POST", "/api/v1/runs/start", body).get("storageId")
     start = storage_of_start(session, info.latest_checkpoint, body["checkpointStorage"]) if master.ours else None
-    path = environment.run_dir or environment.home / "runs" / f"managed-{trial.trial_id}-{trial._trial_run_id}"
+    path = environment.run_dir or environment.home / "runs" / f"managed-{trial.trial_id}-{trial.trial_run_id}"
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path, info.allocation_id, f"trial {trial.trial_id}")
     restart = folder.begin_restart()
@@ -200,9 +200,9 @@ def _shipper(
     ]
     carrier: Carrier
     if known.master.ours:
-        carrier = JournalCarrier(session, trial.trial_id, trial._trial_run_id)
+        carrier = JournalCarrier(session, trial.trial_id, trial.trial_run_id)
     else:
-        carrier = ReportCarrier(session, trial.trial_id, trial._trial_run_id, known.master)
+        carrier = ReportCarrier(session, trial.trial_id, trial.trial_run_id, known.master)
     own = Cursor(path, known.restart, rank, to=to)
     return Shipper([*earlier, own], carrier, session, settle=journal.flush, folder=path)
 
@@ -212,7 +212,7 @@ def _task(info: ClusterInfo, max_length: int | Mapping[str, int] | None) -> Task
     return Task(
         trial_id=trial.trial_id,
         experiment_id=trial.experiment_id,
-        trial_run_id=trial._trial_run_id,
+        trial_run_id=trial.trial_run_id,
         task_id=info.task_id,
         allocation_id=info.allocation_id,
         searcher=trial.config.get("searcher") or {},
@@ -253,5 +253,5 @@ def _first_line(info: ClusterInfo, path: Path | None) -> str:
     """Which run this is; ``path`` if the person who reads it does not know where its journal lies."""
     trial = info.trial
     start = f"from checkpoint {info.latest_checkpoint}" if info.latest_checkpoint else "from scratch"
-    run = f"trial {trial.trial_id} of experiment {trial.experiment_id}, run {trial._trial_run_id}, {start}"
+    run = f"trial {trial.trial_id} of experiment {trial.experiment_id}, run {trial.trial_run_id}, {start}"
     return run if path is None else f"{run}; master {info.master_url}; journal in {path}"

@@ -154,7 +154,7 @@ def _put(into: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _value(text: str) -> Any:
-    """A value as an experiment file would have it: ``.2`` is a number there; without PyYAML, as JSON has it."""
+    """A value as an experiment file would have it: ``.2`` is a number there; without ruamel.yaml, as JSON has it."""
     try:
         return json.loads(text)
     except ValueError:

@@ -36,12 +36,14 @@ class Job:
         master: the master.
         folder: made here; where its checkpoints and what it notes go.
         slots: of the trial.
+        pace: seconds that it waits after each batch.
     """
 
-    def __init__(self, master: RealMaster, folder: Path, slots: int) -> None:
+    def __init__(self, master: RealMaster, folder: Path, slots: int, pace: float = 0.01) -> None:
         folder.mkdir()
         self.master, self.folder, self.slots = master, folder, slots
-        variables = {"DATA": folder, "EPOCHS": EPOCHS, "WORKERS": 0, "OMP_NUM_THREADS": 1}
+        self.killed: set[int] = set()
+        variables = {"DATA": folder, "EPOCHS": EPOCHS, "WORKERS": 0, "PACE": pace, "OMP_NUM_THREADS": 1}
         launcher = "python -m det_core.launch.torch_distributed" if slots > 1 else "python"
         self.number = master.create(
             {
@@ -69,11 +71,26 @@ class Job:
         return [json.loads(line) for line in lines if line.endswith("]]")]
 
     def after(self, batches: int) -> list[int]:
-        """Wait until every rank has trained so many more batches; the processes."""
-        ranks = range(self.slots)
-        enough = [len(self.noted(rank)) + batches for rank in ranks]
-        until(lambda: all(len(self.noted(rank)) >= enough[rank] for rank in ranks))
-        return [self.noted(rank)[-1][0] for rank in ranks]
+        """Wait until each rank of a start without a kill has trained so many batches; the processes."""
+
+        def trained() -> list[list[int]]:
+            pids = ([pid for pid, _ in self.noted(rank)] for rank in range(self.slots))
+            return [[pid for pid in told if pid not in self.killed] for told in pids]
+
+        until(lambda: all(len(told) >= batches for told in trained()))
+        return [told[-1] for told in trained()]
+
+    def kill_one(self, batches: int, rng: random.Random) -> None:
+        """Kill a rank once all have trained so many batches since the last kill."""
+        pids = self.after(batches)
+        os.kill(rng.choice(pids), signal.SIGKILL)
+        self.killed.update(pids)
+
+    def pause(self) -> None:
+        """Pause it, and let it go on."""
+        self.master.post(f"experiments/{self.number}/pause")
+        self.master.until(self.number, "STATE_PAUSED")
+        self.master.post(f"experiments/{self.number}/activate")
 
     def ended(self) -> tuple[dict[str, Any], list[Any], dict[Any, Any]]:
         """The state at the end, what was reported, and each batch as it was noted."""
@@ -102,11 +119,9 @@ def test_killed_and_paused_under_a_master(master: RealMaster, tmp_path: Path, sl
     rng = random.Random(slots)
     straight = Job(master, tmp_path / "straight", slots).ended()
     job = Job(master, tmp_path / "disturbed", slots)
-    os.kill(rng.choice(job.after(rng.randrange(1, 10))), signal.SIGKILL)
+    job.kill_one(rng.randrange(1, 10), rng)
     job.after(rng.randrange(1, 6))
-    master.post(f"experiments/{job.number}/pause")
-    master.until(job.number, "STATE_PAUSED")
-    master.post(f"experiments/{job.number}/activate")
+    job.pause()
     state, reported, batches = job.ended()
     assert reported == straight[1]
     assert batches == straight[2]

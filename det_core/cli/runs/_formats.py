@@ -5,8 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
+
+from det_core._json import word
 
 if TYPE_CHECKING:
     from det_core.cli.runs._export import Table
@@ -67,7 +70,7 @@ def cell(value: Any) -> Any:
     if value is None:
         return ""
     if isinstance(value, float):
-        return repr(value) if value - value == 0 else "NaN" if value != value else f"{'-' * (value < 0)}Infinity"
+        return repr(value) if math.isfinite(value) else word(value)
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False)
     return value

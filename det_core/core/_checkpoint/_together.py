@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from det_core import _errors
+from det_core import errors
 from det_core.core._distributed import LaneLike
 from det_core.errors import CheckpointError, DistributedError, StorageError
 
@@ -149,5 +149,5 @@ def _kind(name: str) -> type[Exception]:
     """The type that another rank's error has here: ours and a caller's mistakes keep theirs."""
     if name in ("ValueError", "TypeError", "RuntimeError"):
         return {"ValueError": ValueError, "TypeError": TypeError, "RuntimeError": RuntimeError}[name]
-    kind = getattr(_errors, name, None)
+    kind = getattr(errors, name, None)
     return kind if isinstance(kind, type) and issubclass(kind, CheckpointError | DistributedError) else CheckpointError

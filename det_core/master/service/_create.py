@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import io
-import posixpath
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core.config import (
-    ConfigErrors,
-    Experiment,
-    binds,
-    entrypoint_needs,
-    entrypoint_script,
-    entrypoint_trial,
-    parse_experiment,
-)
+from det_core.config import ConfigErrors, Experiment, binds, entrypoint_trial, parse_experiment
 from det_core.errors import DetCoreError
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import check_archive, read_archived, unpack_archive
@@ -104,27 +95,7 @@ async def draft(
     warm_start = await hub.store.read(lambda conn: _warm_start(conn, spec))
     search = await make_search(hub, spec, digest, context)
     await asyncio.to_thread(_check_trial_class, spec, files, context)
-    spec = replace(spec, warnings=[*spec.warnings, *_of_script(spec, files)])
     return Draft(spec, _text(config), digest, search, warm_start)
-
-
-def _of_script(spec: Experiment, files: frozenset[str]) -> list[str]:
-    """A warning if the entrypoint runs a file that is not there, but may be by then.
-
-    Raises:
-        Invalid: it certainly will not be: no startup hook makes it, and no command before it.
-    """
-    for script in (entrypoint_needs(spec.entrypoint or ""), entrypoint_script(spec.entrypoint or "")):
-        if script is None or posixpath.normpath(script) in files:
-            continue
-        missing = f"entrypoint: it runs {script}, and there is no such file in the context directory"
-        hint = "; is it in another folder, or named by .detignore?"
-        if not files:
-            hint = ", which is empty; name the folder with it: det-core experiment create CONFIG DIR"
-        if script == entrypoint_needs(spec.entrypoint or "") and "startup-hook.sh" not in files:
-            raise Invalid(missing + hint)
-        return [missing + hint]
-    return []
 
 
 def _check_trial_class(spec: Experiment, files: frozenset[str], context: bytes | None) -> None:

@@ -6,6 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from det_core._json import is_number, same, to_numbers
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.scheduler import State
 from det_core.master.service import _trials
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveTrial
 
-_WORDS = {"NaN": math.nan, "Nan": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 REASONS = {"INVALID_HP": "INVALID_HP", "INIT_INVALID_HP": "INVALID_HP", "USER_REQUESTED_STOP": "USER_REQUESTED_STOP"}
 
 
@@ -76,14 +76,8 @@ def completed(hub: Hub, tx: Transaction, trial: LiveTrial, length: int, metric: 
 
 def as_number(value: Any) -> float | None:
     """A number as a float, also one that is spelled as §2.1 says; None for anything else."""
-    if isinstance(value, str):
-        return _WORDS.get(value)
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-
-
-def same(one: float, other: float) -> bool:
-    """Whether two numbers are equal, NaN to itself."""
-    return one == other or (one != one and other != other)
+    found = to_numbers(value)
+    return float(found) if is_number(found) else None
 
 
 async def progress(hub: Hub, trial_id: int, value: float, is_raw: bool, allocation_id: str | None) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 import orjson
 
+from det_core._json import restore
 from det_core.master.store._reports import NO_STEP
 from det_core.master.store._types import dumps
-
-_NONFINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 def checked(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
@@ -32,7 +31,7 @@ def checked(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     if "nonfinite" not in record:
         return record
     restored = copy.deepcopy(dict(record))
-    if not _restore(restored, restored["nonfinite"]):
+    if not restore(restored, restored["nonfinite"]):
         raise ValueError(f"record {number}: nonfinite is {record['nonfinite']!r:.200}, which leads nowhere")
     return restored
 
@@ -87,18 +86,5 @@ def _encodes(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _restore(record: dict[str, Any], paths: Any) -> bool:
-    """Put the numbers back that stand as strings; False where a path leads nowhere."""
-    try:
-        for *way, last in paths:
-            at: Any = record
-            for key in way:
-                at = at[key]
-            at[last] = _NONFINITE[at[last]]
-    except (LookupError, TypeError, ValueError):
         return False
     return True

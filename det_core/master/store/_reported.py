@@ -8,15 +8,14 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 
 from det_core import _clock
+from det_core._json import is_number, same, to_numbers
 from det_core.errors import StoreConflict
 from det_core.master.store import _writers
 from det_core.master.store._record import group_trouble, step_trouble
 from det_core.master.store._reports import METRICS, NO_STEP
-from det_core.master.store._same import same
 from det_core.master.store._types import dumps, loads
 from det_core.master.store._writers import REPORTED, SYSTEM
 
-_WORDS = {"NaN": float("nan"), "Nan": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 _EPOCHS = ("epoch", "epochs")
 
 
@@ -55,9 +54,9 @@ def report(
     """
     if trouble := group_trouble(group) or step_trouble(steps_completed):
         raise ValueError(trouble)
-    values: dict[str, Any] = _floats(dict(metrics))
-    batches = None if batch_metrics is None else _floats(list(batch_metrics))
-    if wrong := [key for key in _EPOCHS if key in values and not _is_number(values[key])]:
+    values: dict[str, Any] = to_numbers(dict(metrics))
+    batches = None if batch_metrics is None else to_numbers(list(batch_metrics))
+    if wrong := [key for key in _EPOCHS if key in values and not is_number(values[key])]:
         raise ValueError(f"metrics: {wrong[0]} must be a number, not {values[wrong[0]]!r:.80}")
     step = NO_STEP if steps_completed is None or group in SYSTEM else steps_completed
     if step == NO_STEP:
@@ -134,18 +133,3 @@ def _sampled(conn: Connection, trial_id: int, run_id: int, group: str, time: flo
     where = (m.trial_id == trial_id) & (m.grp == group) & (m.step == NO_STEP) & (m.run_id == run_id)
     mine = where & (m.restart == 0) & (m.rank == REPORTED) & (m.time == time)
     return any(same(loads(text), values) for text in conn.execute(select(m.metrics).where(mine)).scalars())
-
-
-def _floats(value: Any) -> Any:
-    """``value`` with floats where words stand for them."""
-    if type(value) is str:
-        return _WORDS.get(value, value)
-    if isinstance(value, Mapping):
-        return {key: _floats(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_floats(item) for item in value]
-    return value
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

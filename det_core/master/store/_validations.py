@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
+from det_core._json import is_number
 from det_core.master.store import _writers
 from det_core.master.store._schema import TRIALS
 from det_core.master.store._series import MetricRow, Query, steps
@@ -35,9 +36,7 @@ def number(metrics: Mapping[str, Any], name: str) -> float | None:
         found = metrics
         for part in name.split("."):
             found = found.get(part) if isinstance(found, Mapping) else None
-    if isinstance(found, bool) or not isinstance(found, (int, float)):
-        return None
-    return float(found)
+    return float(found) if is_number(found) else None
 
 
 def latest_validation(conn: Connection, trial_id: int, metric: str | None = None) -> MetricRow | None:

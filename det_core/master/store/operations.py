@@ -9,9 +9,9 @@ from typing import Any
 from sqlalchemy import Connection, and_, func, select, update
 
 from det_core import _clock
+from det_core._json import same
 from det_core.errors import StoreConflict
 from det_core.master.store._rows import many, one
-from det_core.master.store._same import same
 from det_core.master.store._schema import OPERATIONS, TRIALS
 
 

@@ -200,7 +200,7 @@ def test_mistakes_of_a_configuration_are_a_line_each(master: Running, command: C
     )
     assert command("e", "create", path, status=2) == ""
     lines = command.errors.splitlines()
-    assert len(lines) == 7 and all(line.startswith("det-core: error: ") for line in lines)
+    assert len(lines) == 6 and all(line.startswith("det-core: error: ") for line in lines)
     assert any("did you mean double?" in line for line in lines)
     path.write_text(GRID)
     assert "can be run" in command("e", "create", path, "--check")
@@ -213,23 +213,6 @@ def test_more_slots_than_there_are_says_what_to_type(master: Running, command: C
         "det-core: error: resources.slots_per_trial is 257: this master has 256 slot(s); for more, "
         "det-core master down, and det-core master up --slots 257\n"
     )
-
-
-def test_a_script_that_is_not_packed_is_told_at_once(master: Running, command: Command, tmp_path: Path) -> None:
-    config, project = tmp_path / "one.yaml", tmp_path / "project"
-    config.write_text(GRID.replace('"true"', "python train.py"))
-    (project / "sub").mkdir(parents=True)
-    (project / "sub" / "train.py").touch()
-    command("e", "create", config, "--check", status=2)
-    assert "error: entrypoint: it runs train.py, and there is no such file in the context directory" in command.errors
-    assert "det-core experiment create CONFIG DIR" in command.errors
-    command("e", "create", config, project, status=2)
-    assert ".detignore" in command.errors
-    (project / "startup-hook.sh").write_text("cp sub/train.py .\n")
-    command("e", "create", config, project, "--check")
-    assert "warning: entrypoint: it runs train.py" in command.errors
-    command("e", "create", config, project / "sub", "--check")
-    assert command.errors == ""
 
 
 def test_a_public_address_without_a_token_is_refused(home: Path, command: Command) -> None:

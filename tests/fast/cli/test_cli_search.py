@@ -123,7 +123,7 @@ def test_a_file_that_is_missing_or_broken_is_named(tmp_path: Path, capsys: pytes
     broken = tmp_path / "broken.yaml"
     broken.write_text("a: [1")
     assert main(["search", "preview", str(broken)]) == 2
-    assert capsys.readouterr().err.startswith(f"det-core: error: {broken} is not readable (line 1")
+    assert capsys.readouterr().err.startswith(f"det-core: error: {broken}: not readable as YAML or JSON (line 1")
 
 
 def test_a_missing_extra_is_one_line_with_its_command(config: Any, home: Path) -> None:

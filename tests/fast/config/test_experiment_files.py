@@ -32,8 +32,7 @@ def test_every_field_has_what_the_file_says() -> None:
     assert e.entrypoint == "python3 -m determined.launch.torch_distributed -- python3 train.py --data /data"
     assert (e.max_restarts, e.slots_per_trial, e.max_slots, e.priority) == (2, 2, 8, 10)
     assert e.preemption_timeout == 600
-    assert e.checkpoint_storage is not None
-    assert e.checkpoint_storage["host_path"] == "/tmp/checkpoints"
+    assert e.data["checkpoint_storage"]["host_path"] == "/tmp/checkpoints"
     assert (e.save_experiment_best, e.save_trial_best, e.save_trial_latest) == (2, 1, 1)
     assert (e.metric, e.smaller_is_better, e.time_metric) == ("validation_loss", True, None)
     assert e.searcher["max_length"] == {"batches": 937}
@@ -44,7 +43,7 @@ def test_every_field_has_what_the_file_says() -> None:
         "eps": {"type": "const", "val": 1e-8},
     }
     assert e.data["data"] == {"url": "s3://bucket/mnist", "1": "one"}
-    assert e.environment_variables == {"OMP_NUM_THREADS": "4"}
+    assert e.environment_variables_for("cpu") == {"OMP_NUM_THREADS": "4"}
     assert e.environment_variables_for("cuda") == {"NCCL_DEBUG": "INFO", "URL": "http://a/?b=c"}
     assert e.environment_variables_for("rocm") == {}
     assert e.data["min_checkpoint_period"] == {"epochs": 1}
@@ -174,7 +173,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
         "integrations": None,
         "unmanaged": False,
     }
-    assert (e.preemption_timeout, e.priority, e.max_slots, e.checkpoint_storage) == (3600, None, None, None)
+    assert (e.preemption_timeout, e.priority, e.max_slots) == (3600, None, None)
     assert (e.source_trial_id, e.source_checkpoint_uuid, e.description) == (None, None, None)
 
 

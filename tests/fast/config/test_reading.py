@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,6 @@ from det_core.config import (
     ConfigErrors,
     Experiment,
     entrypoint_command,
-    entrypoint_needs,
-    entrypoint_script,
     parse_experiment,
     read_changes,
     read_overrides,
@@ -90,16 +89,15 @@ def test_overrides_that_change_nothing_are_mistakes_beside_those_of_the_file() -
             overrides=["name", "=x", "a..b=1", "labels.4=b", "name.x=1", "entrypoint.a=2", "data=[", "data.x=.nan"],
         )
     assert str(e.value).splitlines() == [
-        "override 'name' is no change of a value: it must be such as searcher.max_trials=8",
-        "override '' is no change of a value: it must be such as searcher.max_trials=8",
-        "override 'a..b' is no change of a value: it must be such as searcher.max_trials=8",
-        "override 'labels.4' is about item 4 of a list of 1: it must be about one of the items 0 to 0",
-        "override 'entrypoint.a' is about a in entrypoint: it must be about entrypoint itself, which is no object",
-        "override 'data' is not readable (line 1, column 2: expected the node content, but found '<stream end>'): "
-        "it must be a value as YAML has it",
-        "data.x is nan: it must be a finite number",
-        "name is {'x': 1}: it must be a text that is not empty",
-        "max_restarts is -1: it must be an integer of at least 0",
+        "override 'name': should be a change as searcher.max_trials=8",
+        "override '': should be a change as searcher.max_trials=8",
+        "override 'a..b': should be a change as searcher.max_trials=8",
+        "override 'labels.4': should be about one of the items 0 to 0 of labels",
+        "override 'entrypoint.a': should be about entrypoint itself, which is no object",
+        "override 'data': should have a value as YAML has it",
+        "override 'data.x': should have a value as YAML has it",
+        "name: should be a valid string",
+        "max_restarts is -1: should be greater than or equal to 0",
     ]
 
 
@@ -125,7 +123,7 @@ def test_a_masters_defaults_stand_where_the_file_says_nothing() -> None:
         "name: mine\nresources: {priority: 7}\ncheckpoint_storage: {save_trial_latest: 9}", defaults=defaults
     )
     assert (made.name, made.max_restarts, made.slots_per_trial, made.priority) == ("mine", 1, 4, 7)
-    assert made.checkpoint_storage == {
+    assert made.data["checkpoint_storage"] == {
         "save_experiment_best": 0,
         "save_trial_best": 3,
         "save_trial_latest": 9,
@@ -133,15 +131,14 @@ def test_a_masters_defaults_stand_where_the_file_says_nothing() -> None:
         "container_path": "/here",
     }
     other = experiment("checkpoint_storage: {type: s3, bucket: b, prefix: /a//b/}", defaults=defaults)
-    assert other.checkpoint_storage is not None
-    assert "container_path" not in other.checkpoint_storage
-    assert (other.checkpoint_storage["prefix"], other.save_trial_best) == ("a/b", 3)
+    assert "container_path" not in other.data["checkpoint_storage"]
+    assert (other.data["checkpoint_storage"]["prefix"], other.save_trial_best) == ("a/b", 3)
 
 
 def test_one_that_is_only_kept_needs_no_entrypoint() -> None:
     made = parse_experiment("searcher: {name: single, metric: unmanaged, max_length: 100000000}", managed=False)
     assert made.entrypoint is None
-    with pytest.raises(ConfigErrors, match="entrypoint is missing"):
+    with pytest.raises(ConfigErrors, match="entrypoint: missing"):
         parse_experiment("searcher: {name: single, metric: unmanaged}")
 
 
@@ -156,9 +153,10 @@ def test_a_custom_search_takes_keys_of_its_own() -> None:
 
 def test_variables_of_a_list_are_set_on_every_device_and_gpu_is_cuda() -> None:
     everywhere = experiment("environment: {environment_variables: [A=1, A=2, B=]}")
-    assert everywhere.environment_variables == everywhere.environment_variables_for("cuda") == {"A": "2", "B": ""}
+    for device in ("cpu", "cuda", "rocm"):
+        assert everywhere.environment_variables_for(device) == {"A": "2", "B": ""}
     old = experiment("environment: {environment_variables: {gpu: [A=1], cuda: [B=2]}}")
-    assert (old.environment_variables, old.environment_variables_for("cuda")) == ({}, {"A": "1", "B": "2"})
+    assert (old.environment_variables_for("cpu"), old.environment_variables_for("cuda")) == ({}, {"A": "1", "B": "2"})
 
 
 @pytest.mark.parametrize(
@@ -185,61 +183,10 @@ def test_the_command_of_an_entrypoint(entrypoint: str | list[str], command: list
     assert entrypoint_command(entrypoint) == command
 
 
-@pytest.mark.parametrize(
-    ("entrypoint", "script"),
-    [
-        ("python train.py --lr 0.1 other.py", "train.py"),
-        (["python3", "-u", "sub/train.py"], "sub/train.py"),
-        ("OMP_NUM_THREADS=1 exec python3.11 ./train.py", "./train.py"),
-        ("pip install x && python train.py", "train.py"),
-        ("python3 -m det_core.launch.torch_distributed --nproc-per-node 2 train.py", "train.py"),
-        ("python3 -m determined.launch.torch_distributed python3 train.py", "train.py"),
-        # Nobody but a shell knows, or it is no file of the context.
-        ("cd sub && python train.py", None),
-        ("python $SCRIPT.py", None),
-        ("python *.py", None),
-        ("python /elsewhere/train.py", None),
-        ("python -c 'import x' y.py", None),
-        ("python 'train.py", None),
-        ("python -m train", None),
-        ("bash train.sh", None),
-        ("model_def:MNISTTrial", None),
-        (["sh", "-c", "python train.py"], None),
-        ("", None),
-    ],
-)
-def test_the_script_that_an_entrypoint_runs(entrypoint: str | list[str], script: str | None) -> None:
-    assert entrypoint_script(entrypoint) == script
-
-
-@pytest.mark.parametrize(
-    ("entrypoint", "needed"),
-    [
-        ("python train.py --lr 0.1 other.py", "train.py"),
-        (["python3", "-u", "sub/train.py"], "sub/train.py"),
-        ("OMP_NUM_THREADS=1 exec ./train --fast", "./train"),
-        ("python3 -m det_core.launch.torch_distributed --nproc-per-node 2 train.py", "train.py"),
-        # What is made first, a module's argument, and what is on PATH or elsewhere.
-        ("git clone x && python x/train.py", None),
-        ("cd sub && python train.py", None),
-        ("python -m black new.py", None),
-        ("python -m train", None),
-        ("train --lr 1", None),
-        ("python ../train.py", None),
-        ("/opt/train.sh", None),
-        ("", None),
-    ],
-)
-def test_what_an_entrypoint_cannot_begin_without(entrypoint: str | list[str], needed: str | None) -> None:
-    assert entrypoint_needs(entrypoint) == needed
-
-
 def test_the_launchers_that_stand_in_are_those_there_are() -> None:
     import det_core.launch as launch
 
     folder = launch.__path__[0]
-    from pathlib import Path
-
     assert sorted(LAUNCHERS) == sorted(p.stem for p in Path(folder).glob("[a-z]*.py"))
 
 

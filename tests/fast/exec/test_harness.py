@@ -140,7 +140,7 @@ def test_a_person_makes_mistakes(
     sys.modules.pop("model_def")
     assert main(["model_def:Digits", "--config", "nothing.yaml"]) == 2
     said = run(tmp_path, "model_def:Digits", "--config", "broken.yaml", status=2)
-    assert said.startswith("error: broken.yaml: searcher.metric is missing")
+    assert said.startswith("error: broken.yaml: searcher.metric: missing")
     said = run(tmp_path, "model_def:Digits", "--max-length", "3", status=1)
     assert "error: model_def.py:12: there is no hyperparameter 'lr'" in said and "Traceback" not in said
     (tmp_path / "records.yaml").write_text(FILE.replace("{hidden: {type: int, minval: 1, maxval: 4}, fixed: 7}", "1"))

@@ -11,7 +11,7 @@ from support import ROOT
 
 PACKAGE = ROOT / "det_core"
 
-CELLAR = {"_clock", "_env", "_errors", "_info", "_optional", "_slurm", "_version", "_walk"}
+CELLAR = {"_clock", "_env", "_info", "_json", "_optional", "_slurm", "_version", "_walk", "errors"}
 ALLOWED: dict[str, set[str]] = {
     "journal": set(),
     "storage": set(),
@@ -22,9 +22,9 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"backend", "journal", "storage", "ipc"},
     "launch": {"backend"},
     "_training": set(),
-    "pytorch": {"core", "_training", "errors"},
+    "pytorch": {"core", "_training"},
     "tensorboard": {"core"},
-    "accelerated": {"core", "_training", "errors"},
+    "accelerated": {"core", "_training"},
     "exec": {"pytorch", "config"},
     "testing": {"backend", "core", "journal", "search", "storage", "ipc", "master"},
     "client": {"config", "journal", "storage", "core"},

@@ -107,19 +107,9 @@ def test_a_missing_key_of_the_rendezvous_is_named(folder: Path, key: str) -> Non
         _ = read().container_addrs
 
 
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("agent_id", 3, "'agent_id' is an integer, expected a string"),
-        ("slot_ids", [0, "1"], r"'slot_ids\[1\]' is a string, expected an integer"),
-        ("slot_ids", [True], r"'slot_ids\[0\]' is true or false, expected an integer"),
-        ("master_url", "ftp://m", "'master_url': master address 'ftp://m': the scheme is http or https"),
-        ("latest_checkpoint", 1.5, "'latest_checkpoint' is a number, expected a string"),
-    ],
-)
-def test_a_value_of_the_wrong_kind_is_named(folder: Path, key: str, value: object, message: str) -> None:
-    write(folder, cluster={**CLUSTER, key: value}, trial=TRIAL)
-    with pytest.raises(InfoError, match=r"cluster\.json: " + message):
+def test_a_value_that_cannot_be_used_is_named(folder: Path) -> None:
+    write(folder, cluster={**CLUSTER, "master_url": "ftp://m"}, trial=TRIAL)
+    with pytest.raises(InfoError, match=r"cluster\.json .*master address 'ftp://m': the scheme is http or https"):
         det.get_cluster_info()
 
 

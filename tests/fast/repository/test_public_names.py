@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 import det_core as det
+from det_core import errors
 
 PUBLIC = {
     "det_core": """
@@ -23,14 +24,6 @@ PUBLIC = {
         AnyOf CheckpointContext Context DistributedContext DownloadMode EarlyExitReason KeepBest KeepEvery KeepLatest
         KeepNewer PreemptContext PreemptMode ProfilerContext RetentionPolicy SearcherContext SearcherMode
         SearcherOperation TensorboardMode TrainContext Unit current_context init random_state set_random_state
-    """,
-    "det_core.errors": """
-        CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
-        CollectiveMismatch CollectiveTimeout ConfigErrors ContextClosed DetCoreError DistributedError
-        ExperimentInvalid InfoError InternalException InvalidExperimentException InvalidHP MasterDenied MasterError
-        MasterUnreachable MissingExtra PeerLost ProfilerError RendezvousError ReportsNotKept ReportsNotShipped
-        RunError RunLocked RunNotFound SearchError
-        StorageError StoreConflict StoreError StoreLocked TensorboardError UnknownToMaster
     """,
     "det_core.pytorch": """
         Batch CheckpointLoadContext DataLoader Epoch LRScheduler MetricReducer PyTorchCallback
@@ -48,7 +41,7 @@ PUBLIC = {
         create_search event_from_dict simulate
     """,
     "det_core.config": """
-        ConfigError ConfigErrors Experiment binds entrypoint_command entrypoint_needs entrypoint_script
+        ConfigError ConfigErrors Experiment binds entrypoint_command
         entrypoint_trial parse_experiment read_changes read_overrides
     """,
     "det_core.client": """
@@ -86,6 +79,16 @@ PUBLIC = {
 }
 
 
+ERRORS = """
+    CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
+    CollectiveMismatch CollectiveTimeout ConfigError ConfigErrors ContextClosed DetCoreError DistributedError
+    ExperimentInvalid InfoError InternalException InvalidExperimentException InvalidHP MasterDenied MasterError
+    MasterUnreachable MissingExtra PeerLost ProfilerError RendezvousError ReportsNotKept ReportsNotShipped RunError
+    RunLocked RunNotFound SearchError StorageError StoreConflict StoreError StoreLocked TensorboardError
+    UnknownToMaster
+"""
+
+
 def exported(module: ModuleType) -> set[str]:
     """The names that a module offers: no private ones, no modules, and no import that its own code uses."""
     names = {n for n, value in vars(module).items() if not n.startswith("_") and not isinstance(value, ModuleType)}
@@ -113,6 +116,13 @@ def test_each_package_and_what_it_offers_is_documented(name: str) -> None:
     assert module.__doc__
     offered = [getattr(module, public) for public in module.__all__]
     assert [o for o in offered if (inspect.isclass(o) or inspect.isfunction(o)) and not o.__doc__] == []
+
+
+def test_the_errors_are_those_pinned_here_and_each_is_documented() -> None:
+    own = {name: each for name, each in vars(errors).items() if getattr(each, "__module__", "") == errors.__name__}
+    assert sorted(own) == ERRORS.split()
+    assert all(each.__doc__ for each in own.values())
+    assert all(issubclass(each, errors.DetCoreError) for each in own.values() if each is not errors.ConfigError)
 
 
 def order(name: str) -> tuple[int, str]:

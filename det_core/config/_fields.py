@@ -1,0 +1,154 @@
+"""What the keys of an experiment file may be: single values, sections, and sections of several kinds.
+
+Numbers and texts are never converted into each other, and an unknown key is a mistake. A message never contains a
+value, which may be a secret: `_mistakes` adds those that may be shown.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, get_args
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic.config import JsonDict
+from pydantic.fields import FieldInfo
+
+UNUSED: JsonDict = {"unused": True}
+LENGTH_UNITS = ("batches", "records", "epochs")
+MAX_TRIALS = 1_000_000
+_EXACT = 2**53
+"""A float holds every integer up to here; a grid computes with floats."""
+_SWITCH = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
+
+
+def _matches(pattern: str, what: str) -> AfterValidator:
+    """Accepts texts that match, for which pydantic's own error would show the regular expression."""
+
+    def check(given: str) -> str:
+        if re.fullmatch(pattern, given, re.DOTALL) is None:
+            raise ValueError(f"should be {what}")
+        return given
+
+    return AfterValidator(check)
+
+
+def _whole(given: Any) -> Any:
+    """``1e3`` as the integer that it is."""
+    exact = type(given) is float and given.is_integer() and abs(given) < _EXACT
+    return int(given) if exact else given
+
+
+def _switch(given: Any) -> Any:
+    """The words of YAML 1.1 as well: in YAML 1.2 they are texts."""
+    return _SWITCH.get(given.lower(), given) if isinstance(given, str) else given
+
+
+def _unit_and_count(given: Any, least: int) -> dict[str, int]:
+    """``{batches: 100}``, checked."""
+    if isinstance(given, Mapping) and len(given) == 1:
+        ((unit, count),) = given.items()
+        count = _whole(count)
+        if unit in LENGTH_UNITS and type(count) is int and count >= least:
+            return {unit: count}
+    raise ValueError(f"should be one of {{batches: N}}, {{records: N}} and {{epochs: N}}, N at least {least}")
+
+
+def _length(given: Any) -> int | dict[str, int]:
+    if isinstance(given, Mapping):
+        return _unit_and_count(given, 1)
+    count = _whole(given)
+    if type(count) is not int or count < 0:
+        raise ValueError("should be an integer, or one of {batches: N}, {records: N} and {epochs: N}")
+    return count
+
+
+def _prefix(given: str) -> str:
+    if ".." in given.split("/"):
+        raise ValueError("should have no '..' between its slashes")
+    return "/".join(part for part in given.split("/") if part not in ("", "."))
+
+
+WHOLE = BeforeValidator(_whole)
+Flag = Annotated[bool, BeforeValidator(_switch)]
+Count = Annotated[int, Field(ge=0), WHOLE]
+Positive = Annotated[int, Field(ge=1), WHOLE]
+Trials = Annotated[int, Field(ge=1, le=MAX_TRIALS), WHOLE]
+Concurrency = Annotated[int, Field(ge=0, le=MAX_TRIALS), WHOLE]
+Rungs = Annotated[int, Field(ge=1, le=100), WHOLE]
+Priority = Annotated[int, Field(ge=1, le=99), WHOLE]
+Seed = Annotated[int, Field(ge=0, lt=2**32), WHOLE]
+Days = Annotated[int, Field(ge=-1, lt=2**15), WHOLE]
+Exact = Annotated[int, Field(ge=-_EXACT, le=_EXACT), WHOLE]
+Text = Annotated[str, _matches(r".*\S.*", "a text that is not empty")]
+Variable = Annotated[str, _matches(r"[^=]+=.*", "a text of the form NAME=VALUE")]
+Web = Annotated[str, _matches(r"https?://\S+", "a URL that begins with http:// or https://")]
+Url = Annotated[str, _matches(r"[\w+.-]+://.*", "a URL of a protocol that fsspec knows")]
+AbsolutePath = Annotated[str, _matches(r"/.*", "an absolute path")]
+Bucket = Annotated[str, _matches(r"[^/\s]+", "a bucket's bare name; the rest is its prefix")]
+ClassName = Annotated[str, _matches(r"[\w.]+:\w+", "a text of the form module:Class")]
+Prefix = Annotated[str, AfterValidator(_prefix)]
+Length = Annotated[int | dict[str, int], PlainValidator(_length)]
+Period = Annotated[dict[str, int], PlainValidator(lambda given: _unit_and_count(given, 0))]
+
+
+class Section(BaseModel):
+    """An object with known keys."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+def key(default: Any, about: str, **options: Any) -> Any:
+    """A key of a section: its default (``...``: it is needed), what it is for, and `Field`'s further options."""
+    return Field(default, description=about, **options)
+
+
+def unused(default: Any, about: str) -> Any:
+    """A key that is accepted, so that files of clusters run unchanged, and has no effect here."""
+    return Field(default, description=about, json_schema_extra=UNUSED)
+
+
+class Kinds:
+    """Validates an object as the section that one of its keys names; stands in ``PlainValidator``.
+
+    Pydantic's discriminated unions would put the name of the kind into the path of each error. What is raised here by
+    a section's own validation, pydantic adds to its errors under the right path.
+
+    Args:
+        key: ``name`` or ``type``, a ``Literal`` in each section.
+        sections: the kinds.
+        without: the section of an object without that key.
+    """
+
+    def __init__(self, key: str, sections: list[type[Section]], without: type[Section] | None = None) -> None:
+        self._key = key
+        self._without = without
+        self.sections = {get_args(section.model_fields[key].annotation)[0]: section for section in sections}
+
+    def __call__(self, given: Any) -> Section:
+        """The section.
+
+        Raises:
+            ValueError: it is no object, or of no known kind.
+            ValidationError: it has mistakes.
+        """
+        if not isinstance(given, Mapping):
+            raise ValueError("should be an object")
+        name = given.get(self._key)
+        section = self._without if name is None else self.sections.get(name) if isinstance(name, str) else None
+        if section is None:
+            raise UnknownKind(self._key, list(self.sections))
+        return section.model_validate(given)
+
+
+class UnknownKind(ValueError):
+    """An object is of none of the known kinds; ``args`` are the key that says so, and the names there are."""
+
+
+def sections_of(info: FieldInfo) -> list[type[Section]]:
+    """The sections that a key's value may be."""
+    for mark in info.metadata:
+        if isinstance(mark, PlainValidator) and isinstance(mark.func, Kinds):
+            return list(mark.func.sections.values())
+    parts = (info.annotation, *get_args(info.annotation))
+    return [part for part in parts if isinstance(part, type) and issubclass(part, Section)]
