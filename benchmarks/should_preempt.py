@@ -17,7 +17,7 @@ from benchmarks._program import QUICK, options, quick
 from benchmarks._table import print_table
 
 SIZES = quick((1, 2, 4, 8), (1, 2))
-BOUND_US = 0.5
+BOUND_US = 0.2
 CALLS = {"ours": quick(200_000, 1000), "determined": 300}
 
 OURS = """

@@ -7,7 +7,6 @@
     ├── ReportsNotKept            reports that could not be written anywhere (also an OSError)
     ├── CloseError                parts of a Context that could not be closed
     ├── InfoError                 a file that describes the task cannot be used (also a ValueError)
-    ├── ProfilerError             a sensor of the profiler, or its thread, failed
     ├── TensorboardError          event files that could not be written or copied (also an OSError)
     ├── RunError                  a run folder that cannot be used
     │   ├── RunNotFound           no run of that id (also a LookupError)
@@ -75,10 +74,6 @@ class CloseError(DetCoreError):
 
 class InfoError(DetCoreError, ValueError):
     """A file by which the cluster describes the task cannot be used; the message names file and key."""
-
-
-class ProfilerError(DetCoreError):
-    """A sensor of the profiler, or its thread, failed; the message says which, how often, and why."""
 
 
 class TensorboardError(DetCoreError, OSError):

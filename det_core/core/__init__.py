@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from det_core.core._context import Context, current_context
     from det_core.core._distributed import DistributedContext
     from det_core.core._init import init
-    from det_core.core._preempt import PreemptContext, PreemptMode
+    from det_core.core._preemption import PreemptContext, PreemptMode
     from det_core.core._profiler import ProfilerContext
     from det_core.core._random_state import random_state, set_random_state
     from det_core.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
@@ -66,8 +66,8 @@ _HOMES = {
     "KeepEvery": "_checkpoint._retention",
     "KeepLatest": "_checkpoint._retention",
     "KeepNewer": "_checkpoint._retention",
-    "PreemptContext": "_preempt",
-    "PreemptMode": "_preempt",
+    "PreemptContext": "_preemption",
+    "PreemptMode": "_preemption",
     "ProfilerContext": "_profiler",
     "RetentionPolicy": "_checkpoint._retention",
     "SearcherContext": "_searcher",

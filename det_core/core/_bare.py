@@ -88,7 +88,21 @@ def _differences(run: RunRecord, name: str, size: int) -> list[str]:
     before = [r["size"] for r in run.records("run_start")]
     if before and before[-1] != size:
         found.append(f"run {run.run_id} had {before[-1]} rank(s) before, and has {size} now")
+    if never_asked(run):
+        found.append(f"run {run.run_id} ended without a word before: {NEVER_ASKED}")
     return found
+
+
+NEVER_ASKED = "it had not called should_preempt() yet, and before that a signal ends a process at once"
+
+
+def never_asked(run: RunRecord) -> bool:
+    """Whether the last start of a run ended without a word, and before any rank had called should_preempt()."""
+    last = run.restarts - 1
+    starts = [r for r in run.records("run_start") if r.restart == last and r.get("notes_should_preempt")]
+    ended = {r.rank for r in run.records("run_end") if r.restart == last}
+    asked = any(r.restart == last for r in run.records("should_preempt"))
+    return not asked and any(r.rank not in ended for r in starts)
 
 
 def _chosen_folder(environment: Environment, name: str, resume: str | None, command: str) -> tuple[RunFolder, bool]:

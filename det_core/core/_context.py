@@ -14,7 +14,7 @@ from det_core.core._bare import say
 from det_core.core._checkpoint import CheckpointContext
 from det_core.core._distributed import DistributedContext
 from det_core.core._ground import Ground
-from det_core.core._preempt import PreemptContext
+from det_core.core._preemption import PreemptContext
 from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import raise_if_ended
 from det_core.core._searcher import SearcherContext

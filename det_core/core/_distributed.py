@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import socket
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -9,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from det_core import _clock
 from det_core._env import Environment
-from det_core.core._environments import Detector, Ranks, detector, find
-from det_core.core._solo import SoloLane
-from det_core.errors import ContextClosed, PeerLost
+from det_core._optional import is_installed
+from det_core.core._environments import Launcher, find, launcher_called, number_machines
+from det_core.errors import ContextClosed, MissingExtra, PeerLost
 
 if TYPE_CHECKING:
     from det_core.ipc import Links, Star
@@ -92,6 +94,7 @@ class DistributedContext:
         if pub_port is not None and not 0 < pub_port < 65536:
             raise ValueError(f"pub_port={pub_port!r}: expected a port number from 1 to 65535")
         environment = Environment.read() if _environment is None else _environment
+        self.timeout = environment.timeout if timeout is None else timeout
         chief_ip = chief_ip or environment.chief_ip
         if local_size != size and not chief_ip:
             raise ValueError(
@@ -103,6 +106,7 @@ class DistributedContext:
         self.cross_rank, self.cross_size = cross_rank, cross_size
         self._closed = False
         self._attached: dict[str, Callable[[], None]] = {}
+        self._attachments = 0
         self._links: Links | None = None
         if size > 1:
             from det_core.ipc import connect
@@ -117,7 +121,7 @@ class DistributedContext:
                 secret=environment.secret,
                 insecure=insecure,
                 force_tcp=force_tcp,
-                timeout=environment.timeout if timeout is None else timeout,
+                timeout=self.timeout,
             )
         self._user = self.lane("user")
         self._local_user = self.local_lane("user")
@@ -147,10 +151,15 @@ class DistributedContext:
 
     @classmethod
     def from_mpi(cls, chief_ip: str | None = None) -> DistributedContext:
-        """From what ``mpirun`` sets for each process (Open MPI, MPICH, Intel MPI), the same number on each machine.
+        """From what ``mpirun`` sets for each process (Open MPI, MPICH, Intel MPI).
+
+        MPI does not tell a process the number of its machine; the ranks ask each other.
 
         Args:
             chief_ip: address of the chief (or ``DET_CHIEF_IP``): MPI does not tell it.
+
+        Raises:
+            ValueError: variables are missing, or the ranks cannot tell which of them share a machine.
         """
         return cls._from("mpi", chief_ip)
 
@@ -169,13 +178,12 @@ class DistributedContext:
             ValueError: ``TF_CONFIG`` is not of TensorFlow's form, or this process is no worker.
             MissingExtra: ``strategy``, and TensorFlow is not installed.
         """
-        from det_core.core._tf_config import make_strategy, ranks_of
-
-        environment = Environment.read()
-        several = bool(environment.launch.get("TF_CONFIG")) and ranks_of(environment.launch)["size"] > 1
-        made = make_strategy(several=several, required=strategy)
+        environment, tensorflow = Environment.read(), launcher_called("tensorflow")
+        given = bool(environment.launch.get("TF_CONFIG"))
+        several = given and tensorflow.ranks(environment.launch).numbers["size"] > 1
+        made = _make_strategy(several=several, required=strategy)
         if several:
-            return cls._of(detector("tensorflow"), environment, None), made
+            return cls._of(tensorflow, environment, None), made
         return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1), made
 
     @classmethod
@@ -194,7 +202,7 @@ class DistributedContext:
             cross_rank=hvd.cross_rank(),
             cross_size=hvd.cross_size(),
             chief_ip=chief_ip,
-            _job=detector("horovod").job_of(Environment.read().launch),
+            _job=launcher_called("horovod").job_of(Environment.read().launch),
         )
 
     @classmethod
@@ -210,14 +218,27 @@ class DistributedContext:
     def _from(cls, name: str, chief_ip: str | None) -> DistributedContext:
         environment = Environment.read()
         found = find(environment.launch)
-        chosen = found if found is not None and found.name == name else detector(name)
+        chosen = found if found is not None and found.name == name else launcher_called(name)
         return cls._of(chosen, environment, chief_ip)
 
     @classmethod
-    def _of(cls, chosen: Detector, environment: Environment, chief_ip: str | None) -> DistributedContext:
-        ranks: Ranks = chosen.ranks(environment.launch)
+    def _of(cls, launcher: Launcher, environment: Environment, chief_ip: str | None) -> DistributedContext:
+        ranks = launcher.ranks(environment.launch)
         address = chief_ip or environment.chief_ip or ranks.chief_ip
-        return cls(**ranks.numbers, chief_ip=address, _job=ranks.job, _environment=environment)
+        context = cls(**ranks.numbers, chief_ip=address, _job=ranks.job, _environment=environment)
+        if context.cross_size > 1 and not ranks.machine_is_known:
+            context._find_machine()
+        return context
+
+    def _find_machine(self) -> None:
+        """Set the number of this machine, and of all, by what the ranks tell each other."""
+        try:
+            places = self.lane("init").allgather((socket.gethostname(), self.local_rank, self.local_size))
+            machines = number_machines(places)
+        except BaseException as e:
+            self.close(failure=e)
+            raise
+        self.cross_rank, self.cross_size = machines[self.rank], max(machines) + 1
 
     # collectives
 
@@ -291,13 +312,13 @@ class DistributedContext:
     def lane(self, name: str) -> LaneLike:
         """Collectives of all ranks, on a sequence of their own that any one thread may use."""
         if self._links is None:
-            return SoloLane(self._check_open)
+            return _SoloLane(self._check_open)
         return self._links.lane(name)
 
     def local_lane(self, name: str) -> LaneLike:
         """Collectives of the ranks of this machine, on a sequence of their own."""
         if self._links is None or self.local_size == 1:
-            return SoloLane(self.check)
+            return _SoloLane(self.check)
         return self._links.local_lane(name)
 
     def check(self) -> None:
@@ -345,8 +366,11 @@ class DistributedContext:
                 return
             time.sleep(min(0.02, left))
 
-    def attach(self, what: str, close: Callable[[], None]) -> None:
+    def attach(self, what: str, close: Callable[[], None]) -> int:
         """Have ``close()`` called when this context is closed, before the links go.
+
+        Returns:
+            How many were attached so far, the same on every rank that attaches in the same order.
 
         Raises:
             RuntimeError: there is one of its kind already.
@@ -354,6 +378,8 @@ class DistributedContext:
         if what in self._attached:
             raise RuntimeError(f"this DistributedContext has a {what} already; close that first")
         self._attached[what] = close
+        self._attachments += 1
+        return self._attachments
 
     def detach(self, what: str) -> None:
         """It is closed."""
@@ -372,11 +398,13 @@ class DistributedContext:
         """
         if self._closed:
             return
-        for close_it in list(self._attached.values()):
-            close_it()
-        self._closed = True
-        if self._links is not None:
-            self._links.close(farewell=farewell, failure=failure)
+        try:
+            for close_it in list(self._attached.values()):
+                close_it()
+        finally:
+            self._closed = True
+            if self._links is not None:
+                self._links.close(farewell=farewell, failure=failure)
 
     def __enter__(self) -> DistributedContext:
         return self
@@ -385,6 +413,40 @@ class DistributedContext:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close(failure=error)
+
+
+class _SoloLane:
+    """A lane of one rank, which loads nothing of what links ranks: everything comes back as it is."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check
+
+    def gather(self, obj: Any, *, timeout: float | None = None) -> list[Any] | None:
+        self._check()
+        return [obj]
+
+    def allgather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
+        self._check()
+        return [obj]
+
+    def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
+        self._check()
+        return obj
+
+    def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
+        self._check()
+
+
+def _make_strategy(*, several: bool, required: bool) -> Any:
+    """TensorFlow's way of training on all devices of all workers, or of this machine; None: it is not installed."""
+    if not is_installed("tensorflow"):
+        if required:
+            raise MissingExtra(
+                "a strategy needs tensorflow, which is not installed. Install it: pip install tensorflow"
+            )
+        return None
+    distribute: Any = importlib.import_module("tensorflow").distribute
+    return distribute.MultiWorkerMirroredStrategy() if several else distribute.MirroredStrategy()
 
 
 def check_numbers(**numbers: int) -> None:

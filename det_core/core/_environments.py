@@ -1,240 +1,284 @@
-"""Who started this process, and which rank is it? One small detector per launcher, tried in order.
+"""Which launcher started this process, and which rank is it? One table, tried in order, and one reader.
 
-Each reads what its launcher sets for a rank and nothing else:
-
-======================  ==========================================================================================
-torch distributed       torchrun: RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE
-deepspeed               RANK LOCAL_RANK WORLD_SIZE LOCAL_SIZE CROSS_RANK CROSS_SIZE
-horovod                 HOROVOD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE,CROSS_RANK,CROSS_SIZE}
-tensorflow              TF_CONFIG, where it names several workers
-mpi                     OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK,LOCAL_SIZE}, or PMI_{RANK,SIZE} with MPI_LOCAL…
-slurm                   SLURM_{PROCID,LOCALID,NODEID} and the sizes of a step that srun started
-======================  ==========================================================================================
+Each row names what a launcher sets for a rank and nothing else. Three launchers do not say all six numbers: MPI leaves
+out the machine's, Slurm gives a list of tasks per node, TensorFlow one JSON text.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from det_core._env import Environment
 from det_core._slurm import expand_counts, expand_nodes
-from det_core.core._tf_config import is_worker_of_several, ranks_of
+
+NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+"""The rank arguments of a DistributedContext, in the order of the tables below."""
+_Launch = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among the ranks, as its launcher gave it."""
+    """This process's place among the ranks, as its launcher gave it.
+
+    Attributes:
+        launcher: who started this process, as a person knows it ("torchrun").
+        line: the expression that makes the DistributedContext of this launcher.
+        job: what tells this job's ranks from those of another job on the same machine.
+        numbers: the rank arguments of a DistributedContext.
+        chief_ip: the chief's address, where the launcher tells it.
+        machine_is_known: False: ``cross_rank`` and ``cross_size`` are a guess, and the ranks have to ask each other.
+    """
 
     launcher: str
-    """Who started this process, as a person knows it ("torchrun")."""
     line: str
-    """The expression that makes the DistributedContext of this launcher."""
     job: tuple[str, ...]
-    """What tells this job's ranks from those of another job on the same machine."""
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    cross_rank: int
-    cross_size: int
+    numbers: dict[str, Any]
     chief_ip: str | None = None
-    """The chief's address, where the launcher tells it."""
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """The rank arguments of a DistributedContext."""
-        return {name: getattr(self, name) for name in _NUMBERS}
+    machine_is_known: bool = True
 
 
 @dataclass(frozen=True)
-class Detector:
-    """How one launcher is recognised and read."""
+class Launcher:
+    """How the processes of one launcher are recognised and read.
+
+    Attributes:
+        name: as in ``DistributedContext.from_NAME``.
+        command: as a person knows it.
+        line: the expression that makes the DistributedContext.
+        marks: the variables that no other launcher sets together: where all of them are, it was this one.
+        variables: those that a rank needs; without ``read`` the six numbers, in order.
+        job: those that tell one job from another, as far as they are set.
+        chief: reads the chief's address, where the launcher tells it.
+        read: reads the six numbers, where they are not simply the variables.
+        machine_is_known: as in :class:`Ranks`.
+        also: what has to hold beside the marks.
+    """
 
     name: str
-    launcher: str
+    command: str
     line: str
-    needs: tuple[str, ...]
-    """The variables that a rank of this launcher has, all of them."""
     marks: tuple[str, ...]
-    """The variables that no other launcher sets together: where all of them are, it was this one."""
-    job: tuple[str, ...]
-    """The variables, those of them that are set, that tell one job from another."""
-    hint: str
-    """How to start the script so that the variables are there."""
-    read: Callable[[Mapping[str, str]], dict[str, Any]]
-    """The rank numbers, and the chief's address if the launcher tells it."""
-    fits: Callable[[Mapping[str, str]], bool] = lambda launch: True
-    """What else has to hold of the marks."""
+    variables: tuple[str, ...]
+    job: tuple[str, ...] = ()
+    chief: Callable[[_Launch], str | None] | None = None
+    read: Callable[[_Launch, tuple[str, ...]], tuple[int, ...]] | None = None
+    machine_is_known: bool = True
+    also: Callable[[_Launch], bool] | None = None
 
-    def present(self, launch: Mapping[str, str]) -> bool:
+    def started(self, launch: _Launch) -> bool:
         """Whether this launcher started the process."""
-        return all(launch.get(name) for name in self.marks) and self.fits(launch)
+        return all(map(launch.get, self.marks)) and (self.also is None or self.also(launch))
 
-    def ranks(self, launch: Mapping[str, str]) -> Ranks:
+    def ranks(self, launch: _Launch) -> Ranks:
         """Read the ranks.
 
         Raises:
             ValueError: variables are missing or are no numbers; the message names them.
         """
-        if missing := [name for name in self.needs if not launch.get(name)]:
+        if missing := [name for name in self.variables if not launch.get(name)]:
             raise ValueError(
-                f"not set: {', '.join(missing)}. {self.launcher} sets them for each process: start the script with "
-                f"{self.hint}, or give the ranks yourself: DistributedContext(rank=…, size=…, …)"
+                f"not set: {', '.join(missing)}. {self.command} sets them for each process: start the script with it, "
+                "or give the ranks yourself: DistributedContext(rank=…, size=…, …). DistributedContext.detect() finds "
+                "any launcher, and is one rank where there is none"
             )
-        return Ranks(launcher=self.launcher, line=self.line, job=self.job_of(launch), **self.read(launch))
+        numbers = dict(zip(NUMBERS, (self.read or numbers_of)(launch, self.variables), strict=True))
+        chief = self.chief(launch) if self.chief else None
+        return Ranks(self.command, self.line, self.job_of(launch), numbers, chief, self.machine_is_known)
 
-    def job_of(self, launch: Mapping[str, str]) -> tuple[str, ...]:
+    def job_of(self, launch: _Launch) -> tuple[str, ...]:
         """What tells the job of this process from others on the machine."""
         return tuple(f"{name}={launch[name]}" for name in self.job if launch.get(name))
 
 
 def launched_ranks(environment: Environment) -> Ranks | None:
     """The ranks that the environment says there are; None: this process is alone."""
-    detector = find(environment.launch)
-    ranks = None if detector is None else detector.ranks(environment.launch)
-    return ranks if ranks is not None and ranks.size > 1 else None
+    found = find(environment.launch)
+    ranks = None if found is None else found.ranks(environment.launch)
+    return ranks if ranks is not None and ranks.numbers["size"] > 1 else None
 
 
-def find(launch: Mapping[str, str]) -> Detector | None:
+def find(launch: _Launch) -> Launcher | None:
     """The first launcher of the table that is recognised."""
-    return next((d for d in DETECTORS if d.present(launch)), None)
+    return next((launcher for launcher in LAUNCHERS if launcher.started(launch)), None)
 
 
-def detector(name: str) -> Detector:
-    """The launcher of that name."""
-    return next(d for d in DETECTORS if d.name == name)
+def launcher_called(name: str) -> Launcher:
+    """The (first) launcher of that name."""
+    return next(launcher for launcher in LAUNCHERS if launcher.name == name)
 
 
-def _number(launch: Mapping[str, str], name: str) -> int:
-    text = launch[name]
-    if not re.fullmatch(r"\d+", text):
-        raise ValueError(f"{name}={text!r}: expected a number")
-    return int(text)
+def numbers_of(launch: _Launch, names: tuple[str, ...]) -> tuple[int, ...]:
+    """The values of variables that are numbers.
+
+    Raises:
+        ValueError: one is none.
+    """
+    for name in names:
+        if not re.fullmatch(r"\d+", launch[name]):
+            raise ValueError(f"{name}={launch[name]!r}: expected a number")
+    return tuple(int(launch[name]) for name in names)
 
 
-def _six(names: tuple[str, ...], chief: str | None = None) -> Callable[[Mapping[str, str]], dict[str, Any]]:
-    """A reader of six variables, in the order of the arguments, and of the chief's address."""
-
-    def read(launch: Mapping[str, str]) -> dict[str, Any]:
-        numbers: dict[str, Any] = {a: _number(launch, name) for a, name in zip(_NUMBERS, names, strict=True)}
-        return {**numbers, "chief_ip": launch.get(chief) if chief else None}
-
-    return read
+# MPI
 
 
-def _mpi(names: tuple[str, ...]) -> Callable[[Mapping[str, str]], dict[str, Any]]:
-    """A reader of MPI's four variables; the number of the machine is computed."""
+def _mpi(launch: _Launch, names: tuple[str, ...]) -> tuple[int, ...]:
+    """MPI's four numbers, and a guess at the machine: as if all had as many ranks as this one, in blocks.
 
-    def read(launch: Mapping[str, str]) -> dict[str, Any]:
-        rank, size, local_rank, local_size = (_number(launch, name) for name in names)
-        if not local_size or size % local_size:
-            raise ValueError(
-                f"{names[1]}={size} ranks, {names[3]}={local_size} of them on this machine: MPI does not tell a rank "
-                "the number of its machine, and it can only be computed when all machines have as many ranks. "
-                "Give the ranks yourself: DistributedContext(rank=…, size=…, …)"
-            )
-        machine = (rank // local_size, size // local_size)
-        return dict(zip(_NUMBERS, (rank, size, local_rank, local_size, *machine), strict=True))
-
-    return read
+    The guess never claims the chief's machine (number 0) wrongly. A rank that is its own local rank has all lower ones
+    beside it; of any other one it is not sure.
+    """
+    rank, size, local_rank, local_size = numbers_of(launch, names)
+    if local_size >= size:
+        return rank, size, local_rank, local_size, 0, 1
+    machine, machines = rank // max(local_size, 1), max(2, -(-size // max(local_size, 1)))
+    if machine == 0 and rank != local_rank:
+        machine = 1
+    return rank, size, local_rank, local_size, machine, machines
 
 
-def _slurm(launch: Mapping[str, str]) -> dict[str, Any]:
-    rank, local_rank, cross_rank, size, cross_size = (_number(launch, name) for name in _SLURM)
-    tasks = expand_counts(launch["SLURM_STEP_TASKS_PER_NODE"])
-    if cross_rank >= len(tasks):
-        raise ValueError(
-            f"SLURM_STEP_TASKS_PER_NODE={launch['SLURM_STEP_TASKS_PER_NODE']!r} has no entry for "
-            f"SLURM_NODEID={cross_rank}"
-        )
-    numbers = (rank, size, local_rank, tasks[cross_rank], cross_rank, cross_size)
-    chief = first_host(launch.get("SLURM_STEP_NODELIST") or launch.get("SLURM_JOB_NODELIST") or "")
-    return {**dict(zip(_NUMBERS, numbers, strict=True)), "chief_ip": chief}
+def number_machines(places: Sequence[tuple[str, int, int]]) -> list[int]:
+    """Which machine each rank is on, in the order of their lowest ranks.
+
+    Args:
+        places: of each rank its host's name, its local rank and local size.
+
+    Raises:
+        ValueError: neither the host names nor blocks of ranks agree with the local sizes.
+    """
+    names = list(dict.fromkeys(host for host, _, _ in places))
+    by_name = [names.index(host) for host, _, _ in places]
+    in_blocks: list[int] = []
+    for _, local_rank, _ in places:  # containers may have one name for all
+        in_blocks.append((in_blocks[-1] if in_blocks else -1) + (local_rank == 0))
+    for machines in (by_name, in_blocks):
+        found: dict[int, list[tuple[int, int]]] = {}
+        for machine, (_, local_rank, local_size) in zip(machines, places, strict=True):
+            found.setdefault(machine, []).append((local_rank, local_size))
+        if all(sorted(ranks) == [(i, len(ranks)) for i in range(len(ranks))] for ranks in found.values()):
+            return machines
+    raise ValueError(
+        "MPI does not tell a rank the number of its machine, and it cannot be computed: neither the host names nor the "
+        f"order of the ranks agrees with how many ranks each machine is said to have: {places!r}. Give the ranks "
+        "yourself: DistributedContext(rank=…, size=…, …)"
+    )
 
 
-def first_host(nodes: str) -> str | None:
-    """The first host of a Slurm node list: ``"gpu[03-05,9],cpu1"`` is ``"gpu03"``."""
-    return next(iter(expand_nodes(nodes)), None)
+# Slurm
 
 
-_NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-_DEEPSPEED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
-_HOROVOD = tuple(f"HOROVOD_{name.upper()}" for name in _NUMBERS)
-_OMPI = tuple(f"OMPI_COMM_WORLD_{name.upper()}" for name in _NUMBERS[:4])
-_PMI = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_SLURM = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES")
+def _slurm(launch: _Launch, names: tuple[str, ...]) -> tuple[int, ...]:
+    rank, local_rank, node, size, nodes = numbers_of(launch, names[:5])
+    tasks = expand_counts(launch[names[5]])
+    if node >= len(tasks):
+        raise ValueError(f"{names[5]}={launch[names[5]]!r} has no entry for {names[2]}={node}")
+    return rank, size, local_rank, tasks[node], node, nodes
+
+
+def _slurm_chief(launch: _Launch) -> str | None:
+    return next(iter(expand_nodes(launch.get("SLURM_STEP_NODELIST") or launch.get("SLURM_JOB_NODELIST") or "")), None)
+
+
+# TensorFlow
+
+
+def read_tf_config(text: str) -> tuple[int, list[str]]:
+    """Which worker this process is, and the ``HOST:PORT`` of each, from the value of ``TF_CONFIG``.
+
+    Raises:
+        ValueError: it is not JSON of TensorFlow's form, or this process is no worker.
+    """
+    try:
+        found = json.loads(text)
+    except ValueError as e:
+        raise ValueError(f"TF_CONFIG is not JSON: {e}") from e
+    task = _object(_object(found, "TF_CONFIG").get("task"), "TF_CONFIG's task")
+    addresses = _object(found.get("cluster"), "TF_CONFIG's cluster").get("worker")
+    kind, index = task.get("type"), task.get("index")
+    if kind != "worker":
+        raise ValueError(f"TF_CONFIG: this process is of type {kind!r}; only a worker has a rank")
+    if not isinstance(addresses, list) or not all(isinstance(a, str) for a in addresses):
+        raise ValueError(f"TF_CONFIG: cluster.worker is {addresses!r}, expected a list of HOST:PORT")
+    if not isinstance(index, int) or not 0 <= index < len(addresses):
+        raise ValueError(f"TF_CONFIG: task.index is {index!r}, and there are {len(addresses)} workers")
+    return index, addresses
+
+
+def _is_worker_of_several(launch: _Launch) -> bool:
+    """Whether ``TF_CONFIG`` says that this process is one of several workers."""
+    try:
+        return len(read_tf_config(launch.get("TF_CONFIG", ""))[1]) > 1
+    except ValueError:
+        return False
+
+
+def _tensorflow(launch: _Launch, names: tuple[str, ...]) -> tuple[int, ...]:
+    """One process on each machine."""
+    index, addresses = read_tf_config(launch[names[0]])
+    return index, len(addresses), 0, 1, index, len(addresses)
+
+
+def _tensorflow_chief(launch: _Launch) -> str | None:
+    return read_tf_config(launch["TF_CONFIG"])[1][0].rpartition(":")[0].strip("[]")
+
+
+def _object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} is {value!r}, expected an object")
+    return value
+
+
+# The table
+
 _TORCH_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
 _MPI_JOB = ("PMIX_NAMESPACE", "PMI_ID", "PMI_PORT", "PMI_JOBID")
 _SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
-_HOROVOD_JOB = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", *_MPI_JOB, *_SLURM_JOB)
+_OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name.upper()}" for name in NUMBERS[:4])
+_HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
+_CONTEXT = "core.DistributedContext."
 
-DETECTORS = (
-    Detector(
-        name="torch_distributed",
-        launcher="torchrun",
-        line="core.DistributedContext.from_torch_distributed()",
-        needs=_TORCH,
+LAUNCHERS = (
+    Launcher(
+        "torch_distributed", "torchrun", f"{_CONTEXT}from_torch_distributed()",
         marks=("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-        job=_TORCH_JOB,
-        hint="python -m det_core.launch.torch_distributed (or torchrun)",
-        read=_six(_TORCH, chief="MASTER_ADDR"),
+        variables=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        job=_TORCH_JOB, chief=lambda launch: launch.get("MASTER_ADDR"),
     ),
-    Detector(
-        name="deepspeed",
-        launcher="deepspeed",
-        line="core.DistributedContext.from_deepspeed()",
-        needs=_DEEPSPEED,
+    Launcher(
+        "deepspeed", "deepspeed", f"{_CONTEXT}from_deepspeed()",
         marks=("RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK"),
-        job=_TORCH_JOB,
-        hint="the deepspeed launcher",
-        read=_six(_DEEPSPEED, chief="MASTER_ADDR"),
+        variables=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+        job=_TORCH_JOB, chief=lambda launch: launch.get("MASTER_ADDR"),
     ),
-    Detector(
-        name="horovod",
-        launcher="horovodrun",
-        line="core.DistributedContext.from_horovod(hvd)",
-        needs=_HOROVOD,
-        marks=("HOROVOD_RANK", "HOROVOD_SIZE"),
-        job=_HOROVOD_JOB,
-        hint="horovodrun",
-        read=_six(_HOROVOD),
+    Launcher(
+        "horovod", "horovodrun", f"{_CONTEXT}from_horovod(hvd)",
+        marks=("HOROVOD_RANK", "HOROVOD_SIZE"), variables=tuple(f"HOROVOD_{name.upper()}" for name in NUMBERS),
+        job=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", *_MPI_JOB, *_SLURM_JOB),
     ),
-    Detector(
-        name="tensorflow",
-        launcher="TensorFlow's launcher",
-        line="core.DistributedContext.from_tf_config()[0]",
-        needs=("TF_CONFIG",),
-        marks=("TF_CONFIG",),
-        job=(),  # its workers are on machines of their own, and meet at the chief's address and port
-        hint="python -m det_core.launch.tensorflow",
-        read=ranks_of,
-        fits=is_worker_of_several,
+    Launcher(  # its workers are on machines of their own, and meet at the chief's address and port: no name of a job
+        "tensorflow", "TensorFlow's launcher", f"{_CONTEXT}from_tf_config()[0]",
+        marks=("TF_CONFIG",), variables=("TF_CONFIG",), chief=_tensorflow_chief, read=_tensorflow,
+        also=_is_worker_of_several,
     ),
     *(
-        Detector(
-            name="mpi",
-            launcher="mpirun",
-            line="core.DistributedContext.from_mpi()",
-            needs=names,
-            marks=names,
-            job=_MPI_JOB,
-            hint="mpirun",
-            read=_mpi(names),
+        Launcher(
+            "mpi", "mpirun", f"{_CONTEXT}from_mpi()",
+            marks=names, variables=names, job=_MPI_JOB, read=_mpi, machine_is_known=False,
         )
-        for names in (_OMPI, _PMI)
+        for names in (_OPEN_MPI, _HYDRA)
     ),
-    Detector(
-        name="slurm",
-        launcher="srun",
-        line="core.DistributedContext.from_slurm()",
-        needs=(*_SLURM, "SLURM_STEP_TASKS_PER_NODE"),
+    Launcher(
+        "slurm", "srun", f"{_CONTEXT}from_slurm()",
         marks=("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
-        job=_SLURM_JOB,
-        hint="srun",
-        read=_slurm,
+        variables=(
+            "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES",
+            "SLURM_STEP_TASKS_PER_NODE",
+        ),
+        job=_SLURM_JOB, chief=_slurm_chief, read=_slurm,
     ),
-)
+)  # fmt: skip
+"""In the order in which they are tried: a launcher that another one started comes first."""

@@ -46,7 +46,7 @@ class CheckpointFacts:
         self._backend.register_checkpoint(checkpoint)
         try:
             self._tensorboard.sync()
-        except (TensorboardError, OSError) as e:  # the checkpoint is safe; close() tries again, and raises
+        except (TensorboardError, OSError) as e:  # the checkpoint is safe; close() tries again
             logger.warning("event files were not copied beside checkpoint %s: %s", checkpoint["storage_id"], e)
         if self._retention is not None:
             self._retention.apply(checkpoint)

@@ -56,6 +56,7 @@ class Ground:
         agent_id: names the machine in the profiler's metrics.
         first_lines: what a person is told when it starts.
         info: what the cluster says of this task.
+        journal_restart: the restart by which this rank's journal is named, where that is not the run's.
         asks_master: whether the backend says when to stop; else signals do.
     """
 
@@ -74,6 +75,7 @@ class Ground:
     elsewhere: Mapping[str, Store] = field(default_factory=dict)
     first_lines: tuple[str, ...] = ()
     info: ClusterInfo | None = None
+    journal_restart: int | None = None
     asks_master: bool = False
     undo: Callable[[], None] = lambda: None
     """Lets go of what was opened, if the context cannot be made after all."""

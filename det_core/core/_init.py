@@ -18,14 +18,14 @@ from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
 from det_core.core._facts import CheckpointFacts
 from det_core.core._ground import Ground
-from det_core.core._preempt import PreemptContext, PreemptMode
+from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import on_chief
 from det_core.core._searcher import SearcherContext, Unit, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
 from det_core.errors import StorageError
-from det_core.journal import Journal
+from det_core.journal import Cursor, Journal
 from det_core.storage import RetentionPolicy, Store, check_policy, open_store, public_storage
 
 logger = logging.getLogger("det_core.core")
@@ -190,8 +190,11 @@ def _newest(store: Store, run: BareRun) -> tuple[str | None, int]:
 def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointCache, choices: _Choices) -> Context:
     """Put the parts together."""
     run, journal, store, backend = ground.run, ground.journal, ground.store, ground.backend
+    restart = run.restart if ground.journal_restart is None else ground.journal_restart
     tensorboard = Tensorboard(
         chosen_mode(choices.tensorboard_mode),
+        journal=lambda: Cursor(run.path, restart, distributed.rank, name="drawn"),
+        settle=journal.flush,
         local=run.path / "tensorboard" / f"rank-{distributed.rank}",
         kept=None
         if ground.beside is None
@@ -209,7 +212,10 @@ def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointC
         for line in ground.first_lines:
             say(line)
     host, pid = os.uname().nodename, os.getpid()
-    journal.record("run_start", {"size": distributed.size, "host": host, "pid": pid, "storage": ground.storage})
+    start = {"size": distributed.size, "host": host, "pid": pid, "storage": ground.storage}
+    if not ground.asks_master:
+        start["notes_should_preempt"] = True  # its absence says something, but not in a record of an older version
+    journal.record("run_start", start)
     context = Context(
         distributed=distributed,
         checkpoint=CheckpointContext(
@@ -258,6 +264,6 @@ def _check(
             raise ValueError(f"{argument}={value!r}: expected a text that is not empty, or None")
     if distributed is None and (ranks := launched_ranks(environment)) is not None:
         raise ValueError(
-            f"{ranks.launcher} started {ranks.size} processes, so core.init() needs to know the ranks: "
-            f"core.init(distributed={ranks.line})"
+            f"{ranks.launcher} started {ranks.numbers['size']} processes, so core.init() needs to know the ranks: "
+            f"core.init(distributed={ranks.line}), or core.DistributedContext.detect() for any launcher"
         )

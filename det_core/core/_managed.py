@@ -29,9 +29,9 @@ from det_core.core._bare import ending_of
 from det_core.core._distributed import DistributedContext
 from det_core.core._ground import Ground
 from det_core.core._managed_storage import lent, master_storage, opened, storage_of_start
-from det_core.core._preempt import EndSafely
 from det_core.core._ranks import on_chief
 from det_core.core._searcher import Unit
+from det_core.core._signals import EndSafely
 from det_core.errors import DetCoreError
 from det_core.journal import Cursor, Journal, RunFolder, cursors
 from det_core.storage import Store, public_storage
@@ -139,7 +139,7 @@ def open_managed_run(
             smaller_is_better=task.searcher.get("smaller_is_better", True) is not False,
             elsewhere=elsewhere, beside=_beside(info), units=_units(task),
             agent_id=info.agent_id, first_lines=(_first_line(info, None if environment.run_dir else path),),
-            info=info, asks_master=True, undo=undo.pop_all().close,
+            info=info, journal_restart=known.restart, asks_master=True, undo=undo.pop_all().close,
         )  # fmt: skip
 
 

@@ -44,7 +44,7 @@ class TrainContext:
         self._backend = backend
         self._tensorboard = tensorboard
         self._closed = False
-        self._look_after = tensorboard.writes
+        self._look_after = tensorboard.draws
         if distributed.star is not None:
             distributed.star.on_trouble(self._on_trouble)
 
@@ -68,13 +68,13 @@ class TrainContext:
         """
         self._journal.metrics("training", steps_completed, metrics, batch_metrics)
         if self._look_after:
-            self._after_report("training", steps_completed, metrics)
+            self._after_report()
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Report validation metrics. Arguments and errors as in :meth:`report_training_metrics`."""
         self._journal.metrics("validation", steps_completed, metrics)
         if self._look_after:
-            self._after_report("validation", steps_completed, metrics)
+            self._after_report()
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Report metrics of any group; ``training`` and ``validation`` are the built-in ones.
@@ -86,7 +86,7 @@ class TrainContext:
         """
         self._journal.metrics(group, steps_completed, metrics)
         if self._look_after:
-            self._after_report(group, steps_completed, metrics)
+            self._after_report()
 
     def set_status(self, status: str) -> None:
         """Report a short text for people: what the trial is working on."""
@@ -167,8 +167,9 @@ class TrainContext:
     def write_scalars(self, steps_completed: int, values: Mapping[str, float]) -> None:
         """Write numbers to this rank's event file, under their own names; nothing is reported.
 
-        For what TensorBoard is to show beside the metrics, in both modes. Takes about 2 µs: a thread writes the file.
-        Without the extra ``tensorboard`` nothing is written, and the log says so once.
+        For what TensorBoard is to show beside the metrics, in both modes. Takes about 2 µs: a thread writes the file,
+        once a second. At most 100,000 calls wait for it; more are left out, and the log says so. Without the extra
+        ``tensorboard`` nothing is written, and the log says so once.
 
         Args:
             steps_completed: the step of the points.
@@ -185,7 +186,7 @@ class TrainContext:
         ``rank-N`` beside the chief's; without a ``checkpoint_storage``, a run's files stay where they are.
 
         Raises:
-            TensorboardError: a file cannot be read or written; the message names it.
+            TensorboardError: a file cannot be read or copied; the message names it.
         """
         self._require_open("sync_tensorboard")
         self._tensorboard.ship()
@@ -195,9 +196,9 @@ class TrainContext:
         self._closed = True
         self._tensorboard.close()
 
-    def _after_report(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        if self._tensorboard.writes:
-            self._tensorboard.scalars(group, steps_completed, metrics)
+    def _after_report(self) -> None:
+        if self._tensorboard.draws:
+            self._tensorboard.draw()
         raise_if_ended(self._distributed)
 
     def _on_trouble(self) -> None:

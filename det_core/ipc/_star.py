@@ -195,7 +195,7 @@ class Star:
 
     def lost(self, peer: Peer) -> None:
         """A rank that is needed is not there any more."""
-        last = self._last_call(peer.rank)
+        last = self.last_call(peer.rank)
         if peer.departed:
             what = "has closed its context" + (f" after {peer.failure}" if peer.failure else "")
         elif peer.leaving:
@@ -267,7 +267,8 @@ class Star:
                 lane = self._lanes[name] = Lane(self, name, direct=name == "user")
             return lane
 
-    def _last_call(self, rank: int) -> str:
+    def last_call(self, rank: int) -> str:
+        """The last collectives heard of a rank, for messages."""
         calls = [lane.roll.last(rank) for lane in list(self._lanes.values())]
         return ", ".join(str(call) for call in calls if call is not None) or "none"
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import orjson
 
+from det_core._json import restore
+
 VERSION = 1
 FLAGS = orjson.OPT_APPEND_NEWLINE | orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 """What orjson would write in a way of its own is refused instead, and goes through ``_values``."""
@@ -25,7 +27,6 @@ BATCH_METRICS = "\0batch_metrics"
 """Stands for the batch metrics among the keys of a row: they are given once a step, or not at all."""
 
 dumps = orjson.dumps
-_NONFINITE = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 def encode(record: Mapping[str, Any], nonfinite: Iterable[Iterable[str | int]] = ()) -> bytes:
@@ -68,7 +69,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
     if record is None or record["kind"] == "journal":
         return record
     paths = record.pop("nonfinite", None)
-    if paths is not None and not _restore_numbers(record, paths):
+    if paths is not None and not restore(record, paths):
         return None
     return record
 
@@ -79,17 +80,6 @@ def values_by_key(record: Mapping[str, Any]) -> dict[str, Any]:
     if record.get("batch_metrics") is not None:
         values[BATCH_METRICS] = record["batch_metrics"]
     return values
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equality of JSON values at any depth: NaN equals NaN, and True is not 1."""
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
-    if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, bool) is not isinstance(b, bool):
-        return False
-    return bool(a == b) or (a != a and b != b)
 
 
 def _is_well_formed(record: dict[str, Any]) -> bool:
@@ -107,16 +97,3 @@ def _is_well_formed(record: dict[str, Any]) -> bool:
 
 def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < 2**63
-
-
-def _restore_numbers(record: dict[str, Any], paths: Any) -> bool:
-    """Put the numbers back that stand as strings; False where a path leads nowhere."""
-    try:
-        for *way, last in paths:
-            at: Any = record
-            for key in way:
-                at = at[key]
-            at[last] = _NONFINITE[at[last]]
-    except (LookupError, TypeError, ValueError):
-        return False
-    return True

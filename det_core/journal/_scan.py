@@ -18,6 +18,7 @@ from operator import lt
 from pathlib import Path
 from typing import Any
 
+from det_core._json import same
 from det_core.errors import RunError, RunNotFound
 from det_core.journal._run_folder import INFO, count_restarts, is_live, journal_files, open_file, read_info, run_paths
 from det_core.journal._values import plain_row
@@ -498,8 +499,6 @@ def _merged(group: str, places: _Places, indices: list[int], reader: _Reader, ba
 
     Of ranks that differ the lowest one's value stands, and of values of one rank the first.
     """
-    from det_core.journal._format import same
-
     found = [(i, r) for i in indices if (r := reader.record(places, i)) is not None]
     if not found:
         return None

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from det_core import _clock
+from det_core._json import same, word
 
 logger = logging.getLogger("det_core")
 
@@ -187,7 +188,7 @@ class Report:
         Raises:
             ValueError: a key was reported before with another value.
         """
-        from det_core.journal._format import BATCH_METRICS, decode, same, values_by_key
+        from det_core.journal._format import BATCH_METRICS, decode, values_by_key
 
         record = decode(self.line(0, 0.0))
         assert record is not None
@@ -372,7 +373,7 @@ class _Plain:
         if isfinite(value):
             return value
         self.nonfinite.append(path)
-        return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
+        return word(value)
 
     def _other(self, value: Any, path: Path) -> Any:
         if isinstance(value, PendingValue):

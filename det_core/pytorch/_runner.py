@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from det_core import core
+from det_core import _clock, core
 from det_core._training.data_order import Position
 from det_core._training.progress_line import ProgressLine, numbers_of
 from det_core.errors import CheckpointCorrupt, InvalidExperimentException, InvalidHP, TensorboardError
@@ -42,6 +42,9 @@ from det_core.pytorch._validation import Validation
 logger = logging.getLogger("det_core.pytorch")
 PREEMPTIONS = ("signal", "master")
 """The reasons of a stop after which the job goes on later."""
+SHIP_EVERY = 10.0
+"""Seconds between two copies of TensorBoard's files at boundaries: each waits for the disk, and a store gets the whole
+file anew."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ class Runner:
         self._stop_told = self._saving = self._epoch_ended = False
         self._reported = True
         """Whether all that was trained is in a report."""
+        self._ship_at = 0.0
         self._numbers: dict[str, Any] = {}
         """The metrics since the last line of an epoch."""
         self._validation = Validation(
@@ -414,7 +418,9 @@ class Runner:
 
     def _ask_stop(self, _action: AskStop) -> bool:
         """Ship what is beside the record, and ask whether to stop."""
-        self._sync_tensorboard()
+        if _clock.monotonic() >= self._ship_at:
+            self._sync_tensorboard()
+            self._ship_at = _clock.monotonic() + SHIP_EVERY
         if self._context._stop_requested and not self._stop_told:
             self._request_stop()
         return self._core.preempt.should_preempt()

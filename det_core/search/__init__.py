@@ -1,21 +1,27 @@
-"""Hyperparameter search: pure, seeded, replayable methods, and a simulator that runs one without training."""
+"""Hyperparameter search: pure, seeded methods that replay from their record, and a simulator that trains nothing."""
 
-from det_core.search._actions import Action, Close, Create, SetProgress, Shutdown, Stop, TrainTo, action_from_dict
 from det_core.search._create import create_search
+from det_core.search._custom import SearchMethod, SearchSetup
 from det_core.search._events import (
+    Action,
+    Close,
     Completed,
+    Create,
     Event,
     Exited,
     Posted,
     Progress,
     Reason,
+    SetProgress,
+    Shutdown,
     Started,
+    Stop,
+    TrainTo,
     TrialCreated,
     Validated,
+    action_from_dict,
     event_from_dict,
 )
-from det_core.search._method import SearchMethod, SearchSetup
-from det_core.search._random import RandomState
 from det_core.search._search import Search
 from det_core.search._simulate import SimulatedTrial, Simulation, simulate
 
@@ -28,7 +34,6 @@ __all__ = [
     "Exited",
     "Posted",
     "Progress",
-    "RandomState",
     "Reason",
     "Search",
     "SearchMethod",

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from det_core.errors import SearchError
+from det_core.search._custom import custom_search
+from det_core.search._halving import halving_search
+from det_core.search._optuna import OptunaSearch
+from det_core.search._plain import GridSearch, RandomSearch, SingleSearch
 from det_core.search._search import Search
 
-_METHODS = {
-    "single": ("det_core.search._plain", "RandomSearch"),
-    "random": ("det_core.search._plain", "RandomSearch"),
-    "grid": ("det_core.search._plain", "GridSearch"),
-    "async_halving": ("det_core.search._halving", "halving_search"),
-    "adaptive_asha": ("det_core.search._halving", "halving_search"),
-    "custom": ("det_core.search._custom", "custom_search"),
-    "optuna": ("det_core.search._optuna", "OptunaSearch"),
+_METHODS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], int], Search]] = {
+    "single": SingleSearch,
+    "random": RandomSearch,
+    "grid": GridSearch,
+    "async_halving": halving_search,
+    "adaptive_asha": halving_search,
+    "optuna": OptunaSearch,
 }
-"""Name -> the module that has it and what makes it; imported when it is used."""
 
 
 def create_search(
@@ -29,8 +30,9 @@ def create_search(
     Args:
         searcher: the configuration's section ``searcher``; what is left out has the wire contract's default.
         hyperparameters: its section ``hyperparameters``.
-        seed: its ``reproducibility.experiment_seed``, 0 to 2**32 - 1.
-        folder: where the module of a custom method is looked for first: the experiment's own files.
+        seed: its ``reproducibility.experiment_seed``.
+        folder: where the module of a custom method is looked for first: the experiment's own files. It is loaded anew
+            each time, and may import modules beside it.
 
     Raises:
         SearchError: there is no such method, or the class of a custom one cannot be used.
@@ -38,11 +40,8 @@ def create_search(
         MissingExtra: the method needs a package that is not installed.
     """
     name = searcher.get("name")
+    if name == "custom":
+        return custom_search(searcher, hyperparameters, seed, folder)
     if name not in _METHODS:
-        raise SearchError(f"searcher.name is {name!r}; there are {', '.join(sorted(_METHODS))}")
-    module, factory = _METHODS[name]
-    make = getattr(importlib.import_module(module), factory)
-    search: Search = (
-        make(searcher, hyperparameters, seed, folder) if name == "custom" else make(searcher, hyperparameters, seed)
-    )
-    return search
+        raise SearchError(f"searcher.name is {name!r}; there are {', '.join(sorted([*_METHODS, 'custom']))}")
+    return _METHODS[name](searcher, hyperparameters, seed)

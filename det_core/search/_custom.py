@@ -2,57 +2,114 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import logging
-from collections import deque
-from collections.abc import Mapping, Sequence
+import sys
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import ModuleType
 from typing import Any
 
 from det_core.errors import SearchError
-from det_core.search._actions import Action, Close, Create, Stop, TrainTo, action_from_dict
-from det_core.search._events import Event, Posted, event_from_dict
-from det_core.search._find import find_class
-from det_core.search._method import SearchMethod, SearchSetup
-from det_core.search._search import JSON, Search
-from det_core.search._trial import Trial
+from det_core.search._events import JSON, Action, Close, Create, Event, Posted, Shutdown, Stop, TrainTo
+from det_core.search._search import Search, Trial
 
 logger = logging.getLogger("det_core.search")
 
 
-def custom_search(
-    searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int, folder: str | None
-) -> Search:
-    """The class that ``searcher.class`` names; without one, the decisions are sent to the master."""
-    if searcher.get("class") is None:
-        return RemoteSearch(searcher, hyperparameters, seed)
-    return CustomSearch(searcher, hyperparameters, seed, find_class(searcher["class"], folder))
+@dataclass(frozen=True)
+class SearchSetup:
+    """What a method is made with."""
+
+    searcher: Mapping[str, Any]
+    """The configuration's section ``searcher``, with your own keys."""
+    hyperparameters: Mapping[str, Any]
+    """Its section ``hyperparameters``."""
+    random: Random
+    """Random numbers for the method alone, seeded by the experiment's seed."""
+    create: Callable[[JSON | None], Create]
+    """What :meth:`SearchMethod.create` calls."""
 
 
-class _Checked(Search):
+class SearchMethod(ABC):
+    """Inherit, write :meth:`handle`, and name the class in the configuration.
+
+    ::
+
+        searcher: {name: custom, class: "my_search:MySearch", metric: loss}
+
+    A search that is recovered, after a crash of its master, is told all its events again, from the first. So the
+    method must be deterministic: take random numbers from ``self.random`` only, and look at no clock and no file. Then
+    it goes on as if nothing had happened. What it has decided before the crash stands in any case.
+    """
+
+    uses: frozenset[str] = frozenset({"started", "completed", "exited"})
+    """The kinds of events it is told; add "validated", "progress" or "trial_created" if it wants them."""
+
+    def __init__(self, setup: SearchSetup) -> None:
+        """Keep what it is made with; a method that needs more calls this first."""
+        self.searcher = setup.searcher
+        self.hyperparameters = setup.hyperparameters
+        self.random = setup.random
+        self._create = setup.create
+
+    @abstractmethod
+    def handle(self, event: Event) -> Sequence[Action]:
+        """Decide what an event leads to.
+
+        Args:
+            event: what has happened; the first one is ``Started()``.
+
+        Returns:
+            What to do. Each trial has one operation at a time. When all trials are over and nothing new is created,
+            the search ends by itself.
+        """
+
+    def create(self, hparams: JSON | None = None) -> Create:
+        """A new trial, to be returned by the same call of :meth:`handle`.
+
+        Args:
+            hparams: its hyperparameters; None: drawn at random from the configuration's.
+        """
+        return self._create(hparams)
+
+    def progress(self) -> float | None:
+        """How much of the search is done, 0 to 1; None: the share of the trials that are over."""
+        return None
+
+
+class _CheckedSearch(Search):
     """A search whose decisions come from outside, and may be wrong."""
 
-    def _accept(self, event: Event, actions: Sequence[Action], who: str, out: list[Action]) -> None:
+    _who: str
+
+    def _checked(self, actions: Iterable[Action]) -> Iterator[Action]:
+        """The actions that can be carried out; one that is about a trial that is over is left out.
+
+        Raises:
+            SearchError: one of them makes no sense.
+        """
         for action in actions:
-            if self._meant(action, who):
-                self._take(event, action)
-                out.append(action)
+            if isinstance(action, Create):
+                if action.request_id in self._trials:
+                    raise SearchError(f"{self._who} creates trial {action.request_id} a second time")
+            elif isinstance(action, (TrainTo, Close, Stop)):
+                trial = self._trials.get(action.request_id)
+                if trial is None:
+                    raise SearchError(f"{self._who} decides on trial {action.request_id}, which it has not created")
+                if trial.exited is not None:
+                    continue
+                if isinstance(action, TrainTo):
+                    self._check_length(action, trial)
+            yield action
 
-    def _meant(self, action: Action, who: str) -> bool:
-        """Whether an action is to be carried out; it is not if it is about a trial that is over."""
-        if isinstance(action, Create):
-            if action.request_id in self._trials:
-                raise SearchError(f"{who} creates trial {action.request_id} a second time")
-        elif isinstance(action, (TrainTo, Close, Stop)):
-            trial = self._trials.get(action.request_id)
-            if trial is None:
-                raise SearchError(f"{who} decides on trial {action.request_id}, which it has not created")
-            if trial.exited is not None:
-                return False
-            if isinstance(action, TrainTo):
-                self._check_length(action, trial, who)
-        return True
-
-    def _check_length(self, action: TrainTo, trial: Trial, who: str) -> None:
-        where = f"{who} has trial {action.request_id} train to {action.length}"
+    def _check_length(self, action: TrainTo, trial: Trial) -> None:
+        where = f"{self._who} has trial {action.request_id} train to {action.length}"
         if trial.closed:
             raise SearchError(f"{where} after it closed it")
         if trial.length is not None:
@@ -61,10 +118,10 @@ class _Checked(Search):
             raise SearchError(f"{where}, and it has trained {trial.done} already: lengths count from the trial's start")
 
     def _share_done(self) -> float:
-        return sum(self._exits.values()) / len(self._trials) if self._trials else 0.0
+        return self._exits.total() / len(self._trials) if self._trials else 0.0
 
 
-class CustomSearch(_Checked):
+class CustomSearch(_CheckedSearch):
     """A :class:`SearchMethod` with all that a search needs around it."""
 
     def __init__(
@@ -72,31 +129,22 @@ class CustomSearch(_Checked):
     ) -> None:
         super().__init__(searcher, hyperparameters, seed)
         self._who = f"the search method {cls.__name__}"
-        self._script: deque[Create] = deque()
-        self._log: list[tuple[Event, list[Action]]] = []
-        self._method = cls(SearchSetup(searcher, hyperparameters, self._random, self._created))
         self.uses = frozenset(cls.uses) | Search.uses
+        self._recorded: dict[str, Create] = {}
+        """What the method created when it was told the event that it is told again, by request id."""
+        self._created = 0
+        self._method = cls(SearchSetup(searcher, hyperparameters, Random(seed), self._create))
 
-    def handle(self, event: Event) -> list[Action]:
-        actions = super().handle(event)
-        self._log.append((event, actions))
-        return actions
+    def _decide(self, event: Event) -> Iterator[Action]:
+        return self._checked(self._ask(event))
 
-    def apply(self, event: Event, actions: Sequence[Action]) -> None:
-        """As :meth:`Search.apply`; the method is told the event, and gets the trials that it created then."""
-        self._log.append((event, list(actions)))
-        if not self._over and self._hear(event):
-            self._script.extend(action for action in actions if isinstance(action, Create))
-            decided = self._ask(event)
-            self._script.clear()
-            taken = [a for a in decided if not self._about_exited(a)]
-            if taken != list(actions)[: len(taken)]:
-                logger.warning("%s decides otherwise now than it did; what was recorded stands", self._who)
-        for action in actions:
-            self._take(event, action)
-
-    def _react(self, event: Event, trial: Trial | None, out: list[Action]) -> None:
-        self._accept(event, self._ask(event), self._who, out)
+    def _remember(self, event: Event, actions: Sequence[Action]) -> None:
+        self._recorded = {action.request_id: action for action in actions if isinstance(action, Create)}
+        decided = [action for action in self._ask(event) if not self._is_over(action)]
+        self._recorded = {}
+        end = [action for action in actions[len(decided) :] if isinstance(action, Shutdown)]  # by itself
+        if [*decided, *end] != list(actions):
+            logger.warning("%s decides otherwise now than it did; what was recorded stands", self._who)
 
     def _ask(self, event: Event) -> list[Action]:
         try:
@@ -104,13 +152,16 @@ class CustomSearch(_Checked):
         except Exception as e:
             raise SearchError(f"{self._who} failed at {event}: {type(e).__name__}: {e}") from e
 
-    def _created(self, hparams: JSON | None) -> Create:
-        values = self._sample() if hparams is None else dict(hparams)
-        request_id = self._new_id()
-        fresh = Create(request_id, values, self._random.getrandbits(32) & 0x7FFFFFFF)
-        return self._script.popleft() if self._script else fresh
+    def _create(self, hparams: JSON | None) -> Create:
+        # A method may create several before one is carried out, and a changed one fewer than are recorded.
+        number = max(self._created, len(self._trials))
+        self._created = number + 1
+        drawn = self._new(hparams, number)
+        # The recorded one stands: its id is the one that trials and events go by. An earlier version drew others.
+        kept = drawn.request_id if drawn.request_id in self._recorded else next(iter(self._recorded), None)
+        return drawn if kept is None else self._recorded.pop(kept)
 
-    def _about_exited(self, action: Action) -> bool:
+    def _is_over(self, action: Action) -> bool:
         trial = self._trials.get(getattr(action, "request_id", ""))
         return trial is not None and trial.exited is not None
 
@@ -118,38 +169,67 @@ class CustomSearch(_Checked):
         told = self._method.progress()
         return super()._share_done() if told is None else told
 
-    def _method_state(self) -> Any:
-        state = self._method.snapshot()
-        if state is not None:
-            return {"state": state}
-        return {"log": [[event.to_dict(), [action.to_dict() for action in taken]] for event, taken in self._log]}
 
-    def _load(self, snapshot: Mapping[str, Any]) -> None:
-        log = snapshot["method"].get("log")
-        if log is None:
-            super()._load(snapshot)
-            return
-        for event, actions in log:
-            self.apply(event_from_dict(event), [action_from_dict(action) for action in actions])
-
-    def _load_method(self, state: Any) -> None:
-        self._method.restore(state["state"])
-
-
-class RemoteSearch(_Checked):
+class RemoteSearch(_CheckedSearch):
     """The decisions are made elsewhere and sent as :class:`Posted`; nothing but that decides anything, nor ends it."""
 
     uses = frozenset({"started", "trial_created", "completed", "validated", "progress", "exited", "posted"})
+    _ends_with_its_trials = False
+    _who = "the search outside the master"
 
-    def _hear_posted(self, event: Posted) -> bool:
-        return True
+    def _decide(self, event: Event) -> Iterator[Action]:
+        return self._checked(event.actions if isinstance(event, Posted) else ())
 
-    def _react(self, event: Event, trial: Trial | None, out: list[Action]) -> None:
-        if isinstance(event, Posted):
-            self._accept(event, event.actions, "the search outside the master", out)
 
-    def _redraw(self, action: Create) -> None:
-        return None
+def custom_search(
+    searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int, folder: str | None
+) -> Search:
+    """The class that ``searcher.class`` names; without one, the decisions are sent to the master."""
+    if searcher.get("class") is None:
+        return RemoteSearch(searcher, hyperparameters, seed)
+    return CustomSearch(searcher, hyperparameters, seed, _find_class(searcher["class"], folder))
 
-    def _end_if_all_exited(self, out: list[Action]) -> None:
-        return None
+
+def _find_class(name: Any, folder: str | None) -> type[SearchMethod]:
+    """The class that ``"module:Class"`` names; its module is looked for in ``folder`` first."""
+    if not isinstance(name, str) or name.count(":") != 1:
+        raise SearchError(f"searcher.class is {name!r}; it must be 'module:Class'")
+    module_name, class_name = name.split(":")
+    try:
+        file = None if folder is None else _find_file(Path(folder), module_name)
+        module = importlib.import_module(module_name) if file is None else _load(module_name, file, str(folder))
+    except Exception as e:
+        raise SearchError(f"searcher.class {name!r} cannot be imported: {type(e).__name__}: {e}") from e
+    cls = getattr(module, class_name, None)
+    if not isinstance(cls, type) or not issubclass(cls, SearchMethod):
+        raise SearchError(f"searcher.class {name!r} must be a class that inherits from det_core.search.SearchMethod")
+    return cls
+
+
+def _find_file(folder: Path, module_name: str) -> Path | None:
+    stem = folder.joinpath(*module_name.split("."))
+    return next((path for path in (stem.with_suffix(".py"), stem / "__init__.py") if path.is_file()), None)
+
+
+def _load(module_name: str, file: Path, folder: str) -> ModuleType:
+    """Load an experiment's module under a name of its own, each time anew.
+
+    Experiments whose modules have one name must not get each other's, nor what those import from beside them.
+    """
+    name = f"_det_core_search_{zlib.crc32(str(file).encode()):08x}_{module_name.replace('.', '_')}"
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python module")
+    module = importlib.util.module_from_spec(spec)
+    before = set(sys.modules) | {name}
+    sys.modules[name] = module
+    sys.path.insert(0, folder)
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(folder)
+        for other in set(sys.modules) - before:
+            origin = getattr(sys.modules[other], "__file__", None)
+            if origin and Path(origin).is_relative_to(folder):
+                del sys.modules[other]
+    return module

@@ -1,17 +1,31 @@
-"""What a search is told."""
+"""What a search is told (events) and what it decides (actions), as values that the record keeps as JSON."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, cast, get_args
 
-from det_core.search._actions import Action, action_from_dict
-from det_core.search._fact import Fact, named
+from det_core._json import word
 
+JSON = dict[str, Any]
 Reason = Literal["completed", "errored", "invalid_hp", "canceled"]
 """Why a trial is over: it exited by itself or as it was told, failed for good, could not be trained with these
 hyperparameters, or was ended by a person."""
+
+
+class Fact:
+    """An event or an action: equal to another one if it says the same."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    """What it is called in the record."""
+
+    def to_dict(self) -> JSON:
+        """The fact for JSON; a float that is not finite as the text NaN, Infinity or -Infinity."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        return {"kind": self.kind, **{name: _plain(value) for name, value in values.items()}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +37,7 @@ class Started(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TrialCreated(Fact):
-    """A trial that the search asked for is there. Only custom methods use it."""
+    """A trial that the search asked for exists. Only custom methods use it."""
 
     kind: ClassVar[str] = "trial_created"
     request_id: str
@@ -31,24 +45,21 @@ class TrialCreated(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Completed(Fact):
-    """A trial has done its operation."""
+    """A trial has done its operation of that length; the metric is as reported (NaN counts as the worst)."""
 
     kind: ClassVar[str] = "completed"
     request_id: str
     length: int
-    """The operation's length."""
     metric: float
-    """The searcher's metric as the trial reported it: not negated, NaN allowed (it counts as the worst)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Validated(Fact):
-    """A trial has reported a validation. Only searches with a ``time_metric`` use it."""
+    """A trial has reported a validation, at the value ``step`` of the search's ``time_metric``, truncated."""
 
     kind: ClassVar[str] = "validated"
     request_id: str
     step: int
-    """The value of the ``time_metric``, truncated."""
     metric: float
 
 
@@ -72,18 +83,70 @@ class Exited(Fact):
 
 @dataclass(frozen=True, slots=True)
 class Posted(Fact):
-    """Operations that a search which runs outside the master has sent (wire contract 12.8)."""
+    """Actions that a search outside the master has sent (wire contract 12.8)."""
 
     kind: ClassVar[str] = "posted"
     actions: tuple[Action, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Create(Fact):
+    """Start a new trial. ``request_id`` is the search's name of it, a UUID; its seed is from 0 to 2**31 - 1."""
+
+    kind: ClassVar[str] = "create"
+    request_id: str
+    hparams: JSON
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainTo(Fact):
+    """The trial's next operation: train until it has trained ``length`` units in all, and validate."""
+
+    kind: ClassVar[str] = "train_to"
+    request_id: str
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Fact):
+    """No more operations will come: the trial ends when it has done the one it has, if any."""
+
+    kind: ClassVar[str] = "close"
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop(Fact):
+    """End the trial now, by preemption, although its operation is not done. Nothing comes after it."""
+
+    kind: ClassVar[str] = "stop"
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SetProgress(Fact):
+    """How much of the search is done, 0 to 1: only a custom method says so."""
+
+    kind: ClassVar[str] = "set_progress"
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown(Fact):
+    """The search is over. ``failure``: every trial failed; ``cancel``: every trial was canceled."""
+
+    kind: ClassVar[str] = "shutdown"
+    failure: bool = False
+    cancel: bool = False
+
+
 Event = Started | TrialCreated | Completed | Validated | Progress | Exited | Posted
 """What a search can be told."""
-
-_KINDS: dict[str, type[Fact]] = {
-    cls.kind: cls for cls in (Started, TrialCreated, Completed, Validated, Progress, Exited, Posted)
-}
+Action = Create | TrainTo | Close | Stop | SetProgress | Shutdown
+"""What a search can decide."""
+_EVENTS: dict[str, type[Fact]] = {cls.kind: cls for cls in get_args(Event)}
+_ACTIONS: dict[str, type[Fact]] = {cls.kind: cls for cls in get_args(Action)}
 
 
 def event_from_dict(data: Mapping[str, Any]) -> Event:
@@ -92,9 +155,34 @@ def event_from_dict(data: Mapping[str, Any]) -> Event:
     Raises:
         ValueError: there is no such event.
     """
-    cls, values = named(_KINDS, data, "a search's event")
-    if "metric" in values:
-        values["metric"] = float(values["metric"])
-    if "actions" in values:
-        values["actions"] = tuple(action_from_dict(action) for action in values["actions"])
-    return cast(Event, cls(**values))
+    return cast(Event, _fact(_EVENTS, data, "a search's event"))
+
+
+def action_from_dict(data: Mapping[str, Any]) -> Action:
+    """The action of which ``data`` is the ``to_dict()``.
+
+    Raises:
+        ValueError: there is no such action.
+    """
+    return cast(Action, _fact(_ACTIONS, data, "a search's action"))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return word(value)
+    return [action.to_dict() for action in value] if isinstance(value, tuple) else value
+
+
+def _fact(kinds: Mapping[str, type[Fact]], data: Mapping[str, Any], what: str) -> Fact:
+    cls = kinds.get(str(data.get("kind")))
+    if cls is None:
+        raise ValueError(f"{what} has kind {data.get('kind')!r}; there are {', '.join(sorted(kinds))}")
+    values = {name: value for name, value in data.items() if name != "kind"}
+    wanted = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    if values.keys() != wanted:
+        raise ValueError(f"{what} {cls.kind!r} has the fields {sorted(values)}, and must have {sorted(wanted)}")
+    for name in values.keys() & {"metric", "progress"}:
+        values[name] = float(values[name])
+    if cls is Posted:
+        values["actions"] = tuple(map(action_from_dict, values["actions"]))
+    return cls(**values)

@@ -1,45 +1,98 @@
-"""What all searches have in common: the trials, the random numbers, the end, and how a search is recorded."""
+"""What all searches share. A search is a fold over its record: the events, each with the actions that answered it.
+
+The record is the only truth. :meth:`Search.handle` takes an event into the state and decides; :meth:`Search.apply`
+takes a recorded event with its recorded actions and decides nothing, as Optuna, a user's method or a newer det_core
+would decide otherwise than what trials were told. Both change the state in the same two places, ``_observe`` for an
+event and ``_carry_out`` for an action, so a search that is recovered is the search that went on.
+"""
 
 from __future__ import annotations
 
+import random
+import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from det_core.errors import SearchError
-from det_core.search._actions import Action, Close, Create, SetProgress, Shutdown, Stop, TrainTo
-from det_core.search._events import Completed, Event, Exited, Posted, Progress, Started, Validated
-from det_core.search._random import RandomState, uuid4_of
+from det_core.search._events import (
+    JSON,
+    Action,
+    Close,
+    Completed,
+    Create,
+    Event,
+    Exited,
+    Posted,
+    Progress,
+    SetProgress,
+    Shutdown,
+    Started,
+    Stop,
+    TrainTo,
+    TrialCreated,
+    Validated,
+)
 from det_core.search._space import Space
-from det_core.search._trial import WORST, Trial
 
-JSON = dict[str, Any]
+WORST = 1.7976931348623157e308
+"""The score that stands for none: the largest finite number, so that it can be sorted."""
 FUTILE = 100
 """Trials in a row with hyperparameters that cannot be trained, after which none is replaced any more."""
+
+
+@dataclass(slots=True, eq=False)
+class Trial:
+    """A trial as its search sees it."""
+
+    request_id: str
+    length: int | None = None
+    """The length of the operation it has not done yet."""
+    done: int = -1
+    """The length of the last operation it has done; -1: none yet."""
+    units: float = 0
+    closed: bool = False
+    exited: str | None = None
+    """The reason of its exit."""
+    score: float = WORST
+    """What it last reported, smaller being better."""
+    bracket: int = 0
+    rung: int = 0
+    """The rung that it trains for, or waits on."""
+    entered: int = 0
+    """How many rungs, from the lowest, have its score."""
+
+    @property
+    def gone(self) -> bool:
+        """Whether it will train no more."""
+        return self.closed or self.exited is not None
 
 
 class Search(ABC):
     """Decides which trials there are and how long each trains. One object for an experiment; not thread-safe.
 
-    A search is a state machine: the same configuration, seed and events give the same decisions. To record one,
-    keep each event with the actions that :meth:`handle` answered; to recover it, :meth:`restore` the last snapshot
-    and :meth:`apply` what came after. An event that tells nothing new (a trial that exits twice) gives no actions.
+    The same configuration, seed and events give the same decisions. To record a search, keep each event with the
+    actions that :meth:`handle` answered; to recover it, :meth:`apply` the record to a new one. An event that tells
+    nothing new (a trial that exits twice) gives no actions: a master that was killed tells some again.
     """
 
     uses: frozenset[str] = frozenset({"started", "completed", "exited"})
     """The kinds of events that matter to its decisions; the others need not be recorded, nor sent."""
+    _ends_with_its_trials = True
+    """Whether it is over when all trials are and nothing new was created."""
 
     def __init__(self, searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int) -> None:
         """Use :func:`create_search`."""
-        self._searcher = searcher
+        self._searcher, self._seed = searcher, seed
         self._space = Space(hyperparameters)
-        self._random = RandomState(seed)
+        self._dice = random.Random()  # seeded anew for each trial, which takes half as long as a new one
         self._sign = 1.0 if searcher.get("smaller_is_better", True) else -1.0
         self._trials: dict[str, Trial] = {}
-        self._heard: Trial | None = None
         self._started = self._over = False
-        self._exits = {"completed": 0, "errored": 0, "invalid_hp": 0, "canceled": 0}
-        self._exited = self._futile = 0
+        self._exits: Counter[str] = Counter()
+        self._futile = 0
         self._progress: float | None = None
 
     @property
@@ -48,7 +101,7 @@ class Search(ABC):
         return self._over
 
     def handle(self, event: Event) -> list[Action]:
-        """Decide, and take the decision into the state.
+        """Take an event into the state, decide, and take the decisions into it too.
 
         Args:
             event: what has happened. Events come in the order in which they are recorded.
@@ -58,15 +111,14 @@ class Search(ABC):
 
         Raises:
             SearchError: the event is about a trial or an operation that the search does not know, or the user's
-                method failed or decided what cannot be done. The state may then be half-way: restore it.
+                method failed or decided what cannot be done. The state may then be half-way: recover it.
         """
-        out: list[Action] = []
-        if self._over or not self._hear(event):
-            return out
-        self._react(event, self._heard, out)
-        if type(event) is Exited:
-            self._end_if_all_exited(out)
-        return out
+        actions: list[Action] = []
+        if not self._over and self._observe(event):
+            for action in self._decided(event):
+                self._carry_out(event, action)
+                actions.append(action)
+        return actions
 
     def apply(self, event: Event, actions: Sequence[Action]) -> None:
         """Take an event and what was decided then into the state, and decide nothing.
@@ -78,19 +130,15 @@ class Search(ABC):
         Raises:
             SearchError: as :meth:`handle`.
         """
-        if not self._over:
-            self._hear(event)
+        if not self._over and self._observe(event):
+            self._remember(event, actions)
         for action in actions:
-            if type(action) is Create:
-                self._redraw(action)
-            self._take(event, action)
+            self._carry_out(event, action)
 
     def progress(self) -> float:
         """How much of the search is done, 0 to 1."""
-        if self._over:
-            return 1.0
-        value = self._share_done() if self._progress is None else self._progress
-        return min(max(value, 0.0), 1.0) if value - value == 0 else 0.0
+        value = 1.0 if self._over else self._share_done() if self._progress is None else self._progress
+        return min(max(value, 0.0), 1.0) if value == value else 0.0
 
     def rungs(self) -> list[JSON]:
         """The brackets with their rungs and who is on them, for people; empty if the method has none.
@@ -101,224 +149,113 @@ class Search(ABC):
         """
         return []
 
-    def snapshot(self) -> JSON:
-        """The whole state, for JSON and :meth:`restore`."""
-        return {
-            "version": 1,
-            "random": self._random.state(),
-            "trials": [trial.to_list() for trial in self._trials.values()],
-            "started": self._started,
-            "over": self._over,
-            "exits": dict(self._exits),
-            "futile": self._futile,
-            "progress": self._progress,
-            "method": self._method_state(),
-        }
-
-    @staticmethod
-    def restore(
-        searcher: Mapping[str, Any],
-        hyperparameters: Mapping[str, Any],
-        seed: int,
-        snapshot: Mapping[str, Any],
-        *,
-        folder: str | None = None,
-    ) -> Search:
-        """The search as it was when the snapshot was taken.
-
-        Args:
-            searcher, hyperparameters, seed, folder: as :func:`create_search` got them.
-            snapshot: what :meth:`snapshot` gave.
-
-        Raises:
-            SearchError: the snapshot is of a version that is not known here.
-        """
-        from det_core.search._create import create_search
-
-        if snapshot.get("version") != 1:
-            raise SearchError(f"a snapshot of a search has version {snapshot.get('version')!r}; known here is 1")
-        search = create_search(searcher, hyperparameters, seed, folder=folder)
-        search._load(snapshot)
-        return search
-
     # What a method does itself.
 
     @abstractmethod
-    def _react(self, event: Event, trial: Trial | None, out: list[Action]) -> None:
-        """Decide by ``_create``, ``_train``, ``_close``, ``_stop``, which change the state; nothing else here may."""
-
-    def _absorb(self, event: Completed | Validated | Exited, trial: Trial, told: int | None) -> None:
-        """Take what a trial says into the method's state.
-
-        Args:
-            event: what it says.
-            trial: the trial; what all methods keep of it is up to date.
-            told: the length of the operation that it had.
-        """
-        return None
-
-    def _entered(self, event: Event, trial: Trial) -> None:
-        """A trial was created in answer to an event."""
-        return None
-
-    def _told(self, trial: Trial) -> None:
-        """A trial was given its next operation, ``trial.length``."""
-        return None
-
-    def _closed(self, trial: Trial) -> None:
-        """A trial was closed or stopped."""
-        return None
+    def _decide(self, event: Event) -> Iterable[Action]:
+        """What an event leads to. Each action is carried out before the next one is asked for."""
 
     @abstractmethod
     def _share_done(self) -> float:
         """How much of the search is done; what is not a number counts as nothing."""
 
-    def _method_state(self) -> Any:
-        """What a snapshot holds of the method itself."""
+    def _heard(self, event: Completed | Validated | Exited, trial: Trial, told: int | None) -> None:
+        """Take what a trial says into the method's own state; ``told``: the length of the operation that it had."""
         return None
 
-    def _load_method(self, state: Any) -> None:
-        """Take :meth:`_method_state` back; the trials are there already."""
+    def _did(self, event: Event, action: Action, trial: Trial | None) -> None:
+        """Take an action, and the trial that it is about, into the method's own state."""
         return None
 
-    def _sample(self) -> JSON:
-        """The hyperparameters of the next trial."""
-        return self._space.sample(self._random)
-
-    def _new(self) -> Create:
-        """The next trial. The order in which it draws is that of the wire contract 11.2."""
-        hparams = self._sample()
-        request_id = self._new_id()
-        return Create(request_id, hparams, self._random.getrandbits(32) & 0x7FFFFFFF)
-
-    def _redraw(self, action: Create) -> None:
-        """Draw what :meth:`_new` drew when ``action`` was decided, so that later trials are not the same again."""
-        self._new()
+    def _remember(self, event: Event, actions: Sequence[Action]) -> None:
+        """Let code that is not ours see a recorded event, before its actions are carried out."""
+        return None
 
     # What a method calls.
 
-    def _create(self, event: Event, out: list[Action]) -> Trial:
-        action = self._new()
-        out.append(action)
-        trial = self._trials[action.request_id] = Trial(action.request_id)
-        self._entered(event, trial)
-        return trial
+    def _new(self, hparams: JSON | None = None, number: int | None = None) -> Create:
+        """A new trial. The n-th of an experiment draws from a generator of its own, seeded by the experiment's seed
+        and n: what is drawn depends on nothing that went before, and there is no state to keep."""
+        dice = self._dice
+        dice.seed(f"{self._seed}/{len(self._trials) if number is None else number}")
+        seed, request_id = dice.getrandbits(31), str(uuid.UUID(int=dice.getrandbits(128), version=4))
+        return Create(request_id, self._propose(dice, seed) if hparams is None else dict(hparams), seed)
 
-    def _train(self, trial: Trial, length: int, out: list[Action]) -> None:
-        out.append(TrainTo(trial.request_id, length))
-        trial.length = length
-        self._told(trial)
-
-    def _close(self, trial: Trial, out: list[Action]) -> None:
-        out.append(Close(trial.request_id))
-        trial.closed = True
-        self._closed(trial)
-
-    def _stop(self, trial: Trial, out: list[Action]) -> None:
-        out.append(Stop(trial.request_id))
-        trial.closed, trial.length = True, None
-        self._closed(trial)
+    def _propose(self, dice: random.Random, seed: int) -> JSON:
+        """The hyperparameters of the next trial, whose seed is given."""
+        return self._space.sample(dice)
 
     def _score(self, metric: float) -> float:
-        """The metric so that smaller is better; finite, so that it can be sorted and kept."""
+        """The metric so that smaller is better, and finite."""
         score = self._sign * metric
         return min(max(score, -WORST), WORST) if score == score else WORST
 
-    def _replaceable(self) -> bool:
-        """Whether a trial that could not be trained gets another one in its place."""
-        return self._futile < FUTILE
-
-    def _new_id(self) -> str:
-        return uuid4_of(self._random.bytes16())
-
     # How the state follows.
 
-    def _hear(self, event: Event) -> bool:
-        """Take an event into the state; False if it tells nothing new."""
+    def _decided(self, event: Event) -> Iterator[Action]:
+        """What the method decides, and the end if nothing is left to happen."""
+        yield from self._decide(event)
+        count = len(self._trials)
+        if isinstance(event, Exited) and self._ends_with_its_trials and self._exits.total() >= count and not self._over:
+            yield Shutdown(failure=self._exits["errored"] >= count, cancel=self._exits["canceled"] >= count)
+
+    def _observe(self, event: Event) -> bool:
+        """Take an event into the state; False if it tells nothing new, or nothing that the method uses."""
         if isinstance(event, Started):
-            fresh, self._started, self._heard = not self._started, True, None
-            return fresh
+            new, self._started = not self._started, True
+            return new
         if isinstance(event, Posted):
-            self._heard = None
-            return self._hear_posted(event)
-        trial = self._heard = self._trial(event.request_id)
+            if event.kind not in self.uses:
+                name = self._searcher["name"]
+                raise SearchError(f"the search {name!r} decides by itself: no operations can be sent to it")
+            return True
+        trial = self._trial(event.request_id)
+        told = trial.length
         if isinstance(event, Completed):
-            return self._hear_completed(event, trial)
-        if isinstance(event, Exited):
-            return self._hear_exited(event, trial)
-        if isinstance(event, Validated):
-            if trial.gone or event.kind not in self.uses:
+            if trial.exited is not None or event.length <= trial.done or (told is None and trial.closed):
                 return False
-            self._absorb(event, trial, trial.length)
+            if told != event.length:
+                raise SearchError(
+                    f"trial {event.request_id} completed length {event.length}; it was to train to {told}"
+                )
+            trial.length, trial.done, trial.units, self._futile = None, event.length, event.length, 0
+        elif isinstance(event, Exited):
+            if trial.exited is not None:
+                return False
+            trial.length, trial.exited = None, event.reason
+            self._exits[event.reason] += 1
+            self._futile += event.reason == "invalid_hp"
         elif isinstance(event, Progress):
             trial.units = event.units
-        return event.kind in self.uses
-
-    def _hear_posted(self, event: Posted) -> bool:
-        raise SearchError(f"the search {self._searcher['name']!r} decides by itself: no operations can be sent to it")
-
-    def _hear_completed(self, event: Completed, trial: Trial) -> bool:
-        told = trial.length
-        if trial.exited is not None or event.length <= trial.done or (told is None and trial.closed):
+        elif isinstance(event, Validated) and trial.gone:
             return False
-        if told != event.length:
-            raise SearchError(f"trial {event.request_id} completed length {event.length}; it was to train to {told}")
-        trial.length = None
-        trial.done = trial.units = event.length
-        self._futile = 0
-        self._absorb(event, trial, told)
+        if event.kind not in self.uses:
+            return False
+        if not isinstance(event, (TrialCreated, Progress)):
+            self._heard(event, trial, told)
         return True
 
-    def _hear_exited(self, event: Exited, trial: Trial) -> bool:
-        if trial.exited is not None:
-            return False
-        told, trial.length = trial.length, None
-        trial.exited = event.reason
-        self._exits[event.reason] += 1
-        self._exited += 1
-        if event.reason == "invalid_hp":
-            self._futile += 1
-        self._absorb(event, trial, told)
-        return True
-
-    def _take(self, event: Event, action: Action) -> None:
+    def _carry_out(self, event: Event, action: Action) -> None:
         """Take one decision into the state."""
+        trial = None
         if isinstance(action, Create):
             trial = self._trials[action.request_id] = Trial(action.request_id)
-            self._entered(event, trial)
         elif isinstance(action, TrainTo):
             trial = self._trial(action.request_id)
             trial.length = action.length
-            self._told(trial)
         elif isinstance(action, (Close, Stop)):
             trial = self._trial(action.request_id)
             trial.closed = True
             if isinstance(action, Stop):
                 trial.length = None
-            self._closed(trial)
         elif isinstance(action, SetProgress):
             self._progress = action.progress
         else:
             self._over = True
-
-    def _end_if_all_exited(self, out: list[Action]) -> None:
-        count = len(self._trials)
-        if not self._over and self._exited >= count:
-            self._over = True
-            out.append(Shutdown(failure=self._exits["errored"] >= count, cancel=self._exits["canceled"] >= count))
+        self._did(event, action, trial)
 
     def _trial(self, request_id: str) -> Trial:
-        trial = self._trials.get(request_id)
-        if trial is None:
-            raise SearchError(f"the search has no trial {request_id}")
-        return trial
-
-    def _load(self, snapshot: Mapping[str, Any]) -> None:
-        self._random.set_state(snapshot["random"])
-        trials = [Trial.from_list(values) for values in snapshot["trials"]]
-        self._trials = {trial.request_id: trial for trial in trials}
-        self._started, self._over = snapshot["started"], snapshot["over"]
-        self._exits = dict(snapshot["exits"])
-        self._exited = sum(self._exits.values())
-        self._futile, self._progress = snapshot["futile"], snapshot["progress"]
-        self._load_method(snapshot["method"])
+        try:
+            return self._trials[request_id]
+        except KeyError:
+            raise SearchError(f"the search has no trial {request_id}") from None

@@ -5,18 +5,28 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, Literal
 
 from det_core.errors import InvalidHP, SearchError
-from det_core.search._actions import Action, Close, Create, Stop, TrainTo
 from det_core.search._create import create_search
-from det_core.search._events import Completed, Event, Exited, Reason, Started, Validated
-from det_core.search._garbage import young_garbage_only
+from det_core.search._events import (
+    JSON,
+    Action,
+    Close,
+    Completed,
+    Create,
+    Event,
+    Exited,
+    Reason,
+    Started,
+    Stop,
+    TrainTo,
+    Validated,
+)
 from det_core.search._search import Search
 
-JSON = dict[str, Any]
 MetricOf = Callable[[JSON, int, int], "float | Reason"]
 """(hyperparameters, length, number of the trial from 0) -> its metric there, or why it is over. May raise InvalidHP."""
 Order = Literal["time", "random"]
@@ -50,14 +60,14 @@ class Simulation:
     """What a search did."""
 
     search: Search
-    trials: list[SimulatedTrial]
-    decisions: int
+    trials: list[SimulatedTrial] = field(default_factory=list)
+    decisions: int = 0
     """How many events the search was told, each of which it answered."""
-    units: int
+    units: int = 0
     """How many units were trained in all."""
-    time: float
+    time: float = 0.0
     """When the last trial ended, if each unit takes one tick."""
-    record: list[tuple[Event, list[Action]]]
+    record: list[tuple[Event, list[Action]]] = field(default_factory=list)
     """Every event with the actions it led to; empty unless asked for."""
 
 
@@ -75,9 +85,6 @@ def simulate(
 ) -> Simulation:
     """Run a search to its end with trials that train in no time.
 
-    Python's garbage collector leaves old objects alone meanwhile, in the whole process: the search makes no cycles,
-    and cycles of ``metric_of`` that live for long are collected afterwards.
-
     Args:
         searcher, hyperparameters, seed, folder: as for :func:`create_search`.
         metric_of: what a trial reports, after how long.
@@ -90,40 +97,37 @@ def simulate(
     Raises:
         SearchError: the search failed, or it stands still: no trial is left to train, and it is not over.
     """
-    search = search or create_search(searcher, hyperparameters, seed, folder=folder)
-    with young_garbage_only():
-        return _Simulator(search, metric_of, slots, random.Random(seed) if order == "random" else None, record).run()
+    done = Simulation(search or create_search(searcher, hyperparameters, seed, folder=folder))
+    _Simulator(done, metric_of, slots, random.Random(seed) if order == "random" else None, record).run()
+    return done
 
 
 class _Simulator:
     def __init__(
-        self, search: Search, metric_of: MetricOf, slots: int | None, dice: random.Random | None, record: bool
+        self, done: Simulation, metric_of: MetricOf, slots: int | None, dice: random.Random | None, record: bool
     ) -> None:
-        self._search, self._metric_of, self._slots, self._dice = search, metric_of, slots, dice
+        self._done, self._metric_of, self._slots, self._dice, self._record = done, metric_of, slots, dice, record
         self._trials: dict[str, SimulatedTrial] = {}
         self._waiting: deque[SimulatedTrial] = deque()
         self._running: list[tuple[float, int, int, SimulatedTrial]] = []
-        self._record: list[tuple[Event, list[Action]]] | None = [] if record else None
-        self._stages = _stages(search)
-        self._order = self._events = self._units = 0
-        self._now = 0.0
+        self._started = 0
+        self._stages: list[int] = []
+        """The lengths at which trials report on the way, which only a search that validations drive has."""
+        if "validated" in done.search.uses:
+            self._stages = sorted({rung["length"] for bracket in done.search.rungs() for rung in bracket["rungs"]})
 
-    def run(self) -> Simulation:
+    def run(self) -> None:
         """Until nothing trains any more."""
         self._tell(Started())
         self._fill()
-        running = self._running
-        while running:
-            self._now, _, length, trial = heappop(running)
+        while self._running:
+            self._done.time, _, length, trial = heappop(self._running)
             if not trial.stopped:
                 self._reach(trial, length)
-            if self._waiting:
-                self._fill()
-        if not self._search.over:
+            self._fill()
+        self._done.trials = list(self._trials.values())
+        if not self._done.search.over:
             raise SearchError("the search stands still: no trial is left to train, and it is not over")
-        return Simulation(
-            self._search, list(self._trials.values()), self._events, self._units, self._now, self._record or []
-        )
 
     def _reach(self, trial: SimulatedTrial, length: int) -> None:
         """A trial has trained ``length`` units."""
@@ -134,7 +138,7 @@ class _Simulator:
         if isinstance(said, str):
             self._exit(trial, said)
             return
-        self._units += length - trial.length
+        self._done.units += length - trial.length
         trial.reports += ((length, said),)
         if length == trial.told:
             trial.told = None
@@ -147,11 +151,11 @@ class _Simulator:
             self._start(trial)
 
     def _tell(self, event: Event) -> None:
-        actions = self._search.handle(event)
-        self._events += 1
-        if self._record is not None:
-            self._record.append((event, actions))
-        over: list[SimulatedTrial] = []
+        actions = self._done.search.handle(event)
+        self._done.decisions += 1
+        if self._record:
+            self._done.record.append((event, actions))
+        closed: list[SimulatedTrial] = []
         for action in actions:
             if isinstance(action, TrainTo):
                 trial = self._trials[action.request_id]
@@ -165,8 +169,8 @@ class _Simulator:
                 trial.closed = True
                 if isinstance(action, Stop):
                     trial.stopped, trial.told = True, None
-                over.append(trial)
-        for trial in over:
+                closed.append(trial)
+        for trial in closed:
             if trial.told is None and trial.exited is None:
                 self._exit(trial, "completed")
 
@@ -176,26 +180,15 @@ class _Simulator:
 
     def _fill(self) -> None:
         """Start what waits, as far as there are slots."""
-        waiting, slots = self._waiting, self._slots
-        while waiting and (slots is None or len(self._running) < slots):
-            trial = waiting.popleft()
+        while self._waiting and (self._slots is None or len(self._running) < self._slots):
+            trial = self._waiting.popleft()
             if not trial.stopped:
                 self._start(trial)
 
     def _start(self, trial: SimulatedTrial) -> None:
         assert trial.told is not None
-        trained, length = trial.length, trial.told
-        for stage in self._stages:
-            if trained < stage < length:
-                length = stage
-                break
-        self._order += 1
-        end = self._now + length - trained if self._dice is None else self._dice.random()
-        heappush(self._running, (end, self._order, length, trial))
-
-
-def _stages(search: Search) -> list[int]:
-    """The lengths at which trials report on the way, which only a search that validations drive has."""
-    if "validated" not in search.uses:
-        return []
-    return sorted({rung["length"] for bracket in search.rungs() for rung in bracket["rungs"]})
+        trained = trial.length
+        length = next((stage for stage in self._stages if trained < stage < trial.told), trial.told)
+        self._started += 1
+        end = self._done.time + length - trained if self._dice is None else self._dice.random()
+        heappush(self._running, (end, self._started, length, trial))

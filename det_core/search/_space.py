@@ -1,28 +1,31 @@
-"""The hyperparameters of a configuration: what may be sampled, and in which order (wire contract 11.2)."""
+"""The hyperparameters of a configuration: drawn at random, or as the points of a grid (wire contract 11.2)."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+import random
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from det_core.search._random import RandomState
+from det_core.search._events import JSON
 
-JSON = dict[str, Any]
-Draw = Callable[[RandomState], Any]
-_MUTABLE = (dict, list)
+_NEEDS = {
+    "const": ["val"],
+    "categorical": ["vals"],
+    "int": ["minval", "maxval"],
+    "double": ["minval", "maxval"],
+    "log": ["base", "minval", "maxval"],
+}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Parameter:
-    """One hyperparameter that varies or is constant."""
+    """One hyperparameter: its name within the objects it is nested in, its type, and all that is said of it."""
 
     path: tuple[str, ...]
-    """Its name, within the names of the objects it is nested in."""
     kind: str
-    """const, int, double, log or categorical."""
     spec: Mapping[str, Any]
 
     @property
@@ -30,55 +33,112 @@ class Parameter:
         """The path with dots."""
         return ".".join(self.path)
 
+    def draw(self, dice: random.Random) -> Any:
+        """A value at random, each as likely; of a logarithmic one, each exponent."""
+        spec = self.spec
+        match self.kind:
+            case "const":
+                return spec["val"]
+            case "categorical":
+                return dice.choice(spec["vals"])
+            case "int":
+                return dice.randint(spec["minval"], spec["maxval"])
+            case "double":
+                return dice.uniform(spec["minval"], spec["maxval"])
+            case _:
+                return math.pow(spec["base"], dice.uniform(spec["minval"], spec["maxval"]))
+
+    def axis(self) -> list[Any]:
+        """Its values on a grid."""
+        spec = self.spec
+        if self.kind in ("const", "categorical"):
+            return [spec["val"]] if self.kind == "const" else list(spec["vals"])
+        if spec.get("count") is None:
+            raise ValueError(f"hyperparameters.{self.name}: a grid needs `count` for the type {self.kind}")
+        low, high, count = spec["minval"], spec["maxval"], int(spec["count"])
+        if count < 1:
+            raise ValueError(f"hyperparameters.{self.name}: count must be at least 1, and is {count}")
+        if self.kind == "int":
+            count = min(count, high - low + 1)
+        points = [low + i * (high - low) / (count - 1) for i in range(count)] if count > 1 else [low + (high - low) / 2]
+        if self.kind == "int":  # half away from zero
+            return [math.floor(point + 0.5) if point >= 0 else math.ceil(point - 0.5) for point in points]
+        return points if self.kind == "double" else [math.pow(spec["base"], point) for point in points]
+
 
 class Space:
-    """All hyperparameters, in sorted order, nested ones within their object."""
+    """All hyperparameters, in sorted order, nested ones within their object.
+
+    Args:
+        hyperparameters: the configuration's section.
+
+    Raises:
+        ValueError: one of them cannot be drawn; the message names it.
+    """
 
     def __init__(self, hyperparameters: Mapping[str, Any]) -> None:
-        """Read them.
+        self.parameters: list[Parameter] = []
+        self._tree = self._read(hyperparameters, ())
 
-        Args:
-            hyperparameters: the configuration's section.
+    def sample(self, dice: random.Random) -> JSON:
+        """A trial's hyperparameters, drawn at random."""
+        return self.fill(lambda parameter: parameter.draw(dice))
 
-        Raises:
-            ValueError: one of them cannot be sampled; the message names it.
-        """
-        self._tree = hyperparameters
-        self.parameters = list(_leaves(hyperparameters, ()))
-        for parameter in self.parameters:
-            _check(parameter)
-        self._draw = _drawing_all(hyperparameters)
+    def fill(self, value_of: Callable[[Parameter], Any]) -> JSON:
+        """A trial's hyperparameters, with what ``value_of`` says of each."""
+        return _filled(self._tree, value_of)
 
-    def sample(self, random: RandomState) -> JSON:
-        """One value for each."""
-        values: JSON = self._draw(random)
-        return values
+    def _read(self, tree: Mapping[str, Any], above: tuple[str, ...]) -> JSON:
+        read: JSON = {}
+        for name in sorted(tree):
+            spec = tree[name]
+            if isinstance(spec, Mapping) and "type" not in spec:
+                read[name] = self._read(spec, (*above, name))
+                continue
+            kind, spec = (str(spec["type"]), spec) if isinstance(spec, Mapping) else ("const", {"val": spec})
+            read[name] = Parameter((*above, name), kind, spec)
+            _check(read[name])
+            self.parameters.append(read[name])
+        return read
 
-    def filled(self, values: Mapping[str, Any]) -> JSON:
-        """The hyperparameters of a trial, from the value of each by its dotted name."""
-        return _filled(self._tree, values, ())
+
+class Grid:
+    """Every combination, worked out when asked for: a grid may have more of them than fit into memory.
+
+    Raises:
+        ValueError: a hyperparameter has no ``count`` and needs one.
+    """
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._axes = {parameter.path: parameter.axis() for parameter in space.parameters}
+
+    def __len__(self) -> int:
+        return math.prod(map(len, self._axes.values()))
+
+    def __getitem__(self, index: int) -> JSON:
+        """A combination; the last axis varies fastest."""
+        values = {}
+        for path, axis in reversed(self._axes.items()):
+            index, place = divmod(index, len(axis))
+            values[path] = axis[place]
+        return self._space.fill(lambda parameter: values[parameter.path])
 
 
-def _leaves(tree: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[Parameter]:
-    for name in sorted(tree):
-        spec, path = tree[name], (*above, name)
-        if not isinstance(spec, Mapping):
-            yield Parameter(path, "const", {"val": spec})
-        elif "type" in spec:
-            yield Parameter(path, str(spec["type"]), spec)
-        else:
-            yield from _leaves(spec, path)
+def _filled(tree: JSON, value_of: Callable[[Parameter], Any]) -> JSON:
+    filled: JSON = {}
+    for name, part in tree.items():
+        value = value_of(part) if isinstance(part, Parameter) else _filled(part, value_of)
+        # Trials must not share a list: a script may change its own.
+        filled[name] = copy.deepcopy(value) if isinstance(value, (list, dict)) else value
+    return filled
 
 
 def _check(parameter: Parameter) -> None:
     spec, where = parameter.spec, f"hyperparameters.{parameter.name}"
-    needs = {
-        "const": ["val"], "categorical": ["vals"], "int": ["minval", "maxval"], "double": ["minval", "maxval"],
-        "log": ["base", "minval", "maxval"],
-    }  # fmt: skip
-    if parameter.kind not in needs:
-        raise ValueError(f"{where}: there is no type {parameter.kind!r}; there are {', '.join(sorted(needs))}")
-    if missing := [key for key in needs[parameter.kind] if key not in spec]:
+    if parameter.kind not in _NEEDS:
+        raise ValueError(f"{where}: there is no type {parameter.kind!r}; there are {', '.join(sorted(_NEEDS))}")
+    if missing := [key for key in _NEEDS[parameter.kind] if key not in spec]:
         raise ValueError(f"{where}: {missing[0]} is missing")
     if parameter.kind == "categorical" and not spec["vals"]:
         raise ValueError(f"{where}: vals is empty")
@@ -86,63 +146,3 @@ def _check(parameter: Parameter) -> None:
         raise ValueError(f"{where}: minval {spec['minval']} must be less than maxval {spec['maxval']}")
     if parameter.kind == "log" and not spec["base"] > 0:
         raise ValueError(f"{where}: base must be positive, and is {spec['base']}")
-
-
-def _drawing_all(tree: Mapping[str, Any]) -> Draw:
-    draws = [(name, _drawing(tree[name])) for name in sorted(tree)]
-
-    def draw(random: RandomState) -> JSON:
-        return {name: one(random) for name, one in draws}
-
-    return draw
-
-
-def _drawing(spec: Any) -> Draw:
-    """What draws a value of one hyperparameter; made once, since it is called for every trial."""
-    if isinstance(spec, Mapping) and "type" not in spec:
-        return _drawing_all(spec)
-    kind, spec = (str(spec["type"]), spec) if isinstance(spec, Mapping) else ("const", {"val": spec})
-    if kind == "const":
-        value = spec["val"]
-        return (lambda random: copy.deepcopy(value)) if isinstance(value, _MUTABLE) else (lambda random: value)
-    if kind == "categorical":
-        vals, count = list(spec["vals"]), len(spec["vals"])
-        pick = _drawing_integer(0, count)
-        if any(isinstance(value, _MUTABLE) for value in vals):
-            return lambda random: copy.deepcopy(vals[pick(random)])
-        return lambda random: vals[pick(random)]
-    low, high = spec["minval"], spec["maxval"]
-    if kind == "int":
-        return _drawing_integer(low, high + 1)
-    low, span = float(low), float(high) - float(low)
-    if kind == "double":
-        return lambda random: low + span * random.random()
-    base = float(spec["base"])
-    return lambda random: math.pow(base, low + span * random.random())
-
-
-def _drawing_integer(low: int, high: int) -> Draw:
-    """As ``RandomState.randint``, with what does not change worked out once."""
-    span = high - low - 1
-    if not 0 < span < 2**32:
-        return lambda random: random.randint(low, high)
-    mask = (1 << span.bit_length()) - 1
-
-    def draw(random: RandomState) -> int:
-        while (value := random.getrandbits(32) & mask) > span:
-            pass
-        return low + value
-
-    return draw
-
-
-def _filled(tree: Mapping[str, Any], values: Mapping[str, Any], above: tuple[str, ...]) -> JSON:
-    filled: JSON = {}
-    for name in sorted(tree):
-        spec, path = tree[name], (*above, name)
-        if isinstance(spec, Mapping) and "type" not in spec:
-            filled[name] = _filled(spec, values, path)
-        else:
-            value = values[".".join(path)]
-            filled[name] = copy.deepcopy(value) if isinstance(value, _MUTABLE) else value
-    return filled

@@ -105,19 +105,6 @@ class SearchSuite:
                     recovered.apply(event, actions)
                 self._goes_on(recovered, record[at:])
 
-    def test_a_snapshot_is_the_whole_search(self) -> None:
-        for seed in self.seeds:
-            record = self.run(seed, failing=0.2, invalid=0.1).record
-            for at in self._places(len(record), seed):
-                search = self.make(seed)
-                for event, _ in record[:at]:
-                    search.handle(event)
-                snapshot = _kept(search.snapshot())
-                restored = Search.restore(self.searcher, self.hyperparameters, seed, snapshot, folder=self.folder)
-                assert _kept(restored.snapshot()) == snapshot, "a snapshot of what was restored is another one"
-                assert restored.rungs() == search.rungs()
-                self._goes_on(restored, record[at:])
-
     def test_what_is_told_twice_counts_once(self) -> None:
         seed = self.seeds[0]
         search = self.make(seed)

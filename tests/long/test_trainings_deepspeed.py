@@ -1,4 +1,4 @@
-"""The stages of ZeRO that ``tests/launchers`` leaves out: killed and stopped, and with another number of ranks."""
+"""The stages of ZeRO killed twenty times, with a stop after every fourth, and with another number of ranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ STAGES = pytest.mark.parametrize("kind", ["zero0", "zero2", "zero3"])
 
 
 @STAGES
-def test_killed_and_stopped_equals_straight(tmp_path: Path, kind: str) -> None:
-    killed_and_stopped_equals_straight(tmp_path, kind, drawn())
+def test_killed_20_times_and_stopped(tmp_path: Path, kind: str) -> None:
+    killed_and_stopped_equals_straight(tmp_path, kind, drawn(), kills=4, rounds=5)
 
 
 @STAGES

@@ -75,19 +75,24 @@ def joined(found: Restarted) -> list[Any]:
     return [batch for _, _, batches in found.rows() for batch in batches]
 
 
-def killed_and_stopped_equals_straight(tmp_path: Path, kind: str, rng: random.Random) -> None:
-    straight = script(tmp_path / "straight", kind)
+def killed_and_stopped_equals_straight(
+    tmp_path: Path, kind: str, rng: random.Random, *, kills: int = 1, rounds: int = 1
+) -> None:
+    """Runs that are killed so many times and then stopped once, each beside one that is left alone."""
+    length = 6 + 12 * kills
+    straight = script(tmp_path / "straight", kind, LENGTH=str(length))
     straight.finish()
     rows = joined(straight)
-    assert len(rows) == 18 * (1 if kind == "pipe" else 2) and len(ends(straight)) == 2
-    other = disturb(
-        lambda name: script(tmp_path / name, kind, PACE="0.02"), rng, [signal.SIGKILL, signal.SIGTERM],
-        most=9,
-    )  # fmt: skip
-    assert joined(other) == rows
-    assert other.rows("validation") == straight.rows("validation")
-    equal_but_for_stops(other.rows(), straight.rows(), 1)
-    assert ends(other) == ends(straight)
+    assert len(rows) == length * (1 if kind == "pipe" else 2) and len(ends(straight)) == 2
+    for n in range(rounds):
+        other = disturb(
+            lambda name, n=n: script(tmp_path / f"{n}-{name}", kind, LENGTH=str(length), PACE="0.02"),
+            rng, [*[signal.SIGKILL] * kills, signal.SIGTERM], most=9,
+        )  # fmt: skip
+        assert joined(other) == rows
+        assert other.rows("validation") == straight.rows("validation")
+        equal_but_for_stops(other.rows(), straight.rows(), 1)
+        assert ends(other) == ends(straight)
 
 
 def resumed_with_another_number_of_ranks(tmp_path: Path, kind: str) -> None:

@@ -83,7 +83,7 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
     facts = [
         ("run", run.run_id),
         ("name", run.name),
-        ("state", run.state),
+        ("state", _state(run)),
         ("started", when(run.created)),
         ("resumed", _times(run.restarts - 1)),
         ("folder", str(run.path)),
@@ -111,6 +111,12 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
             (str(c.get("storage_id", "-")), str(_steps(c)), when(c["time"]), str(c["restart"])) for c in checkpoints
         ]
         print_table(("STORAGE ID", "STEP", "SAVED", "RESTART"), rows)
+
+
+def _state(run: Run) -> str:
+    from det_core.core._bare import NEVER_ASKED, never_asked
+
+    return f"{run.state} ({NEVER_ASKED})" if run.state == "died" and never_asked(run.record) else run.state
 
 
 def _keys(conflicts: Iterable[str]) -> str:

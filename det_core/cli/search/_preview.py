@@ -15,8 +15,9 @@ examples:
   det-core search preview search.yaml
   det-core search preview search.yaml --config searcher.max_trials=64
 
-Nothing is trained: the search is run with trials that are better and worse by chance. `trials` in the table is
-how many of them reach a rung on average. A unit is what the configuration counts lengths in."""
+Nothing is trained: the search is run several times with trials that are better and worse by chance. `trials` in the
+table is how many of them reach a rung, from the least to the most. A unit is what the configuration counts
+lengths in."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +68,7 @@ def _show(found: dict[str, Any], searcher: Any) -> None:
             str(bracket["max_concurrent_trials"]) if rung["rung"] == 0 else "",
             str(rung["rung"]),
             f"{rung['length']:,}",
-            _mean(rung["trials"]),
+            _span(*rung["trials_range"]),
         ]
         for bracket in found["brackets"]
         for rung in bracket["rungs"]
@@ -75,15 +76,18 @@ def _show(found: dict[str, Any], searcher: Any) -> None:
     if rows:
         print_table(["bracket", "max_trials", "at a time", "rung", "length", "trials"], rows)
         print()
-    print(f"{found['method']}, by {searcher['metric']}: {_mean(found['trials'])} trials", end="")
+    print(f"{found['method']}, by {searcher['metric']}: {found['trials']:,} trials", end="")
     if found["units"] is None:
         print(", each as long as its script trains")
         return
-    print(f", {_mean(found['units'])} units in all", end="")
+    least, most = found["units_range"]
+    print(f", {_span(least, most)} units in all", end="")
     full = found["units_if_all_trained_fully"]
-    share = f" ({found['units'] / full:.1%} of {_mean(full)}, what training all of them fully takes)" if full else ""
-    print(share if full != found["units"] else "")
+    if full and full != least:
+        share = f"{least / full:.1%}" if least == most else f"{least / full:.1%} to {most / full:.1%}"
+        print(f" ({share} of {full:,}, what training all of them fully takes)", end="")
+    print()
 
 
-def _mean(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) or value >= 1000 else f"{value:,.1f}"
+def _span(least: int, most: int) -> str:
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"

@@ -126,7 +126,6 @@ class LiveExperiment:
         known: the request ids of all trials, also ended ones, with their ids.
         search: its search; None for an unmanaged one.
         events: how many events of the search were recorded.
-        snapshot_at: how many of them the last snapshot covers.
         pending: events that the search has not been told yet.
         broken: why its search cannot be made again from what is kept.
         context: the digest of its context directory.
@@ -143,7 +142,6 @@ class LiveExperiment:
     trials: dict[str, LiveTrial] = field(default_factory=dict)
     known: dict[str, int] = field(default_factory=dict)
     events: int = 0
-    snapshot_at: int = 0
     pending: deque[Event] = field(default_factory=deque)
     broken: str | None = None
     context: str | None = None

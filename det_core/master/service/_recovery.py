@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from det_core.master.store.allocations import AllocationRow
     from det_core.master.store.experiments import ExperimentRow
     from det_core.master.store.operations import OperationRow
-    from det_core.master.store.searcher_events import SearcherEventRow, SnapshotRow
+    from det_core.master.store.searcher_events import SearcherEventRow
     from det_core.master.store.trials import TrialRow
 
 LOG = logging.getLogger("det_core")
@@ -38,7 +38,6 @@ class Kept:
     trials: Sequence[TrialRow]
     operations: dict[int, Sequence[OperationRow]]
     losses: dict[int, Losses]
-    snapshot: SnapshotRow | None
     events: Sequence[SearcherEventRow]
     count: int
 
@@ -52,14 +51,12 @@ def _read(conn: Connection) -> tuple[list[Kept], list[AllocationRow], int, int]:
 def _read_one(conn: Connection, row: ExperimentRow) -> Kept:
     found = trials.of_experiment(conn, row.id)
     live = [t for t in found if not State(t.state).terminal]
-    snapshot = searcher_events.snapshot(conn, row.id)
     return Kept(
         row=row,
         trials=found,
         operations={t.id: operations.of_trial(conn, t.id) for t in live},
         losses={t.id: _losses(conn, t.id) for t in live},
-        snapshot=snapshot,
-        events=searcher_events.after(conn, row.id, -1 if snapshot is None else snapshot.ordinal),
+        events=searcher_events.after(conn, row.id),
         count=searcher_events.count(conn, row.id),
     )
 
@@ -94,7 +91,7 @@ async def _recall_safely(hub: Hub, kept: Kept) -> Search | str:
     """A search as it was; or why it cannot be made again: the user's method may be gone, or raise."""
     row = kept.row
     try:
-        return await recall(hub, Experiment(row.config), row.context, kept.snapshot, kept.events)
+        return await recall(hub, Experiment(row.config), row.context, kept.events)
     except Exception as e:
         LOG.error("experiment %d: its search cannot be made again: %s", row.id, e)
         return f"its search cannot be made again from what is kept: {e}"
@@ -110,7 +107,6 @@ def _experiment(hub: Hub, kept: Kept, search: Search | str) -> LiveExperiment:
         search=None if isinstance(search, str) else search,
         broken=search if isinstance(search, str) else None,
         events=kept.count,
-        snapshot_at=0 if kept.snapshot is None else kept.snapshot.ordinal + 1,
         context=row.context,
         warm_start=next((t.warm_start for t in kept.trials), None),
         error=row.error,
@@ -122,15 +118,9 @@ def _experiment(hub: Hub, kept: Kept, search: Search | str) -> LiveExperiment:
     return experiment
 
 
-async def recall(
-    hub: Hub, spec: Experiment, context: str | None, snapshot: SnapshotRow | None, events: Sequence[SearcherEventRow]
-) -> Search:
-    """A search as it was: from its last kept state on, what was decided is applied, and nothing decided anew."""
-    if snapshot is None:
-        search = await _create.make_search(hub, spec, context)
-    else:
-        folder = await _create.search_folder(hub, spec, context)
-        search = Search.restore(spec.searcher, spec.hyperparameters, spec.seed, snapshot.snapshot, folder=folder)
+async def recall(hub: Hub, spec: Experiment, context: str | None, events: Sequence[SearcherEventRow]) -> Search:
+    """A search as it was: what was decided is applied, from the first event on, and nothing decided anew."""
+    search = await _create.make_search(hub, spec, context)
     for row in events:
         search.apply(event_from_dict(row.event), [action_from_dict(action) for action in row.actions or ()])
     return search

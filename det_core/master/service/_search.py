@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("det_core")
 
-SNAPSHOT_EVERY = 1000
-"""Events after which a search's state is kept; later ones the rarer, the larger it is."""
-
 
 def settle(hub: Hub, tx: Transaction) -> None:
     """Tell the searches all that has happened, and carry out what they decide, until nothing follows."""
@@ -53,14 +50,9 @@ def _tell(hub: Hub, tx: Transaction, experiment: LiveExperiment, event: Event) -
 
 
 def record(hub: Hub, tx: Transaction, experiment: LiveExperiment, event: Event, actions: Sequence[Action]) -> None:
-    """Keep an event with the decisions taken, and now and then the search's state."""
-    ordinal = experiment.events
+    """Keep an event with the decisions taken: they are all that a search is recovered from."""
     experiment.events += 1
     tx.write(searcher_events.add, experiment.id, event.to_dict(), [action.to_dict() for action in actions])
-    if experiment.events - experiment.snapshot_at >= max(SNAPSHOT_EVERY, experiment.snapshot_at):
-        experiment.snapshot_at = experiment.events
-        assert experiment.search is not None
-        tx.write(searcher_events.put_snapshot, experiment.id, ordinal, experiment.search.snapshot())
     tx.then(hub.news.tell, ("search", experiment.id))
 
 

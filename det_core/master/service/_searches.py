@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
-    from det_core.master.store.searcher_events import SearcherEventRow, SnapshotRow
+    from det_core.master.store.searcher_events import SearcherEventRow
 
 
 async def state(hub: Hub, experiment_id: int) -> SearchView:
@@ -24,22 +24,20 @@ async def state(hub: Hub, experiment_id: int) -> SearchView:
     if row.unmanaged:
         raise WrongState(f"experiment {experiment_id} is unmanaged: it has no search")
 
-    def look(conn: Connection) -> tuple[SnapshotRow | None, list[SearcherEventRow], int, int, int]:
-        snapshot = searcher_events.snapshot(conn, experiment_id)
+    def look(conn: Connection) -> tuple[list[SearcherEventRow], int, int, int]:
         found = trials.of_experiment(conn, experiment_id)
         return (
-            snapshot,
-            searcher_events.after(conn, experiment_id, -1 if snapshot is None else snapshot.ordinal),
+            searcher_events.after(conn, experiment_id),
             searcher_events.count(conn, experiment_id),
             len(found),
             sum(trial.end_time is not None for trial in found),
         )
 
-    snapshot, events, count, requested, closed = await hub.store.read(look)
+    events, count, requested, closed = await hub.store.read(look)
     live = hub.live.experiments.get(experiment_id)
     search = None if live is None else live.search
     if search is None:
-        search = await recall(hub, Experiment(row.config), row.context, snapshot, events)
+        search = await recall(hub, Experiment(row.config), row.context, events)
     return SearchView(
         experiment_id=experiment_id,
         searcher=row.config["searcher"],

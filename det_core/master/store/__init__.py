@@ -21,7 +21,7 @@ from det_core.master.store.experiments import AlertRow, ExperimentRow
 from det_core.master.store.logs import LogLine, LogRow
 from det_core.master.store.metrics import MetricRow
 from det_core.master.store.operations import OperationRow
-from det_core.master.store.searcher_events import SearcherEventRow, SnapshotRow
+from det_core.master.store.searcher_events import SearcherEventRow
 from det_core.master.store.tokens import TokenRow
 from det_core.master.store.trials import TrialRow
 
@@ -37,7 +37,6 @@ __all__ = [
     "MetricRow",
     "OperationRow",
     "SearcherEventRow",
-    "SnapshotRow",
     "Store",
     "TokenRow",
     "TrialRow",

@@ -1,4 +1,4 @@
-"""What the searches were told, what they decided, and their state."""
+"""What the searches were told and what they decided; earlier versions kept their states too, which nothing reads."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, delete, func, select, update
 
 from det_core import _clock
-from det_core.master.store._rows import many, one, put
+from det_core.master.store._rows import many
 from det_core.master.store._schema import SEARCHER_EVENTS, SEARCHER_SNAPSHOTS
 
 
@@ -21,16 +21,6 @@ class SearcherEventRow:
     ordinal: int
     event: dict[str, Any]
     actions: list[dict[str, Any]] | None
-    time: float
-
-
-@dataclass(frozen=True)
-class SnapshotRow:
-    """The state of a search after the event ``ordinal``."""
-
-    experiment_id: int
-    ordinal: int
-    snapshot: dict[str, Any]
     time: float
 
 
@@ -83,15 +73,3 @@ def erase(conn: Connection, experiment_id: int) -> None:
     """Forget what a search was told and decided, so that it begins anew."""
     for table in (SEARCHER_EVENTS, SEARCHER_SNAPSHOTS):
         conn.execute(delete(table).where(table.c.experiment_id == experiment_id))
-
-
-def put_snapshot(conn: Connection, experiment_id: int, ordinal: int, snapshot: Mapping[str, Any]) -> None:
-    """Replace the kept state of a search by that after the event ``ordinal``."""
-    values = {"experiment_id": experiment_id, "ordinal": ordinal, "snapshot": dict(snapshot), "time": _clock.now()}
-    put(conn, SEARCHER_SNAPSHOTS, values)
-
-
-def snapshot(conn: Connection, experiment_id: int) -> SnapshotRow | None:
-    """The kept state of a search; None if there is none."""
-    table = SEARCHER_SNAPSHOTS
-    return one(conn, select(table).where(table.c.experiment_id == experiment_id), SnapshotRow)

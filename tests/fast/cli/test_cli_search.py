@@ -66,6 +66,36 @@ def test_a_rung_that_nobody_reaches_is_told(config: Any, capsys: pytest.CaptureF
     assert "max_trials is 4 there, too few for 5 rungs" in capsys.readouterr().err
 
 
+def test_each_rung_below_one_trial_is_told(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    found = previewed(capsys, config({**HALVING, "num_rungs": 5, "max_trials": 4}))
+    assert [text[:18] for text in found["warnings"]] == [f"bracket 0: rung {n} " for n in (2, 3, 4)]
+    found = previewed(capsys, config({**HALVING, "divisor": 4, "max_trials": 11}))
+    top = found["brackets"][0]["rungs"][2]
+    assert 0 < top["trials"] < 1 and top["trials_range"] == [0, 1]
+    assert ["less than one trial on average" in text for text in found["warnings"]] == [True]
+
+
+def test_what_chance_changes_is_a_range(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = config({**HALVING, "max_trials": 40})
+    found = previewed(capsys, path)
+    least, most = found["brackets"][0]["rungs"][1]["trials_range"]
+    assert least < found["brackets"][0]["rungs"][1]["trials"] < most
+    units = found["units_range"]
+    assert main(["search", "preview", path]) == 0
+    said = capsys.readouterr().out
+    assert f"  {least} to {most}\n" in said
+    assert f"40 trials, {units[0]:,} to {units[1]:,} units in all (" in said
+
+
+def test_what_a_unit_is_with_a_time_metric_is_told(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    timed = {key: value for key, value in HALVING.items() if key != "max_length"}
+    assert main(["search", "preview", config({**timed, "time_metric": "epoch", "max_time": 9000})]) == 0
+    said = capsys.readouterr()
+    assert "units are values of the validation metric 'epoch'" in said.err and "of 108,000, " in said.out
+    assert main(["search", "preview", config(HALVING)]) == 0
+    assert "validation metric" not in capsys.readouterr().err
+
+
 def test_rungs_of_one_length_are_told(config: Any, capsys: pytest.CaptureFixture[str]) -> None:
     found = previewed(capsys, config(HALVING), "--config", "searcher.max_length=5")
     assert any("rungs 0 and 1 have the same length, 1" in text for text in found["warnings"])

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from det_core.core._preempt._agreement import SIGNAL, ChiefSide, RankSide, Stop
+from det_core.core._agreement import SIGNAL, ChiefSide, RankSide, Stop
 
 
 @dataclass
@@ -94,10 +94,10 @@ class World:
             return
         self.requests.append((rank, len(self.results[rank]), reason))
         side = self.sides[rank]
-        side.request(reason)
+        side.request()
         if rank == 0:
             self.request_at_chief(reason, side.round)
-        elif not side.alone(reason):
+        else:
             self.to_chief[rank].append(("request", (reason, side.round)))
 
     def request_at_chief(self, reason: str, round_: int) -> None:
@@ -124,8 +124,7 @@ class World:
             elif isinstance(what, Stop):
                 self.sides[rank].announced(what)
             else:
-                assert isinstance(what, int)
-                self.sides[rank].chief_left(what)
+                self.sides[rank].chief_left = True
         if self.to_chief[rank]:
             word, what = self.to_chief[rank].pop(0)
             if isinstance(what, tuple):

@@ -6,13 +6,19 @@ import json
 import os
 import random
 import signal
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from det_core import core
+from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
+from support.commands import det_core
+from support.processes import until
 from support.ranks import running
+from support.threads import as_ranks
 
 ROUNDS = """
     import json, random, sys, time
@@ -280,8 +286,6 @@ def test_acknowledgement_is_the_callers_without_auto_ack() -> None:
 
 
 def test_off_the_main_thread_nothing_is_installed(caplog: pytest.LogCaptureFixture) -> None:
-    import threading
-
     with core.init() as ctx:
         thread = threading.Thread(target=ctx.preempt.should_preempt)
         thread.start()
@@ -321,3 +325,246 @@ def test_a_rank_that_stops_before_its_own_sigterm_comes_is_not_killed_by_it(tmp_
             os.kill(ranks.processes[0].pid, signal.SIGTERM)
             ranks.wait_for("stopped", times=round_)
         assert ranks.wait() == [0, 0]
+
+
+FOUND = """
+    import signal, sys
+    from det_core import core
+
+    mine = lambda number, frame: None
+    signal.signal(signal.SIGTERM, mine)
+    usr1 = signal.getsignal(signal.SIGUSR1)
+    distributed = core.DistributedContext.from_torch_distributed()
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+        ctx.preempt.should_preempt()
+        assert signal.getsignal(signal.SIGTERM) is not mine
+        print("ready", flush=True)
+        while not ctx.preempt.should_preempt():
+            distributed.allgather(None)
+    assert signal.getsignal(signal.SIGTERM) is mine, "a handler of the script's does not wait for a late signal"
+    assert signal.getsignal(signal.SIGUSR1) is usr1
+    print("restored", flush=True)
+"""
+
+
+def test_closing_restores_the_handlers_that_were_found(tmp_path: Path) -> None:
+    with running(FOUND, 2, tmp_path) as ranks:
+        ranks.wait_for("ready")
+        os.kill(ranks.processes[1].pid, signal.SIGUSR1)
+        assert ranks.wait() == [0, 0], ranks.output(0) + ranks.output(1)
+
+
+def test_handlers_of_a_context_that_another_thread_has_closed_give_way(tmp_path: Path) -> None:
+    code = """
+        import os, signal, threading
+        from det_core import core
+
+        seen = []
+        mine = lambda number, frame: seen.append("mine")
+        signal.signal(signal.SIGUSR1, mine)
+        ctx = core.init()
+        ctx.preempt.should_preempt()
+        closing = threading.Thread(target=ctx.close)
+        closing.start()
+        closing.join()
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert seen == ["mine"] and signal.getsignal(signal.SIGUSR1) is mine
+        print("given way", flush=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        signal.pause()
+    """
+    with running(code, 1, tmp_path) as ranks:
+        assert ranks.wait() == [-signal.SIGTERM], ranks.output(0)
+    assert "given way" in ranks.output(0)
+
+
+def test_a_forked_child_closes_its_copy_without_waiting(tmp_path: Path) -> None:
+    code = """
+        import os
+        from det_core import core
+        from det_core.core import _preemption
+
+        _preemption.CLOSE_TIMEOUT = 3600.0
+        distributed = core.DistributedContext.from_torch_distributed()
+        preempt = core.PreemptContext(distributed)
+        preempt.should_preempt()
+        child = os.fork()
+        if child == 0:
+            preempt.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        distributed.barrier()
+        distributed.close()
+    """
+    with running(code, 2, tmp_path) as ranks:
+        assert ranks.wait() == [0, 0], ranks.output(0) + ranks.output(1)
+
+
+STEPS = """
+    import sys
+    from det_core import core
+    from det_core.core import _preemption
+
+    _preemption.WARN_AFTER = float(sys.argv[1])
+    distributed = core.DistributedContext.from_torch_distributed()
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+        ctx.preempt.should_preempt()
+        distributed.barrier("all have begun")
+        print("ready", flush=True)
+        while not ctx.preempt.should_preempt():
+            pass
+        print("stopped", flush=True)
+"""
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_rank_that_is_suspended_is_named_while_the_others_wait_to_stop(tmp_path: Path, stopped: int) -> None:
+    others = [rank for rank in range(3) if rank != stopped]
+    with running(STEPS, 3, tmp_path, args=("1.5",)) as ranks:
+        ranks.wait_for("ready")
+        os.kill(ranks.processes[stopped].pid, signal.SIGSTOP)
+        os.kill(ranks.processes[1].pid, signal.SIGTERM)
+        ranks.wait_for(f" s for rank {stopped}", ranks=others if stopped == 2 else [1])
+        os.kill(ranks.processes[stopped].pid, signal.SIGCONT)
+        ranks.wait_for("is back after ", ranks=others if stopped == 2 else [1])
+        assert ranks.wait() == [0, 0, 0]
+    for rank in others:
+        assert ranks.output(rank).count("has waited for") <= 1
+    if stopped == 2:
+        assert "rank 2 (last call: barrier" in ranks.output(0) and "rank 2 (last call: barrier" in ranks.output(1)
+
+
+DEADLINE = """
+    import sys
+    from det_core import core
+
+    distributed = core.DistributedContext.from_torch_distributed()
+    assert distributed.timeout == 3600
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+        ctx.preempt.should_preempt()
+        distributed.barrier("all have begun")
+        distributed.timeout = 1
+        print("ready", flush=True)
+        while not ctx.preempt.should_preempt():
+            pass
+"""
+
+
+def test_the_deadline_counts_while_ranks_agree(tmp_path: Path) -> None:
+    with running(DEADLINE, 2, tmp_path, env={"DET_CORE_TIMEOUT": "3600"}) as ranks:
+        ranks.wait_for("ready")
+        os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+        os.kill(ranks.processes[0].pid, signal.SIGTERM)
+        ranks.wait_for("CollectiveTimeout: should_preempt() (call ", ranks=[0])
+        assert "took longer than 1 s: waits for rank 1 (last call: barrier" in ranks.output(0)
+
+
+def test_after_the_deadline_close_waits_no_more_and_lets_the_others_go_on() -> None:
+    blocked, closed = threading.Event(), threading.Event()
+
+    def suspend() -> None:
+        blocked.set()
+        closed.wait()
+
+    def work(distributed: core.DistributedContext) -> bool:
+        preempt = core.PreemptContext(distributed)
+        assert not preempt.should_preempt() and distributed.star is not None
+        if distributed.rank == 1:
+            distributed.star.call_soon(suspend)
+            preempt.request("on rank 1")
+        else:
+            blocked.wait()
+            distributed.timeout = 0.1
+            preempt.request("on rank 0")
+            with pytest.raises(CollectiveTimeout):
+                preempt.should_preempt()
+            distributed.timeout = None
+            preempt.close()
+            closed.set()
+        stopped = distributed.rank == 1 and preempt.should_preempt()
+        distributed.barrier()
+        return stopped
+
+    assert as_ranks(2, work) == [False, False]
+
+
+ALONE = """
+    from det_core import core
+    from det_core.core import _preemption
+
+    _preemption.WARN_AFTER = 0.3
+    distributed = core.DistributedContext.from_torch_distributed()
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
+        stop = False
+        while not stop:
+            stop = distributed.broadcast(distributed.rank == 0 and ctx.preempt.should_preempt())
+"""
+
+
+def test_ranks_that_never_call_it_are_named(tmp_path: Path) -> None:
+    with running(ALONE, 3, tmp_path) as ranks:
+        ranks.wait_for("rank 1, 2 never did", ranks=[0])
+        assert "core.init(preempt_mode=core.PreemptMode.ChiefOnly)" in ranks.output(0)
+        os.kill(ranks.processes[0].pid, signal.SIGTERM)
+        assert ranks.wait() == [0, 0, 0]
+    assert ranks.output(0).count("never did") == 1
+
+
+DIES = """
+    import os, signal, sys
+    from det_core import core
+
+    with core.init(name="dies", resume="latest") as ctx:
+        if sys.argv[1] == "asks":
+            ctx.preempt.should_preempt()
+        os.kill(os.getpid(), signal.SIGKILL if sys.argv[1] == "asks" else signal.SIGTERM)
+"""
+
+
+def test_a_run_that_died_before_its_first_call_says_so(tmp_path: Path) -> None:
+    said = "had not called should_preempt() yet"
+    with running(DIES, 1, tmp_path, args=("dies",)) as ranks:
+        assert ranks.wait() == [-signal.SIGTERM]
+        assert said not in ranks.output(0)
+    assert said in det_core("runs", "show", "latest").stdout
+    with running(DIES, 1, tmp_path, args=("asks",)) as ranks:
+        assert ranks.wait() == [-signal.SIGKILL]
+        assert said in ranks.output(0), "the next start"
+    assert said not in det_core("runs", "show", "latest").stdout
+    with running(DIES, 1, tmp_path, args=("asks",)) as ranks:
+        ranks.wait()
+        assert said not in ranks.output(0)
+
+
+class Broken:
+    """A master whose answer makes the client stumble."""
+
+    def preempted(self, timeout: float) -> bool:
+        raise KeyError("preempt")
+
+    def stop_waiting(self) -> None:
+        pass
+
+
+def test_a_failure_of_the_thread_that_asks_the_master_reaches_the_next_call() -> None:
+    master: Any = Broken()
+    with core.DistributedContext.detect() as distributed:
+        preempt = core.PreemptContext(distributed, master=master)
+        assert not preempt.should_preempt()
+        preempt.start()
+        until(lambda: "det-core-preempt" not in [thread.name for thread in threading.enumerate()])
+        with pytest.raises(DetCoreError, match=r"cannot be asked any more whether to stop.*KeyError: 'preempt'"):
+            preempt.should_preempt()
+        assert not preempt.should_preempt(), "it is said once"
+
+
+def test_a_failure_of_the_thread_that_asks_the_master_reaches_close() -> None:
+    master: Any = Broken()
+    distributed = core.DistributedContext.detect()
+    preempt = core.PreemptContext(distributed, master=master)
+    preempt.start()
+    until(lambda: "det-core-preempt" not in [thread.name for thread in threading.enumerate()])
+    with pytest.raises(DetCoreError, match="KeyError: 'preempt'"):
+        distributed.close()
+    with pytest.raises(ContextClosed):
+        distributed.check()

@@ -18,6 +18,7 @@ from det_core.errors import ContextClosed
 from support.ours import config, opened, variables
 from support.ranks import Ranks, running
 from support.running_master import Running
+from support.threads import as_ranks
 
 ROUNDS = """
     import json, os, random, signal, sys
@@ -331,6 +332,26 @@ def test_the_agreement_without_a_context(tmp_path: Path) -> None:
     stopped = {line for rank in range(2) for line in ranks.output(rank).splitlines() if "stopped" in line}
     assert stopped <= {"stopped 7 patience is at its end", "stopped 8 patience is at its end"} and len(stopped) == 1
     assert not (tmp_path / "none").exists(), "it records nothing"
+
+
+def test_agreements_one_after_another_on_the_same_ranks() -> None:
+    """A rank may be in the next one while another has not closed the last."""
+
+    def work(distributed: core.DistributedContext) -> list[str | None]:
+        found = []
+        for round_ in range(20):
+            preempt = PreemptContext(distributed)
+            if distributed.rank == round_ % 3:
+                preempt.request(f"round {round_}")
+            while not preempt.should_preempt():
+                distributed.allgather(None)
+            found.append(preempt.reason)
+            if distributed.rank == round_ % 2:
+                time.sleep(0.005)
+            preempt.close()
+        return found
+
+    assert as_ranks(3, work) == [[f"round {round_}" for round_ in range(20)]] * 3
 
 
 def test_a_distributed_context_has_one_agreement_at_a_time() -> None:

@@ -1,17 +1,19 @@
-"""The GPU sensor against a module that answers as nvidia-ml-py does; which GPUs it reads, and what breaks."""
+"""GPUs by a module that answers as nvidia-ml-py does: which are read, and what happens when one breaks."""
 
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
-from det_core.core._profiler._gpu import Gpu, PartialReading, gpu_sensor
+from det_core import core
+from support.processes import until
 
+pytest.importorskip("psutil")
 UUIDS = ("GPU-aaaa-1", "GPU-aabb-2", "GPU-cccc-3")
-MIG = "MIG-1234"
+FULL = {"gpu_util": 40, "gpu_free_memory": 1 << 30, "gpu_power": 250.5, "gpu_temperature": 61}
 
 
 class Nvml(ModuleType):
@@ -34,17 +36,17 @@ class Nvml(ModuleType):
     class NVMLError_NoPermission(NVMLError):
         pass
 
-    def __init__(self, *, bytes_uuids: bool = False, init_error: type[NVMLError] | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__("pynvml")
         self.lost: set[str] = set()
         self.lacking: set[str] = set()
         self.open = 0
-        self._bytes = bytes_uuids
-        self._init_error = init_error
+        self.uuids_are_bytes = False
+        self.refuses: type[Exception] | None = None
 
     def nvmlInit(self) -> None:
-        if self._init_error:
-            raise self._init_error("no NVML")
+        if self.refuses:
+            raise self.refuses("no NVML")
         self.open += 1
 
     def nvmlShutdown(self) -> None:
@@ -56,36 +58,14 @@ class Nvml(ModuleType):
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         return UUIDS[index]
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid != MIG:
-            raise self.NVMLError("not found")
-        return uuid
-
     def nvmlDeviceGetUUID(self, handle: str) -> str | bytes:
-        return handle.encode() if self._bytes else handle
-
-    def _answer(self, handle: str, what: str, value: float) -> float:
-        if handle in self.lost:
-            raise self.NVMLError("GPU is lost")
-        if what in self.lacking or (handle == MIG and what == "util"):
-            raise self.NVMLError_NotSupported("Not Supported")
-        return value
+        return handle.encode() if self.uuids_are_bytes else handle
 
     def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
-        nvml = self
-
-        class Rates:
-            gpu = nvml._answer(handle, "util", 40)
-
-        return Rates()
+        return SimpleNamespace(gpu=self._answer(handle, "util", 40))
 
     def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
-        nvml = self
-
-        class Info:
-            free = nvml._answer(handle, "memory", 1 << 30)
-
-        return Info()
+        return SimpleNamespace(free=self._answer(handle, "memory", 1 << 30))
 
     def nvmlDeviceGetPowerUsage(self, handle: str) -> float:
         return self._answer(handle, "power", 250_500)
@@ -94,23 +74,47 @@ class Nvml(ModuleType):
         assert sensor == self.NVML_TEMPERATURE_GPU
         return self._answer(handle, "temperature", 61)
 
+    def _answer(self, handle: str, what: str, value: float) -> float:
+        if handle in self.lost:
+            raise self.NVMLError("GPU is lost")
+        if what in self.lacking:
+            raise self.NVMLError_NotSupported("Not Supported")
+        return value
 
-FULL = {"gpu_util": 40, "gpu_free_memory": 1 << 30, "gpu_power": 250.5, "gpu_temperature": 61}
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
+    made = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return made
 
 
-def test_a_gpu_is_read_with_the_units_of_the_metrics() -> None:
-    sensor = Gpu(Nvml(), None)
-    assert sensor.read() == {uuid: FULL for uuid in UUIDS}
+def sampled() -> dict[str, Any]:
+    """The GPUs in the first report of a profiler."""
+    rows: list[tuple[str, Any, Any]] = []
+    ranks: Any = SimpleNamespace(local_rank=0)
+    profiler = core.ProfilerContext(ranks, lambda *row: rows.append(row), "agent")
+    profiler.on(0.1, 1)
+    until(lambda: any(group == "network" for group, _, _ in rows))  # from the second sample on; it is read before gpu
+    profiler.off()
+    found: list[dict[str, Any]] = [metrics["agent"] for group, _, metrics in rows if group == "gpu"]
+    return found[0] if found else {}
 
 
-def test_uuids_may_be_bytes() -> None:
-    assert set(Gpu(Nvml(bytes_uuids=True), "GPU-cc").read()) == {"GPU-cccc-3"}
+def test_a_gpu_is_read_with_the_units_of_the_metrics(nvml: Nvml) -> None:
+    assert sampled() == {uuid: FULL for uuid in UUIDS}
+    assert nvml.open == 0, "the library is shut down as often as it was begun"
+
+
+def test_uuids_may_be_bytes(nvml: Nvml) -> None:
+    nvml.uuids_are_bytes = True
+    assert set(sampled()) == set(UUIDS)
 
 
 @pytest.mark.parametrize(
     ("visible", "indices"),
     [
-        (None, [0, 1, 2]),
         ("", []),
         ("-1", []),
         ("NoDevFiles", []),
@@ -122,53 +126,46 @@ def test_uuids_may_be_bytes() -> None:
         ("GPU-cccc-3,GPU-aaaa", [2, 0]),
         ("GPU-aa", []),
         ("GPU-zz,0", []),
+        ("0,MIG-1234", [0]),
     ],
 )
-def test_cuda_visible_devices_is_read_by_cudas_rules(visible: str | None, indices: list[int]) -> None:
-    assert list(Gpu(Nvml(), visible).read()) == [UUIDS[i] for i in indices]
+def test_cuda_visible_devices_is_read_by_cudas_rules(
+    nvml: Nvml, monkeypatch: pytest.MonkeyPatch, visible: str, indices: list[int]
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert list(sampled()) == [UUIDS[i] for i in indices]
 
 
-def test_a_mig_instance_has_the_values_it_offers() -> None:
-    sensor = Gpu(Nvml(), f"{MIG},MIG-gone,0")
-    assert sensor.read() == {MIG: {k: v for k, v in FULL.items() if k != "gpu_util"}}
-
-
-def test_values_that_a_gpu_does_not_offer_are_left_out() -> None:
-    nvml = Nvml()
+def test_values_that_a_gpu_does_not_offer_are_left_out(nvml: Nvml) -> None:
     nvml.lacking = {"power", "temperature"}
-    assert Gpu(nvml, "0").read() == {UUIDS[0]: {"gpu_util": 40, "gpu_free_memory": 1 << 30}}
+    assert sampled()[UUIDS[0]] == {"gpu_util": 40, "gpu_free_memory": 1 << 30}
 
 
-def test_a_lost_gpu_is_named_and_hides_no_other() -> None:
-    nvml = Nvml()
-    sensor = Gpu(nvml, None)
+def test_a_lost_gpu_is_named_and_hides_no_other(nvml: Nvml, caplog: pytest.LogCaptureFixture) -> None:
     nvml.lost = {UUIDS[1]}
-    with pytest.raises(PartialReading, match="GPU-aabb-2: GPU is lost") as failed:
-        sensor.read()
-    assert set(failed.value.reading) == {UUIDS[0], UUIDS[2]}
+    assert set(sampled()) == {UUIDS[0], UUIDS[2]}
+    assert caplog.text.count("GPU-aabb-2 fails and is left out: NVMLError: GPU is lost") == 1
 
 
-def test_the_library_is_shut_down_as_often_as_it_was_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    sensor = gpu_sensor("0")
-    assert sensor is not None and nvml.open == 1
-    sensor.close()
-    assert nvml.open == 0
-    assert gpu_sensor("") is None
-    assert nvml.open == 0
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (Nvml.NVMLError_LibraryNotFound, False),
+        (Nvml.NVMLError_DriverNotLoaded, False),
+        (Nvml.NVMLError, True),
+    ],
+)
+def test_a_machine_whose_gpus_cannot_be_asked_is_sampled_without_them(
+    nvml: Nvml, caplog: pytest.LogCaptureFixture, error: type[Exception], told: bool
+) -> None:
+    nvml.refuses = error
+    assert sampled() == {}
+    assert ("GPUs are not profiled: no NVML" in caplog.text) == told
 
 
-@pytest.mark.parametrize("error", [Nvml.NVMLError_LibraryNotFound, Nvml.NVMLError_DriverNotLoaded])
-def test_a_machine_without_gpus_has_no_sensor(monkeypatch: pytest.MonkeyPatch, error: type[Nvml.NVMLError]) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(init_error=error))
-    assert gpu_sensor(None) is None
-
-
-def test_a_driver_that_fails_otherwise_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml(init_error=Nvml.NVMLError))
-    with pytest.raises(Nvml.NVMLError):
-        gpu_sensor(None)
+def test_without_pynvml_the_other_sensors_remain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert sampled() == {}
 
 
 def test_the_real_module_is_asked_with_names_that_it_has() -> None:
@@ -176,4 +173,4 @@ def test_the_real_module_is_asked_with_names_that_it_has() -> None:
     for name in vars(Nvml):
         if name.startswith(("nvml", "NVML")):
             assert hasattr(pynvml, name), name
-    gpu_sensor("")
+    sampled()

@@ -14,7 +14,6 @@ import pytest
 
 from det_core import core
 from det_core.backend._retry import Backoff
-from det_core.core._preempt._poll import Poll
 from det_core.errors import DetCoreError
 from support import scripts
 
@@ -99,10 +98,10 @@ def test_an_outage_of_the_master_draws_nothing() -> None:
     expected = drawn()
     core.set_random_state(state)
     away: Any = Away()
-    poll = Poll(away, lambda: None)
-    poll.start()
-    asked.wait()
-    poll.close()
+    with core.DistributedContext.detect() as distributed:
+        preempt = core.PreemptContext(distributed, master=away)
+        preempt.start()
+        asked.wait()
     backoff = Backoff()
     assert all(backoff.next() > 0 for _ in range(3))
     assert drawn() == expected

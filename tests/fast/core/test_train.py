@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from det_core import core
-from det_core.errors import CloseError
+from det_core import client, core
 from det_core.journal import RunRecord, read_run
 from support.threads import as_ranks
 
@@ -160,8 +159,9 @@ def test_a_copy_of_event_files_that_fails_does_not_fail_the_checkpoint(
     assert "event files were not copied" in caplog.text
     with ctx.checkpoint.restore_path(storage_id) as path:
         assert (path / "f").read_text() == "x"
-    with pytest.raises(CloseError, match="train: "):
-        ctx.close()
+    ctx.close()
+    assert caplog.text.count("event files were not copied") == 2
+    assert client.run(ctx.run_id).state == "completed", "a copy of a view fails no run whose record is whole"
 
 
 def test_manual_uploads_what_the_script_selects(tmp_path: Path) -> None:

@@ -133,4 +133,5 @@ def test_several_workers_are_recognised() -> None:
     found = find({"TF_CONFIG": config()})
     assert found is not None and found.name == "tensorflow"
     ranks = found.ranks({"TF_CONFIG": config()})
-    assert (ranks.rank, ranks.size, ranks.local_size, ranks.cross_rank, ranks.chief_ip) == (1, 2, 1, 1, "10.0.0.1")
+    place = {"rank": 1, "size": 2, "local_rank": 0, "local_size": 1, "cross_rank": 1, "cross_size": 2}
+    assert (ranks.numbers, ranks.chief_ip) == (place, "10.0.0.1")

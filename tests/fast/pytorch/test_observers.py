@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("tensorboard")
 
-from det_core import client, pytorch  # noqa: E402
+from det_core import _clock, client, core, pytorch  # noqa: E402
 from det_core.pytorch import Batch  # noqa: E402
 from support.trials import Tiny, built, fit  # noqa: E402
 
@@ -54,8 +54,24 @@ def test_a_writer_of_the_trials_own(tmp_path: Path) -> None:
     found = fit(Writing, 3, init={"checkpoint_storage": tmp_path / "store"}, reporting_period=Batch(1))
     found.trial.context.get_tensorboard_writer().close()
     kept = tmp_path / "store" / "tensorboard" / found.run.run_id
-    assert scalars(kept)["mine"] == [(0, 0.0), (1, 1.0), (2, 2.0)], "shipped at every boundary"
-    assert [step for step, _ in scalars(kept)["Determined/val_loss"]] == [3], "and at the end"
+    assert scalars(kept)["mine"] == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert [step for step, _ in scalars(kept)["Determined/val_loss"]] == [3]
+
+
+def test_boundaries_ship_every_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, shipped = 100.0, []
+    ship = core.TrainContext.sync_tensorboard
+    monkeypatch.setattr(_clock, "monotonic", lambda: now)
+    monkeypatch.setattr(core.TrainContext, "sync_tensorboard", lambda train: (shipped.append(now), ship(train)))
+
+    class Slow(Tiny):
+        def metrics(self, loss: Any, batch_idx: int) -> Any:
+            nonlocal now
+            now += 4.0
+            return {"loss": loss}
+
+    fit(Slow, 6, reporting_period=Batch(1))
+    assert shipped == [104.0, 116.0, 124.0], "at the first boundary, 10 seconds later at the soonest, and at the end"
 
 
 def test_the_names_that_trials_of_determined_import() -> None:

@@ -36,7 +36,7 @@ PUBLIC = {
         overwrite_deepspeed_config
     """,
     "det_core.search": """
-        Action Close Completed Create Event Exited Posted Progress RandomState Reason Search SearchMethod SearchSetup
+        Action Close Completed Create Event Exited Posted Progress Reason Search SearchMethod SearchSetup
         SetProgress Shutdown SimulatedTrial Simulation Started Stop TrainTo TrialCreated Validated action_from_dict
         create_search event_from_dict simulate
     """,
@@ -73,7 +73,7 @@ PUBLIC = {
     """,
     "det_core.master.store": """
         METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
-        SearcherEventRow SnapshotRow Store TokenRow TrialRow
+        SearcherEventRow Store TokenRow TrialRow
     """,
     "det_core.testing": "BackendCase BackendSuite CheckpointStoreSuite EngineSuite SearchSuite",
 }
@@ -83,7 +83,7 @@ ERRORS = """
     CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
     CollectiveMismatch CollectiveTimeout ConfigError ConfigErrors ContextClosed DetCoreError DistributedError
     ExperimentInvalid InfoError InternalException InvalidExperimentException InvalidHP MasterDenied MasterError
-    MasterUnreachable MissingExtra PeerLost ProfilerError RendezvousError ReportsNotKept ReportsNotShipped RunError
+    MasterUnreachable MissingExtra PeerLost RendezvousError ReportsNotKept ReportsNotShipped RunError
     RunLocked RunNotFound SearchError StorageError StoreConflict StoreError StoreLocked TensorboardError
     UnknownToMaster
 """

@@ -23,6 +23,7 @@ from det_core.search import (
     _create,
     create_search,
 )
+from det_core.search._plain import RandomSearch
 from det_core.search._preview import preview
 
 HEAD = "from det_core.search import *\nfrom det_core.search import SearchMethod\n"
@@ -87,6 +88,9 @@ def test_what_was_decided_stands_if_the_method_decides_otherwise_now(
     again.apply(Started(), actions)
     with pytest.raises(SearchError, match="it was to train to 5"):
         again.handle(Completed(actions[0].request_id, 60, 1.0))  # type: ignore[union-attr]
+    caplog.clear()
+    custom(tmp_path, "return []").apply(Started(), actions)
+    assert "what was recorded stands" in caplog.text, "also if it decides less"
 
 
 def test_decisions_from_outside() -> None:
@@ -101,14 +105,34 @@ def test_decisions_from_outside() -> None:
     assert search.handle(Posted((TrainTo("one", 9),))) == [], "the trial is over"
     with pytest.raises(SearchError, match="the search outside the master"):
         search.handle(Posted((TrainTo("two", 9),)))
-    restored = Search.restore({"name": "custom"}, {"x": 1}, 0, search.snapshot())
-    assert restored.snapshot() == search.snapshot()
     assert search.handle(Posted((Shutdown(),))) == [Shutdown()]
-    assert search.over and search.progress() == 1.0 and not restored.over
+    assert search.over and search.progress() == 1.0
 
 
-def test_one_that_ships_is_previewed_in_the_simulator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_ships_is_previewed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever its name, and without the keys that halving has."""
-    monkeypatch.setitem(_create._METHODS, "mine", ("det_core.search._plain", "RandomSearch"))
+    monkeypatch.setitem(_create._METHODS, "mine", RandomSearch)
     found = preview({"name": "mine", "metric": "loss", "max_trials": 3, "max_length": 4}, {"x": 1}, 0)
-    assert found["trials"] == 3 and found["units"] == 12 and found["units_if_all_trained_fully"] is None
+    assert found["trials"] == 3 and found["units"] == found["units_if_all_trained_fully"] == 12
+
+
+def test_a_recovered_method_has_its_trials_and_its_random_numbers(tmp_path: Path) -> None:
+    """Also one that creates more trials than it returns."""
+    body = "unused = self.create()\na = self.create({'x': self.random.random()})\nreturn [a, TrainTo(a.request_id, 5)]"
+    first = custom(tmp_path, body)
+    (a, train), again = first.handle(Started()), custom(tmp_path, body)
+    again.apply(Started(), [a, train])
+    assert isinstance(a, Create)
+    done = Completed(a.request_id, 5, 1.0)
+    assert again.handle(done) == first.handle(done)
+
+
+def test_a_recovered_method_has_each_trial_where_it_had_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In whatever order it returns them; also those of an earlier version, which drew other ids."""
+    body = "a, b = self.create({'x': 1}), self.create({'x': 2})\nreturn [b, TrainTo(b.request_id, 7), a]"
+    actions = custom(tmp_path, body).handle(Started())
+    custom(tmp_path, body).apply(Started(), actions)
+    assert not caplog.records
+    body = "a, b = self.create({'x': 1}), self.create({'x': 2})\nreturn [a, b, TrainTo(b.request_id, 7)]"
+    custom(tmp_path, body).apply(Started(), [Create("1", {"x": 1}, 3), Create("2", {"x": 2}, 3), TrainTo("2", 7)])
+    assert not caplog.records

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from det_core.search import create_search, simulate
-from det_core.search._grid import axis
-from det_core.search._space import Parameter
 
 
 def values(**spec: Any) -> list[Any]:
-    return axis(Parameter(("x",), spec["type"], spec))
+    """The grid of one hyperparameter, the first value first."""
+    done = simulate({"name": "grid", "max_length": 1}, {"x": spec}, 0, lambda *_: 1.0)
+    return [trial.hparams["x"] for trial in reversed(done.trials)]
 
 
 def test_axes() -> None:

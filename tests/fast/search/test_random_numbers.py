@@ -1,77 +1,80 @@
-"""The random numbers are numpy's, and are drawn in the order of the wire contract 11.2."""
+"""Trial n draws from a generator of its own, seeded by the experiment's seed and n."""
 
 from __future__ import annotations
 
-import uuid
+import math
+import subprocess
+import sys
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_core.search import Create, RandomState, Started, create_search
+from det_core.search import Close, Completed, Create, Exited, SimulatedTrial, Started, create_search, simulate
 
-numpy = pytest.importorskip("numpy")
+SPACE = {
+    "z": {"type": "double", "minval": 0.5, "maxval": 2},
+    "a": {"type": "int", "minval": 3, "maxval": 5},
+    "m": {"y": {"type": "categorical", "vals": ["p", "q", [1]]}, "b": {"type": "double", "minval": 0, "maxval": 1}},
+    "k": {"type": "log", "base": 10, "minval": -5, "maxval": -1},
+    "fixed": [1, 2],
+}
 SEEDS = st.integers(0, 2**32 - 1)
 
 
-@given(
-    seed=SEEDS,
-    draws=st.lists(
-        st.one_of(
-            st.tuples(st.just("uniform"), st.floats(-1e6, 1e6), st.floats(-1e6, 1e6)),
-            st.tuples(st.just("randint"), st.integers(-(2**62), 2**62), st.integers(1, 2**33)),
-            st.tuples(st.just("bytes"), st.just(0), st.just(0)),
-        ),
-        max_size=40,
-    ),
-)
-def test_each_draw_is_that_of_numpy(seed: int, draws: list[Any]) -> None:
-    ours, theirs = RandomState(seed), numpy.random.RandomState(seed)
-    for what, low, other in draws:
-        if what == "uniform":
-            low, high = min(low, other), max(low, other)
-            assert ours.uniform(low, high) == theirs.uniform(low, high)
-        elif what == "randint":
-            assert ours.randint(low, low + other) == theirs.randint(low, low + other, dtype=numpy.int64)
-        else:
-            assert ours.bytes16() == theirs.bytes(16)
+def drawn(seed: int, space: Any = SPACE, **searcher: Any) -> list[SimulatedTrial]:
+    searcher = {"name": "random", "max_trials": 200, "max_length": 1, **searcher}
+    return simulate(searcher, space, seed, lambda hparams, length, number: -number).trials
 
 
-@given(seed=SEEDS, before=st.integers(0, 1500))
-def test_the_state_can_be_kept(seed: int, before: int) -> None:
-    one, other = RandomState(seed), RandomState(0)
-    for _ in range(before):
-        one.random()
-    other.set_state(one.state())
-    assert [one.random() for _ in range(3)] == [other.random() for _ in range(3)]
+def test_each_value_is_as_likely_and_both_ends_count() -> None:
+    found = [trial.hparams for trial in drawn(3)]
+    assert {hparams["a"] for hparams in found} == {3, 4, 5}
+    assert all(0.5 <= hparams["z"] <= 2 and 0 <= hparams["m"]["b"] <= 1 for hparams in found)
+    exponents = sorted(math.log10(hparams["k"]) for hparams in found)
+    assert exponents[0] >= -5 and exponents[-1] <= -1 and -3.4 < exponents[100] < -2.6
+    assert [sum(h["m"]["y"] == value for h in found) > 40 for value in ("p", "q", [1])] == [True] * 3
+    assert list(found[0]) == sorted(SPACE)
 
 
-def test_a_seed_out_of_range_is_refused() -> None:
-    for seed in (-1, 2**32):
-        with pytest.raises(ValueError, match=str(seed)):
-            RandomState(seed)
+def test_trials_share_no_list() -> None:
+    found = [trial.hparams for trial in drawn(3)]
+    lists = [h["fixed"] for h in found] + [h["m"]["y"] for h in found if h["m"]["y"] == [1]]
+    assert len({id(one) for one in lists}) == len(lists)
 
 
-def test_a_trial_draws_in_the_order_of_the_contract() -> None:
-    hyperparameters = {
-        "z": {"type": "double", "minval": 0.5, "maxval": 2},
-        "a": {"type": "int", "minval": 3, "maxval": 9},
-        "m": {"y": {"type": "categorical", "vals": ["p", "q", "r"]}, "b": {"type": "double", "minval": 0, "maxval": 1}},
-        "k": {"type": "log", "base": 10, "minval": -5, "maxval": -1},
-        "fixed": [1, 2],
-    }
-    theirs = numpy.random.RandomState(99)
-    actions = create_search({"name": "random", "max_trials": 3, "max_length": 5}, hyperparameters, 99).handle(Started())
-    created = [action for action in actions if isinstance(action, Create)]
-    assert len(created) == 3
-    for trial in created:
-        assert trial.hparams["a"] == theirs.randint(3, 10)
-        assert trial.hparams["fixed"] == [1, 2]
-        assert trial.hparams["k"] == 10 ** theirs.uniform(-5, -1)
-        assert trial.hparams["m"]["b"] == theirs.uniform(0, 1)
-        assert trial.hparams["m"]["y"] == "pqr"[theirs.randint(0, 3)]
-        assert trial.hparams["z"] == theirs.uniform(0.5, 2)
-        assert trial.request_id == str(uuid.UUID(bytes=theirs.bytes(16), version=4))
-        assert trial.seed == theirs.randint(0, 2**31)
-        assert list(trial.hparams) == sorted(hyperparameters)
+@given(seed=SEEDS)
+def test_a_trial_is_a_function_of_the_seed_and_its_number(seed: int) -> None:
+    """Whatever the method, and whatever happened before it."""
+    expected = [(t.request_id, t.hparams, t.seed) for t in drawn(seed, max_trials=12)]
+    halving = {"name": "async_halving", "num_rungs": 2, "divisor": 2, "max_concurrent_trials": 2, "max_length": 8}
+    assert [(t.request_id, t.hparams, t.seed) for t in drawn(seed, max_trials=12, **halving)] == expected
+    search = create_search(
+        {"name": "random", "max_trials": 3, "max_length": 1, "max_concurrent_trials": 2}, SPACE, seed
+    )
+    seen = [action for action in search.handle(Started()) if isinstance(action, Create)]
+    search.handle(Completed(seen[1].request_id, 1, math.nan))
+    seen += [a for a in search.handle(Exited(seen[1].request_id, "completed")) if isinstance(a, Create)]
+    assert [(c.request_id, c.hparams, c.seed) for c in seen] == expected[:3]
+    assert all(0 <= c.seed < 2**31 for c in seen)
+
+
+@given(seed=SEEDS, other=SEEDS)
+def test_other_seeds_give_other_trials(seed: int, other: int) -> None:
+    ids = {trial.request_id for one in {seed, other} for trial in drawn(one, max_trials=20)}
+    assert len(ids) == 20 * len({seed, other})
+
+
+def test_another_process_draws_the_same() -> None:
+    code = (
+        "from det_core.search import Started, create_search\n"
+        f"search = create_search({{'name': 'random', 'max_trials': 2, 'max_length': 1}}, {SPACE!r}, 99)\n"
+        "print(search.handle(Started()))"
+    )
+    here = create_search({"name": "random", "max_trials": 2, "max_length": 1}, SPACE, 99).handle(Started())
+    assert isinstance(here[-1], Close)
+    for hash_seed in ("1", "2"):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": hash_seed}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout == f"{here}\n"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from det_core.master.service import _search
 from support.mastered import bench, config_of, train
 
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -130,9 +129,7 @@ def test_a_method_that_is_gone_ends_its_experiment_and_no_other(tmp_path: Path) 
     asyncio.run(main())
 
 
-def test_a_search_is_recovered_from_its_kept_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_search, "SNAPSHOT_EVERY", 3)
-
+def test_a_search_is_recovered_from_its_record(tmp_path: Path) -> None:
     async def main() -> None:
         async with bench(tmp_path, train) as b:
             number = await b.create(SEARCHES["asha"])

@@ -152,7 +152,8 @@ def test_what_belongs_to_a_deleted_experiment_goes_and_nothing_else(conn: Connec
         tokens.add(conn, task, "allocation", allocation_id=f"{task}.1")
         operations.add(conn, number, 1)
         searcher_events.add(conn, experiment, {}, [])
-        searcher_events.put_snapshot(conn, experiment, 0, {})
+        row = {"experiment_id": experiment, "ordinal": 0, "snapshot": {}, "time": 1.0}  # as earlier versions kept
+        conn.execute(METADATA.tables["searcher_snapshots"].insert().values(row))
         metrics.insert_journal(conn, number, 1, 0, [{"kind": "status", "seq": 0, "time": 1.0, "body": {}}])
         metrics.report(conn, number, 1, "training", 1, {"a": 1})
         logs.append(conn, [LogLine(task, "x", 1.0)], allocation_id=f"{task}.1", offsets={"out": 1})

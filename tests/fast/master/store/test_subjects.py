@@ -19,7 +19,6 @@ from det_core.master.store import (
     LogRow,
     OperationRow,
     SearcherEventRow,
-    SnapshotRow,
     TokenRow,
     TrialRow,
     allocations,
@@ -43,7 +42,6 @@ ROWS = {
     "operations": OperationRow,
     "records": RecordRow,
     "searcher_events": SearcherEventRow,
-    "searcher_snapshots": SnapshotRow,
     "tokens": TokenRow,
     "trials": TrialRow,
 }
@@ -178,11 +176,6 @@ def test_events_are_counted_in_each_experiment(conn: Connection, trial: int) -> 
     searcher_events.decide(conn, 1, 1, [{"kind": "close"}])
     assert searcher_events.undecided(conn, 1) == []
     assert searcher_events.after(conn, 1, 0)[0].actions == [{"kind": "close"}]
-    assert searcher_events.snapshot(conn, 1) is None
-    for ordinal in (0, 2):
-        searcher_events.put_snapshot(conn, 1, ordinal, {"best": math.inf, "n": ordinal})
-    kept = searcher_events.snapshot(conn, 1)
-    assert kept is not None and (kept.ordinal, kept.snapshot) == (2, {"best": math.inf, "n": 2})
 
 
 def test_tokens_are_found_by_themselves_alone_until_they_are_revoked(conn: Connection) -> None:

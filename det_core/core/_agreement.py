@@ -1,9 +1,11 @@
-"""Which ``should_preempt()`` call all ranks stop at: the agreement, without any I/O.
+"""The ranks' agreement on the call at which all stop, without any I/O.
 
-Every rank counts its calls. When a stop is requested, the chief asks each rank how many calls it has begun; from the
-moment a rank has been asked, its next call waits for the decision. The chief then announces
-``stop_at = max(counts) + 1``: no rank has passed that call and every rank that keeps calling in step reaches it, so all
-return True from the same call on, and a call in between costs neither a message nor a lock.
+Every rank counts its calls of ``should_preempt()``. When a stop is requested, the chief asks each rank how many calls
+it has begun; from the moment a rank was asked, its next call waits for the decision. The chief then announces
+``stop_at = max(counts) + 1``: no rank has passed that call, and every rank that keeps calling in step reaches it.
+
+The ranks' ipc threads answer, not their next calls. Let a step be ``all_reduce(); should_preempt()``: A has passed call
+5 unasked and waits in all_reduce 6 for B, who was asked before call 5 and waits there: A's call 6 never comes.
 
 One agreement is a round. A stop that a signal or the master asked for stays, so its round is the last. One that only
 the script asked for is over for a rank once a call has returned True there, and further rounds may follow; a request
@@ -16,8 +18,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-SIGNAL = "signal"
-MASTER = "master"
+SIGNAL, MASTER = "signal", "master"
 FINAL = (MASTER, SIGNAL)
 """The reasons that are preemptions: they outweigh a script's own, and stay."""
 
@@ -35,42 +36,38 @@ class Stop(NamedTuple):
 
 
 class RankSide:
-    """What one rank knows. Its training thread writes ``calls`` and ``round``, requests ``own`` and ``reason``, and its
-    ipc thread all else.
+    """What one rank knows. Its training thread writes ``calls`` and ``round``, its ipc thread most of the rest.
 
     A call first counts, then reads ``attention``; asking first sets ``attention``, then reads the count. So a call that
     is not in the answered count sees the flag and waits.
+
+    Attributes:
+        calls: how many have begun.
+        attention: the next call must take the slow path, as the first one has to.
+        round: how many stops of the script's are over here.
+        stops: announced, and not reached yet, or staying.
+        final: a stop that stays was announced.
+        chief_left: the chief has closed: the job ends, and nobody decides any more.
     """
 
-    __slots__ = ("_asked", "attention", "calls", "chief_left_at", "decided", "final", "own", "reason", "round", "stops")
+    __slots__ = ("_asked", "_decided", "_own", "attention", "calls", "chief_left", "final", "round", "stops")
 
     def __init__(self) -> None:
-        self.calls = 0
+        self.calls = self.round = 0
         self.attention = True
-        """The next call must take the slow path; starts True because the first call installs the signal handlers."""
-        self.round = 0
-        """How many stops of the script's are over here."""
-        self.decided = 0
-        """How many stops were announced here."""
-        self.own = 0
-        """The number of stops that there will be once the last request of this rank's script is decided."""
-        self.reason = ""
-        """Why this rank asked last, for a decision without the chief."""
         self.stops: deque[Stop] = deque()
-        """Announced, and not reached yet, or staying."""
-        self.final = False
-        """A stop that stays was announced."""
-        self.chief_left_at: int | None = None
-        self._asked = 0
+        self.final = self.chief_left = False
+        # Numbers of stops: announced here; when what the chief has asked about, and what was requested here, is decided
+        self._decided = self._asked = self._own = 0
 
     @property
     def waiting(self) -> bool:
         """Whether the next call has to wait for a decision."""
-        return max(self._asked, self.own) > self.decided
+        return max(self._asked, self._own) > self._decided and not self.chief_left
 
     def asked(self) -> int:
         """The chief asks: how many calls have begun? Returns the answer."""
-        self._asked = self.decided + 1
+        self._asked = self._decided + 1
         self.attention = True
         return self.calls
 
@@ -79,35 +76,16 @@ class RankSide:
         if not self.final:
             self.final = stop.stays
             self.stops.append(stop)
-        self.decided += 1
+        self._decided += 1
         self.attention = True
 
-    def chief_left(self, calls: int) -> None:
-        """The chief closed after ``calls`` calls: in step, no other rank has made or will make more before it stops."""
-        self.chief_left_at = calls
-        if self.waiting:
-            self.announced(Stop(calls + 1, self.reason))
-
-    def request(self, reason: str) -> None:
+    def request(self) -> None:
         """A stop is requested at this rank, in whichever thread, or in a signal handler: its next call waits."""
-        if reason in FINAL or self.reason not in FINAL:
-            self.reason = reason
-        self.own = max(self.own, self.round + 1)
+        self._own = max(self._own, self.round + 1)
         self.attention = True
-
-    def alone(self, reason: str) -> bool:
-        """Decide a request here, if the chief has left; else False: it is for the chief to hear of."""
-        if self.chief_left_at is None:
-            return False
-        if reason in FINAL or self.waiting:
-            self.announced(Stop(self.chief_left_at + 1, reason))
-        return True
 
     def verdict(self) -> Stop | None:
-        """The stop because of which the call that has just been counted returns True, if it does.
-
-        A stop that does not stay is over with that.
-        """
+        """The stop because of which the call just counted returns True. One that does not stay is over with that."""
         if not self.stops or self.calls < self.stops[0].call:
             return None
         if self.stops[0].stays:
@@ -117,18 +95,21 @@ class RankSide:
 
 
 class ChiefSide:
-    """What the chief collects: one answer or one final count from every rank, itself included."""
+    """What the chief collects: one answer or one final count from every rank, itself included.
+
+    Attributes:
+        unanswered: the ranks that were asked, and have not said how many calls they made.
+        open: a round is open.
+        round: how many stops were decided.
+    """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._present = set(ranks)
-        self._unanswered: set[int] = set()
         self._counts = dict.fromkeys(self._present, 0)
         self._reasons: deque[str] = deque()
-        self._last = 0
-        self._final = False
-        self.open = False
-        self.round = 0
-        """How many stops were decided."""
+        self._last = self.round = 0
+        self._final = self.open = False
+        self.unanswered: frozenset[int] = frozenset()
 
     def requested(self, reason: str, round_: int) -> frozenset[int]:
         """A stop is requested by a rank that is in ``round_``: the ranks to ask now, if they were not asked before.
@@ -140,31 +121,24 @@ class ChiefSide:
         self._reasons.append(reason)
         if self.open:
             return frozenset()
-        self._unanswered = set(self._present)
+        self.unanswered = frozenset(self._present)
         self.open = True
-        return frozenset(self._unanswered)
+        return self.unanswered
 
     def answered(self, rank: int, calls: int) -> Stop | None:
         """``rank`` has begun ``calls`` calls. Returns the decision if this makes it."""
-        self._unanswered.discard(rank)
+        self.unanswered -= {rank}
         self._counts[rank] = max(calls, self._counts[rank])
         return self.decide()
 
     def left(self, rank: int, calls: int) -> Stop | None:
-        """``rank`` closed after ``calls`` calls: it is not asked any more. Returns the decision if this makes it.
-
-        If it has answered, it cannot have made more calls than it said, plus the one that waits.
-        """
+        """``rank`` closed after ``calls`` calls: it is not asked any more. Returns the decision if this makes it."""
         self._present.discard(rank)
         return self.answered(rank, calls)
 
     def decide(self, call: int | None = None) -> Stop | None:
-        """The decision, once, as soon as a round is open and every rank has answered.
-
-        Args:
-            call: the call to stop at, whoever has answered; None: as the ranks agree.
-        """
-        if not self.open or (self._unanswered and call is None):
+        """The decision, once, as soon as a round is open and every rank has answered; at ``call`` without asking."""
+        if not self.open or (self.unanswered and call is None):
             return None
         self.open = False
         reasons = [self._reasons.popleft() for _ in range(len(self._reasons))]

@@ -1,0 +1,473 @@
+"""When to stop: asked for by a signal, a master or the script, and agreed on by all ranks without any I/O per call.
+
+The agreement itself is in :mod:`det_core.core._agreement`; here are its messages, and who asks for a stop.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from random import SystemRandom
+from typing import TYPE_CHECKING, Any
+
+from det_core import _clock
+from det_core.backend import Backend
+from det_core.core._agreement import FINAL, MASTER, SIGNAL, ChiefSide, RankSide, Stop
+from det_core.core._distributed import DistributedContext
+from det_core.core._signals import SignalWatch
+from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
+
+if TYPE_CHECKING:
+    from det_core.ipc import Star
+
+logger = logging.getLogger("det_core.core")
+
+WARN_AFTER = 10.0
+"""Seconds of waiting for other ranks after which a warning names them."""
+TICK = 0.5
+"""Seconds between two looks at deadline and warning while a call waits."""
+CLOSE_TIMEOUT = 10.0
+"""Seconds that other threads get when the context is closed."""
+POLL_HOLD = 60.0
+"""Seconds that the master may hold a question before it says that there is nothing to say."""
+FIRST_PAUSE, LONGEST_PAUSE = 0.25, 3.0
+"""Seconds before a question that was not answered is asked again, doubled each time."""
+
+
+class PreemptMode(enum.Enum):
+    """Who may call :meth:`PreemptContext.should_preempt`, and what the ranks agree on."""
+
+    WorkersAskChief = "WORKERS_ASK_CHIEF"
+    """All ranks call it in step, and all return True from the same call on."""
+    ChiefOnly = "CHIEF_ONLY"
+    """Only the chief may call it; telling the workers is up to the script."""
+    WorkersAskMaster = "WORKERS_ASK_MASTER"
+    """Any rank may call it; each returns True at its own next call after the request."""
+
+
+class PreemptContext:
+    """Tells the script when to save and exit.
+
+    A bare run is preempted by SIGTERM, SIGUSR1 or SIGINT to any one of its ranks, caught from the first
+    :meth:`should_preempt` call on. Under a master, only its request counts: the chief waits for it in a thread, or
+    each rank does in the mode WorkersAskMaster. Any rank's script may ask for a stop as well: :meth:`request`.
+
+    ``core.init()`` makes one. Made by hand, from ``distributed`` alone, it is the agreement on :meth:`request` without
+    anything else: no signals, no master, no record. It is closed with ``distributed``, which has one at a time.
+
+    Args:
+        distributed: the ranks that decide together.
+        preempt_mode: see :class:`PreemptMode`.
+        acknowledge: tells the backend that this process stops because it was preempted.
+        record: journals a fact under a kind.
+        master: who says when to stop.
+        signals: whether signals do, where there is no master.
+
+    Raises:
+        RuntimeError: ``distributed`` has one already.
+    """
+
+    def __init__(
+        self,
+        distributed: DistributedContext,
+        preempt_mode: PreemptMode = PreemptMode.WorkersAskChief,
+        *,
+        acknowledge: Callable[[], None] = lambda: None,
+        record: Callable[[str, Mapping[str, Any]], None] = lambda _kind, _body: None,
+        master: Backend | None = None,
+        signals: bool = False,
+    ) -> None:
+        # Numbered, as the last words of a context that was closed may reach the next one on other ranks.
+        self._topic = f"preempt {distributed.attach('PreemptContext', self.close)}"
+        self._distributed, self._star = distributed, distributed.star
+        self._mode = preempt_mode
+        self._acknowledge, self._record = acknowledge, record
+        self._side = RankSide()
+        self._chief = ChiefSide(range(distributed.size)) if distributed.rank == 0 else None
+        self._signals = SignalWatch(partial(self._ask_for, SIGNAL)) if signals and master is None else None
+        self._talks = distributed.rank == 0 or preempt_mode is PreemptMode.WorkersAskMaster  # to the master
+        self._poll: _MasterPoll | None = None
+        if master is not None and self._talks:
+            self._poll = _MasterPoll(master, partial(self._ask_for, MASTER), self._on_poll_failure)
+        self._poll_failure: Exception | None = None
+        self._changed = threading.Event()
+        self._requested_at: float | None = None
+        self._reason: str | None = None
+        self._stopped_at = 0
+        self._first_call_at: float | None = None
+        in_step = self._chief is not None and preempt_mode is PreemptMode.WorkersAskChief
+        # For warnings: on the chief the ranks whose first call was not heard of, on a worker whom a decision waits for.
+        self._silent = set(range(1, distributed.size)) if in_step else set()
+        self._missing = "rank 0"
+        self._closed = self._left = self._acknowledged = self._troubled = self._gave_up = False
+        if (star := self._star) is not None:
+            if (chief := self._chief) is not None:
+                star.subscribe(self._topic, lambda rank, message: self._on_worker(chief, star, rank, message))
+            else:
+                star.subscribe(self._topic, lambda _rank, message: self._on_chief(star, message))
+            star.on_trouble(self._on_trouble)
+
+    def start(self) -> None:
+        """Begin to wait for a master's request; :meth:`close` ends that."""
+        if self._poll is not None:
+            self._poll.start()
+
+    @property
+    def acknowledged(self) -> bool:
+        """Whether this process has said that it stops because of a preemption."""
+        return self._acknowledged
+
+    @property
+    def requested_at(self) -> float | None:
+        """When this rank first heard that it is preempted, on the monotonic clock; None: not yet."""
+        return self._requested_at
+
+    @property
+    def requested(self) -> bool:
+        """Whether this rank has heard of a request to stop that no call has returned True for, or that stays.
+
+        A look that is no counted call, for saving in the middle of an evaluation. Ranks hear of a request at different
+        moments, so no collective may depend on it.
+        """
+        side = self._side
+        return side.final or side.waiting or bool(side.stops)
+
+    @property
+    def reason(self) -> str | None:
+        """Why :meth:`should_preempt` has last returned True, equal on every rank; None: it has not.
+
+        ``"signal"``, ``"master"``, or what the script gave to :meth:`request`.
+        """
+        return self._reason
+
+    @property
+    def stopped_by_script(self) -> bool:
+        """Whether the last call returned True because of a :meth:`request` alone."""
+        return 0 < self._stopped_at == self._side.calls
+
+    def should_preempt(self, auto_ack: bool = True) -> bool:
+        """Whether to save and exit now. Cheap enough for every batch.
+
+        Args:
+            auto_ack: on the first True, acknowledge at once; else call :meth:`acknowledge_preemption_signal` before
+                exiting, if the script complies.
+
+        Returns:
+            True from the agreed call on, on every rank alike in the mode ``WorkersAskChief``. If only the script asked
+            for the stop, True once: later calls return False until the next :meth:`request`.
+
+        Raises:
+            PeerLost: a rank has died, so this is no preemption; nothing is acknowledged.
+            CollectiveTimeout: the ranks could not agree within ``DET_CORE_TIMEOUT``, where that is set.
+            DetCoreError: the thread that asks the master has failed, so no later call would return True.
+            RuntimeError: called on a worker in the mode ``ChiefOnly``.
+            ContextClosed: the context is closed.
+        """
+        side = self._side
+        side.calls += 1
+        if not side.attention:
+            return False
+        return self._look(auto_ack)
+
+    def request(self, reason: str = "") -> None:
+        """Ask for a stop of the whole job: early stopping, NaN on one rank, a button. Any rank may, in any thread.
+
+        All ranks return True from one agreed :meth:`should_preempt` call; this rank's next call waits until the ranks
+        have agreed. Where they share a collective a step, that is at most two calls later. In the mode ChiefOnly it is
+        the chief's next call, in WorkersAskMaster the next one of each rank.
+
+        Such a stop is not acknowledged: a script that exits with status 0 after it is done, and is not started again.
+        If a signal or the master asks for a stop before the ranks have agreed, it is a preemption instead.
+
+        Args:
+            reason: what :attr:`reason` will be, on every rank.
+
+        Raises:
+            ValueError: ``reason`` is one of the words that stand for a preemption.
+            ContextClosed: the context is closed.
+        """
+        if not isinstance(reason, str):
+            raise TypeError(f"reason must be a string, not {type(reason).__name__}")
+        if reason in FINAL:
+            raise ValueError(f"reason={reason!r} stands for a preemption that the script did not ask for")
+        if self._closed:
+            raise ContextClosed("request() was called on a context that is closed")
+        self._ask_for(reason)
+
+    def acknowledge_preemption_signal(self) -> None:
+        """Say that this process stops, unfinished, because it was asked to, and expects to be run again."""
+        if self._closed:
+            raise ContextClosed("acknowledge_preemption_signal() was called on a context that is closed")
+        if self._acknowledged:
+            return
+        self._record("preempt", {"acknowledged": True, "call": self._side.calls})
+        self._acknowledge()
+        self._acknowledged = True
+
+    def close(self) -> None:
+        """Finish an open agreement, tell the others how many calls were made here, and restore the handlers.
+
+        Raises:
+            DetCoreError: the thread that asks the master has failed, and no call has said so.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._distributed.detach("PreemptContext")
+        try:
+            if self._poll is not None:
+                self._poll.close()
+            self._leave()
+        finally:
+            self._side.attention = True
+            if self._signals is not None:
+                stopped = self._star is not None and self._side.final
+                self._signals.restore(sigterm_may_follow=self._troubled or stopped)
+        self._raise_poll_failure()
+
+    # The slow path of should_preempt(): the first call, and the calls around a request.
+
+    def _look(self, auto_ack: bool) -> bool:
+        side = self._side
+        if self._closed:
+            raise ContextClosed("should_preempt() was called on a context that is closed")
+        if self._mode is PreemptMode.ChiefOnly and self._chief is None:
+            rank = self._distributed.rank
+            raise RuntimeError(f"rank {rank} called should_preempt(), which the mode ChiefOnly allows on rank 0 alone")
+        if self._first_call_at is None:
+            self._begin()
+        if self._star is None and self._chief is not None:
+            self._announce(self._chief.decide(side.calls))
+        self._await_decision()
+        # Before any stop is believed: a launcher's SIGTERM comes a tenth of a second after the death of a rank.
+        self._distributed.check()
+        self._raise_poll_failure()
+        stop = side.verdict()
+        side.attention = False  # first off, then on again: what happens in between must not be passed over
+        if side.waiting or side.stops or self._troubled or self._poll_failure or self._some_are_silent():
+            side.attention = True
+        if stop is None:
+            return False
+        self._reason = stop.reason
+        if not stop.stays:
+            self._stopped_at = side.calls
+        elif auto_ack and self._talks:
+            self.acknowledge_preemption_signal()
+        return True
+
+    def _begin(self) -> None:
+        self._first_call_at = _clock.monotonic()
+        if self._signals is not None:
+            self._record("should_preempt", {})  # a run without it that died could not have been stopped in order
+            if not self._signals.install():
+                logger.warning(
+                    "the first should_preempt() call is not on the main thread, so signals will not preempt this run: "
+                    "call it once on the main thread first"
+                )
+        if self._star is not None and self._chief is None:
+            self._star.post(self._topic, ("began", 0, ""))
+
+    def _some_are_silent(self) -> bool:
+        """On the chief, whether to look for ranks that never call; after a while they are named, once."""
+        silent = sorted(tuple(self._silent))
+        if silent and self._side.calls > 2 and _clock.monotonic() - (self._first_call_at or 0.0) > WARN_AFTER:
+            self._silent.clear()
+            logger.warning(
+                "rank 0 calls should_preempt(), and rank %s never did: each rank has to, in step, or it will not stop "
+                "with the others. If rank 0 alone is to ask: core.init(preempt_mode=core.PreemptMode.ChiefOnly)",
+                ", ".join(map(str, silent)),
+            )
+        return bool(self._silent)
+
+    def _await_decision(self) -> None:
+        """Wait for as long as a decision is open and every rank lives; say for whom."""
+        side, star, timeout = self._side, self._star, self._distributed.timeout
+        began, warned, asked = _clock.monotonic(), "", self._chief is not None
+        while star is not None and side.waiting and not self._troubled:
+            if self._changed.wait(TICK):
+                self._changed.clear()
+                continue
+            waited, missing = _clock.monotonic() - began, self._unanswered() or self._missing
+            if timeout is not None and waited >= timeout:
+                self._gave_up = True
+                raise CollectiveTimeout(
+                    f"should_preempt() (call {side.calls}) took longer than {timeout:g} s: waits for {missing}"
+                )
+            if waited >= WARN_AFTER / 2 and not asked:
+                asked = True
+                star.post(self._topic, ("who", 0, ""))  # the answer is there by the time of the warning
+            if waited >= WARN_AFTER and not warned:
+                warned = missing
+                logger.warning(
+                    "should_preempt() (call %d), where the ranks agree on a stop, has waited for %.0f s for %s; it may "
+                    "be suspended, or wait for memory or a disk", side.calls, waited, missing,
+                )  # fmt: skip
+        if warned and not self._troubled:
+            logger.warning("%s is back after %.0f s", warned, _clock.monotonic() - began)
+
+    def _unanswered(self) -> str:
+        """On the chief, whom an open decision waits for."""
+        if self._chief is None or self._star is None:
+            return ""
+        return ", ".join(f"rank {r} (last call: {self._star.last_call(r)})" for r in sorted(self._chief.unanswered))
+
+    def _raise_poll_failure(self) -> None:
+        failure, self._poll_failure = self._poll_failure, None
+        if failure is not None:
+            raise DetCoreError(
+                "the master cannot be asked any more whether to stop, so this trial would never be preempted: "
+                f"{type(failure).__name__}: {failure}"
+            ) from failure
+
+    # Requests. _ask_for runs in a signal handler, in the thread that asks the master, or in one of the script's; all
+    # else on the ipc thread, or, where there is none, in the next call.
+
+    def _ask_for(self, reason: str) -> None:
+        if reason in FINAL:
+            self._requested_at = self._requested_at or _clock.monotonic()
+        side, star = self._side, self._star
+        round_ = side.round
+        if star is None:
+            self._request(reason, round_)
+            side.request()
+        elif self._mode is PreemptMode.ChiefOnly and self._chief is None:
+            star.call_soon(lambda: star.post(self._topic, ("request", 0, reason)))
+        else:
+            side.request()
+            star.call_soon(lambda: self._request(reason, round_))
+
+    def _request(self, reason: str, round_: int) -> None:
+        chief, star = self._chief, self._star
+        if chief is None:
+            if star is not None:
+                star.post(self._topic, ("request", round_, reason))
+            return
+        if self._left:
+            return
+        if self._mode is PreemptMode.ChiefOnly:
+            round_ = self._side.round  # the only rank that makes calls
+        to_ask = chief.requested(reason, round_)
+        if star is None:
+            return  # the next call decides
+        if self._mode is not PreemptMode.WorkersAskChief:
+            self._announce(chief.decide(0))  # the next call, even one that waits for this already
+            return
+        for rank in sorted(to_ask):
+            if rank:
+                star.post(self._topic, ("ask", 0, ""), to=rank)
+            else:
+                self._announce(chief.answered(0, self._side.asked()))
+
+    def _on_worker(self, chief: ChiefSide, star: Star, rank: int, message: tuple[str, int, str]) -> None:
+        """On the chief: a worker has said something."""
+        word, number, text = message
+        match word:
+            case "began":
+                self._silent.discard(rank)
+            case "request":
+                self._request(text, number)
+            case "count":
+                self._announce(chief.answered(rank, number))
+            case "left":
+                self._announce(chief.left(rank, number))
+            case "who":
+                star.post(self._topic, ("missing", 0, self._unanswered()), to=rank)
+
+    def _on_chief(self, star: Star, message: tuple[str, int, str]) -> None:
+        """On a worker: the chief has said something."""
+        word, number, text = message
+        match word:
+            case "ask":
+                star.post(self._topic, ("count", self._side.asked(), ""))
+            case "stop":
+                self._announce(Stop(number, text))
+            case "left":
+                self._side.chief_left = True
+                self._changed.set()
+            case "missing":
+                self._missing = text or self._missing
+
+    def _announce(self, stop: Stop | None) -> None:
+        """A stop is decided, if it is: on the chief tell the others."""
+        if stop is None:
+            return
+        if stop.stays:
+            self._requested_at = self._requested_at or _clock.monotonic()
+        tells = self._chief is not None and self._mode is not PreemptMode.ChiefOnly and not self._left
+        if tells and self._star is not None:
+            self._star.post(self._topic, ("stop", *stop))
+        self._side.announced(stop)
+        self._changed.set()
+
+    def _on_poll_failure(self, failure: Exception) -> None:
+        self._poll_failure = failure
+        self._side.attention = True
+
+    def _on_trouble(self) -> None:
+        self._troubled = self._side.attention = True
+        self._changed.set()
+
+    def _leave(self) -> None:
+        """Finish an open agreement, and tell the others that no more calls are made here."""
+        star, said = self._star, threading.Event()
+        if star is None or star.trouble is not None:  # nobody agrees any more; or this is a forked child
+            return
+
+        def leave() -> None:
+            self._left = True
+            star.post(self._topic, ("left", self._side.calls, ""))
+            if self._chief is not None:
+                self._announce(self._chief.left(0, self._side.calls))
+            said.set()
+
+        try:
+            if not self._gave_up:
+                self._await_decision()
+        finally:
+            star.call_soon(leave)
+            said.wait(CLOSE_TIMEOUT)
+
+
+class _MasterPoll:
+    """Asks a master in a thread whether to stop, until it says yes.
+
+    A question that gets no answer is asked again and again; any other error ends the thread, and ``on_failure`` hears.
+    """
+
+    def __init__(self, master: Backend, on_yes: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
+        self._master, self._on_yes, self._on_failure = master, on_yes, on_failure
+        self._ended = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="det-core-preempt", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        if self._thread is not None:
+            self._master.stop_waiting()
+            self._thread.join(CLOSE_TIMEOUT)
+            self._thread = None
+
+    def _run(self) -> None:
+        jitter = SystemRandom()  # the global generator's numbers are the script's
+        hold, pause, warned = 0.0, FIRST_PAUSE, False  # answered at once, to learn whether there are answers
+        while not self._ended.is_set():
+            try:
+                if self._master.preempted(hold):
+                    return self._on_yes()
+                hold, pause, warned = POLL_HOLD, FIRST_PAUSE, False
+            except Exception as e:
+                if self._ended.is_set():
+                    return
+                if not isinstance(e, DetCoreError):
+                    return self._on_failure(e)
+                level = logging.DEBUG if warned else logging.WARNING
+                logger.log(level, "whether to stop cannot be asked, and is asked again and again: %s", e)
+                warned = True
+                self._ended.wait(pause * jitter.uniform(0.5, 1.0))  # so that many trials do not come together
+                pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,0 +1,185 @@
+"""Signal handlers of ours: requests to stop in a bare run, a safe end under a master.
+
+Both put back what they found. Handlers run between two bytecodes of the main thread, which may hold any lock: they
+take none.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from det_core import _clock
+
+PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+LATE_SIGTERM = 30.0
+"""Seconds after an agreed stop, or a rank's loss, in which one SIGTERM is taken to belong to it."""
+SETTLE_TIMEOUT = 5.0
+"""Seconds that SIGTERM waits under a master until the reports are safe. A second one does not wait."""
+_FIRST_INTERRUPT = b"\nstopping at the next should_preempt(); Ctrl-C again to interrupt now\n"
+
+
+class SignalWatch:
+    """Calls ``on_signal()`` from the handler of SIGTERM, SIGUSR1 and SIGINT, between install and restore.
+
+    A handler written in Python that is found there is called as well; the default ones are not. A signal that the
+    process was started to ignore (``nohup``) stays ignored. The second SIGINT raises KeyboardInterrupt.
+
+    Args:
+        on_signal: must be safe inside a signal handler: no locks, no blocking.
+    """
+
+    def __init__(self, on_signal: Callable[[], None]) -> None:
+        self._on_signal = on_signal
+        self._found: dict[int, Any] = {}
+        self._interrupts = 0
+        self._got_sigterm = self._forked = False
+        self._late_until: float | None = None
+        """Set once the watch is over and a handler of it stays: until when it takes a signal, before it puts back what
+        it found."""
+
+    def install(self) -> bool:
+        """Install the handlers. False when this is not the main thread, where Python allows none."""
+        if not _on_main_thread():
+            return False
+        for number in PREEMPTION_SIGNALS:
+            found = signal.getsignal(number)
+            if isinstance(of := getattr(found, "__self__", None), SignalWatch) and of._late_until is not None:
+                found = of._found.get(number, signal.SIG_DFL)  # what that one would put back
+            if found is not None and found is not signal.SIG_IGN:
+                self._found[number] = found
+                signal.signal(number, self._handle)
+        _watches.add(self)
+        return True
+
+    def restore(self, *, sigterm_may_follow: bool = False) -> None:
+        """Put back what was found, where nobody has replaced our handler since.
+
+        Args:
+            sigterm_may_follow: let one SIGTERM pass where it would kill, if none has come yet. A launcher signals
+                every rank, and ends the others a moment after one was lost: a rank that has stopped, or is about to
+                say who died, must not be killed by its share of that.
+        """
+        if not _on_main_thread():  # Python restores none there: each handler gives way to the first signal it gets
+            self._late_until = 0.0
+            return
+        _watches.discard(self)
+        installed, self._found = self._found, {}
+        for number, found in installed.items():
+            if signal.getsignal(number) != self._handle:
+                continue
+            if sigterm_may_follow and number == signal.SIGTERM and found is signal.SIG_DFL and not self._got_sigterm:
+                self._late_until = _clock.monotonic() + LATE_SIGTERM
+                self._found = {number: found}
+                _watches.add(self)
+                atexit.register(self._ignore_at_exit)
+            else:
+                signal.signal(number, found)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._forked:
+            return
+        if self._late_until is not None:
+            signal.signal(number, self._found.get(number, signal.SIG_DFL))
+            atexit.unregister(self._ignore_at_exit)
+            if _clock.monotonic() > self._late_until:
+                os.kill(os.getpid(), number)
+            return
+        self._got_sigterm |= number == signal.SIGTERM
+        self._on_signal()
+        found = self._found.get(number)
+        if callable(found) and found is not signal.default_int_handler:
+            found(number, frame)
+        elif number == signal.SIGINT:
+            self._interrupts += 1
+            if self._interrupts > 1:
+                raise KeyboardInterrupt
+            os.write(2, _FIRST_INTERRUPT)
+
+    def _ignore_at_exit(self) -> None:
+        # An interpreter that ends lets go of its handlers some time before the process is gone.
+        if signal.getsignal(signal.SIGTERM) == self._handle and _clock.monotonic() < (self._late_until or 0.0):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+    def after_fork(self) -> None:
+        """In a forked child, such as a DataLoader worker: leave Ctrl-C to the parent, which saves first, and die of the
+        other signals as without us."""
+        self._forked = True
+        for number, found in self._found.items():
+            if number != signal.SIGINT and signal.getsignal(number) == self._handle:
+                signal.signal(number, found)
+
+
+class EndSafely:
+    """On SIGTERM, calls ``settle()`` in a thread, then lets the signal end the process as without us.
+
+    Stands only where nothing else does: a handler that the script installs takes its place.
+
+    Args:
+        settle: makes the reports safe; may take :data:`SETTLE_TIMEOUT`.
+    """
+
+    def __init__(self, settle: Callable[[], None]) -> None:
+        self._settle = settle
+        self._pid = os.getpid()
+        if _on_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._handle)
+
+    def restore(self) -> None:
+        """Put back the default, if our handler still stands."""
+        if _on_main_thread() and signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if self._pid != os.getpid():  # a forked child, such as a DataLoader worker
+            os.kill(os.getpid(), number)
+            return
+        # In threads, as the main one may hold the journal's lock at this moment.
+        work = threading.Thread(target=self._settle_and_say, name="det-core-term", daemon=True)
+        work.start()
+        threading.Thread(target=_end_after, args=(work, number), name="det-core-term-end", daemon=True).start()
+
+    def _settle_and_say(self) -> None:
+        try:
+            self._settle()
+        except Exception as e:
+            os.write(2, f"det_core: at the end of this process: {type(e).__name__}: {e}\n".encode())
+
+
+def _end_after(work: threading.Thread, number: int) -> None:
+    work.join(SETTLE_TIMEOUT)
+    os.kill(os.getpid(), number)
+
+
+def _on_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+_watches: weakref.WeakSet[SignalWatch] = weakref.WeakSet()
+_masks = threading.local()
+
+
+def _before_fork() -> None:
+    # Held back until the child's handlers are right: Python drops what reaches a child before.
+    _masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTION_SIGNALS) if _watches else None
+
+
+def _after_fork_in_parent() -> None:
+    if _masks.old is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _masks.old)
+
+
+def _after_fork_in_child() -> None:
+    for watch in list(_watches):
+        watch.after_fork()
+    _after_fork_in_parent()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
