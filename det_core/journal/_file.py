@@ -64,7 +64,7 @@ class JournalFile:
         self._dropped = 0
         self._retry_at = 0.0
         self._look_from = self._look_until = 0.0
-        self._folder_synced = False
+        self._opened = self._synced = 0  # how often a file was opened, and of which time the folder is on the disk
         self._run_json = b""
 
     def append(self, line: bytes, now: float) -> None:
@@ -103,7 +103,7 @@ class JournalFile:
     @property
     def whole(self) -> Path | None:
         """The path, if to sync it would bring all lines to the disk; None: it would not."""
-        return None if self._in_trouble or not self._folder_synced else self._path
+        return None if self._in_trouble or self._synced != self._opened else self._path
 
     def write_backlog(self) -> None:
         """Write all that waits, as far as the disk takes it now. Does not raise."""
@@ -125,13 +125,13 @@ class JournalFile:
         """
         try:
             os.fsync(fd)
-            if not self._folder_synced:
+            if self._synced != (opened := self._opened):
                 folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 try:
                     os.fsync(folder)
                 finally:
                     os.close(folder)
-                self._folder_synced = True
+                self._synced = opened
         except OSError as e:
             self._note(e)
         finally:
@@ -262,7 +262,8 @@ class JournalFile:
         """Go on with another descriptor of a file that has its header."""
         if self._fd >= 0:
             self._close(self._fd)
-        self._fd, self._header_written, self._folder_synced = fd, True, False
+        self._fd, self._header_written = fd, True
+        self._opened += 1
         self._make_reserve()
         self._run_json = self._run_json or _read(self._path.with_name(INFO))
 

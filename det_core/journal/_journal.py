@@ -122,8 +122,15 @@ class Journal:
                 # orjson writes NaN and infinities as null, without a word. A search for one byte is much faster than
                 # one for four, and few metrics have a "u" in their names.
                 if line is not None and (line.find(b"u", 60) < 0 or line.find(b"null", 60) < 0):
+                    # As _Group.add does, without the call. First of all the step: a signal handler may report a later
+                    # one now. A copy of the line: orjson's own lies in a buffer of 1 KB, and were that kept, the next
+                    # report would take another one, cold in the cache.
+                    state.last = steps_completed
                     self._file.append(line, now)
-                    state.add(steps_completed, line)
+                    state.rows[steps_completed] = line[:-1]
+                    state.room -= len(line)
+                    if state.room < 0 or len(state.rows) >= REMEMBERED:
+                        state.turn()
                     return
                 if self._seq == seq + 1:
                     self._seq = seq
@@ -407,31 +414,37 @@ class _Group:
 
     Attributes:
         last: the largest step reported so far.
+        rows: the newest generation, by step: lines, or the values of a step that has several.
+        room: bytes that it may still take.
     """
 
-    __slots__ = ("_before", "_room", "_rows", "last")
+    __slots__ = ("_before", "last", "room", "rows")
 
     def __init__(self) -> None:
         self.last = -1
-        self._rows: dict[int, bytes | dict[str, Any]] = {}
+        self.rows: dict[int, bytes | dict[str, Any]] = {}
         self._before: dict[int, bytes | dict[str, Any]] = {}
-        self._room = REMEMBERED_BYTES
+        self.room = REMEMBERED_BYTES
 
     def add(self, step: int, line: bytes) -> None:
         """Note a row that was written."""
         if step > self.last:
             self.last = step
-            self._rows[step] = line
+            self.rows[step] = line
         else:
             known = self.values_at(step)
-            self._rows[step] = {**known, **_values(line)} if known else line
-        self._room -= len(line)
-        if len(self._rows) >= REMEMBERED or self._room < 0:
-            self._before, self._rows, self._room = self._rows, {}, REMEMBERED_BYTES
+            self.rows[step] = {**known, **_values(line)} if known else line
+        self.room -= len(line)
+        if self.room < 0 or len(self.rows) >= REMEMBERED:
+            self.turn()
+
+    def turn(self) -> None:
+        """Begin the next generation."""
+        self._before, self.rows, self.room = self.rows, {}, REMEMBERED_BYTES
 
     def values_at(self, step: int) -> dict[str, Any]:
         """The values of a step by key, as far as its rows are remembered."""
-        found = self._rows.get(step) or self._before.get(step) or {}
+        found = self.rows.get(step) or self._before.get(step) or {}
         return _values(found) if isinstance(found, bytes) else found
 
 

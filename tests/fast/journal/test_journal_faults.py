@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import shutil
+import stat
 import threading
 from pathlib import Path
 from typing import Any
@@ -340,6 +341,31 @@ def test_a_report_does_not_wait_for_a_slow_disk_to_be_flushed(tmp_path: Path, mo
     journal.close()
 
 
+def test_a_file_that_comes_back_during_a_sync_has_its_name_synced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[int] = []
+
+    class Deleting(Os):
+        def fsync(self, fd: int) -> None:
+            os.fsync(fd)
+            if stat.S_ISDIR(os.fstat(fd).st_mode):
+                folders.append(fd)
+                if len(folders) == 1:
+                    (tmp_path / "journal-0-0.jsonl").unlink()
+                    journal.metrics("training", 2, {"a": 2})
+
+    monkeypatch.setattr("det_core.journal._file.os", Deleting())
+    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0)
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"a": 1})
+    for syncs in (1, 2, 2):
+        journal.flush()
+        assert len(folders) == syncs
+        assert list(written(tmp_path)) == [1, 2]
+    journal.close()
+
+
 def test_a_signal_handler_may_raise_out_of_a_write_and_report_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -365,6 +391,8 @@ def test_a_signal_handler_may_raise_out_of_a_write_and_report_in_it(
         journal.metrics("training", 1, {"a": 1})
     system.todo = [lambda: journal.metrics("training", 3, {"a": 3})]
     journal.metrics("training", 2, {"a": 2})
+    with pytest.raises(ValueError, match="step 3, key 'a': 3 was reported before"):
+        journal.metrics("training", 3, {"a": -1})
     journal.metrics("training", 4, {"a": 4})
     for step in range(5):
         journal.metrics("training", step, {"a": step})
