@@ -210,6 +210,7 @@ def test_threads_may_report_at_once(tmp_path: Path) -> None:
     assert sorted(seqs) == list(range(2400))
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_cuda_tensor_is_read_without_a_sync_and_as_it_was(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
