@@ -7,7 +7,7 @@ unbuffered  in a write for each line, as a script does under ``python -u``, as f
 paced       as buffered, but 110,000 lines a second and rank
 
 The time runs from the moment at which all ranks are told to go, to the arrival of the last line at whoever reads the
-launcher's stdout. The processor time is that of everything but the scripts: launcher, agent, wrappers. Where the lines
+launcher's stdout. The processor time is that of all but the scripts: launcher, supervisor, wrappers. Where the lines
 come as fast as they are taken, more of them take more of it, so the bound is on what 400,000 lines a second would take;
 where they are paced it is on what was taken.
 """

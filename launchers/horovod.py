@@ -1,169 +1,183 @@
-"""``python -m det_core.launch.horovod``: one process per slot, under horovodrun with gloo."""
+"""``python -m det_core.launch.horovod``: one process per slot, with the variables that ``horovodrun --gloo`` sets."""
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import mmap
+import contextlib
+import io
 import os
+import signal
+import socket
 import sys
-from pathlib import Path
+import time
+from dataclasses import replace
 from typing import Any
 
+from det_core._env import Environment
 from det_core._info import get_cluster_info
-from det_core._optional import demand
-from det_core.errors import DetCoreError
+from det_core._optional import demand, require
+from det_core._standalone.processes import signal_at_parents_death
 
-from ._framework import Framework, Job, read_environment, run
-from ._horovodrun import COMMAND
-from ._machines._containers import become_ssh_server, ssh_port, wait_for_ssh_servers
-from ._machines._place import is_here
-from ._machines._places import find_place
-from ._machines._ssh import Ssh, connect
-from ._supervisor._notices import PREFIX
-from ._words._options import CannotStart, UsageError
-from ._words._parser import HelpWanted, Parser, count
+from ._cli import PROMISES, Framework, Parser, Words, launch, number
+from ._hosts import CannotStart, Host, Place, UsageError, reserve
 
 __all__ = ["main"]
 
-HELP = """\
+HELP = f"""\
 usage: python -m det_core.launch.horovod [OPTIONS] script.py [ARGS...]
        python -m det_core.launch.horovod [OPTIONS] [OPTIONS OF HOROVODRUN] -- script.py [ARGS...]
        python -m det_core.launch.horovod [OPTIONS] -m package.module [ARGS...]
        python -m det_core.launch.horovod [OPTIONS] --trial model_def:MyTrial [--config FILE ...]
 
-Starts one process per GPU (else -np) with horovodrun, by gloo, and besides:
-  every line of output starts with [rank=N], and no line is cut by another rank's;
-  SIGTERM or Ctrl-C reaches each script once, and all have --grace seconds to save;
-  when one rank fails the others have --grace seconds to end;
-  the exit status is 0 if every rank ended with 0, else that of the first rank that failed,
-  whose last lines are shown again at the end; and nothing of the job outlives the launcher.
-
+Starts one process per GPU (else -np) with the variables that horovodrun --gloo gives its ranks, and besides:
+{PROMISES}
 examples:
   # as many processes as there are GPUs
-  python -m det_core.launch.horovod train.py --lr 0.1
+  python -m det_core.launch.horovod train.py
 
   # four processes, and an option of horovodrun
   python -m det_core.launch.horovod -np 4 --cycle-time-ms 3.5 -- train.py
 
-  # two machines, of which this is the first; horovodrun reaches the other by ssh
+  # two machines: the same command and the same secret on both; each finds itself by its name or address
+  export DET_CORE_SECRET=...
   python -m det_core.launch.horovod --hosts node1:4,node2:4 train.py
 
-options of this launcher:
-  -np N                processes on all machines together (default: the slots of the trial, the tasks of Slurm, else
-                       the GPUs)
-  --nproc-per-node N   processes on each machine
-  -H, --hosts A:N,B:N  machines and how many processes each gets; the first has to be this one
-  --hostfile FILE      the same from a file with lines like `node1 slots=4`
-  --autohorovod        with one process in all, run the script as it stands, without horovod
-  --grace SECONDS      how long scripts may take to save and exit after SIGTERM, Ctrl-C or SIGHUP;
-                       what still runs then is killed (default: DET_CORE_GRACE, else 60)
-  --tail LINES         how many of the last lines of the first failed rank are shown at the end (default: 20)
-  --verbose            show the messages of horovodrun too (by default only if it fails itself)
-  -m, --module         the script is the name of a module
-  --no-python          the script is a command, whatever it looks like
-
-The first word that is no option is the script; all after it is the script's, and so is a later --.
-`horovodrun --help` shows the options of horovodrun.
+options (-np N is how many processes there are on all machines together; --autohorovod runs the script as it stands,
+without horovod, if that is one; of horovodrun's options those count that tune or log, none that says where it runs):
 """
-_OURS = ("-np", "--num-proc", "-H", "--hosts", "-hostfile", "--hostfile")
+_START_TIMEOUT = 1200.0
+"""Seconds for the first machine's launcher to be up: horovodrun's --start-timeout in the wire contract."""
+_GLOO_TIMEOUT = 240
+"""Seconds that ranks wait for each other: its --gloo-timeout-seconds there."""
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run the launcher on ``words`` (default: this process's arguments) and return its exit status."""
-    arguments = sys.argv[1:] if words is None else words
-    try:
-        if _is_not_first() and arguments[:1] not in (["-h"], ["--help"]):
-            _serve()
-    except (UsageError, CannotStart, DetCoreError) as e:
-        print(f"{PREFIX}{e}", file=sys.stderr)
-        return 2 if isinstance(e, UsageError) else 1
-    if "--autohorovod" in arguments:
-        _become_a_single_script(arguments)
-    return run(HOROVOD, arguments)
-
-
-def command(job: Job) -> list[str]:
-    """The command line of horovodrun for ``job``."""
+def variables(place: Place, words: Words, environment: Environment) -> list[dict[str, str]]:
+    """As horovod's ``runner/gloo_run.py`` sets them; see the wire contract, section 14.2."""
+    if words.asked.autohorovod and place.size == 1:
+        os.execvp(words.run[0], words.run)
     demand("horovod", extra="horovod", purpose="this launcher")
-    _check(job)
-    os.environ["USE_HOROVOD"] = "1"
-    os.environ.pop("SLURM_JOBID", None)  # horovodrun would take it for a reason to run something else
-    place, ssh = job.place, _ssh(job.theirs)
-    if place.several:
-        if _in_allocation(job):
-            wait_for_ssh_servers([host.name for host in job.others()], ssh.port or ssh_port())
-        connect([host.name for host in job.others()], job.socket_path, ssh)
-    hosts = ",".join(f"{host.name if place.several else 'localhost'}:{host.slots}" for host in place.hosts)
-    ours = ["-np", str(place.size), "-H", hosts, "--gloo", "--start-timeout", "1200", "--gloo-timeout-seconds", "240"]
-    port = ["-p", str(ssh.port)] if ssh.port else []
-    verbose = ["--verbose"] if job.asked.verbose else []
-    return [sys.executable, "-c", COMMAND, *ours, *port, *_of_the_trial(), *verbose, *job.theirs, *job.wrapped]
+    hosts, gloo_run = _of_horovod("common.util.hosts"), _of_horovod("gloo_run")
+    text = ",".join(f"{host.name if place.several else 'localhost'}:{host.slots}" for host in place.hosts)
+    plan = hosts.get_host_assignments(hosts.parse_hosts(text), place.size)
+    chosen, interfaces = _chosen(["--gloo-timeout-seconds", str(_GLOO_TIMEOUT), *_of_the_trial(), *words.theirs])
+    interfaces = interfaces or [_interface(place)]
+    common = {
+        **chosen,
+        "USE_HOROVOD": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": _address(place.chief),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(_rendezvous(plan, place)),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": interfaces[0],
+        "NCCL_SOCKET_IFNAME": ",".join(interfaces),
+    }
+    mine = plan[place.first_rank :][: place.here.slots]
+    return [{**common, **gloo_run.create_slot_env_vars(slot)} for slot in mine]
 
 
-def _check(job: Job) -> None:
-    for option in job.theirs:
-        if option in _OURS:
-            raise UsageError(f"{option} has to stand before every option of horovodrun (see --help)")
-    first = job.place.hosts[0].name
-    if not is_here(first):
-        raise UsageError(f"the first host is {first}, which is not this machine: horovodrun runs on the first one")
-    if job.place.several and (first == "localhost" or first.startswith("127.")):
-        raise UsageError(f"the first host is {first}, where the others do not reach it: give its name or address")
-    if not _has_gloo():
-        raise CannotStart(
-            "horovod was built without gloo: install it again with HOROVOD_WITH_GLOO=1 pip install --no-cache-dir "
-            "--force-reinstall --no-build-isolation --no-deps horovod"
-        )
+def _of_horovod(module: str) -> Any:
+    """A part of horovodrun, which loads without torch."""
+    return require(f"horovod.runner.{module}", extra="horovod", purpose="this launcher")
 
 
-def _has_gloo() -> bool:
-    """Whether a library of horovod has the class of its gloo controller; True also where that cannot be told."""
-    spec = importlib.util.find_spec("horovod")
-    folders = (spec.submodule_search_locations or []) if spec else []
-    libraries = [library for folder in folders for library in Path(folder).glob("*/mpi_lib*.so")]
-    return not libraries or any(_holds(library, b"14GlooController") for library in libraries)
-
-
-def _holds(path: Path, text: bytes) -> bool:
-    """Whether a file that is not empty holds ``text``; read no further than that."""
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as content:
-        return content.find(text) >= 0
-
-
-def _is_not_first() -> bool:
-    """Whether this is a container whose ranks another one starts."""
-    info = get_cluster_info()
-    return info is not None and info.container_rank > 0
-
-
-def _serve() -> None:
-    info = get_cluster_info()
-    assert info is not None
-    become_ssh_server(info, read_environment())
-
-
-def _in_allocation(job: Job) -> bool:
-    info = get_cluster_info()
-    return info is not None and [host.name for host in job.place.hosts] == info.container_addrs
-
-
-def _ssh(theirs: list[str]) -> Ssh:
-    """How horovodrun is going to reach other hosts."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    info = get_cluster_info()
-    cluster = ssh_port() if info is not None and len(info.container_addrs) > 1 else None
-    parser.add_argument("-p", "--ssh-port", type=int, default=cluster)
-    parser.add_argument("-i", "--ssh-identity-file")
+def _chosen(options: list[str]) -> tuple[dict[str, str], list[str]]:
+    """The variables that horovodrun makes of its options, and the network interfaces that they name."""
+    parser, argv, said = _of_horovod("launch"), sys.argv, io.StringIO()
+    sys.argv = ["horovodrun", "-np", "1", *options, "true"]  # where it reads them, and nowhere else
     try:
-        known, _ = parser.parse_known_args(theirs)
+        with contextlib.redirect_stderr(said):
+            asked = parser.parse_args()
     except SystemExit:
-        raise UsageError("-p, --ssh-port: expected a port") from None
-    return Ssh(known.ssh_port, known.ssh_identity_file)
+        lines = said.getvalue().splitlines() or ["its options cannot be read"]
+        raise UsageError(f"{lines[-1]} (horovodrun --help shows its options)") from None
+    finally:
+        sys.argv = argv
+    return _of_horovod("common.util.config_parser").set_env_from_args({}, asked), sorted(asked.nics or ())
+
+
+def _rendezvous(plan: list[Any], place: Place) -> int:
+    """The port of horovod's own server, by which ranks learn each other's addresses: a child of the first launcher."""
+    if place.node_rank:
+        _wait_for(place.chief, place.port)
+        return place.port
+    if place.several:
+        reserve(place.port).close()
+    server = _of_horovod("http.http_server")
+    at = ("", place.port) if place.several else ("127.0.0.1", 0)
+    httpd = server.RendezvousHTTPServer(at, server.RendezvousHandler, 0)
+    httpd.init(plan)
+    launcher = os.getpid()
+    if os.fork() == 0:
+        signal_at_parents_death(signal.SIGKILL)
+        os.setsid()  # a Ctrl-C at the terminal is not for it
+        try:
+            if os.getppid() == launcher:
+                httpd.serve_forever()
+        finally:
+            os._exit(1)
+    port = int(httpd.server_address[1])
+    httpd.socket.close()
+    return port
+
+
+def _wait_for(host: str, port: int) -> None:
+    """Return when something listens there: ranks that find nobody give up at once."""
+    began = time.monotonic()
+    while True:
+        try:
+            return socket.create_connection((host, port), 10).close()
+        except OSError as e:
+            if isinstance(e, socket.gaierror) or time.monotonic() - began > _START_TIMEOUT:
+                why = e.strerror or e
+                raise CannotStart(f"the first machine's launcher does not answer at {host}:{port}: {why}") from e
+            time.sleep(0.2)
+
+
+def _address(name: str) -> str:
+    try:
+        return socket.gethostbyname(name)
+    except OSError as e:
+        raise CannotStart(f"host {name} has no address: {e.strerror}") from e
+
+
+def _interface(place: Place) -> str:
+    """The network interface by which this machine reaches the first one; on that one, by which it reaches the last."""
+    if not place.several:
+        return "lo"
+    import psutil  # horovod needs it, too
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((_address(place.hosts[0 if place.node_rank else -1].name), 9))  # no packet is sent
+        own = probe.getsockname()[0]
+    names = [name for name, found in psutil.net_if_addrs().items() if own in (each.address for each in found)]
+    return names[0] if names else "lo"
+
+
+def filled(place: Place, words: Words) -> Place:
+    """The place with as many ranks in all as ``-np`` says; the first machines get as many as they have slots."""
+    if (ranks := words.asked.processes) is None:
+        return place
+    if place.where == "this machine":
+        return replace(place, hosts=(replace(place.here, slots=ranks),), notice="")
+    if ranks > place.size:
+        raise UsageError(f"{ranks} processes are asked for, and {place.where} has {place.size} slots")
+    hosts: list[Host] = []
+    for host in place.hosts:
+        if slots := min(host.slots, ranks - sum(h.slots for h in hosts)):
+            hosts.append(replace(host, slots=slots))
+    if place.node_rank >= len(hosts):
+        raise UsageError(f"-np {ranks} leaves no process for this machine, {place.here.name}")
+    return replace(place, hosts=tuple(hosts), notice="")
+
+
+def named(place: Place, words: Words) -> Place:
+    """The place that ``-np`` fills, whose machines have to be known by name."""
+    if place.several and not place.known:
+        raise UsageError("every machine has to know all others: name them with --hosts A:2,B:2 or --hostfile FILE")
+    return filled(place, words)
 
 
 def _of_the_trial() -> list[str]:
-    """What the experiment's config says about horovod."""
+    """What the experiment's config says about horovod, as options of horovodrun."""
     info = get_cluster_info()
     if info is None or info.task_type != "TRIAL":
         return []
@@ -181,35 +195,20 @@ def _of_the_trial() -> list[str]:
     return options + [str(word) for word in (config.get("data") or {}).get("__det_dtrain_args", [])]
 
 
-def _become_a_single_script(arguments: list[str]) -> None:
-    """Run the script in place of this process if it is the only rank; else, and for any mistake, return."""
-    try:
-        environment = read_environment()
-        parser = Parser(HOROVOD.name, HOROVOD.program)
-        _add_options(parser)
-        words = parser.split(arguments)
-        place = find_place(words.asked, environment, HOROVOD.program, one_for_all=True)
-    except (UsageError, HelpWanted):
-        return  # the launcher comes to it in its turn
-    if words.asked.autohorovod and place.size == 1:
-        os.execvp(words.run[0], words.run)
-
-
-def _add_options(parser: Parser) -> None:
+def add_options(parser: Parser) -> None:
+    """The spellings of horovodrun."""
     parser.add_argument("--autohorovod", action="store_true")
-    parser.add_argument("-np", "--num-proc", dest="processes", type=count)
+    parser.add_argument("-np", "--num-proc", dest="processes", type=number("a number", 1))
+    parser.add_argument("-H", dest="hosts")
     parser.add_argument("-hostfile", dest="hostfile")
 
 
-HOROVOD = Framework(
-    name="horovod",
-    program="horovodrun",
-    help=HELP,
-    rank_variables="HOROVOD_RANK,OMPI_COMM_WORLD_RANK,PMI_RANK",
-    one_for_all=True,
-    command=command,
-    add_options=_add_options,
-)
+FRAMEWORK = Framework("horovod", HELP, variables, adjust=named, add_options=add_options, program="horovodrun")
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run the launcher on ``words`` (default: this process's arguments) and return its exit status."""
+    return launch(FRAMEWORK, words)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,15 @@
-"""``python -m det_core.launch.wrap_rank``: one script, with its rank before every line."""
+"""``python -m det_core.launch.wrap_rank``: one rank that another program starts, with its rank before every line."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 
-from ._supervisor._notices import PREFIX
-from ._words._command import script_command
-from ._words._options import UsageError
-from ._wrapper._alone import Alone
-from ._wrapper._rank import rank_of
+from ._cli import HelpWanted, script_command, told
+from ._hosts import CannotStart, UsageError
+from ._job import Job, Start, run
 
 __all__ = ["main"]
 
@@ -27,7 +26,7 @@ RANK is a number, or the name of the variable that holds it, or several with com
 
 examples:
   mpirun -np 4 python -m det_core.launch.wrap_rank OMPI_COMM_WORLD_RANK train.py
-  python -m det_core.launch.wrap_rank 3 ./worker --fast
+  torchrun --max-restarts 3 --no-python python -m det_core.launch.wrap_rank RANK train.py
 
 options:
   --no-redirect-stdio  write to this process's own stdout and stderr, even where there is
@@ -37,40 +36,47 @@ options:
 
 def main(words: list[str] | None = None) -> int:
     """Run the script that ``words`` (default: this process's arguments) name, and return its exit status."""
-    words = list(sys.argv[1:] if words is None else words)
+    return told(lambda: _run(list(sys.argv[1:] if words is None else words)), HELP)
+
+
+def _run(words: list[str]) -> int:
     if words[:1] in (["-h"], ["--help"]):
-        print(HELP, end="")
-        return 0
+        raise HelpWanted
     redirect = True
     while words and words[0].startswith("-") and words[0] != "--":
         option = words.pop(0)
         if option != "--no-redirect-stdio":
-            return _refuse(f"unknown option: {option} (see --help)", 2)
+            raise UsageError(f"unknown option: {option} (see --help)")
         redirect = False
     variables, words = (words[0], words[1:]) if words else ("", [])
-    if words[:1] == ["--"]:
-        words = words[1:]
+    words = words[1:] if words[:1] == ["--"] else words
     if not variables or not words:
-        return _refuse("no script to run: RANK and a script are needed (see --help)", 1)
-    try:
-        rank, run = rank_of(variables), script_command(words[0], words[1:])
-    except UsageError as e:
-        return _refuse(str(e), 2)
-    except SystemExit as e:
-        return _refuse(str(e), 1)
-    return Alone(rank).run(run, *(_log("stdout", 1), _log("stderr", 2)) if redirect else (1, 2))
+        raise CannotStart("no script to run: RANK and a script are needed (see --help)")
+    start = Start(rank_of(variables), script_command(words[0], words[1:]), dict(os.environ))
+    if redirect:
+        write_to_the_clusters_files(LOGS)
+    return run(Job([start], grace=math.inf, tail=0, alone=True))
 
 
-def _log(name: str, otherwise: int) -> int:
-    """The cluster's file for a stream, if there is one."""
-    with contextlib.suppress(OSError):
-        return os.open(f"{LOGS}/{name}.log", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
-    return otherwise
+def rank_of(variables: str) -> int:
+    """The rank: a number, or the value of the first of some variables, named with commas between, that is set.
+
+    Raises:
+        CannotStart: none of them is set to a number.
+    """
+    for value in (variables, *(os.environ.get(name, "") for name in variables.split(","))):
+        if value.isdigit():
+            return int(value)
+    raise CannotStart(f"the rank of this process is not known: none of {variables} is set to a number")
 
 
-def _refuse(why: str, status: int) -> int:
-    print(f"{PREFIX}{why}", file=sys.stderr)
-    return status
+def write_to_the_clusters_files(folder: str) -> None:
+    """Put the cluster's files in the place of stdout and stderr, each if it is there."""
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        with contextlib.suppress(OSError):
+            file = os.open(f"{folder}/{name}.log", os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+            os.dup2(file, fd)
+            os.close(file)
 
 
 if __name__ == "__main__":

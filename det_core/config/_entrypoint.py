@@ -8,7 +8,7 @@ import symtable
 from collections.abc import Sequence
 from itertools import pairwise
 
-LAUNCHERS = ("torch_distributed", "deepspeed", "horovod", "mpi", "tensorflow", "wrap_rank")
+LAUNCHERS = ("torch_distributed", "deepspeed", "horovod", "tensorflow", "wrap_rank")
 """The modules of det_core.launch that stand in for foreign ones of the same name."""
 _FOREIGN = re.compile(r"(?<![\w.])determined\.launch\.(\w+)")
 _TRIAL_CLASS = re.compile(r"([a-zA-Z0-9_.]+):([a-zA-Z0-9_]+)")

@@ -1,73 +1,49 @@
-"""Horovod in two containers of a master of the wire contract's kind: the second serves ssh until it is ended."""
+"""Launchers in two containers of a master of the wire contract's kind: one in each, for the ranks of that one."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
 from contextlib import ExitStack
 from pathlib import Path
 
-from support.frameworks import FRAMEWORKS, PYTHON, need, places, told, variables
-from support.hosts import ADDRESSES, NAMES, Hosts
+import pytest
+
+from support.frameworks import FRAMEWORKS, need, places, told, variables
+from support.hosts import ADDRESSES, NAMES, SECRET, Hosts
 from support.launcher import launched, write
 
-MASTER = """
-    import http.server, sys
-    class Master(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            with open(sys.argv[1], "a") as file:
-                print(self.path, self.headers["Grpc-Metadata-x-allocation-token"], file=file)
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"{}")
-    http.server.HTTPServer(("0.0.0.0", 8080), Master).serve_forever()
-"""
 SCRIPT = """
     import json, socket
-    import horovod.torch as hvd
     from det_core import core
     from det_core._env import Environment
-    hvd.init()
-    with core.DistributedContext.from_horovod(hvd) as d:
+    {context}
+    with distributed as d:  # and no core.init(), as there is no master
         place = [d.rank, d.size, d.local_rank, d.local_size, d.cross_rank, d.cross_size]
         told = d.allgather([place, socket.gethostname(), Environment.read().secret])
     print("told", json.dumps(told))
 """
-CONTAINER = (
-    "mount -t tmpfs tmpfs /run && mkdir -p /run/determined/ssh /run/sshd && "
-    'cp /etc/ssh/sshd_config /run/determined/ssh && exec "$@"'
-)
-"""A command in a container: its /run is its own, and holds what such a cluster puts there."""
 
 
-def test_the_second_serves_ssh_and_the_first_starts_all(hosts: Hosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_each_starts_its_own_ranks(hosts: Hosts, tmp_path: Path, name: str) -> None:
     need()
-    framework = FRAMEWORKS["horovod"]
-    script = write(tmp_path, "told.py", SCRIPT)
-    master = hosts.serve(1, PYTHON, write(tmp_path, "master.py", MASTER), f"{tmp_path}/asked")
+    framework = FRAMEWORKS[name]
+    script = write(tmp_path, "script.py", SCRIPT.format(context=framework.context))
     with ExitStack() as stack:
-        stack.callback(master.wait)
-        stack.callback(master.kill)
         jobs = []
-        for rank in (1, 0):
-            info = info_of(tmp_path / f"info{rank}", rank)
-            env = {**variables(), "HOME": str(tmp_path), "GLOO_SOCKET_IFNAME": "eth0", "DET_CORE_INFO_DIR": str(info)}
-            command = [*hosts.on(rank + 1), "sh", "-c", CONTAINER, "sh", *framework.launcher()]
-            ids = {"DET_RESOURCES_ID": f"r{rank}", "DTRAIN_SSH_PORT": "12350", "DET_SESSION_TOKEN": "the token"}
-            jobs.append(stack.enter_context(launched(command, script, folder=tmp_path, **env, **ids)))
-        server, first = jobs
-        assert first.wait() == 0, first.err + server.err
-        os.kill(server.pid, signal.SIGTERM)
-        server.wait()
-    found = told(first.out)
+        for rank in (1, 0):  # in whatever order
+            env = {
+                **variables(), "HOME": str(tmp_path), "GLOO_SOCKET_IFNAME": "eth0", "DET_SESSION_TOKEN": SECRET,
+                "DET_CORE_INFO_DIR": str(info_of(tmp_path / f"info{rank}", rank)),
+            }  # fmt: skip
+            command = [*hosts.on(rank + 1), *framework.launcher()]
+            jobs.append(stack.enter_context(launched(command, script, folder=tmp_path, **env)))
+        assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+    found = told(jobs[0].out + jobs[1].out)
     assert sorted(found) == [0, 1, 2, 3]
     for ranks in found.values():
         assert [rank[:2] for rank in ranks] == places(dict.fromkeys(NAMES, 2))
-        assert {rank[2] for rank in ranks} == {"the token"}
-    assert (tmp_path / "asked").read_text() == "/api/v1/allocations/1.1/resources/r1/daemon Bearer the token\n"
+        assert {rank[2] for rank in ranks} == {SECRET}
     hosts.nothing_left()
 
 
@@ -75,7 +51,7 @@ def info_of(folder: Path, rank: int) -> Path:
     """The files that tell a container of itself."""
     cluster = {
         "master_url": f"http://{ADDRESSES[0]}:8080", "cluster_id": "c", "agent_id": "a", "slot_ids": [0, 1],
-        "task_id": "1", "allocation_id": "1.1", "session_token": "the token", "task_type": "TRIAL",
+        "task_id": "1", "allocation_id": "1.1", "session_token": SECRET, "task_type": "TRIAL",
         "master_cert_name": None, "master_cert_file": None, "latest_checkpoint": None,
     }  # fmt: skip
     trial = {

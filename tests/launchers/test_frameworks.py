@@ -145,14 +145,18 @@ def prints(framework: Framework, folder: Path, *, processes: int, long: int, lin
     assert_all_was_printed(job.out_bytes, ranks=processes, long=long, lines=lines)
 
 
-def test_deepspeed_with_an_option_of_its_own(tmp_path: Path) -> None:
+def test_options_of_horovodrun_that_tune_and_one_that_is_none(tmp_path: Path) -> None:
     need()
-    found = FRAMEWORKS["deepspeed"]
-    command = found.local(2, "--log_level", "warning")
-    with launched(command, "--", found.who(tmp_path), folder=tmp_path, **variables()) as job:
+    names = ("CYCLE_TIME", "FUSION_THRESHOLD", "GLOO_TIMEOUT_SECONDS", "GLOO_IFACE")
+    write(tmp_path, "says.py", f"import os; print(*(os.environ['HOROVOD_' + name] for name in {names}))")
+    options = ["--cycle-time-ms", "3.5", "--fusion-threshold-mb", "32", "--network-interface", "eth7", "--"]
+    command = FRAMEWORKS["horovod"].local(2)
+    with launched(command, *options, "says.py", folder=tmp_path, **variables()) as job:
         assert job.wait() == 0, job.err
-        job.nothing_left()
-    assert [[rank[:2] for rank in ranks] for ranks in told(job.out).values()] == [places({socket.gethostname(): 2})] * 2
+    assert sorted(job.out.splitlines()) == [f"[rank={rank}] 3.5 {32 << 20} 240 eth7" for rank in range(2)]
+    with launched(command, "--no-such", "--", "says.py", folder=tmp_path, **variables()) as job:
+        assert job.wait() == 2
+    assert re.fullmatch(r"\[launcher\] .*--no-such.*\n", job.err), job.err
 
 
 @pytest.mark.parametrize("name", ["torch_distributed", "deepspeed"])
@@ -165,7 +169,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, name: str) -> None:
         port = str(used.getsockname()[1])
         place = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", port]
         command = FRAMEWORKS[name].launcher(*place, "--nproc-per-node", "1")
-        with launched(command, "ok.py", folder=tmp_path, DET_CORE_SECRET="x", **variables()) as job:
+        with launched(command, "ok.py", folder=tmp_path, **variables()) as job:
             assert job.wait() == 1, job.err
     (line,) = [line for line in job.err.splitlines() if line.startswith("[launcher] ")]
     assert re.search(r"in use|EADDRINUSE", line) and port in line, job.err

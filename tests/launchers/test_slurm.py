@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from support.frameworks import FRAMEWORKS, PYTHON, Framework, need, places, told, unprefixed, variables
-from support.hosts import NAMES, Hosts
+from support.hosts import NAMES, SECRET, Hosts
 from support.launcher import launched, write
 from support.slurm import Slurm
 
 PLACES = places(dict.fromkeys(NAMES, 2))
-SECRET = "a secret of a job"
 PLAIN = Framework("srun", context="distributed = core.DistributedContext.from_slurm()", rank="SLURM_PROCID", size="-n")
 SAVES = """
     import os, signal, sys, time
@@ -49,7 +48,7 @@ def everyone_is_right(output: str) -> None:
     assert unprefixed(output) == []
 
 
-@pytest.mark.parametrize("name", ["torch_distributed", "deepspeed"])
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_launcher_on_each_node_finds_its_place(slurm: Slurm, tmp_path: Path, name: str) -> None:
     framework = FRAMEWORKS[name]
     need(*framework.needs)
@@ -66,23 +65,6 @@ def test_a_batch_job(slurm: Slurm, tmp_path: Path) -> None:
     batch = tmp_path / "batch.sh"
     batch.write_text(f"#!/bin/sh\nsrun --ntasks-per-node=1 {launcher}\n")
     options = ["--wait", "-N2", "--ntasks-per-node=1", "--cpus-per-task=2", f"--output={tmp_path}/out"]
-    done = subprocess.run(
-        [*slurm.on(1), *(f"{k}={v}" for k, v in env(tmp_path).items()), "sbatch", *options, str(batch)],
-        cwd=tmp_path, capture_output=True, text=True,
-    )  # fmt: skip
-    output = (tmp_path / "out").read_text()
-    assert done.returncode == 0, done.stdout + done.stderr + output + slurm.log()
-    everyone_is_right("".join(line + "\n" for line in output.splitlines() if not line.startswith("[launcher] ")))
-
-
-@pytest.mark.parametrize("name", ["horovod", "mpi"])
-def test_a_batch_job_whose_launcher_starts_all(slurm: Slurm, tmp_path: Path, name: str) -> None:
-    framework = FRAMEWORKS[name]
-    need(*framework.needs)
-    launcher = " ".join(framework.launcher(framework.who(tmp_path)))
-    batch = tmp_path / "batch.sh"
-    batch.write_text(f"#!/bin/sh\nexec {launcher}\n")
-    options = ["--wait", "-N2", "--ntasks-per-node=2", f"--output={tmp_path}/out"]
     done = subprocess.run(
         [*slurm.on(1), *(f"{k}={v}" for k, v in env(tmp_path).items()), "sbatch", *options, str(batch)],
         cwd=tmp_path, capture_output=True, text=True,

@@ -1,36 +1,32 @@
-"""Every launcher on two machines: network namespaces with host names, addresses and SSH servers of their own."""
+"""A launcher on each of two machines: network namespaces with host names and addresses of their own."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from support.frameworks import (
     FRAMEWORKS,
-    PRINTS,
     PYTHON,
     Framework,
-    assert_all_was_printed,
     need,
     places,
     told,
     unprefixed,
     variables,
 )
-from support.hosts import ADDRESSES, NAMES, Hosts
+from support.hosts import ADDRESSES, NAMES, SECRET, Hosts
 from support.launcher import Launched, launched, write
 from support.processes import until
 
 PLACES = places(dict.fromkeys(NAMES, 2))
-SECRET = "a secret of two machines"
 WAITS = """
     import os, signal, sys, time
     got = []
@@ -40,12 +36,14 @@ WAITS = """
         time.sleep(0.01)
     print("got", *got, flush=True)
 """
-ENDS = """
-    import os, time
+FAILS = """
+    import os, sys, time
     print("ready", flush=True)
     while not os.path.exists("go"):
         time.sleep(0.01)
-    print("x" * 100000)
+    if os.environ[{rank!r}] == "3":
+        sys.exit("rank 3 has had enough")
+    time.sleep(600)
 """
 HOLDS = """
     import os, sys, time
@@ -73,14 +71,24 @@ def nothing_is_left(hosts: Hosts) -> Iterator[None]:
     hosts.nothing_left()
 
 
-def by_ssh(framework: Framework, hosts: Hosts, *options: str) -> list[str]:
-    """The words before a script that one launcher on the first machine runs on both, two processes on each."""
-    return [*hosts.on(1), *framework.launcher("--hosts", ",".join(f"{name}:2" for name in NAMES), *options)]
+@contextmanager
+def on_both(
+    framework: Framework, hosts: Hosts, folder: Path, script: str, *options: str, secret: str = SECRET
+) -> Iterator[list[Launched]]:
+    """A launcher on each machine, with two ranks each; it finds itself among the names of both."""
+    named = framework.launcher("--hosts", ",".join(f"{name}:2" for name in NAMES), *options)
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                launched([*hosts.on(number), *named], script, folder=folder, DET_CORE_SECRET=secret, **env(folder))
+            )
+            for number in (1, 2)
+        ]
 
 
-def one_on_each(framework: Framework, hosts: Hosts, number: int, *options: str) -> list[str]:
-    """The words before a script that a launcher on each machine runs there, two processes each."""
-    place = ["--nnodes", "2", "--node-rank", str(number - 1), "--master-addr", ADDRESSES[0], "--master-port", "29600"]
+def by_number(framework: Framework, hosts: Hosts, number: int, chief: str, *options: str) -> list[str]:
+    """The words before a script that a launcher runs which knows the machines by their number."""
+    place = ["--nnodes", "2", "--node-rank", str(number - 1), "--master-addr", chief, "--master-port", "29600"]
     return [*hosts.on(number), *framework.launcher(*place, "--nproc-per-node", "2", *options)]
 
 
@@ -88,18 +96,25 @@ def env(folder: Path) -> dict[str, str]:
     return {**variables(), "GLOO_SOCKET_IFNAME": "eth0", "HOME": str(folder)}
 
 
-@pytest.mark.parametrize("name", ["horovod", "mpi"])
-def test_one_launcher_starts_both_by_ssh(hosts: Hosts, tmp_path: Path, name: str) -> None:
+def ready(jobs: list[Launched]) -> None:
+    """Wait until all ranks run and the launchers are linked."""
+    for job in jobs:
+        job.wait_for("ready", times=2)
+    until(lambda: all(job.linked() for job in jobs))
+
+
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_a_launcher_on_each(hosts: Hosts, tmp_path: Path, name: str) -> None:
     framework = FRAMEWORKS[name]
     need(*framework.needs)
-    script = framework.who(tmp_path)
-    with launched(by_ssh(framework, hosts), script, folder=tmp_path, **env(tmp_path)) as job:
-        assert job.wait() == 0, job.err
-    everyone_is_right([job])
+    with on_both(framework, hosts, tmp_path, framework.who(tmp_path)) as jobs:
+        assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+    everyone_is_right(jobs)
+    assert sorted(told(jobs[1].out)) == [2, 3], "each launcher shows its own"
 
 
 @pytest.mark.parametrize("name", ["torch_distributed", "deepspeed"])
-def test_a_launcher_on_each(hosts: Hosts, tmp_path: Path, name: str) -> None:
+def test_a_launcher_on_each_by_number(hosts: Hosts, tmp_path: Path, name: str) -> None:
     framework = FRAMEWORKS[name]
     need(*framework.needs)
     script = framework.who(tmp_path)
@@ -107,7 +122,7 @@ def test_a_launcher_on_each(hosts: Hosts, tmp_path: Path, name: str) -> None:
         jobs = [
             stack.enter_context(
                 launched(
-                    one_on_each(framework, hosts, number), script,
+                    by_number(framework, hosts, number, ADDRESSES[0]), script,
                     folder=tmp_path, DET_CORE_SECRET=SECRET, **env(tmp_path),
                 )
             )
@@ -115,7 +130,6 @@ def test_a_launcher_on_each(hosts: Hosts, tmp_path: Path, name: str) -> None:
         ]  # fmt: skip
         assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
     everyone_is_right(jobs)
-    assert sorted(told(jobs[1].out)) == [2, 3], "each launcher shows its own"
 
 
 def everyone_is_right(jobs: list[Launched]) -> None:
@@ -123,160 +137,109 @@ def everyone_is_right(jobs: list[Launched]) -> None:
     assert sorted(found) == [0, 1, 2, 3], [job.err for job in jobs]
     for ranks in found.values():
         assert [rank[:2] for rank in ranks] == PLACES
-        assert len({rank[2] for rank in ranks}) == 1 and ranks[0][2], "one secret, handed to every rank"
+        assert {rank[2] for rank in ranks} == {SECRET}, "one secret, handed to every rank"
     for job in jobs:
         assert unprefixed(job.out) == []
         assert [line for line in unprefixed(job.err) if not line.startswith("[launcher] ")] == []
 
 
-def test_launchers_by_hand_need_a_secret(hosts: Hosts, tmp_path: Path) -> None:
-    for name in ("torch_distributed", "deepspeed"):
-        framework = FRAMEWORKS[name]
-        need(*framework.needs)
-        with launched(
-            one_on_each(framework, hosts, 2), framework.who(tmp_path), folder=tmp_path, **env(tmp_path)
-        ) as job:
-            assert job.wait() == 2
-        assert re.search(r"^    export DET_CORE_SECRET=[0-9a-f]{64}$", job.err, re.MULTILINE), job.err
+def test_a_machine_that_can_bind_any_address_finds_itself(hosts: Hosts, tmp_path: Path) -> None:
+    framework = FRAMEWORKS["torch_distributed"]
+    need(*framework.needs)
+    for number in (1, 2):
+        hosts.run(number, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind")
+    with on_both(framework, hosts, tmp_path, framework.who(tmp_path)) as jobs:
+        assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+    everyone_is_right(jobs)
+
+
+def test_without_a_secret_ranks_do_not_talk_and_are_told_what_to_type(hosts: Hosts, tmp_path: Path) -> None:
+    framework = FRAMEWORKS["torch_distributed"]
+    need(*framework.needs)
+    with on_both(framework, hosts, tmp_path, framework.who(tmp_path), secret="") as jobs:
+        assert all(job.wait() for job in jobs)
+    for job in jobs:
+        assert re.search(r"^\[launcher\]     export DET_CORE_SECRET=[0-9a-f]{64}$", job.err, re.MULTILINE), job.err
+        assert "Error: " in job.err and "DET_CORE_SECRET" in job.err.partition("Error: ")[2], job.err
 
 
 @pytest.mark.parametrize("name", ["torch_distributed", "deepspeed"])
-def test_a_chief_that_cannot_be_reached_is_one_line(hosts: Hosts, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("chief", ["10.77.0.99", "node9"], ids=["where nobody is", "that nobody knows"])
+def test_a_chief_that_cannot_be_reached_is_one_line(hosts: Hosts, tmp_path: Path, name: str, chief: str) -> None:
     framework = FRAMEWORKS[name]
     need(*framework.needs)
     script = write(tmp_path, "ok.py", "print('ran')")
-    place = ["--nnodes", "2", "--node-rank", "1", "--master-addr", "10.77.0.99", "--nproc-per-node", "1"]
-    command = [*hosts.on(2), *framework.launcher(*place)]
+    command = by_number(framework, hosts, 2, chief)
     with launched(command, script, folder=tmp_path, DET_CORE_SECRET=SECRET, **env(tmp_path)) as job:
         assert job.wait() == 1, job.err
-    (line,) = [line for line in job.err.splitlines() if line.startswith("[launcher] ")]
-    assert "10.77.0.99" in line, job.err
+    assert re.fullmatch(rf"\[launcher\] .*{re.escape(chief)}.*\n", job.err) and job.out == "", job.err
 
 
-@pytest.mark.parametrize("name", ["horovod", "mpi"])
+@pytest.mark.parametrize("name", ["torch_distributed", "horovod"])
 def test_the_secret_is_told_to_nobody_else(hosts: Hosts, tmp_path: Path, name: str) -> None:
     framework = FRAMEWORKS[name]
     need(*framework.needs)
-    secret = f"{SECRET} of {name}"  # others may run their launchers beside this one
     script = write(tmp_path, "holds.py", HOLDS.format(context=framework.context))
     write(tmp_path, "stranger.py", STRANGER)
-    with launched(by_ssh(framework, hosts), script, folder=tmp_path, DET_CORE_SECRET=secret, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4)
+    with on_both(framework, hosts, tmp_path, script) as jobs:
+        ready(jobs)
         seen = [*hosts.processes(1).values(), *hosts.processes(2).values()]
         assert len(seen) > 4
-        assert not [command for command in seen if secret in command]
+        assert not [command for command in seen if SECRET in command]
         assert 12360 in hosts.listening(1), "where the chief waits for other machines"
-        stranger = [*hosts.on(2), "env", "DET_CORE_SECRET=another", PYTHON, "stranger.py", ADDRESSES[0]]
+        another = "DET_CORE_SECRET=the secret of another job"
+        stranger = [*hosts.on(2), "env", another, PYTHON, "stranger.py", ADDRESSES[0]]
         with launched(stranger, folder=tmp_path, **env(tmp_path)) as other:
             assert other.wait() == 1
-        assert "Error" in other.err and job.process.poll() is None, other.err
+        assert "Error" in other.err and not any(job.process.poll() for job in jobs), other.err
         (tmp_path / "go").touch()
-        assert job.wait() == 0, job.err
-    assert not [path for path in Path("/tmp").glob("det-core-*/variables") if secret in _text(path)]
+        assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
 
 
-def _text(path: Path) -> str:
-    """A file's text; none, if it is gone by now."""
-    with contextlib.suppress(FileNotFoundError):
-        return path.read_text()
-    return ""
-
-
-@pytest.mark.parametrize("name", ["horovod", "mpi"])
-def test_sigterm_reaches_both(hosts: Hosts, tmp_path: Path, name: str) -> None:
-    framework = FRAMEWORKS[name]
-    need(*framework.needs)
-    script = write(tmp_path, "waits.py", WAITS)
-    with launched(by_ssh(framework, hosts), script, folder=tmp_path, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4)
-        os.kill(job.pid, signal.SIGTERM)
-        assert job.wait() == 0, job.err
-    assert sorted(line for line in job.out.splitlines() if "got" in line) == [f"[rank={r}] got 15" for r in range(4)]
-
-
-@pytest.mark.parametrize("name", ["horovod", "mpi"])
-def test_output_of_any_kind_comes_through_whole_from_both(hosts: Hosts, tmp_path: Path, name: str) -> None:
-    framework = FRAMEWORKS[name]
-    need(*framework.needs)
-    words = [write(tmp_path, "prints.py", PRINTS), framework.rank, "10000000", "50000"]
-    with launched(by_ssh(framework, hosts), *words, folder=tmp_path, **env(tmp_path)) as job:
-        assert job.wait() == 0, job.err
-    assert job.err_bytes_lines() == [b"[rank=%d] to stderr" % rank for rank in range(4)]
-    assert_all_was_printed(job.out_bytes, ranks=4, long=10_000_000, lines=50_000)
-
-
-@pytest.mark.parametrize("name", ["horovod", "mpi"])
-def test_last_words_that_come_after_the_framework_has_ended_count(hosts: Hosts, tmp_path: Path, name: str) -> None:
-    framework = FRAMEWORKS[name]
-    need(*framework.needs)
-    script = write(tmp_path, "ends.py", ENDS)
-    with launched(by_ssh(framework, hosts), script, folder=tmp_path, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4)
-        (near,) = [pid for pid, command in hosts.processes(1).items() if "_near" in command and "_far" in command]
-        children = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
-        (agent,) = {*map(int, children)} - {near}
-        os.kill(near, signal.SIGSTOP)
-        try:
-            (tmp_path / "go").touch()
-            until(lambda: not os.path.exists(f"/proc/{agent}"))
-            time.sleep(0.5)  # in which it would end too
-            assert job.process.poll() is None, job.err
-        finally:
-            os.kill(near, signal.SIGCONT)
-        assert job.wait() == 0, job.err
-    assert unprefixed(job.out) == [] and job.err == ""
-    long = "x" * 100_000
-    assert sorted(line for line in job.out.splitlines() if long in line) == [f"[rank={r}] {long}" for r in range(4)]
-
-
-@pytest.mark.parametrize("name", ["horovod", "mpi"])
-def test_nothing_outlives_kill_9_on_either(hosts: Hosts, tmp_path: Path, name: str) -> None:
-    framework = FRAMEWORKS[name]
-    need(*framework.needs)
-    script = write(tmp_path, "waits.py", WAITS)
-    with launched(by_ssh(framework, hosts), script, folder=tmp_path, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4)
-        os.kill(job.pid, signal.SIGKILL)
-        job.process.wait()
-        hosts.nothing_left()
-
-
-@pytest.mark.parametrize("name", ["horovod", "mpi"])
+@pytest.mark.parametrize("name", FRAMEWORKS)
 def test_a_failure_on_the_other_machine_ends_all(hosts: Hosts, tmp_path: Path, name: str) -> None:
     framework = FRAMEWORKS[name]
     need(*framework.needs)
-    script = write(
-        tmp_path,
-        "fails.py",
-        f"""
-        import os, sys, time
-        print("ready", flush=True)
-        if os.environ[{framework.rank!r}] == "3":
-            time.sleep(1)
-            sys.exit("rank 3 has had enough")
-        time.sleep(600)
-        """,
-    )
-    with launched(by_ssh(framework, hosts, "--grace", "4"), script, folder=tmp_path, **env(tmp_path)) as job:
-        job.wait_for("ready", times=4)
-        assert job.wait() == 1, job.err
-    assert "rank 3 has had enough" in job.err, job.err
+    script = write(tmp_path, "fails.py", FAILS.format(rank=framework.rank))
+    with on_both(framework, hosts, tmp_path, script, "--grace", "4") as jobs:
+        ready(jobs)
+        (tmp_path / "go").touch()
+        assert [job.wait() for job in jobs] == [1, 1], jobs[0].err + jobs[1].err
+    for job in jobs:
+        assert re.search(r"^\[launcher\] rank 3 \(pid \d+, host node2\) failed first, with status 1", job.err, re.M)
+    assert "[rank=3] rank 3 has had enough" in jobs[1].err
 
 
-@pytest.mark.parametrize(
-    "other, text",
-    [("node9", "node9"), ("10.77.0.99", "10.77.0.99")],
-    ids=["a name that nobody knows", "an address where nobody is"],
-)
-@pytest.mark.parametrize("name", ["horovod", "mpi"])
-def test_a_host_that_cannot_be_reached_is_one_line(
-    hosts: Hosts, tmp_path: Path, name: str, other: str, text: str
-) -> None:
-    framework = FRAMEWORKS[name]
+@pytest.mark.parametrize("number", [1, 2])
+def test_nothing_outlives_kill_9_on_either(hosts: Hosts, tmp_path: Path, number: int) -> None:
+    framework = FRAMEWORKS["torch_distributed"]
     need(*framework.needs)
-    script = write(tmp_path, "ok.py", "print('ran')")
-    command = [*hosts.on(1), *framework.launcher("--hosts", f"node1:1,{other}:1")]
-    with launched(command, script, folder=tmp_path, **env(tmp_path)) as job:
-        assert job.wait() == 1, job.err
-    assert job.err.startswith("[launcher] ") and job.err.count("\n") == 1, job.err
-    assert text in job.err and job.out == ""
+    with on_both(framework, hosts, tmp_path, write(tmp_path, "waits.py", WAITS)) as jobs:
+        ready(jobs)
+        os.kill(jobs[number - 1].pid, signal.SIGKILL)
+        assert jobs[2 - number].wait() == 1
+        hosts.nothing_left()
+    assert f"machine {number - 1} (" in jobs[2 - number].err
+
+
+@pytest.mark.parametrize("framework", [FRAMEWORKS["torch_distributed"], FRAMEWORKS["horovod"]], ids=lambda f: f.name)
+@pytest.mark.parametrize("script", ["waits", "holds"])
+def test_a_cut_cable_ends_all_on_both_sides_within_ten_seconds(
+    hosts: Hosts, tmp_path: Path, framework: Framework, script: str
+) -> None:
+    need(*framework.needs)
+    path = write(tmp_path, "s.py", WAITS if script == "waits" else HOLDS.format(context=framework.context))
+    try:
+        with on_both(framework, hosts, tmp_path, path, "--grace", "2") as jobs:
+            ready(jobs)
+            hosts.cut()
+            began = time.monotonic()
+            for job in jobs:
+                job.wait_for("was lost")
+            assert time.monotonic() - began < 12, "eight beats of a second each, and what this machine has to do"
+            assert all(job.wait() for job in jobs), jobs[0].err
+            hosts.nothing_left()
+    finally:
+        hosts.mend()
+    for number, job in enumerate(jobs):
+        assert re.search(rf"\[launcher\] machine {1 - number} \(\S+\) was lost", job.err), job.err

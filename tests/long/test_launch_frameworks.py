@@ -18,7 +18,7 @@ def test_nothing_outlives_kill_9_at_any_moment(framework: Framework, tmp_path: P
     write(tmp_path, "stubborn.py", short.STUBBORN)
     for moment in range(25):
         with short.start(framework, tmp_path, 2, "stubborn.py") as job:
-            time.sleep(moment * 0.25)
+            time.sleep(moment * 0.04)
             os.kill(job.pid, signal.SIGKILL)
             job.process.wait()
             job.nothing_left()

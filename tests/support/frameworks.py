@@ -77,15 +77,16 @@ FRAMEWORKS = {
             rank="RANK",
             size="--num_gpus",
         ),
-        Framework(
-            "mpi",
-            context="distributed = core.DistributedContext.from_mpi()",
-            rank="OMPI_COMM_WORLD_RANK",
-            size="-np",
-            needs=("mpirun",),
-        ),
     )
 }
+MPI = Framework(
+    "wrap_rank",
+    context="distributed = core.DistributedContext.from_mpi()",
+    rank="OMPI_COMM_WORLD_RANK",
+    size="-np",
+    needs=("mpirun",),
+)
+"""mpirun, which starts the ranks itself, with our ``wrap_rank`` before each."""
 
 
 def variables() -> dict[str, str]:
@@ -99,6 +100,12 @@ def variables() -> dict[str, str]:
         "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
         "OMP_NUM_THREADS": "1",
     }
+
+
+def mpirun(*options: str) -> list[str]:
+    """The words before a script that mpirun starts, with :data:`MPI`'s wrapper before each rank."""
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    return ["mpirun", *root, "--oversubscribe", *options, *MPI.launcher(MPI.rank)]
 
 
 def need(*programs: str) -> None:

@@ -17,13 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from det_core.launch._wrapper._linux import signal_at_parents_death
+from det_core._standalone.processes import signal_at_parents_death
 from support import nest
 from support.processes import until
 from support.servers import MARK
 
 NAMES = ("node1", "node2")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+SECRET = f"a secret of two machines, made by {os.getpid()}"
+"""Another one in each worker: ranks of one machine meet in /tmp, which all of these share, by their job's secret."""
 PROGRAMS = ("ip", "nsenter", "unshare", "sshd", "ssh", "ssh-keygen")
 _PREFIX = "detcore"
 _AS_HOST = 'hostname "$1" && mount --bind "$0/hosts" /etc/hosts && mount --bind "$0/ssh" /etc/ssh && shift && exec "$@"'

@@ -11,7 +11,7 @@ import sys
 import textwrap
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,6 @@ from support import TESTS
 from support.processes import until
 
 TORCH = [sys.executable, "-m", "det_core.launch.torch_distributed"]
-PLAIN = [sys.executable, str(Path(__file__).with_name("plain_agent.py"))]
-"""A launcher whose agent starts the ranks and nothing more: all that is ours, without two seconds of torch."""
 
 
 class Launched:
@@ -93,18 +91,18 @@ class Launched:
         """Wait until no process of the job is left."""
         until(lambda: not self.processes(), lambda: f"left behind: {self.processes()}\n{self.words()}")
 
-    def wrappers(self) -> list[int]:
-        """Process ids of the wrappers."""
-        return sorted(pid for pid, command in self.processes().items() if "from _wrapper._main" in command)
+    def supervisor(self) -> int:
+        """Process id of the ranks' parent: the launcher's only child, or its last."""
+        return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[-1])
 
-    def agent(self) -> int:
-        """Process id of the agent: the launcher's child."""
-        (child,) = (
-            int(pid)
-            for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-            if "_wrapper" not in Path(f"/proc/{pid}/cmdline").read_text()
-        )
-        return child
+    def linked(self) -> bool:
+        """Whether the supervisor has a connection, as it has with launchers on other machines."""
+        own = Path(f"/proc/{self.supervisor()}")
+        rows = [line.split() for name in ("tcp", "tcp6") for line in (own / "net" / name).read_text().splitlines()]
+        connected = {row[9] for row in rows if row[3] == "01"}
+        with suppress(FileNotFoundError):  # it closes one of them just now
+            return any(os.readlink(fd)[8:-1] in connected for fd in (own / "fd").iterdir())
+        return False
 
 
 @contextmanager

@@ -1,26 +1,24 @@
-"""Signals, grace, exit status and leftovers, under an agent that does nothing but start ranks."""
+"""Signals, grace, exit status and leftovers of ranks on one machine."""
 
 from __future__ import annotations
 
 import fcntl
 import os
 import pty
+import random
 import re
 import signal
-import socket
 import struct
 import subprocess
 import sys
-import tempfile
 import termios
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from support.frameworks import PRINTS, assert_all_was_printed
-from support.launcher import PLAIN, launched, write
+from support.launcher import TORCH, launched, write
 from support.processes import until
 
 COUNTS = """
@@ -61,10 +59,28 @@ FAILS = """
 """
 
 
+LEAVES = """
+    import os, sys, time
+    print("starts", flush=True)
+    for leaves in range(2):
+        if os.fork() == 0:
+            if leaves:
+                os.setsid()
+            time.sleep(600)
+    print("ends", flush=True)
+    time.sleep(0 if sys.argv[1:] else 600)
+"""
+
+
+def ranks(count: int, *options: str) -> list[str]:
+    """The words before a script of which so many ranks are started."""
+    return [*TORCH, *options, "--nproc-per-node", str(count)]
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_reaches_each_script_once_and_all_may_save(tmp_path: Path, signum: signal.Signals) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
-    with launched(PLAIN, "3", sys.executable, script, folder=tmp_path, RANK="7") as job:
+    with launched(ranks(3), script, folder=tmp_path, RANK="7") as job:
         job.wait_for(r"ready (\d+)", times=3)
         os.kill(job.pid, signum)
         assert job.wait() == 0
@@ -77,7 +93,7 @@ def test_a_signal_reaches_each_script_once_and_all_may_save(tmp_path: Path, sign
 
 def test_sigusr1_is_passed_on_and_starts_no_grace(tmp_path: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
-    with launched(PLAIN, "--grace", "0.2", "2", sys.executable, script, folder=tmp_path) as job:
+    with launched(ranks(2, "--grace", "0.2"), script, folder=tmp_path) as job:
         job.wait_for("ready", times=2)
         os.kill(job.pid, signal.SIGUSR1)
         time.sleep(0.6)
@@ -89,7 +105,7 @@ def test_sigusr1_is_passed_on_and_starts_no_grace(tmp_path: Path) -> None:
 
 def test_after_the_grace_a_script_is_killed_with_its_children(tmp_path: Path) -> None:
     script = write(tmp_path, "stubborn.py", STUBBORN)
-    with launched(PLAIN, "--grace", "1", "2", sys.executable, script, folder=tmp_path) as job:
+    with launched(ranks(2, "--grace", "1"), script, folder=tmp_path) as job:
         job.wait_for("ready", times=2)
         began = time.monotonic()
         os.kill(job.pid, signal.SIGTERM)
@@ -102,7 +118,7 @@ def test_after_the_grace_a_script_is_killed_with_its_children(tmp_path: Path) ->
 
 def test_the_third_ctrl_c_kills(tmp_path: Path) -> None:
     script = write(tmp_path, "stubborn.py", STUBBORN)
-    with launched(PLAIN, "2", sys.executable, script, folder=tmp_path) as job:
+    with launched(ranks(2), script, folder=tmp_path) as job:
         job.wait_for("ready", times=2)
         for count in (1, 2):
             os.kill(job.pid, signal.SIGINT)
@@ -118,7 +134,7 @@ def test_ctrl_c_at_a_terminal_reaches_each_script_once(tmp_path: Path) -> None:
     if pid == 0:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.execv(sys.executable, [*PLAIN, "2", sys.executable, script])
+            os.execv(sys.executable, [*ranks(2), script])
         finally:
             os._exit(99)
     seen = b""
@@ -135,27 +151,21 @@ def test_ctrl_c_at_a_terminal_reaches_each_script_once(tmp_path: Path) -> None:
 
 
 def test_a_script_that_knows_nothing_of_signals_dies_of_them(tmp_path: Path) -> None:
-    with launched(PLAIN, "2", "sh", "-c", "echo ready; exec sleep 100", folder=tmp_path) as job:
+    with launched(ranks(2), "sh", "-c", "echo ready; exec sleep 100", folder=tmp_path) as job:
         job.wait_for("ready", times=2)
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGTERM
-    assert "[launcher] ranks 0, 1 ended by SIGTERM" in job.err
-    assert "failed first" not in job.err
-
-
-def test_a_signal_before_any_rank_runs_ends_the_job_at_once(tmp_path: Path) -> None:
-    with launched(PLAIN, "--delay", "60", "2", "echo", "ready", folder=tmp_path) as job:
-        until(lambda: len(job.processes()) == 2, of=job.process)
-        os.kill(job.pid, signal.SIGTERM)
-        assert job.wait() == 128 + signal.SIGTERM
-    assert "no rank runs" in job.err
+    line = (
+        "[launcher] ranks 0, 1 ended by SIGTERM, which nothing handled: should_preempt() does, from its first call on"
+    )
+    assert job.err.splitlines()[-1] == line
 
 
 def test_signals_at_any_moment_of_the_start_are_not_lost(tmp_path: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
-    for moment in range(8):
-        with launched(PLAIN, "--grace", "20", "2", sys.executable, script, folder=tmp_path) as job:
-            time.sleep(0.1 + moment * 0.04)
+    for moment in range(12):
+        with launched(ranks(2, "--grace", "20"), script, folder=tmp_path) as job:
+            time.sleep(moment * 0.03)
             os.kill(job.pid, signal.SIGTERM)
             status = job.wait()
         assert status in (0, 143, -signal.SIGTERM), job.err
@@ -164,7 +174,7 @@ def test_signals_at_any_moment_of_the_start_are_not_lost(tmp_path: Path) -> None
 
 def test_the_first_failure_gives_the_status_and_its_last_lines(tmp_path: Path) -> None:
     script = write(tmp_path, "fails.py", FAILS)
-    with launched(PLAIN, "--tail", "3", "3", sys.executable, script, "100", folder=tmp_path) as job:
+    with launched(ranks(3, "--tail", "3"), script, "100", folder=tmp_path) as job:
         job.wait_for("ready", times=3)
         began = time.monotonic()
         assert job.wait() == 1
@@ -175,77 +185,70 @@ def test_the_first_failure_gives_the_status_and_its_last_lines(tmp_path: Path) -
     )
     assert end[1:4] == ["[rank=1] line 28", "[rank=1] line 29", "[rank=1] rank 1 has had enough"]
     assert sorted(line.split(" (")[0] for line in end[4:]) == ["[launcher] rank 0", "[launcher] rank 2"]
-    assert "a message of the agent" not in job.err
 
 
 def test_others_that_find_out_by_themselves_say_so_before_any_signal(tmp_path: Path) -> None:
     script = write(tmp_path, "fails.py", FAILS)
-    with launched(PLAIN, "3", sys.executable, script, "1.5", folder=tmp_path) as job:
+    with launched(ranks(3), script, "1.5", folder=tmp_path) as job:
         assert job.wait() == 1
     assert job.out.count("cleaned up") == 2
     assert job.err.count("with status 4") == 2
 
 
-@pytest.mark.parametrize("victim", ["launcher", "agent", "wrapper", "script"])
+@pytest.mark.parametrize("victim", ["launcher", "supervisor", "script"])
 def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
     script = write(tmp_path, "stubborn.py", STUBBORN)
-    with launched(PLAIN, "--grace", "1", "2", sys.executable, script, folder=tmp_path) as job:
+    with launched(ranks(2, "--grace", "1"), script, folder=tmp_path) as job:
         scripts = [int(pid) for pid in job.wait_for(r"ready (\d+)", times=2)]
-        assert len(job.processes()) == 2 + 2 + 4
-        pid = {"launcher": job.pid, "agent": job.agent(), "wrapper": job.wrappers()[0], "script": scripts[0]}[victim]
+        assert len(job.processes()) == 2 + 4, "launcher and supervisor; two scripts with a child each"
+        pid = {"launcher": job.pid, "supervisor": job.supervisor(), "script": scripts[0]}[victim]
         os.kill(pid, signal.SIGKILL)
         if victim == "launcher":
             job.process.wait()
         else:
-            assert job.wait() == (1 if victim == "agent" else 128 + signal.SIGKILL)
+            assert job.wait() == 128 + signal.SIGKILL
         job.nothing_left()
-    if victim == "agent":
-        assert f"agent (pid {pid}) was killed by SIGKILL" in job.err
-    if victim == "wrapper":
-        assert "because its wrapper had died" in job.err
+    if victim == "supervisor":
+        assert f"[launcher] the supervisor (pid {pid}) was killed by SIGKILL\n" in job.err
 
 
-@pytest.fixture
-def short() -> Iterator[Path]:
-    """A folder in whose folders a socket can lie, however long the path of pytest's own is."""
-    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        yield Path(folder)
+def test_nothing_outlives_a_kill_at_any_moment(tmp_path: Path) -> None:
+    kill_at_any_moment(tmp_path, random.Random(38), times=12)
 
 
-def test_the_launchers_folder_goes_with_it(tmp_path: Path, short: Path) -> None:
-    script = write(tmp_path, "stubborn.py", STUBBORN)
-    with launched(PLAIN, "2", sys.executable, script, folder=tmp_path, TMPDIR=str(short)) as job:
-        job.wait_for("ready", times=2)
-        (folder,) = short.iterdir()
-        assert folder.stat().st_mode & 0o777 == 0o700
-        job.process.kill()
+def kill_at_any_moment(folder: Path, moments: random.Random, times: int) -> None:
+    """End launcher or supervisor while scripts fork and leave daemons."""
+    script = write(folder, "leaves.py", LEAVES)
+    ways = [(signum, victim) for signum in (signal.SIGKILL, signal.SIGTERM) for victim in ("launcher", "supervisor")]
+    for number in range(times):
+        signum, victim = ways[number % len(ways)]
+        with launched(ranks(2, "--grace", "0.2"), script, folder=folder) as job:
+            time.sleep(moments.uniform(0, 0.4))
+            there = Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split()
+            os.kill(int(there[0]) if victim == "supervisor" and there else job.pid, signum)
+            job.nothing_left()
+
+
+def test_a_daemon_that_holds_the_output_ends_with_the_job(tmp_path: Path) -> None:
+    script = write(tmp_path, "leaves.py", LEAVES)
+    with launched(ranks(1), script, "and ends", folder=tmp_path) as job:
+        assert job.wait() == 0
         job.nothing_left()
-        assert list(short.iterdir()) == []
-
-
-def test_an_agent_that_fails_for_a_reason_of_its_own(tmp_path: Path) -> None:
-    script = write(tmp_path, "counts.py", COUNTS)
-    with launched(PLAIN, "--break-down", "2", sys.executable, script, folder=tmp_path) as job:
-        assert job.wait() == 1
-    assert "agent failed: ConnectionError: the agent lost its way" in job.err
-
-
-def test_bad_input_of_an_agent_is_one_line_and_status_2(tmp_path: Path) -> None:
-    with launched(PLAIN, "0", "echo", folder=tmp_path) as job:
-        assert job.wait() == 2
-    assert job.err == "[launcher] RANKS has to be above 0\n"
+    assert "[rank=0] ends\n" in job.out
 
 
 def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
-    with launched(PLAIN, "1", "./nothing", folder=tmp_path) as job:
+    path = write(tmp_path, "bad", "#!/nowhere/python\n")
+    os.chmod(path, 0o755)
+    with launched(ranks(1), path, folder=tmp_path) as job:
         assert job.wait() == 127
-    assert "[rank=0] cannot run ./nothing: No such file or directory" in job.err
+    assert f"[rank=0] cannot run {path}: No such file or directory\n" in job.err
 
 
 def test_output_of_any_kind_comes_through_whole(tmp_path: Path) -> None:
     script = write(tmp_path, "prints.py", PRINTS)
-    words = [sys.executable, script, "RANK", "10000000", "50000"]
-    with launched(PLAIN, "4", *words, folder=tmp_path) as job:
+    words = [script, "RANK", "10000000", "50000"]
+    with launched(ranks(4), *words, folder=tmp_path) as job:
         assert job.wait() == 0
     assert job.err_bytes_lines() == [b"[rank=%d] to stderr" % rank for rank in range(4)]
     assert_all_was_printed(job.out_bytes, ranks=4, long=10_000_000, lines=50_000)
@@ -253,8 +256,8 @@ def test_output_of_any_kind_comes_through_whole(tmp_path: Path) -> None:
 
 def test_a_reader_that_stops_reading_stops_no_signal(tmp_path: Path) -> None:
     read, write_end = os.pipe()
-    words = ["--grace", "2", "2", sys.executable, "-c", "while True: print('x' * 1000, flush=True)"]
-    with launched(PLAIN, *words, folder=tmp_path, stdout=write_end) as job:
+    words = [sys.executable, "-c", "while True: print('x' * 1000, flush=True)"]
+    with launched(ranks(2, "--grace", "2"), *words, folder=tmp_path, stdout=write_end) as job:
         os.close(write_end)
         until(lambda: unread(read) > 60_000, of=job.process)  # the pipe is full now, and all before it will be
         os.kill(job.pid, signal.SIGTERM)
@@ -270,7 +273,7 @@ def unread(pipe: int) -> int:
 
 def test_a_job_survives_a_hang_up_it_was_told_to_ignore(tmp_path: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
-    with launched(["nohup", *PLAIN], "1", sys.executable, script, folder=tmp_path) as job:
+    with launched(["nohup", *ranks(1)], script, folder=tmp_path) as job:
         job.wait_for("ready")
         os.kill(job.pid, signal.SIGHUP)
         time.sleep(0.3)
@@ -279,38 +282,51 @@ def test_a_job_survives_a_hang_up_it_was_told_to_ignore(tmp_path: Path) -> None:
     assert "got SIGTERM\n" in job.out
 
 
-def test_a_stranger_at_the_socket_disturbs_nothing(tmp_path: Path, short: Path) -> None:
-    script = write(tmp_path, "counts.py", COUNTS)
-    with launched(PLAIN, "1", sys.executable, script, folder=tmp_path, TMPDIR=str(short)) as job:
-        job.wait_for("ready")
-        (path,) = short.glob("*/s")
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-            stranger.connect(str(path))
-            stranger.send(b"\xff\xfe rubbish")
-            time.sleep(0.2)
-        os.kill(job.pid, signal.SIGTERM)
-        assert job.wait() == 0
-
-
 def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:
     script = write(tmp_path, "ok.py", "open('ran', 'w').close()")
-    command = " ".join(["exec", *PLAIN, "1", sys.executable, script, ">&-", "2>&-", "<&-"])
+    command = " ".join(["exec", *ranks(1), script, ">&-", "2>&-", "<&-"])
     assert subprocess.run(["sh", "-c", command], cwd=tmp_path).returncode == 0
     assert (tmp_path / "ran").exists()
 
 
+def test_a_stderr_that_takes_nothing_changes_no_status(tmp_path: Path) -> None:
+    command = " ".join(["exec", *ranks(2), "sh", "-c", "'exit 7'", "2>", "/dev/full"])
+    assert subprocess.run(["sh", "-c", command], cwd=tmp_path).returncode == 7
+
+
 def test_a_script_inherits_no_descriptor_but_its_three(tmp_path: Path) -> None:
-    with launched(PLAIN, "2", "sh", "-c", "echo fds /proc/self/fd/*", folder=tmp_path) as job:
+    with launched(ranks(2), "sh", "-c", "echo fds /proc/self/fd/*", folder=tmp_path) as job:
         assert job.wait() == 0
     for line in job.out.splitlines():
         assert {int(path.rsplit("/", 1)[1]) for path in line.split()[2:]} <= {0, 1, 2, 3}, "3 is the one to list them"
 
 
-def test_a_wrapper_that_has_stopped_cannot_keep_the_job_alive(tmp_path: Path) -> None:
+def test_a_supervisor_that_has_stopped_cannot_keep_the_job_alive(tmp_path: Path) -> None:
     script = write(tmp_path, "stubborn.py", STUBBORN)
-    with launched(PLAIN, "--grace", "0.5", "2", sys.executable, script, folder=tmp_path) as job:
+    with launched(ranks(2, "--grace", "0.5"), script, folder=tmp_path) as job:
         job.wait_for("ready", times=2)
-        os.kill(job.wrappers()[0], signal.SIGSTOP)
+        os.kill(job.supervisor(), signal.SIGSTOP)
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGKILL
         job.nothing_left()
+
+
+def test_a_reader_that_never_comes_keeps_nobody_that_is_told_to_end(tmp_path: Path) -> None:
+    read, write_end = os.pipe()
+    with launched(ranks(1), sys.executable, "-c", "print('x' * 500_000)", folder=tmp_path, stdout=write_end) as job:
+        os.close(write_end)
+        until(lambda: unread(read) > 60_000 and len(job.processes()) == 2, of=job.process)  # the script has ended
+        os.kill(job.pid, signal.SIGTERM)
+        assert job.wait() == 0
+    os.close(read)
+
+
+@pytest.mark.parametrize(("count", "policy"), [(1, os.SCHED_OTHER), (2, os.SCHED_BATCH)])
+def test_ranks_that_fill_the_processors_do_not_take_them_from_each_other(
+    tmp_path: Path, count: int, policy: int
+) -> None:
+    command = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *ranks(count)]
+    code = "import os; print('policy', os.sched_getscheduler(0))"
+    with launched(command, sys.executable, "-c", code, folder=tmp_path, CUDA_VISIBLE_DEVICES="") as job:
+        assert job.wait() == 0
+    assert job.out.count(f"policy {policy}\n") == count

@@ -29,6 +29,7 @@ WHO = """
         place = [d.rank, d.size, d.local_rank, d.local_size, d.cross_rank, d.cross_size]
         print("told", json.dumps(d.allgather([place, os.environ.get("TF_CONFIG")])), strategy)
 """
+SECRET = "a secret of two machines"
 WAITS = """
     import os, signal, sys, time
     got = []
@@ -49,13 +50,13 @@ def config(**changes: Any) -> str:
 
 def test_two_machines_know_each_other(tmp_path: Path) -> None:
     write(tmp_path, "who.py", WHO)
-    (tmp_path / "secret").write_text("shared\n")
-    hosts, port = "127.0.0.1,127.0.0.2", free_port()
+    (tmp_path / "secret").write_text(f"{SECRET}\n")
+    hosts, port, meet = "127.0.0.1,127.0.0.2", free_port(), ["--launcher-port", str(free_port())]
     with ExitStack() as stack:
         jobs = []
         for node in range(2):
-            words = ["--hosts", hosts, "--node-rank", str(node), "--port", str(port + 100 * node), "who.py"]
-            secret = ("DET_CORE_SECRET", "shared") if node == 0 else ("DET_CORE_SECRET_FILE", str(tmp_path / "secret"))
+            words = ["--hosts", hosts, "--node-rank", str(node), "--port", str(port + 100 * node), *meet, "who.py"]
+            secret = ("DET_CORE_SECRET", SECRET) if node == 0 else ("DET_CORE_SECRET_FILE", str(tmp_path / "secret"))
             env = dict([secret], INTER_TRAIN_PROCESS_COMM_PORT_1=str(port))
             jobs.append(stack.enter_context(launched(TENSORFLOW, *words, folder=tmp_path, **env)))
         assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err

@@ -1,4 +1,4 @@
-"""The launcher around torchrun's real agent."""
+"""The launcher for torch.distributed, beside the real torchrun."""
 
 from __future__ import annotations
 
@@ -40,6 +40,20 @@ RESTARTS = """
         sys.exit(3)
     time.sleep(0.3 if attempt == "1" else 60)
 """
+STORE = """
+    import sys
+    import torch.distributed as dist
+    dist.init_process_group("gloo")
+    ranks = [None] * dist.get_world_size()
+    dist.all_gather_object(ranks, dist.get_rank())
+    print("ranks", ranks)
+    dist.destroy_process_group()
+"""
+SECRET = "a secret of two machines"
+OF_THE_AGENT = {"MASTER_ADDR", "MASTER_PORT"} | {
+    f"TORCHELASTIC_{name}" for name in ("ERROR_FILE", "RUN_ID", "SIGNALS_TO_HANDLE", "USE_AGENT_STORE")
+}
+RANKS = ("RANK", "LOCAL_", "WORLD_", "GROUP_", "ROLE_", "MASTER_", "OMP_", "TORCH")
 
 
 def state(folder: Path, name: str, rank: int) -> dict[str, dict[str, str]]:
@@ -73,9 +87,9 @@ def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: 
         )
         assert added == {"USE_TORCH_DISTRIBUTED": "True", "PYTHONUNBUFFERED": "1"}
         assert secret == state(tmp_path, "ours", 0)["env"]["DET_CORE_SECRET"]
-        assert theirs["env"].keys() <= mine["env"].keys()
-        for key in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "MASTER_ADDR"):
-            assert mine["env"][key] == theirs["env"][key]
+        same = {key for key in theirs["env"] if key.startswith(RANKS) and key not in OF_THE_AGENT}
+        assert len(same) > 12 and {k: mine["env"].get(k) for k in same} == {k: theirs["env"][k] for k in same}
+        assert mine["env"]["MASTER_ADDR"] == "127.0.0.1" and theirs["env"]["MASTER_ADDR"] in ("127.0.0.1", "localhost")
 
 
 def test_a_signal_reaches_each_script_once_and_all_that_save_give_0(tmp_path: Path) -> None:
@@ -88,7 +102,7 @@ def test_a_signal_reaches_each_script_once_and_all_that_save_give_0(tmp_path: Pa
     assert job.err == "[launcher] SIGTERM: passed on to 2 ranks, which have 60 s to save and exit\n"
 
 
-def test_a_rank_that_is_killed_gives_the_status_and_torchruns_report_stays_away(tmp_path: Path) -> None:
+def test_a_rank_that_is_killed_gives_the_status_and_its_last_lines(tmp_path: Path) -> None:
     write(tmp_path, "waits.py", WAITS)
     (tmp_path / "tmp").mkdir()
     words = ["--nproc-per-node", "2", "waits.py"]
@@ -106,23 +120,25 @@ def test_a_rank_that_is_killed_gives_the_status_and_torchruns_report_stays_away(
     assert list((tmp_path / "tmp").iterdir()) == [], "no file is left behind"
 
 
-def test_nothing_outlives_the_agent(tmp_path: Path) -> None:
-    """What else may be killed: test_supervision.py."""
-    write(tmp_path, "forks.py", "import os, time; os.fork(); print('ready', flush=True); time.sleep(600)")
-    with launched(TORCH, "--nproc-per-node", "2", "--grace", "1", "forks.py", folder=tmp_path) as job:
-        job.wait_for("ready", times=4)
-        os.kill(job.agent(), signal.SIGKILL)
-        job.process.wait()
-        job.nothing_left()
-
-
-def test_restarts_count_only_the_last_attempt(tmp_path: Path) -> None:
+def test_restarts_are_torchruns_with_the_wrapper_before_each_rank(tmp_path: Path) -> None:
     write(tmp_path, "restarts.py", RESTARTS)
-    with launched(
-        TORCH, "--nproc-per-node", "2", "--max-restarts", "1", "--grace", "2", "restarts.py", folder=tmp_path
-    ) as job:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    wrapped = ["--no-python", sys.executable, "-m", "det_core.launch.wrap_rank", "RANK", "restarts.py"]
+    with launched([*torchrun, *wrapped], folder=tmp_path) as job:
         assert job.wait() == 0
-    assert job.out.count("attempt 0") == job.out.count("attempt 1") == 2
+        job.nothing_left()
+    assert sorted(job.out.splitlines()) == [f"[rank={r}] attempt {a}" for r, a in ((0, 0), (0, 1), (1, 0), (1, 1))]
+
+
+def test_ranks_meet_at_a_port_that_nobody_else_gets(tmp_path: Path) -> None:
+    write(tmp_path, "store.py", STORE)
+    with ExitStack() as stack:
+        jobs = [
+            stack.enter_context(launched(TORCH, "--nproc-per-node", "2", "store.py", folder=tmp_path))
+            for _ in range(2)
+        ]  # fmt: skip
+        assert [job.wait() for job in jobs] == [0, 0]
+    assert [job.out.count("ranks [0, 1]\n") for job in jobs] == [2, 2]
 
 
 def test_two_machines_know_their_chief_and_share_the_secret(tmp_path: Path) -> None:
@@ -133,7 +149,7 @@ def test_two_machines_know_their_chief_and_share_the_secret(tmp_path: Path) -> N
             stack.enter_context(
                 launched(
                     TORCH, "--nnodes", "2", "--node-rank", str(node), *port, "--nproc-per-node", "1",
-                    "state.py", "two", folder=tmp_path, DET_CORE_SECRET="shared",
+                    "state.py", "two", folder=tmp_path, DET_CORE_SECRET=SECRET,
                 )
             )
             for node in range(2)
@@ -142,7 +158,7 @@ def test_two_machines_know_their_chief_and_share_the_secret(tmp_path: Path) -> N
     assert [job.out for job in nodes] == ["[rank=0] hello from 0\n", "[rank=1] hello from 1\n"]
     for rank in range(2):
         env = state(tmp_path, "two", rank)["env"]
-        assert (env["DET_CORE_SECRET"], env["DET_CHIEF_IP"], env["GROUP_RANK"]) == ("shared", "127.0.0.1", str(rank))
+        assert (env["DET_CORE_SECRET"], env["DET_CHIEF_IP"], env["GROUP_RANK"]) == (SECRET, "127.0.0.1", str(rank))
 
 
 def test_help_for_a_reader_that_has_seen_enough() -> None:

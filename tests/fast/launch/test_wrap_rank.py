@@ -110,10 +110,10 @@ def test_a_script_that_ignores_sigterm_goes_on_until_its_parent_dies(tmp_path: P
     parent = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
     with launched([*parent, *WRAP], "0", script, folder=tmp_path) as job:
         job.wait_for("ready", times=2)
-        (wrapper,) = (pid for pid in map(int, children(job.pid)))
+        wrapper = job.supervisor()  # the child of that parent
         os.kill(wrapper, signal.SIGTERM)
         job.wait_for("heard 15")
-        assert len(job.processes()) == 4
+        assert len(job.processes()) == 5, "the parent; launcher and supervisor; the script and its child"
         job.process.kill()
         job.nothing_left()
 
@@ -126,16 +126,27 @@ def test_when_it_is_killed_its_script_dies_too(tmp_path: Path) -> None:
         job.nothing_left()
 
 
-def test_a_clusters_files_take_the_output_unless_it_is_told_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_clusters_files_take_the_output_unless_it_is_told_otherwise(tmp_path: Path) -> None:
     (tmp_path / "stdout.log").touch()
-    monkeypatch.setattr(wrap_rank, "LOGS", str(tmp_path))
-    opened = [wrap_rank._log("stdout", 1), wrap_rank._log("stderr", 2)]
-    assert opened[0] > 2 and opened[1] == 2
-    os.write(opened[0], b"x")
-    os.close(opened[0])
-    assert (tmp_path / "stdout.log").read_bytes() == b"x"
+    main = f"from det_core.launch import wrap_rank as w; w.LOGS = {str(tmp_path)!r}; raise SystemExit(w.main())"
+    command = [sys.executable, "-c", main]
+    says = [sys.executable, "-c", "import sys; print('out'); print('err', file=sys.stderr)"]
+    with launched(command, "0", *says, folder=tmp_path) as job:
+        assert job.wait() == 0
+    assert (job.out, job.err) == ("", "[rank=0] err\n")
+    with launched(command, "--no-redirect-stdio", "0", *says, folder=tmp_path) as job:
+        assert job.wait() == 0
+    assert (job.out, job.err) == ("[rank=0] out\n", "[rank=0] err\n")
+    assert (tmp_path / "stdout.log").read_text() == "[rank=0] out\n"
+
+
+def test_a_wrapper_that_is_killed_in_a_group_takes_daemons_with_it(tmp_path: Path) -> None:
+    script = write(tmp_path, "daemon.py", "import os, time\nif os.fork() == 0: os.setsid()\nprint(1)\ntime.sleep(600)")
+    with launched(WRAP, "0", script, folder=tmp_path) as job:
+        job.wait_for(r"\[rank=0\] 1", times=2)
+        os.killpg(job.pid, signal.SIGKILL)  # as torchrun and mpirun do with what has not ended
+        job.process.wait()
+        job.nothing_left()
 
 
 def test_a_reader_that_has_gone_ends_the_script(tmp_path: Path) -> None:
@@ -144,7 +155,3 @@ def test_a_reader_that_has_gone_ends_the_script(tmp_path: Path) -> None:
         assert job.wait() == 0
         job.nothing_left()
     assert re.fullmatch(r"\[rank=0\] 1\n", job.out)
-
-
-def children(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

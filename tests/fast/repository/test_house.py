@@ -13,6 +13,7 @@ PACKAGE = ROOT / "det_core"
 
 CELLAR = {"_clock", "_env", "_info", "_json", "_optional", "_slurm", "_version", "_walk", "errors"}
 ALLOWED: dict[str, set[str]] = {
+    "_standalone": set(),
     "journal": set(),
     "storage": set(),
     "ipc": set(),
@@ -20,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "search": set(),
     "backend": {"journal"},
     "core": {"backend", "journal", "storage", "ipc"},
-    "launch": {"backend"},
+    "launch": {"_standalone"},
     "_training": set(),
     "pytorch": {"core", "_training"},
     "tensorboard": {"core"},

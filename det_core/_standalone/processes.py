@@ -1,0 +1,166 @@
+"""Start processes so that they can be ended with everything they start, whatever happens to whoever started them.
+
+Three habits of the kernel carry this. A process that adopts orphans (a subreaper) stays an ancestor of all that was
+started below it, whatever session or group they choose. PR_SET_PDEATHSIG kills a child with the *thread* that forked
+it. And /proc tells every process's parent.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterable
+
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <linux/prctl.h>
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_GIVE_UP = 10.0
+"""Seconds after which processes that may not be killed, such as those of sudo, are left."""
+
+
+class CannotRun(Exception):
+    """A command that could not be run.
+
+    Attributes:
+        status: the exit status that a shell gives for it, 126 or 127.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def spawn(
+    command: list[str],
+    environment: dict[str, str],
+    stdout: int | None = None,
+    stderr: int | None = None,
+    *,
+    mask: Iterable[int] = (),
+    prepare: Callable[[], object] | None = None,
+) -> int:
+    """Run a command as the leader of a new session, and return its process id. The caller has to wait for it.
+
+    The kernel kills it when the calling thread ends. It has a session and not only a group of its own, because a
+    background group of a terminal's session is stopped by SIGTTIN as soon as it reads the terminal.
+
+    Args:
+        command: the program, found by the PATH of ``environment``, and its arguments.
+        environment: all of its variables.
+        stdout, stderr: file descriptors; None leaves this process's.
+        mask: the signals that stay blocked in it. Between fork and exec it would run handlers of the caller, who
+            therefore blocks what it handles, and sets default actions, until this has returned.
+        prepare: called in the child before the program starts.
+
+    Raises:
+        CannotRun: the program does not exist, or may not be run.
+    """
+    parent = os.getpid()
+
+    def in_the_child() -> None:
+        signal_at_parents_death(signal.SIGKILL)
+        if os.getppid() != parent:  # it died before the line above could count
+            os._exit(127)
+        if prepare is not None:
+            prepare()
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    try:
+        process = subprocess.Popen(
+            command, env=environment, stdout=stdout, stderr=stderr, start_new_session=True, preexec_fn=in_the_child
+        )
+    except OSError as e:
+        status = 127 if e.errno in (errno.ENOENT, errno.ENOTDIR) else 126
+        raise CannotRun(status, f"cannot run {command[0]}: {e.strerror}") from e
+    process.returncode = 0  # not waited for by this object, which would warn of that when it is collected
+    return process.pid
+
+
+def signal_at_parents_death(signum: int) -> None:
+    """Have the kernel send ``signum`` to this process when the thread that forked it ends."""
+    _prctl(_PR_SET_PDEATHSIG, signum)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose parent dies, so that it can be found."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def send(pid: int, signum: int) -> bool:
+    """Send a signal; False if there is no such process, or it is another user's."""
+    try:
+        os.kill(pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def reap() -> dict[int, int] | None:
+    """Collect children that have ended: wait statuses by process id. None: there is no child at all."""
+    ended: dict[int, int] = {}
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return ended or None
+        if not pid:
+            return ended
+        ended[pid] = status
+
+
+def end_descendants(linger: float = 0.0) -> None:
+    """Kill every process below this one until none is left. This process has to adopt orphans.
+
+    Args:
+        linger: seconds in which they may end by themselves, as some remove what a script has shared.
+    """
+    began, pause = time.monotonic(), 0.001
+    while reap() is not None:
+        waited = time.monotonic() - began - linger
+        # Again and again: while the list is read, one of them may start another.
+        if waited >= 0 and not any([send(pid, signal.SIGKILL) for pid in descendants()]) and waited > _GIVE_UP:
+            return
+        time.sleep(pause)
+        pause = min(2 * pause, 0.05)
+
+
+def descendants() -> set[int]:
+    """The ids of all processes below this one."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit() and (fields := _stat(int(name))):
+            children.setdefault(int(fields[1]), []).append(int(name))
+    found: set[int] = set()
+    pending = [os.getpid()]
+    while pending:
+        below = [pid for pid in children.get(pending.pop(), ()) if pid not in found]
+        found.update(below)
+        pending += below
+    return found
+
+
+def start_time(pid: int) -> int | None:
+    """When a process started, in clock ticks since the machine did; with its id that names it for good.
+
+    None: it does not run, or has ended and is not yet reaped.
+    """
+    fields = _stat(pid)
+    return int(fields[19]) if fields and fields[0] not in "ZX" else None
+
+
+def _stat(pid: int) -> list[str] | None:
+    """The fields of /proc/PID/stat behind the name, which may hold spaces and parentheses: state, parent, group, …"""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            return file.read(4096).rpartition(b") ")[2].decode().split()
+    except OSError:  # it has just ended
+        return None

@@ -1,0 +1,365 @@
+"""Runs the ranks of one machine: starts them, passes signals on, and sees that nothing outlives the job.
+
+Two processes do it, and each ends everything if the other one is killed::
+
+    launcher         hears the signals and hands them on; its exit status is the job's
+      └─ supervisor  in a session of its own, so that a Ctrl-C at the terminal comes once: output, grace, first failure
+           ├─ rank 0     in a session of its own; killed by the kernel when the supervisor dies
+           └─ rank 1 …
+
+Both adopt orphans, so that all processes of a script stay below them, whatever session or group they have chosen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from det_core._standalone.processes import (
+    CannotRun,
+    adopt_orphans,
+    end_descendants,
+    reap,
+    send,
+    signal_at_parents_death,
+    spawn,
+)
+
+from ._links import Link
+from ._outcome import Rank, exit_status, lost_peer, shell_status, signal_name, summary
+from ._output import PREFIX, Output, write_all
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that ask a job to end: after them the grace runs."""
+PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
+"""Signals that are the scripts'. The last two mean what a script makes them mean, so no grace runs after them."""
+PATIENCE = 5.0
+"""Seconds that a script gets to find out by itself that another rank was lost, before it is told by SIGTERM."""
+LINGER = 1.0
+"""Seconds that other processes of the scripts get to end after them; some remove what a script has shared."""
+_SPARE = 10.0
+"""Seconds beyond the grace after which a supervisor that has not ended counts as stuck."""
+_LAST_LINES = 0.5
+"""Seconds for which the last lines of a rank that has failed are waited for, as they may say that another one has."""
+_LOOK = 0.02
+"""Seconds between two looks for them."""
+_HANGING = 5.0
+"""Seconds after the killing for which a reader of the output, or another machine, is still waited for."""
+_DAY = 86400.0
+_NEVER = math.inf
+
+
+@dataclass(frozen=True)
+class Start:
+    """A rank to start."""
+
+    rank: int
+    command: list[str]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What runs on this machine, and how it is treated."""
+
+    ranks: list[Start]
+    grace: float
+    """Seconds that scripts get to save and exit after a signal; what still runs then is killed."""
+    tail: int
+    """How many of the last lines of the first rank that failed are shown at the end."""
+    link: Link | None = None
+    """To the launchers of other machines."""
+    notice: str = ""
+    """What is said first."""
+    batch: bool = False
+    """Whether ranks get the batch scheduling class: a rank that waits does not take the processor from one that
+    computes."""
+    folder: str = ""
+    """A folder that is removed with the job."""
+    alone: bool = False
+    """Whether this is one rank that another program has started. That program speaks of it and has a time set, its
+    lines take turns with those of other ranks, and it ends with that program."""
+
+
+def run(job: Job) -> int:
+    """Run a job and return its exit status once nothing of it runs any more."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where it is ignored no child can be waited for
+    heard = {signum for signum in PASSED_ON if signal.getsignal(signum) != signal.SIG_IGN}  # nohup, a shell's `&`
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*heard, signal.SIGCHLD})
+    for signum in heard:
+        signal.signal(signum, signal.SIG_DFL)  # between fork and exec a rank must not run Python's handlers
+    adopt_orphans()
+    launcher_lives, held = os.pipe()
+    lifelines = [launcher_lives, *([_parents_death()] if job.alone else [])]
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            os.close(held)
+            os.setsid()
+            adopt_orphans()
+            status = Supervisor(job, lifelines, heard, mask).run()
+        except Exception:
+            traceback.print_exc()
+        finally:
+            end_descendants()
+            _remove(job.folder)
+            os._exit(status)
+    status = _wait(pid, heard, job.grace)
+    end_descendants()
+    _remove(job.folder)
+    if status < 0:
+        with contextlib.suppress(OSError):
+            write_all(2, f"{PREFIX}the supervisor (pid {pid}) was killed by {signal_name(-status)}\n".encode())
+    return shell_status(status)
+
+
+def _wait(pid: int, heard: set[signal.Signals], grace: float) -> int:
+    """Hand signals on to the supervisor until it ends; its status, or minus the signal that killed it.
+
+    A supervisor that was stopped, or hangs, cannot end the job: it is killed, and the ranks with it. (A blocked SIGCHLD
+    is queued, though nothing would happen by default, so that it can be waited for.)
+    """
+    kill_at = _NEVER
+    while True:
+        left = min(max(0.0, kill_at - time.monotonic()), _DAY)
+        info = signal.sigtimedwait({*heard, signal.SIGCHLD}, left)
+        if info is None:
+            if time.monotonic() >= kill_at:
+                send(pid, signal.SIGKILL)
+                kill_at = _NEVER
+        elif info.si_signo != signal.SIGCHLD:
+            send(pid, info.si_signo)
+            if info.si_signo in ENDING:
+                kill_at = min(kill_at, time.monotonic() + grace + _SPARE)
+        elif (ended := os.waitpid(pid, os.WNOHANG))[0]:
+            return os.waitstatus_to_exitcode(ended[1])
+
+
+def _parents_death() -> int:
+    """A file descriptor that is readable once the parent has died.
+
+    PR_SET_PDEATHSIG would come too early where the parent has started this process in a thread that ends before it.
+    """
+    try:
+        return os.pidfd_open(os.getppid())
+    except OSError:  # a kernel before 5.3; or it has died just now, which shows as that of an orphan
+        signal_at_parents_death(signal.SIGKILL)
+        return os.pipe()[0]
+
+
+def open_standard_streams() -> None:
+    """Open 0, 1 and 2 where this process was started without them, so that no pipe or socket takes their place."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
+
+
+def _remove(folder: str) -> None:
+    if folder:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+class Supervisor:
+    """The parent of the ranks: one loop over signals, children, other machines and the clock.
+
+    Args:
+        job: what to run.
+        lifelines: file descriptors that are readable once a process has died that the job must not outlive.
+        heard: signals that are blocked now, and are heard once all ranks run.
+        mask: the signals that scripts have blocked.
+    """
+
+    def __init__(
+        self, job: Job, lifelines: list[int], heard: set[signal.Signals], mask: set[signal.Signals | int]
+    ) -> None:
+        self._job, self._lifelines, self._heard, self._mask = job, lifelines, heard, mask
+        self._output = Output(shared=job.alone)
+        self._node = job.link.node if job.link else 0
+        self._ranks = [Rank(start.rank, node=self._node) for start in job.ranks]
+        self._running: dict[int, Rank] = {}  # by process id
+        self._stop = 0  # the first signal that asked the job to end
+        self._interrupts = 0
+        self._failed = False  # a rank has failed, here or elsewhere
+        self._untold: list[Rank] = []  # those that have failed here and of which other machines do not know yet
+        self._tell_at = self._kill_at = self._give_up_at = _NEVER
+        self._poll = select.poll()
+
+    def run(self) -> int:
+        """Run the job to its end; its exit status."""
+        self._start()
+        self._until(lambda: not self._running and not self._untold)
+        end_descendants(LINGER)
+        others = self._hear_the_last_of_others()  # before the output ends, by which their news are told
+        self._output.finish()
+        self._until(lambda: not self._output.is_alive())
+        for rank in self._ranks:
+            self._look_at_output(rank)
+        ranks = [*self._ranks, *others]
+        if not self._output.is_alive():  # else nobody reads, and a write would block
+            for text, lines in summary(ranks, self._job.tail, self._stop, self._node):
+                if not self._job.alone or text.endswith("could not be written"):
+                    with contextlib.suppress(OSError):  # nobody is there to tell, but for the status
+                        write_all(2, f"{PREFIX}{text}\n".encode(errors="surrogateescape") + lines)
+        return exit_status(ranks)
+
+    def _start(self) -> None:
+        if self._job.notice:
+            self._output.say(self._job.notice)
+        for start, rank in zip(self._job.ranks, self._ranks, strict=True):
+            out, err = self._output.pipe(start.rank, 1), self._output.pipe(start.rank, 2)
+            try:
+                prepare = _take_the_batch_class if self._job.batch else None
+                rank.pid = spawn(start.command, start.environment, out, err, mask=self._mask, prepare=prepare)
+                self._running[rank.pid] = rank
+            except CannotRun as e:
+                os.write(err, f"{e}\n".encode(errors="surrogateescape"))
+                self._ended(rank, e.status)
+            os.close(out)
+            os.close(err)
+        # Threads are started while signals are blocked, so that it is this one that gets them.
+        self._output.start()
+        if self._job.link:
+            self._job.link.start()
+        self._signals, wakeup = os.pipe()
+        os.set_blocking(wakeup, False)
+        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        for signum in (*self._heard, signal.SIGCHLD):
+            signal.signal(signum, lambda *_: None)  # its number comes by the descriptor
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+        links = [self._job.link.fd] if self._job.link else []
+        for fd in (self._signals, self._output.done, *self._lifelines, *links):
+            self._poll.register(fd, select.POLLIN)
+
+    def _until(self, over: Callable[[], object], seconds: float = _NEVER) -> None:
+        """Hear and act until ``over()``, or until nothing more is worth waiting for; so long at most."""
+        self._reap()
+        end_at = time.monotonic() + seconds
+        while not over() and (now := time.monotonic()) < min(self._give_up_at, end_at):
+            look_at = now + _LOOK if self._untold else _NEVER
+            due = min(self._tell_at, self._kill_at, self._give_up_at, look_at, end_at, now + _DAY)
+            for fd, _ in self._poll.poll(max(0.0, due - now) * 1000 + 1):
+                self._hear(fd)
+            self._act(time.monotonic())
+
+    def _hear(self, fd: int) -> None:
+        if fd in self._lifelines:
+            raise SystemExit(1)
+        if fd == self._signals:
+            for signum in os.read(fd, 4096):
+                self._reap() if signum == signal.SIGCHLD else self._signalled(signal.Signals(signum))
+        elif fd == self._output.done:
+            self._poll.unregister(fd)
+            # By its last line, which closes this descriptor, the thread still counts as alive: one that looked only
+            # at is_alive() would wait for an event that has been.
+            self._output.join()
+            if self._output.failure is not None:
+                raise self._output.failure
+        elif self._job.link:
+            for news in self._job.link.hear():
+                self._told(news)
+
+    def _reap(self) -> None:
+        for pid, status in (reap() or {}).items():
+            if rank := self._running.pop(pid, None):
+                self._ended(rank, os.waitstatus_to_exitcode(status))
+
+    def _ended(self, rank: Rank, status: int) -> None:
+        rank.status, rank.ended = status, time.monotonic()
+        if status:
+            self._tear_down(PATIENCE)
+            if self._job.link:
+                self._untold.append(rank)
+
+    def _look_at_output(self, rank: Rank) -> None:
+        rank.tail, rank.lost = self._output.tail(rank.rank), self._output.lost(rank.rank)
+        rank.peer = lost_peer(rank.tail) if rank.status else None
+
+    def _told(self, news: Rank | str) -> None:
+        """News of other machines."""
+        if isinstance(news, str):
+            return self._say(news)
+        if not self._failed and not self._stop:
+            self._say(f"{news.name} {'failed ' if news.rank is not None else ''}{news.ending}: the job ends here too")
+        self._tear_down(PATIENCE if news.rank is not None else 0.0)
+
+    def _tear_down(self, patience: float) -> None:
+        """A rank has failed: the others are to end."""
+        if not self._failed and not self._stop:
+            now = time.monotonic()
+            self._tell_at, self._kill_at = now + min(patience, self._job.grace / 2), now + self._job.grace
+        self._failed = True
+
+    def _signalled(self, signum: signal.Signals) -> None:
+        self._interrupts += signum == signal.SIGINT
+        if self._interrupts >= 3 and not self._job.alone:  # the second is the scripts': they may interrupt their saving
+            self._say("Ctrl-C for the third time: killing what still runs")
+            self._kill_at = 0.0
+            return
+        told = sum(send(pid, signum) for pid in self._running)
+        if signum in ENDING and not self._stop:
+            self._stop, self._tell_at = signum, _NEVER
+            if not told:
+                self._kill_at = 0.0  # what is still waited for is a reader of the output, or another machine
+                return self._say(f"{signum.name}: no rank runs, so there is nothing to save")
+            self._kill_at = min(self._kill_at, time.monotonic() + self._job.grace)
+            ranks = "1 rank, which has" if told == 1 else f"{told} ranks, which have"
+            self._say(f"{signum.name}: passed on to {ranks} {self._job.grace:g} s to save and exit")
+
+    def _act(self, now: float) -> None:
+        """Do what is due."""
+        for rank in self._untold[:]:
+            if self._job.link and (self._output.ended(rank.rank) or now - rank.ended >= _LAST_LINES):
+                self._look_at_output(rank)
+                self._job.link.tell(rank)
+                self._untold.remove(rank)
+        if now >= self._tell_at:
+            self._tell_at = _NEVER
+            for pid in self._running:
+                send(pid, signal.SIGTERM)
+        if now >= self._kill_at:
+            self._kill_at, self._give_up_at = _NEVER, now + _HANGING
+            for pid, rank in self._running.items():
+                self._say(f"rank {rank.rank} (pid {pid}) still runs: killing it")
+                rank.words = "did not end within the grace and was killed by the launcher"
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(pid, signal.SIGKILL)
+
+    def _hear_the_last_of_others(self) -> list[Rank]:
+        """Leave the other machines; their failures.
+
+        They hear of each other by machine 0, whose launcher therefore stays until they have left. Another one whose
+        ranks have failed stays until it has told machine 0, and, if they ended of PeerLost, until the rank that they
+        name has ended, so that it gives the same status and name.
+        """
+        link = self._job.link
+        if link is None:
+            return []
+        if link.node == 0:
+            self._until(lambda: self._stop or not link.others)
+        elif failed := [rank for rank in self._ranks if rank.status]:
+            named = {rank.peer for rank in failed} - {rank.rank for rank in self._ranks} - {None}
+
+            def heard() -> bool:
+                return not link.others or named <= {rank.rank for rank in link.failed()}
+
+            self._until(lambda: self._stop or (not link.looking and heard()), PATIENCE)
+        link.leave()
+        return link.failed()
+
+    def _say(self, text: str) -> None:
+        if not self._job.alone:
+            self._output.say(text)
+
+
+def _take_the_batch_class() -> None:
+    with contextlib.suppress(OSError):  # not allowed here
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -1,0 +1,283 @@
+"""Links between the launchers of one job, so that a failure on one machine ends the job on all of them.
+
+Machine 0 listens, the others connect to it. Both sides prove by HMAC that they have the job's secret, and then say one
+JSON object a line, each behind a MAC over its direction and number. A link is authentic, not secret: it carries names,
+process ids and statuses.
+
+============  =====================================================================================
+``hello``     to machine 0: which machine this is, and how many ranks it takes the job to have
+``beat``      each second; after :data:`SILENCE` of them in vain a machine counts as lost
+``failed``    a rank has failed, or a machine was lost: the others are to end. Machine 0 hands it on
+``bye``       this launcher leaves, and that is no failure
+============  =====================================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from typing import Any
+
+from ._outcome import Rank
+
+SILENCE = 8
+"""Beats that are said without hearing one. Beats, not seconds: a launcher that was itself stopped for a while would
+else take all others for dead."""
+_BEAT = 1.0
+"""Seconds between two beats."""
+_ANSWER = 10.0
+"""Seconds that the other side has to connect and to prove itself."""
+_LATE = 60.0
+"""Seconds after which it is said that machine 0's launcher does not answer yet."""
+_BROKEN = (OSError, EOFError, ValueError, KeyError, TypeError, asyncio.LimitOverrunError)
+"""How a connection ends, or turns out not to be a launcher's."""
+
+
+class Refused(ValueError):
+    """The other side has another secret."""
+
+
+class Link:
+    """This machine's launcher among those of the other machines.
+
+    A thread does the talking: it never waits for the caller, nor the caller for it, but for :meth:`leave`.
+
+    Args:
+        node: the number of this machine.
+        size: how many ranks there are on all machines.
+        address: the first machine's.
+        port: where the first machine's launcher listens.
+        secret: the job's.
+
+    Attributes:
+        node: as given.
+        fd: a file descriptor that is readable when there is something to :meth:`hear`, or ``others`` has changed.
+        others: the machines that are linked with this one, by number.
+        looking: whether machine 0 is still looked for. What fails meanwhile is told to it when it is found.
+    """
+
+    def __init__(self, node: int, size: int, address: str, port: int, secret: str) -> None:
+        self.node, self._size, self._address, self._port, self._secret = node, size, address, port, secret.encode()
+        self.fd, self._wake = os.pipe()
+        self.others: dict[int, _Peer] = {}
+        self.looking = node != 0
+        self._heard: queue.SimpleQueue[Rank | str] = queue.SimpleQueue()
+        self._failures: dict[tuple[int, int | None], Rank] = {}  # of all machines, by machine and rank
+        self._left = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="link", daemon=True)
+
+    def start(self) -> None:
+        """Begin to listen, or to look for machine 0."""
+        self._thread.start()
+
+    def hear(self) -> list[Rank | str]:
+        """What is new: ranks that have failed elsewhere, machines that were lost, and notices."""
+        os.read(self.fd, 4096)
+        return [self._heard.get() for _ in range(self._heard.qsize())]
+
+    def tell(self, rank: Rank) -> None:
+        """Tell the others that a rank of this machine has failed."""
+        self._loop.call_soon_threadsafe(self._learn, rank, self.node)
+
+    def failed(self) -> list[Rank]:
+        """All ranks elsewhere, and machines, that are known to have failed."""
+        return [rank for rank in list(self._failures.values()) if rank.rank is None or rank.node != self.node]
+
+    def leave(self) -> None:
+        """Say goodbye, and end the thread."""
+        self._loop.call_soon_threadsafe(self._left.set)
+        self._thread.join(2)  # so long at most: a machine that does not read is no reason to stay
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    # all below runs in the thread
+
+    def _run(self) -> None:
+        # asyncio only logs what a callback raises, and a failure would not be told to the others, in silence.
+        self._loop.set_exception_handler(lambda _, what: self._say(f"the link to other machines has failed: {what}"))
+        self._loop.run_until_complete(self._work())
+
+    def _say(self, *what: Rank | str) -> None:
+        for each in what:
+            self._heard.put(each)
+        os.write(self._wake, b".")
+
+    async def _work(self) -> None:
+        link = asyncio.create_task(self._serve() if self.node == 0 else self._connect())
+        leaving = asyncio.create_task(self._left.wait())
+        await asyncio.wait({link, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        self.looking = False
+        if link.done():
+            try:
+                link.result()
+            except (OSError, Refused) as e:
+                self._say(f"the launchers are not linked, and do not hear of failures on other machines: {e}")
+        await leaving
+        for peer in self.others.values():
+            peer.say("bye")
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # in which connections are closed
+
+    async def _serve(self) -> None:
+        try:
+            server = await asyncio.start_server(self._accept, None, self._port)
+        except OSError as e:
+            why = f"port {self._port} cannot be used ({e.strerror}); --launcher-port PORT takes another one everywhere"
+            raise OSError(why) from e
+        try:
+            await asyncio.Event().wait()
+        finally:
+            server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = _Peer(reader, writer, server=True)
+        try:
+            await asyncio.wait_for(peer.prove(self._secret), _ANSWER)
+            hello = await asyncio.wait_for(peer.read(), _ANSWER)
+            node, host, size = int(hello["node"]), str(hello["host"]), int(hello["size"])
+        except (*_BROKEN, asyncio.TimeoutError):
+            writer.close()
+            return
+        if node in self.others:
+            words = "is there already: --node-rank is another one on each machine"
+            peer.say("failed", **Rank(None, status=1, words=words, host=host, node=node).facts())
+            peer.say("bye")
+            return peer.close()
+        if size != self._size:  # each took the others to have as many GPUs as it has itself
+            words = (
+                f"takes the job to have {size} ranks, and this one {self._size}: say --nproc-per-node on all machines"
+            )
+            self._learn(Rank(None, status=1, words=words, host=host, node=node), None)
+        await self._listen(peer, node, host)
+
+    async def _connect(self) -> None:
+        began, said = time.monotonic(), False
+        while True:
+            try:
+                peer = _Peer(*await asyncio.wait_for(asyncio.open_connection(self._address, self._port), _ANSWER))
+                await asyncio.wait_for(peer.prove(self._secret), _ANSWER)
+            except Refused:
+                raise
+            except (*_BROKEN, asyncio.TimeoutError):
+                if time.monotonic() - began > _LATE and not said:
+                    said = True
+                    self._say(f"no launcher answers at {self._address}:{self._port} yet")
+                await asyncio.sleep(0.3)
+            else:
+                peer.say("hello", node=self.node, host=socket.gethostname(), size=self._size)
+                return await self._listen(peer, 0, self._address)
+
+    async def _listen(self, peer: _Peer, node: int, host: str) -> None:
+        """Hear a machine until it leaves or is lost."""
+        self.others[node] = peer
+        self.looking = False
+        self._say()
+        for rank in self._failures.values():  # what it has missed
+            peer.say("failed", **rank.facts())
+        beats = asyncio.create_task(self._beat(peer))
+        try:
+            while (message := await peer.read()).pop("kind") != "bye":
+                peer.unheard = 0
+                if message:
+                    self._learn(Rank(**message), node)
+        except _BROKEN:
+            if not self._left.is_set():
+                words = "was lost: its launcher has died or does not answer"
+                self._learn(Rank(None, status=1, words=words, host=host, node=node), node)
+        finally:
+            del self.others[node]
+            beats.cancel()
+            peer.close()
+            self._say()
+
+    async def _beat(self, peer: _Peer) -> None:
+        while peer.unheard < SILENCE:
+            peer.say("beat")
+            peer.unheard += 1
+            await asyncio.sleep(_BEAT)
+        peer.abort()
+
+    def _learn(self, rank: Rank, source: int | None) -> None:
+        """Remember a failure, and tell those who may not know of it: the caller, and machines it does not come from."""
+        if (rank.node, rank.rank) in self._failures:
+            return
+        self._failures[rank.node, rank.rank] = rank
+        if source != self.node:
+            rank.ended = time.monotonic()
+            self._say(rank)
+        for other, peer in self.others.items():
+            if other != source:
+                peer.say("failed", **rank.facts())
+
+
+class _Peer:
+    """A launcher at the other end of a connection."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, server: bool = False) -> None:
+        self._reader, self._writer, self._server = reader, writer, server
+        self._key, self._said, self._read = b"", 0, 0
+        self.unheard = 0
+
+    async def prove(self, secret: bytes) -> None:
+        """Prove the secret to each other, and agree on a key for this connection alone.
+
+        Raises:
+            Refused: the other side has another secret.
+        """
+        mine = secrets.token_bytes(32)
+        self._writer.write(mine)
+        theirs = await self._reader.readexactly(32)
+        nonces = mine + theirs if self._server else theirs + mine
+        client, server, self._key = (
+            hmac.digest(secret, b"det_core launchers: %s" % use + nonces, hashlib.sha256)
+            for use in (b"client", b"server", b"messages")
+        )
+        if not self._server:
+            self._writer.write(client)
+        proved = hmac.compare_digest(await self._reader.readexactly(32), client if self._server else server)
+        if self._server:  # which proves itself to nobody who has not done so first
+            self._writer.write(server if proved else bytes(32))
+        if not proved:
+            raise Refused("the other side has another DET_CORE_SECRET")
+
+    def say(self, kind: str, **content: object) -> None:
+        """Queue a message. Where it cannot be sent, reading fails."""
+        line = json.dumps({"kind": kind, **content}).encode()
+        self._said += 1
+        self._writer.write(self._mac(self._said, line, server=self._server) + b" " + line + b"\n")
+
+    async def read(self) -> dict[str, Any]:
+        """The next message.
+
+        Raises:
+            OSError, EOFError, ValueError: the connection has ended, or the message is not the other side's.
+        """
+        mac, _, line = (await self._reader.readuntil(b"\n"))[:-1].partition(b" ")
+        self._read += 1
+        if not hmac.compare_digest(mac, self._mac(self._read, line, server=not self._server)):
+            raise ValueError("a message that is not the other launcher's")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def close(self) -> None:
+        """Close the connection once all is sent."""
+        self._writer.close()
+
+    def abort(self) -> None:
+        """Close it now; reading fails."""
+        self._writer.transport.abort()
+
+    def _mac(self, number: int, line: bytes, *, server: bool) -> bytes:
+        return hmac.new(self._key, b"%d %d " % (server, number) + line, hashlib.sha256).hexdigest().encode()

@@ -1,0 +1,259 @@
+"""Carries the output of all ranks of a machine, with ``[rank=N]`` before every line.
+
+One thread does it. A thread, because a write to a reader that has stopped blocks, and signals have to be heard
+meanwhile. One, so that no rank's line is cut by another's, and the launcher's own lines stand where they belong.
+
+The processor is the training's. What is carried costs by the piece rather than by the line: pieces are as large as the
+processor's cache likes, and a script that writes line after line is not followed line by line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import select
+import threading
+import time
+from collections import deque
+
+PREFIX = "[launcher] "
+LONGEST_LINE = 64 << 20
+"""Bytes after which a line that does not end is cut, so that memory stays bounded."""
+_CHUNK = 128 << 10
+"""Bytes read at a time; copies of more leave the processor's cache."""
+_PIPE = 1 << 20
+"""Bytes that a script may be ahead of its reader."""
+_PAUSE = 0.002
+"""Seconds for which a script that writes often is left alone, so that its lines come in pieces."""
+_DRAIN_MS = 200
+"""Milliseconds of silence after which a pipe that some process still holds counts as empty, once scripts have ended."""
+_TAIL = 64 << 10
+"""Bytes that are remembered of each rank."""
+
+
+class Output(threading.Thread):
+    """Runs until :meth:`finish` was called and nothing more is there to read.
+
+    :meth:`pipe` is called before the thread is started, :meth:`say` and :meth:`finish` by any thread at any time.
+
+    Args:
+        shared: whether other processes write to the same places; they take turns by a lock then. (A pipe alone keeps
+            no more than 4096 bytes together.)
+
+    Attributes:
+        done: a file descriptor that is readable once the thread has ended.
+        failure: what ended the thread, if that was an error.
+    """
+
+    def __init__(self, *, shared: bool = False) -> None:
+        super().__init__(name="output", daemon=True)
+        self.done, self._end = os.pipe()
+        self.failure: BaseException | None = None
+        self._streams: dict[int, _Stream] = {}
+        self._tails: dict[int | None, _Tail] = {}
+        self._lost: dict[int | None, int] = {}
+        self._locks = {fd: _lockable(fd) for fd in (1, 2)} if shared else {}
+        self._notices: deque[bytes] = deque()
+        self._finishing = False
+        self._woken, self._wake = os.pipe()
+        self._poll = select.poll()
+        self._poll.register(self._woken, select.POLLIN)
+
+    def pipe(self, rank: int, target: int) -> int:
+        """A pipe for a stream of a rank, whose lines go to ``target``; the end to write to."""
+        source, end = os.pipe()
+        with contextlib.suppress(OSError):  # this user's share of the memory for pipes is used up
+            fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE)
+        self._streams[source] = _Stream(rank, source, target)
+        self._tails.setdefault(rank, _Tail())
+        self._poll.register(source, select.POLLIN)
+        return end
+
+    def say(self, text: str) -> None:
+        """Write lines of the launcher's own to stderr, without waiting for its reader."""
+        self._notices.append("".join(f"{PREFIX}{line}\n" for line in text.splitlines()).encode(errors="replace"))
+        os.write(self._wake, b".")
+
+    def finish(self) -> None:
+        """End as soon as the pipes are empty, though some process may still hold them."""
+        self._finishing = True
+        os.write(self._wake, b".")
+
+    def ended(self, rank: int | None) -> bool:
+        """Whether nothing writes to a rank's pipes any more, and all that came has been carried."""
+        return all(stream.rank != rank for stream in list(self._streams.values()))
+
+    def tail(self, rank: int | None) -> bytes:
+        """The last bytes of a rank, both streams in the order in which they came."""
+        return self._tails[rank].read()
+
+    def lost(self, rank: int | None) -> int:
+        """Bytes of a rank's output that could not be written."""
+        return self._lost.get(rank, 0)
+
+    def run(self) -> None:
+        """Carry bytes until the end."""
+        try:
+            self._carry()
+        except BaseException as e:  # raised by whoever joins this thread
+            self.failure = e
+        finally:
+            os.close(self._end)
+
+    def _carry(self) -> None:
+        looked = 0.0
+        while self._streams or not self._finishing:
+            ready = self._poll.poll(_DRAIN_MS if self._finishing else None)
+            if not ready:
+                break
+            often, looked = time.monotonic() - looked < 2 * _PAUSE, time.monotonic()
+            hurry = self._finishing
+            for fd, _ in ready:
+                if fd == self._woken:
+                    os.read(fd, 4096)
+                else:
+                    hurry |= self._step(self._streams[fd])
+            self._write_notices()
+            if often and not hurry:
+                time.sleep(_PAUSE)
+        for stream in self._streams.values():
+            self._write(stream, stream.lines.flush())
+        self._write_notices()
+
+    def _step(self, stream: _Stream) -> bool:
+        """Carry what can be read now; whether there is more to read than should have to wait."""
+        data = os.read(stream.source, _CHUNK)
+        went = self._write(stream, stream.lines.feed(data) if data else stream.lines.flush())
+        if not data or not went:  # where the reader has gone the script is to learn it, as it would without us
+            self._poll.unregister(stream.source)
+            os.close(stream.source)
+            del self._streams[stream.source]
+        return not data or len(data) >= stream.much
+
+    def _write(self, stream: _Stream, lines: bytes) -> bool:
+        """Write whole lines; False if nobody reads any more."""
+        if not lines:
+            return True
+        self._tails[stream.rank].add(lines)
+        try:
+            write_all(stream.target, lines, self._locks.get(stream.target))
+        except BrokenPipeError:
+            return False
+        except OSError:  # such as a full disk: training goes on, and the loss is told at the end
+            self._lost[stream.rank] = self.lost(stream.rank) + len(lines)
+        return True
+
+    def _write_notices(self) -> None:
+        while self._notices:
+            with contextlib.suppress(OSError):  # nobody is there to tell
+                write_all(2, self._notices.popleft(), self._locks.get(2))
+
+
+class _Stream:
+    """One stream of one rank."""
+
+    def __init__(self, rank: int, source: int, target: int) -> None:
+        self.rank, self.source, self.target = rank, source, target
+        self.lines = Prefixer(b"[rank=%d] " % rank, terminal=os.isatty(target))
+        self.much = min(_CHUNK, fcntl.fcntl(source, fcntl.F_GETPIPE_SZ) // 4)
+
+
+class Prefixer:
+    """Puts a prefix before every line of a stream of bytes, which are not decoded.
+
+    A line ends with ``\\n``, ``\\r\\n`` or ``\\r`` (progress bars). On a terminal the ``\\r`` stays, so that a bar is
+    drawn over itself; elsewhere it becomes ``\\n``, so that each state of the bar is a line of the log. A ``\\r`` at
+    the start of a line does nothing and is dropped; several in a row do what one does.
+
+    Args:
+        prefix: not empty, and without ``\\n`` and ``\\r``.
+        terminal: whether the lines go to a terminal.
+    """
+
+    def __init__(self, prefix: bytes, *, terminal: bool = False) -> None:
+        self._prefix, self._terminal = prefix, terminal
+        self._begun: list[bytes] = []  # pieces of a line that has not ended
+        self._begun_size = 0
+        self._held = b""  # a \r at the end of a piece: the next byte says what it means
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next piece of the stream; return the lines that are whole now, with their prefixes."""
+        if self._held or b"\r" in data:
+            data = self._without_idle_returns(data)
+        cut = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+        if not cut:
+            if data:
+                self._begun.append(data)
+            self._begun_size += len(data)
+            return self.flush() if self._begun_size > LONGEST_LINE else b""
+        lines = b"".join([*self._begun, data[:cut]])
+        self._begun, self._begun_size = [data[cut:]] if cut < len(data) else [], len(data) - cut
+        if b"\r" in lines and self._terminal:
+            lines = re.sub(rb"\r\n|[\r\n]", lambda end: end[0] + self._prefix, lines)
+        else:
+            lines = lines.replace(b"\n", b"\n" + self._prefix)
+        return self._prefix + lines[: -len(self._prefix)]
+
+    def flush(self) -> bytes:
+        """End the line that has begun, if there is one, and return it."""
+        line = b"".join(self._begun)
+        self._begun, self._begun_size, self._held = [], 0, b""
+        return self._prefix + line + b"\n" if line else b""
+
+    def _without_idle_returns(self, data: bytes) -> bytes:
+        data = re.sub(rb"\r+", b"\r", self._held + data)
+        self._held = b"\r" if data.endswith(b"\r") else b""
+        data = data.removesuffix(b"\r")
+        start_of_line = rb"(?<=\n)" if self._begun else rb"(?:\A|(?<=\n))"
+        data = re.sub(start_of_line + rb"\r(?!\n)", b"", data)
+        return data if self._terminal else re.sub(rb"\r(?!\n)", b"\n", data)
+
+
+class _Tail:
+    """The last bytes of a rank's output, in the pieces in which they came."""
+
+    def __init__(self) -> None:
+        self._pieces: deque[bytes] = deque()
+        self._size = 0
+
+    def add(self, piece: bytes) -> None:
+        self._pieces.append(piece[-_TAIL:])
+        self._size += len(self._pieces[-1])
+        while self._size - len(self._pieces[0]) >= _TAIL:
+            self._size -= len(self._pieces.popleft())
+
+    def read(self) -> bytes:
+        # Taken in one step, as the thread may add to it meanwhile.
+        return b"".join(tuple(self._pieces))[-_TAIL:]
+
+
+def write_all(fd: int, data: bytes, lock: int | None = None) -> None:
+    """Write all of ``data``, while nobody else who knows the lock writes there.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    if lock is not None:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    try:
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(fd, rest) :]
+            except BlockingIOError:  # whoever gave us this descriptor uses it without blocking
+                ready = select.poll()
+                ready.register(fd, select.POLLOUT)
+                ready.poll()
+    finally:
+        if lock is not None:
+            fcntl.flock(lock, fcntl.LOCK_UN)
+
+
+def _lockable(fd: int) -> int | None:
+    """The place behind a descriptor, opened anew: a lock is an open file's, and this one may be shared."""
+    try:
+        return os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError:  # a socket, or another user's file
+        return None

@@ -1,0 +1,75 @@
+"""The horovod launcher's command line, as far as it goes without horovod."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from det_core.launch import horovod
+from support.launcher import launched, write
+
+HOROVOD = [sys.executable, "-m", "det_core.launch.horovod"]
+WITHOUT = pytest.mark.skipif(importlib.util.find_spec("horovod") is not None, reason="horovod is installed here")
+CLUSTER = {
+    "master_url": "http://master:8080/", "cluster_id": "c1", "agent_id": "a", "slot_ids": [0, 1], "task_id": "1",
+    "allocation_id": "1.1", "session_token": "secret", "task_type": "TRIAL", "master_cert_name": None,
+    "master_cert_file": "noverify", "latest_checkpoint": None,
+}  # fmt: skip
+TRIAL = {
+    "trial_id": 5, "experiment_id": 7, "trial_seed": 42, "hparams": {}, "steps_completed": 3, "trial_run_id": 2,
+    "debug": False, "inter_node_network_interface": "eth1",
+}  # fmt: skip
+
+
+@WITHOUT
+def test_without_horovod_it_says_how_to_install_it(tmp_path: Path) -> None:
+    write(tmp_path, "ok.py", "print('ran')")
+    with launched(HOROVOD, "-np", "2", "ok.py", folder=tmp_path) as job:
+        assert job.wait() == 1
+    assert job.err.startswith("[launcher] this launcher needs horovod") and job.err.count("\n") == 1, job.err
+
+
+@WITHOUT
+@pytest.mark.parametrize("words", [["--autohorovod", "-np", "1"], ["--autohorovod"]])
+def test_autohorovod_with_one_slot_is_the_script_itself(tmp_path: Path, words: list[str]) -> None:
+    write(tmp_path, "says.py", "import os, sys; print(*sys.argv, 'USE_HOROVOD' in os.environ); sys.exit(4)")
+    with launched(HOROVOD, *words, "says.py", "--", "-x", folder=tmp_path) as job:
+        assert job.wait() == 4
+    assert (job.out, job.err) == ("says.py -- -x False\n", "")
+
+
+@WITHOUT
+def test_autohorovod_with_more_slots_needs_horovod(tmp_path: Path) -> None:
+    write(tmp_path, "ok.py", "print('ran')")
+    with launched(HOROVOD, "--autohorovod", "-np", "2", "ok.py", folder=tmp_path) as job:
+        assert job.wait() == 1
+    assert "needs horovod" in job.err
+
+
+@pytest.mark.parametrize(
+    ("optimizations", "options"),
+    [
+        ({}, ["--fusion-threshold-mb", "64", "--cycle-time-ms", "1"]),
+        (
+            {"tensor_fusion_threshold": 32, "tensor_fusion_cycle_time": 5},
+            ["--fusion-threshold-mb", "32", "--cycle-time-ms", "5"],
+        ),
+        ({"auto_tune_tensor_fusion": True}, ["--autotune", "--autotune-log-file", "/tmp/autotune_log.csv"]),
+    ],
+)
+def test_a_trial_gets_what_its_config_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizations: dict[str, object], options: list[str]
+) -> None:
+    monkeypatch.setenv("DET_CORE_INFO_DIR", str(tmp_path))
+    assert horovod._of_the_trial() == []
+    config = {"optimizations": optimizations, "data": {"__det_dtrain_args": ["--x", 1]}}
+    rendezvous = {"container_addrs": ["a", "b"], "container_rank": 0, "container_slot_counts": [2, 2]}
+    files = {"cluster": CLUSTER, "trial": {**TRIAL, "config": config}, "rendezvous": rendezvous}
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    cache = ["--cache-capacity", "1024", "--no-hierarchical-allreduce", "--no-hierarchical-allgather"]
+    assert horovod._of_the_trial() == [*cache, *options, "--network-interface", "eth1", "--x", "1"]

@@ -1,0 +1,329 @@
+"""Launchers of several machines: a failure on one of them ends the job on all, with the first one's name and status."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import select
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+import pytest
+
+from det_core.launch._links import Link, _Peer
+from det_core.launch._outcome import Rank
+from support.launcher import TORCH, Launched, launched, write
+from support.processes import free_port, until
+
+SECRET = "a secret of several machines"
+FAILS = """
+    import os, sys, time
+    print("ready", flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+    if os.environ["RANK"] == sys.argv[1]:
+        sys.exit(7)
+    time.sleep(600)
+"""
+ENDS = """
+    import os, time
+    print("ready", flush=True)
+    while not os.path.exists("go"):
+        time.sleep(0.02)
+"""
+STUBBORN = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("ready", flush=True)
+    if os.environ["RANK"] == "0":
+        sys.exit(7)
+    time.sleep(600)
+"""
+RAISES = """
+    import sys, time
+    from det_core import core
+    with core.DistributedContext.from_torch_distributed() as d:
+        d.allgather(0)
+        if d.rank == 2:
+            print("this is why")
+            raise ArithmeticError("the loss is not a number")
+        d.allgather(1)
+"""
+
+
+class Machines:
+    """Launchers with two ranks each on one machine, which take each other to be on several."""
+
+    def __init__(self, folder: Path, stack: ExitStack, count: int = 3) -> None:
+        self._folder, self._stack, self._count = folder, stack, count
+        self._ports = ["--master-port", str(free_port()), "--launcher-port", str(free_port())]
+        self._env = {"INTER_TRAIN_PROCESS_COMM_PORT_1": str(free_port())}
+        self.jobs: list[Launched] = []
+
+    def start(self, *words: str, secret: str = SECRET, ranks: int = 2) -> Launched:
+        """Start the next one."""
+        place = ["--nnodes", str(self._count), "--node-rank", str(len(self.jobs)), "--master-addr", "127.0.0.1"]
+        command = [*TORCH, *place, *self._ports, "--nproc-per-node", str(ranks), "--grace", "20", *words]
+        job = launched(command, folder=self._folder, DET_CORE_SECRET=secret, **self._env)
+        self.jobs.append(self._stack.enter_context(job))
+        return self.jobs[-1]
+
+    def start_all(self, *words: str) -> None:
+        """Start all, and wait until they run."""
+        for _ in range(self._count):
+            self.start(*words)
+        for job in self.jobs:
+            job.wait_for("ready", times=2)
+
+    def ends(self) -> list[int]:
+        """The statuses of all, of which nothing is left."""
+        statuses = [job.wait() for job in self.jobs]
+        for job in self.jobs:
+            job.nothing_left()
+        return statuses
+
+
+@pytest.fixture
+def machines(tmp_path: Path) -> Iterator[Machines]:
+    with ExitStack() as stack:
+        yield Machines(tmp_path, stack)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_rank_that_fails_ends_all_with_its_name_and_status(machines: Machines, tmp_path: Path, rank: int) -> None:
+    machines.start_all(write(tmp_path, "fails.py", FAILS), str(rank))
+    (tmp_path / "go").touch()
+    assert machines.ends() == [7, 7, 7], [job.err for job in machines.jobs]
+    for node, job in enumerate(machines.jobs):
+        assert len(re.findall(rf"\[launcher\] rank {rank} \(.*\) failed first, with status 7", job.err)) == 1
+        assert len(re.findall(r"\[launcher\] rank \d .*killed by SIGTERM", job.err)) == 2 - (node == rank // 2), job.err
+        told = re.findall(rf"\[launcher\] rank {rank} \(.*\) failed with status 7: the job ends here too", job.err)
+        assert len(told) == (node != rank // 2)
+
+
+@pytest.mark.parametrize("victim", ["launcher", "supervisor"])
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_machine_that_is_lost_ends_all(machines: Machines, tmp_path: Path, victim: str, node: int) -> None:
+    machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
+    until(lambda: all(job.linked() for job in machines.jobs))
+    lost = machines.jobs[node]
+    os.kill(lost.pid if victim == "launcher" else lost.supervisor(), signal.SIGKILL)
+    assert [status for at, status in enumerate(machines.ends()) if at != node] == [1, 1]
+    for job in machines.jobs[:node] + machines.jobs[node + 1 :]:
+        assert re.search(rf"machine {node} \(.*\) was lost: its launcher has died or does not answer", job.err), job.err
+
+
+def test_a_machine_that_does_not_answer_is_lost(machines: Machines, tmp_path: Path) -> None:
+    machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
+    until(lambda: all(job.linked() for job in machines.jobs))
+    supervisor = machines.jobs[2].supervisor()
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        assert [job.wait() for job in machines.jobs[:2]] == [1, 1]
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    assert all("machine 2 (" in job.err for job in machines.jobs[:2])
+    assert machines.ends() == [1, 1, 1]
+
+
+def test_one_that_comes_late_is_told_at_once(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, count=2)
+        script = write(tmp_path, "stubborn.py", STUBBORN)
+        machines.start(script).wait_for("ready", times=2)
+        machines.start(write(tmp_path, "ends.py", ENDS))
+        assert machines.jobs[1].wait() == 7
+        assert machines.jobs[0].process.poll() is None, "its other rank has its grace"
+
+
+def test_a_signal_that_one_machine_alone_gets_ends_all(machines: Machines, tmp_path: Path) -> None:
+    machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
+    until(lambda: all(job.linked() for job in machines.jobs))
+    os.kill(machines.jobs[1].pid, signal.SIGTERM)
+    assert machines.ends() == [143, 143, 143]
+    assert "ranks 2, 3 ended by SIGTERM, which nothing handled" in machines.jobs[1].err
+    assert re.search(r"rank [23] \(.*\) failed first, killed by SIGTERM\n", machines.jobs[0].err)
+
+
+def test_a_first_machine_that_has_ended_hears_of_the_others_until_they_have(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, count=2)
+        first = machines.start(write(tmp_path, "ends.py", ENDS.replace('"go"', '"end"')))
+        machines.start(write(tmp_path, "fails.py", FAILS), "3").wait_for("ready", times=2)
+        until(machines.jobs[1].linked)
+        (tmp_path / "end").touch()
+        until(lambda: len(first.processes()) == 2)  # launcher and supervisor
+        (tmp_path / "go").touch()
+        first.wait_for(r"\[launcher\] rank 3 \(.*\) failed with status 7: the job ends here too")
+        assert machines.ends() == [7, 7]
+
+
+def test_all_that_end_well_end_with_0(machines: Machines, tmp_path: Path) -> None:
+    machines.start_all(write(tmp_path, "ends.py", ENDS))
+    until(lambda: all(job.linked() for job in machines.jobs))
+    (tmp_path / "go").touch()
+    assert machines.ends() == [0, 0, 0]
+    assert [job.err for job in machines.jobs] == ["", "", ""]
+
+
+def test_the_rank_that_died_is_named_where_its_peers_end_before_it(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, count=2)
+        for _ in range(2):
+            machines.start(write(tmp_path, "raises.py", RAISES))
+        assert machines.ends() == [1, 1]
+    for job in machines.jobs:
+        (first,) = re.findall(r"\[launcher\] rank (\d) \(.*\) failed first, with status 1", job.err)
+        assert first == "2", job.err
+    assert "failed first, with status 1; its last lines:\n[rank=2] this is why" in machines.jobs[1].err
+    assert machines.jobs[0].err.count("PeerLost: rank 2 ") >= 2
+
+
+def test_machines_of_unequal_size_are_told_so(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, count=2)
+        for ranks in (1, 2):
+            machines.start(write(tmp_path, "fails.py", FAILS), "none", ranks=ranks)
+        assert machines.ends() == [1, 1]
+    for job in machines.jobs:
+        assert re.search(r"machine 1 .*takes the job to have 4 ranks, and this one 2: say --nproc-per-node", job.err)
+
+
+def test_without_a_secret_they_run_unlinked_with_one_warning(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, count=2)
+        for _ in range(2):
+            machines.start(write(tmp_path, "ends.py", ENDS), secret="").wait_for("ready", times=2)
+        assert not any(job.linked() for job in machines.jobs)
+        (tmp_path / "go").touch()
+        assert machines.ends() == [0, 0]
+    warning = r"\[launcher\] there is no DET_CORE_SECRET: .*\n\[launcher\]     export DET_CORE_SECRET=[0-9a-f]{64}\n"
+    assert all(re.fullmatch(warning, job.err) for job in machines.jobs), machines.jobs[0].err
+
+
+def test_another_secret_is_refused_and_the_job_runs_on(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, count=2)
+        for secret in (SECRET, "the secret of another job"):
+            machines.start(write(tmp_path, "ends.py", ENDS), secret=secret)
+        machines.jobs[1].wait_for("the launchers are not linked.*the other side has another DET_CORE_SECRET")
+        (tmp_path / "go").touch()
+        assert machines.ends() == [0, 0]
+    assert machines.jobs[0].err == ""
+
+
+def test_a_port_that_is_taken_is_told_and_the_job_runs_on(tmp_path: Path) -> None:
+    write(tmp_path, "ends.py", ENDS)
+    with socket.socket() as used:
+        used.bind(("", 0))
+        used.listen()
+        port = str(used.getsockname()[1])
+        place = ["--nnodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+        with launched(
+            TORCH, *place, "--launcher-port", port, "ends.py", folder=tmp_path, DET_CORE_SECRET=SECRET
+        ) as job:
+            job.wait_for(rf"not linked.* port {port} cannot be used \(.*\); --launcher-port PORT takes another one")
+            (tmp_path / "go").touch()
+            assert job.wait() == 0
+
+
+@contextmanager
+def listening() -> Iterator[tuple[Link, int]]:
+    """The first machine's end, in this process."""
+    port = free_port()
+    link = Link(0, 2, "127.0.0.1", port, SECRET)
+    link.start()
+    until(lambda: _answers(port))
+    try:
+        yield link, port
+    finally:
+        link.leave()
+
+
+def _answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def heard(link: Link) -> list[Rank | str]:
+    """What is heard next."""
+    while True:
+        select.select([link.fd], [], [])
+        if found := link.hear():
+            return found
+
+
+@asynccontextmanager
+async def introduced(port: int) -> AsyncIterator[_Peer]:
+    """Another machine, which has proved itself."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    peer = _Peer(reader, writer)
+    await peer.prove(SECRET.encode())
+    peer.say("hello", node=1, host="h", size=2)
+    yield peer
+    peer.close()
+    await writer.wait_closed()
+
+
+def test_strangers_disturb_nothing() -> None:
+    with listening() as (link, port):
+        for rubbish in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, os.urandom(64)):
+            with socket.create_connection(("127.0.0.1", port)) as stranger:
+                stranger.sendall(rubbish)
+                stranger.shutdown(socket.SHUT_WR)
+                while stranger.recv(4096):
+                    pass
+        assert link.others == {} and link.failed() == []
+
+        async def comes() -> None:
+            async with introduced(port) as peer:
+                peer.say("failed", **Rank(5, 77, 3, host="h", node=1).facts())
+                assert (await peer.read())["kind"] == "beat"
+
+        asyncio.run(comes())
+        news = heard(link)[0]
+        assert isinstance(news, Rank) and (news.rank, news.status, news.node) == (5, 3, 1)
+
+
+def test_a_machine_that_is_there_already_is_told_so() -> None:
+    async def comes(port: int) -> None:
+        async with introduced(port) as first:
+            await first.read()
+            async with introduced(port) as second:
+                told = await second.read()
+                assert told["kind"] == "failed" and "--node-rank is another one on each machine" in told["words"]
+                assert (await second.read())["kind"] == "bye"
+            first.say("bye")
+
+    with listening() as (link, port):
+        asyncio.run(comes(port))
+        assert link.failed() == []
+
+
+def test_a_message_that_was_changed_on_its_way_ends_the_link() -> None:
+    async def comes(port: int) -> None:
+        async with introduced(port) as peer:
+            await peer.read()
+            peer._said += 1  # as if one were left out
+            peer.say("bye")
+            with pytest.raises(EOFError):
+                while True:
+                    await peer.read()
+
+    with listening() as (link, port):
+        asyncio.run(comes(port))
+        (news,) = heard(link)
+        assert isinstance(news, Rank) and news.name == "machine 1 (h)" and "was lost" in news.ending
+
+
+def test_one_that_cannot_know_the_secret_learns_nothing() -> None:
+    with listening() as (_, port), socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(os.urandom(64))  # a nonce, and a proof that is none
+        answer = b""
+        while piece := stranger.recv(4096):
+            answer += piece
+        assert len(answer) == 64 and answer[32:] == bytes(32)

@@ -1,0 +1,75 @@
+"""What a job comes to."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from det_core.launch._outcome import Rank, exit_status, failures, lost_peer, summary
+
+
+def rank(number: int | None, status: int | None, ended: float = 1.0, **more: object) -> Rank:
+    return Rank(number, pid=200 + (number or 0), status=status, ended=ended, host="h", **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "status"),
+    [
+        ([rank(0, 0), rank(1, 0)], 0),
+        ([rank(0, 1, 3.0), rank(1, 7, 2.0), rank(2, 0)], 7),
+        ([rank(0, 1, 3.0), rank(1, -9, 2.0)], 137),
+        ([rank(0, 0), rank(1, -15)], 143),
+        ([rank(0, 0), rank(1, None)], 137),
+        ([rank(0, 0), rank(None, 1)], 1),
+    ],
+)
+def test_exit_status(ranks: list[Rank], status: int) -> None:
+    assert exit_status(ranks) == status
+
+
+def test_the_first_failure_comes_first_with_its_last_lines() -> None:
+    ranks = [rank(0, 1, 3.0, tail=b"later\n"), rank(1, 0), rank(2, -9, 2.0, tail=b"[rank=2] oh\n[rank=2] no\n")]
+    assert summary(ranks, tail=1) == [
+        ("rank 2 (pid 202, host h) failed first, killed by SIGKILL; its last lines:", b"[rank=2] no\n"),
+        ("rank 0 (pid 200, host h) with status 1", b""),
+    ]
+    assert summary(ranks, tail=0)[0] == ("rank 2 (pid 202, host h) failed first, killed by SIGKILL", b"")
+
+
+def test_what_ended_by_the_signal_it_was_sent_is_no_failure_to_show() -> None:
+    ranks = [rank(0, -15, tail=b"x\n"), rank(1, -15), rank(2, 0)]
+    ((text, lines),) = summary(ranks, 20, stop=signal.SIGTERM)
+    assert text.startswith("ranks 0, 1 ended by SIGTERM, which nothing handled: should_preempt() does")
+    assert lines == b""
+    assert summary([rank(0, -1)], 20, stop=signal.SIGHUP) == [("rank 0 ended by SIGHUP", b"")]
+
+
+def test_output_that_could_not_be_written_is_told() -> None:
+    assert summary([rank(4, 0, lost=12)], 20) == [("rank 4: 12 bytes of its output could not be written", b"")]
+
+
+def test_a_rank_that_ended_for_the_loss_of_another_does_not_come_before_it() -> None:
+    victims = [rank(0, 1, 1.0, peer=2), rank(1, 1, 1.1, peer=0)]
+    culprit = rank(2, 5, 1.5, tail=b"boom\n")
+    ranks = [*victims, culprit]
+    assert [r.rank for r in failures(ranks)] == [2, 0, 1]
+    assert exit_status(ranks) == 5
+    (text, lines), *_ = summary(ranks, 20)
+    assert text.startswith("rank 2") and lines == b"boom\n"
+    assert [r.rank for r in failures(victims)] == [0, 1], "one that did not fail is not blamed"
+    assert [r.rank for r in failures([rank(0, 1, 1.0, peer=1), rank(1, 1, 2.0, peer=0)])] == [0, 1], "each the other"
+
+
+def test_a_rank_that_ended_for_the_loss_of_one_of_a_lost_machine_does_not_come_before_that() -> None:
+    lost = rank(None, 1, 2.0, node=1, words="was lost: its launcher has died or does not answer")
+    ranks = [rank(0, 3, 1.0, peer=2), lost]
+    assert failures(ranks)[0] is lost
+    assert summary(ranks, 20)[0][0] == "machine 1 (h) was lost: its launcher has died or does not answer"
+    assert failures([rank(0, 3, 1.0), lost])[0].rank == 0
+
+
+def test_the_rank_that_is_named_as_lost_is_read_from_what_was_printed() -> None:
+    tail = b"PeerLost: rank 1 (h, pid 7) is gone\nTraceback\ndet_core.errors.PeerLost: rank 12 (host h, pid 7) has\n"
+    assert lost_peer(tail) == 12
+    assert lost_peer(b"a PeerLost, they say\n") is None

@@ -1,0 +1,204 @@
+"""Prefixes on lines of any bytes; and the thread that carries them to slow, closed and full readers."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from det_core.launch import _output
+from det_core.launch._output import Output, Prefixer, write_all
+
+P = b"[rank=3] "
+
+
+def prefixed(chunks: list[bytes], *, terminal: bool = False) -> bytes:
+    prefixer = Prefixer(P, terminal=terminal)
+    return b"".join([prefixer.feed(chunk) for chunk in chunks if chunk] + [prefixer.flush()])
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ([b"a\nb\n"], [b"a\n", b"b\n"]),
+        ([b"a", b"b\nc", b"\n"], [b"ab\n", b"c\n"]),
+        ([b"no end"], [b"no end\n"]),
+        ([b"\n\n"], [b"\n", b"\n"]),
+        ([b"dos\r\n\r\nline\r", b"\n"], [b"dos\r\n", b"\r\n", b"line\r\n"]),
+        ([b"\r 1%", b"\r 2%\r", b" 3%\n"], [b" 1%\n", b" 2%\n", b" 3%\n"]),
+        ([b"x\r\r\r\ny\r"], [b"x\r\n", b"y\n"]),
+        ([b"\xff\xfe\x00\n\xc3", b"\xa4\n"], [b"\xff\xfe\x00\n", b"\xc3\xa4\n"]),
+        ([], []),
+    ],
+)
+def test_each_line_gets_the_prefix(chunks: list[bytes], expected: list[bytes]) -> None:
+    assert prefixed(chunks) == b"".join(P + line for line in expected)
+
+
+def test_on_a_terminal_a_bar_is_drawn_over_itself() -> None:
+    assert prefixed([b"\r 1%\r 2%", b"\r 3%\nok\r\n"], terminal=True) == b"".join(
+        [P, b" 1%\r", P, b" 2%\r", P, b" 3%\n", P, b"ok\r\n"]
+    )
+
+
+PIECES = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\xff", b"[rank=3] "]), max_size=30)
+
+
+@given(PIECES, st.data(), st.booleans())
+def test_it_makes_no_difference_how_the_stream_is_cut(pieces: list[bytes], data: st.DataObject, terminal: bool) -> None:
+    stream = b"".join(pieces)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    chunks = [stream[i:j] for i, j in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    assert prefixed(chunks, terminal=terminal) == prefixed([stream], terminal=terminal)
+
+
+@given(PIECES)
+def test_nothing_is_lost_but_idle_returns(pieces: list[bytes]) -> None:
+    stream = b"".join(pieces)
+    lines = prefixed([stream]).splitlines(keepends=True) if b"\r" not in stream.replace(b"\r\n", b"") else []
+    if lines:
+        back = b"".join(line[len(P) :] for line in re.findall(rb"[^\n]*\n", b"".join(lines)))
+        assert back == (stream if stream.endswith(b"\n") else stream + b"\n")
+    visible = re.sub(rb"[\r\n]", b"", stream)
+    assert re.sub(rb"[\r\n]", b"", prefixed([stream]).replace(P, b"")) == visible.replace(P, b"")
+
+
+def test_a_line_of_10_mb_stays_one_line() -> None:
+    chunks = [b"x" * 65536] * 160
+    assert prefixed([*chunks, b"\nend"]) == P + b"".join(chunks) + b"\n" + P + b"end\n"
+
+
+def test_a_line_without_end_is_cut_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_output, "LONGEST_LINE", 10)
+    assert prefixed([b"12345678", b"9012", b"34\n"]) == P + b"123456789012\n" + P + b"34\n"
+
+
+def carry(target: int) -> tuple[Output, int]:
+    """A thread that carries what rank 0 prints to ``target``, and the end to print to."""
+    output = Output()
+    end = output.pipe(0, target)
+    output.start()
+    return output, end
+
+
+def close(output: Output) -> None:
+    output.finish()
+    assert os.read(output.done, 1) == b"", "the end of the thread"
+    output.join()
+    assert output.failure is None and output.ended(0)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
+    yield fd
+    os.close(fd)
+
+
+def test_a_full_disk_loses_lines_and_counts_them_but_blocks_nobody() -> None:
+    full = os.open("/dev/full", os.O_WRONLY)
+    output, end = carry(full)
+    with os.fdopen(end, "wb") as out:
+        out.write(b"x" * 200_000 + b"\n")
+    close(output)
+    os.close(full)
+    assert output.lost(0) == 200_001 + len(b"[rank=0] ")
+
+
+def test_it_ends_though_another_process_still_holds_the_pipe(file: int) -> None:
+    output, end = carry(file)
+    os.write(end, b"one\ntwo")
+    output.finish()
+    output.join()
+    assert not output.ended(0), "someone may still write there"
+    os.close(end)
+    assert os.pread(file, 1000, 0) == output.tail(0) == b"[rank=0] one\n[rank=0] two\n"
+
+
+def test_a_descriptor_that_does_not_block_is_written_in_full() -> None:
+    read, write = os.pipe()
+    os.set_blocking(write, False)
+    output, end = carry(write)
+    got = bytearray()
+
+    def reader() -> None:
+        while not got.endswith(b"end\n"):
+            got.extend(os.read(read, 4096))
+
+    thread = threading.Thread(target=reader)
+    thread.start()
+    with os.fdopen(end, "wb") as out:
+        out.write(b"y" * 3_000_000 + b"\nend\n")
+    close(output)
+    thread.join()
+    os.close(read)
+    os.close(write)
+    assert bytes(got) == b"[rank=0] " + b"y" * 3_000_000 + b"\n[rank=0] end\n"
+
+
+def test_the_last_bytes_are_there_in_whatever_pieces_they_came(file: int) -> None:
+    """Line by line, faster than the thread looks, and in one piece that is more than it keeps."""
+    output, end = carry(file)
+    lines = [b"%d" % number * (number % 40 + 1) + b"\n" for number in range(20_000)]
+    for line in lines[:3000]:
+        os.write(end, line)
+    with os.fdopen(end, "wb") as out:
+        out.write(b"".join(lines[3000:]))
+    close(output)
+    whole = b"".join(b"[rank=0] " + line for line in lines)
+    assert os.pread(file, len(whole) + 1, 0) == whole
+    assert output.tail(0) == whole[-64 * 1024 :]
+
+
+def test_notices_stand_between_lines_and_wait_for_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    end = output.pipe(7, 2)
+    os.write(end, b"begun")
+    output.say("one\ntwo")
+    output.start()
+    os.write(end, b" and ended\n")
+    os.close(end)
+    close(output)
+    assert sorted(capfd.readouterr().err.splitlines()) == [
+        "[launcher] one",
+        "[launcher] two",
+        "[rank=7] begun and ended",
+    ]
+
+
+def test_a_thread_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, file: int) -> None:
+    def breaks(*_: object) -> None:
+        raise MemoryError("no room for a line")
+
+    monkeypatch.setattr(_output, "write_all", breaks)
+    output, end = carry(file)
+    os.write(end, b"x\n")
+    assert os.read(output.done, 1) == b""
+    output.join()
+    assert isinstance(output.failure, MemoryError)
+    os.close(end)
+
+
+def test_those_who_know_the_lock_take_turns(tmp_path: Path) -> None:
+    path = tmp_path / "out"
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def writer(letter: bytes) -> None:
+        lock = os.open(path, os.O_WRONLY)
+        for _ in range(50):
+            write_all(fd, letter * 100_000 + b"\n", lock)
+        os.close(lock)
+
+    threads = [threading.Thread(target=writer, args=(letter,)) for letter in (b"a", b"b", b"c")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    os.close(fd)
+    assert {len(set(line)) for line in path.read_bytes().splitlines()} == {1}
