@@ -31,7 +31,7 @@ def config(entrypoint: str, store: Path, searcher: dict[str, Any], **more: Any) 
         "searcher": {"metric": "loss", **searcher},
         "checkpoint_storage": {"type": "directory", "container_path": str(store), "save_trial_best": 0},
         "max_restarts": restarts,
-        "reproducibility": {"experiment_seed": 11},
+        "reproducibility": {"experiment_seed": 16},
     }
 
 
