@@ -102,7 +102,7 @@ class PreemptContext:
         # For warnings: on the chief the ranks whose first call was not heard of, on a worker whom a decision waits for.
         self._silent = set(range(1, distributed.size)) if in_step else set()
         self._missing = "rank 0"
-        self._closed = self._left = self._acknowledged = self._troubled = self._gave_up = False
+        self._closed = self._left = self._acknowledged = self._gave_up = False
         if (star := self._star) is not None:
             if (chief := self._chief) is not None:
                 star.subscribe(self._topic, lambda rank, message: self._on_worker(chief, star, rank, message))
@@ -225,7 +225,7 @@ class PreemptContext:
             self._side.attention = True
             if self._signals is not None:
                 stopped = self._star is not None and self._side.final
-                self._signals.restore(sigterm_may_follow=self._troubled or stopped)
+                self._signals.restore(sigterm_may_follow=self._broken or stopped)
         self._raise_poll_failure()
 
     # The slow path of should_preempt(): the first call, and the calls around a request.
@@ -247,7 +247,7 @@ class PreemptContext:
         self._raise_poll_failure()
         stop = side.verdict()
         side.attention = False  # first off, then on again: what happens in between must not be passed over
-        if side.waiting or side.stops or self._troubled or self._poll_failure or self._some_are_silent():
+        if side.waiting or side.stops or self._broken or self._poll_failure or self._some_are_silent():
             side.attention = True
         if stop is None:
             return False
@@ -286,7 +286,7 @@ class PreemptContext:
         """Wait for as long as a decision is open and every rank lives; say for whom."""
         side, star, timeout = self._side, self._star, self._distributed.timeout
         began, warned, asked = _clock.monotonic(), "", self._chief is not None
-        while star is not None and side.waiting and not self._troubled:
+        while star is not None and side.waiting and not self._broken:
             if self._changed.wait(TICK):
                 self._changed.clear()
                 continue
@@ -305,7 +305,7 @@ class PreemptContext:
                     "should_preempt() (call %d), where the ranks agree on a stop, has waited for %.0f s for %s; it may "
                     "be suspended, or wait for memory or a disk", side.calls, waited, missing,
                 )  # fmt: skip
-        if warned and not self._troubled:
+        if warned and not self._broken:
             logger.warning("%s is back after %.0f s", warned, _clock.monotonic() - began)
 
     def _unanswered(self) -> str:
@@ -406,14 +406,19 @@ class PreemptContext:
         self._poll_failure = failure
         self._side.attention = True
 
+    @property
+    def _broken(self) -> bool:
+        # Asked of the star: a collective of the main thread may raise before _on_trouble() is called.
+        return self._star is not None and self._star.trouble is not None
+
     def _on_trouble(self) -> None:
-        self._troubled = self._side.attention = True
+        self._side.attention = True
         self._changed.set()
 
     def _leave(self) -> None:
         """Finish an open agreement, and tell the others that no more calls are made here."""
         star, said = self._star, threading.Event()
-        if star is None or star.trouble is not None:  # nobody agrees any more; or this is a forked child
+        if star is None or self._broken:  # nobody agrees any more; or this is a forked child
             return
 
         def leave() -> None:

@@ -161,10 +161,11 @@ def test_a_signal_after_the_loss_of_a_rank_is_no_preemption(tmp_path: Path, vict
 
 def test_after_a_loss_one_sigterm_passes_and_the_next_one_ends_the_process(tmp_path: Path) -> None:
     code = """
-        import os, signal
+        import os, signal, time
         from det_core import core
 
         distributed = core.DistributedContext.from_torch_distributed()
+        distributed.star.on_trouble(lambda: time.sleep(1))  # the gather raises before all have heard
         try:
             with core.init(distributed=distributed) as ctx:
                 ctx.preempt.should_preempt()

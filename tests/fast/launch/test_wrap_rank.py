@@ -141,7 +141,8 @@ def test_a_clusters_files_take_the_output_unless_it_is_told_otherwise(tmp_path: 
 
 
 def test_a_wrapper_that_is_killed_in_a_group_takes_daemons_with_it(tmp_path: Path) -> None:
-    script = write(tmp_path, "daemon.py", "import os, time\nif os.fork() == 0: os.setsid()\nprint(1)\ntime.sleep(600)")
+    body = "import os, time\nif os.fork() == 0: os.setsid()\nos.write(1, b'1\\n')\ntime.sleep(600)"
+    script = write(tmp_path, "daemon.py", body)
     with launched(WRAP, "0", script, folder=tmp_path) as job:
         job.wait_for(r"\[rank=0\] 1", times=2)
         os.killpg(job.pid, signal.SIGKILL)  # as torchrun and mpirun do with what has not ended

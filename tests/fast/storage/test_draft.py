@@ -126,10 +126,13 @@ def test_what_is_on_the_disk_is_no_longer_in_memory(tmp_path: Path) -> None:
         os.fsync(f.fileno())
     if not in_memory(other):
         pytest.skip("the file system does not say what is in memory")
-    save(DirectoryStore(tmp_path / "store"), parts=(bytes(1 << 20),))
-    files = [path for path in (tmp_path / "store" / "one").rglob("*") if path.is_file()]
-    assert len(files) == 3
-    assert [path for path in files if in_memory(path)] == []
+    for n in range(100):  # the kernel is asked, and need not do it: pages that another processor holds stay
+        save(DirectoryStore(tmp_path / str(n)), parts=(bytes(1 << 20),))
+        files = [path for path in (tmp_path / str(n) / "one").rglob("*") if path.is_file()]
+        assert len(files) == 3
+        if not any(map(in_memory, files)):
+            return
+    pytest.fail("of a hundred checkpoints all stay in memory")
 
 
 def in_memory(path: Path) -> bool:
