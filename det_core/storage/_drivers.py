@@ -119,14 +119,13 @@ class Driver:
         slash at the end of a key, and s3fs's own removal of many does not say which it could not remove.
         """
         bucket, key = self._object(keys[0])
-        if self._protocol == "s3" and (len(keys) > 1 or key.endswith("/")):
-            objects = [{"Key": self._object(key)[1]} for key in keys]
-            found = self.fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
-            for error in found.get("Errors", ()):
-                raise OSError(errno.EIO, " ".join(str(error.get(name)) for name in ("Code", "Message", "Key")))
-            return
         with contextlib.suppress(FileNotFoundError):
-            if key.endswith("/"):
+            if self._protocol == "s3" and (len(keys) > 1 or key.endswith("/")):
+                objects = [{"Key": self._object(key)[1]} for key in keys]
+                found = self.fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+                for error in found.get("Errors", ()):
+                    raise OSError(errno.EIO, " ".join(str(error.get(name)) for name in ("Code", "Message", "Key")))
+            elif key.endswith("/"):
                 self.fs.call("DELETE", "b/{}/o/{}", bucket, key)
             else:
                 self.fs.rm_file(self._path(keys[0]))
