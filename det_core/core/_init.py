@@ -73,8 +73,8 @@ def init(
 
     Raises:
         ValueError, TypeError: an argument cannot be used, or the environment says that there are more ranks.
-        StorageError: ``validate`` has found that checkpoints cannot be written; on every rank, in one line that says
-            why, and what to do.
+        StorageError: the bucket for checkpoints does not exist or cannot be reached, or ``validate`` has found that
+            checkpoints cannot be written; on every rank, in one line that says why, and what to do.
         RunNotFound, RunLocked: the run to resume is not there, or is being written.
         MasterError: this is a trial of an experiment, and its master does not answer, or refuses.
 
@@ -107,8 +107,9 @@ def init(
     with ExitStack() as undo:
         if given is not None:
             undo.callback(_close, given)
-        if validate and given is not None:
-            on_chief(distributed, "init", given.validate)
+        if given is not None:
+            # A bucket that does not exist has no checkpoint either: a run that is to be resumed would begin anew.
+            on_chief(distributed, "init", given.validate if validate else given.reach)
         if info is not None and info.task_type == "TRIAL":
             from det_core.core._managed import open_managed_run
 
@@ -118,8 +119,8 @@ def init(
             undo.callback(run.release)
             ground = _bare(distributed, run, given, checkpoint_storage, choices, info)
         undo.callback(ground.undo)
-        if validate and given is None:
-            on_chief(distributed, "init", ground.store.validate)
+        if given is None:
+            on_chief(distributed, "init", ground.store.validate if validate else ground.store.reach)
         context = _compose(distributed, ground, cache, choices)
         undo.pop_all()
         return context

@@ -1,4 +1,4 @@
-"""What every checkpoint store must do, as tests that a third party runs on its own.
+"""What every checkpoint store must do, as tests to inherit.
 
 ::
 
@@ -6,9 +6,6 @@
         def make_store(self, folder): return MyStore(...)
         def damage(self, store, storage_id, path, change): ...
         def beside(self, store, name): ...
-
-The suite needs no test framework: each method that begins with ``test_`` takes an empty folder and raises
-AssertionError if the store is wrong. pytest runs it as it stands (the argument has the name of its fixture).
 """
 
 from __future__ import annotations

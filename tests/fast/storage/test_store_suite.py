@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from det_core.storage import DirectoryStore, Store
-from det_core.testing import CheckpointStoreSuite
+from support.store_suite import CheckpointStoreSuite
 
 
 class Forgetful(DirectoryStore):
