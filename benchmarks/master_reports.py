@@ -181,7 +181,7 @@ def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
 
 def write(url: str, token: str, trial: str, route: str, reports: int) -> None:
     """What each of our writers does."""
-    from det_core.journal._line import encode
+    from det_core.journal._format import encode
 
     lines = [
         encode(

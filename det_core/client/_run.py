@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core.client._table import flat, flat_batches
-from det_core.journal import Follower, Record, Row, RunRecord, RunSummary, read_run
+from det_core.journal import Record, Row, RunRecord, RunSummary, read_run
 
 
 class Run:
@@ -45,7 +45,10 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``running``, ``completed``, ``stopped``, ``preempted``, ``failed`` or ``died`` (it ended without a word)."""
+        """``running``, ``completed``, ``stopped``, ``preempted``, ``failed``, ``incomplete`` or ``died``.
+
+        ``incomplete``: its disk did not take all of its reports; ``died``: it ended without a word.
+        """
         return self._summary.state
 
     @property
@@ -74,9 +77,8 @@ class Run:
 
         None: in its own folder.
         """
-        starts = Follower(self.path, ["run_start"]).new()
-        chief = {(restart, r["seq"]): r["body"].get("storage") for restart, rank, r in starts if rank == 0}
-        return chief[max(chief)] if chief else None
+        starts = [start for start in self.record.records("run_start") if start.rank == 0]
+        return starts[-1].get("storage") if starts else None
 
     @cached_property
     def record(self) -> RunRecord:

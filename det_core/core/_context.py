@@ -22,6 +22,7 @@ from det_core.core._train import EarlyExitReason, TrainContext
 from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
 
 logger = logging.getLogger("det_core.core")
+_AS_WISHED = ("completed", "stopped", "preempted")
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -164,6 +165,8 @@ class Context:
             except Exception as e:
                 failures[part] = e
         if self.distributed.rank == 0:
+            if isinstance(lost := failures.get("journal"), ReportsNotKept) and outcome in _AS_WISHED:
+                outcome, detail = "incomplete", str(lost)  # as the journal itself records it
             say(self._run.last_line(outcome, detail))
         if interrupt is not None:
             raise interrupt

@@ -25,7 +25,7 @@ from det_core.core._searcher import SearcherContext, Unit, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
 from det_core.errors import StorageError
-from det_core.journal import Journal, Tail
+from det_core.journal import Cursor, Journal
 from det_core.storage import RetentionPolicy, Store, check_policy, open_store, public_storage
 
 logger = logging.getLogger("det_core.core")
@@ -194,7 +194,7 @@ def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointC
     restart = run.restart if ground.journal_restart is None else ground.journal_restart
     tensorboard = Tensorboard(
         chosen_mode(choices.tensorboard_mode),
-        journal=lambda: Tail(run.path, restart, distributed.rank, name="drawn"),
+        journal=lambda: Cursor(run.path, restart, distributed.rank, name="drawn"),
         settle=journal.flush,
         local=run.path / "tensorboard" / f"rank-{distributed.rank}",
         kept=None

@@ -33,7 +33,7 @@ from det_core.core._ranks import on_chief
 from det_core.core._searcher import Unit
 from det_core.core._signals import EndSafely
 from det_core.errors import DetCoreError
-from det_core.journal import Journal, RunFolder, Tail, tails
+from det_core.journal import Cursor, Journal, RunFolder, cursors
 from det_core.storage import Store, public_storage
 
 logger = logging.getLogger("det_core.core")
@@ -194,16 +194,16 @@ def _shipper(
     """Carries this rank's journal, after what earlier starts of the script in this allocation have left."""
     trial, to = info.trial, f"{info.master_url} {info.allocation_id}"
     earlier = [
-        tail
-        for tail in tails(path, to=to, run_id=info.allocation_id)
-        if tail.rank == rank and tail.restart < known.restart
+        cursor
+        for cursor in cursors(path, to=to, run_id=info.allocation_id)
+        if cursor.rank == rank and cursor.restart < known.restart
     ]
     carrier: Carrier
     if known.master.ours:
         carrier = JournalCarrier(session, trial.trial_id, trial.trial_run_id)
     else:
         carrier = ReportCarrier(session, trial.trial_id, trial.trial_run_id, known.master)
-    own = Tail(path, known.restart, rank, to=to)
+    own = Cursor(path, known.restart, rank, to=to)
     return Shipper([*earlier, own], carrier, session, settle=journal.flush, folder=path)
 
 

@@ -49,7 +49,7 @@ PUBLIC = {
         experiments run runs trial
     """,
     "det_core.journal": """
-        Follower Journal Line PendingValue Record Row RunFolder RunRecord RunSummary Tail hold list_runs read_run tails
+        Cursor Journal Line PendingValue Record Row RunFolder RunRecord RunSummary cursors hold list_runs read_run
     """,
     "det_core.storage": """
         AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer
