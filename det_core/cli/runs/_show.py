@@ -107,7 +107,7 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
         facts.append(("torn lines", f"{run.record.torn_lines} (left by a crash or a full disk; skipped)"))
     if run.state not in ("running", "completed"):
         facts.append(("to resume", resume_command(run)))
-    width = max(len(name) for name, _ in facts) + 1
+    width = max(12, *(len(name) + 1 for name, _ in facts))
     for name, value in facts:
         print(f"{name + ':':<{width}} {value}")
     if last:
