@@ -334,12 +334,13 @@ class DirectoryStaging(Staging):
         if not self._open:
             return
         self._open = False
-        for own in (self.base,) if self._chief else (self._own, self._copies):
-            try:
+        if not self._chief:
+            for own in (self._own, self._copies):
                 self._disk.remove_tree(own)
-            except BaseException:
-                self._store._given_up.add(self.ticket)
-                raise
+            return
+        self._store._given_up.add(self.ticket)
+        self._disk.remove_tree(self.base)
+        self._store._given_up.discard(self.ticket)
 
     def _touch(self) -> None:
         try:

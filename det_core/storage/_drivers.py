@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Any
@@ -288,15 +289,17 @@ def generic(url: str, options: Mapping[str, Any] | None = None) -> Driver:
         return kind(**found, use_listings_cache=False, skip_instance_cache=True)
 
     base, threads = kind._strip_protocol(url), 16 if kind.async_impl else 1
-    return Driver(shown(url), base, make, secrets=secrets, threads=threads)
+    return Driver(without_secrets(url).rstrip("/"), base, make, secrets=secrets, threads=threads)
 
 
-def shown(url: str) -> str:
-    """A URL without the name and the password of its user."""
-    protocol, _, rest = url.partition("://")
-    host, slash, path = rest.partition("/")
-    name, at, place = host.rpartition("@")
-    return f"{protocol}://{place if ':' in name else name + at + place}{slash}{path}".rstrip("/")
+def without_secrets(text: str) -> str:
+    """A text; if it is a URL, without its user's name and password, its query and its fragment."""
+    protocol, colon, rest = text.partition("://")
+    if not colon:
+        return text
+    host, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+    user, _, place = host.rpartition("@")
+    return f"{protocol}://{place if ':' in user else host}{slash}{path}"
 
 
 def _callback(moved: Callable[[int], None]) -> Any:

@@ -6,30 +6,13 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from det_core.errors import StorageError
 
 T = TypeVar("T")
-
-
-class Opened:
-    """A file descriptor that a ``with`` closes. Many are opened for each checkpoint, so this is no generator."""
-
-    __slots__ = ("_disk", "_fd", "_path")
-
-    def __init__(self, disk: Disk, path: str, fd: int) -> None:
-        self._disk, self._path, self._fd = disk, path, fd
-
-    def __enter__(self) -> int:
-        return self._fd
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._disk.do("close", self._path, os.close, self._fd)
-        else:
-            os.close(self._fd)
 
 
 class Disk:
@@ -60,9 +43,16 @@ class Disk:
 
     # Files.
 
-    def opened(self, path: str, flags: int, mode: int = 0o666) -> Opened:
+    @contextmanager
+    def opened(self, path: str, flags: int, mode: int = 0o666) -> Iterator[int]:
         """An open file descriptor, closed at the end of a ``with`` whatever happens."""
-        return Opened(self, path, self.do("open", path, os.open, path, flags | os.O_CLOEXEC, mode))
+        fd = self.do("open", path, os.open, path, flags | os.O_CLOEXEC, mode)
+        try:
+            yield fd
+        except BaseException:
+            os.close(fd)
+            raise
+        self.do("close", path, os.close, fd)
 
     def write_all(self, fd: int, path: str, data: memoryview | bytes, offset: int = 0) -> None:
         """Write all of ``data`` at ``offset``, however many calls it takes."""
@@ -70,14 +60,6 @@ class Disk:
         while view:
             n = self.do("write", path, os.pwrite, fd, view, offset)
             view, offset = view[n:], offset + n
-
-    def read_file(self, path: str) -> bytes:
-        """The content of a small file."""
-        parts = []
-        with self.opened(path, os.O_RDONLY) as fd:
-            while part := self.do("read", path, os.read, fd, 1 << 20):
-                parts.append(part)
-        return b"".join(parts)
 
     def write_file(self, path: str, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
         """Write a small file, and sync it; it must not exist."""

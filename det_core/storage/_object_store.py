@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from det_core import _clock
 from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
-from det_core.storage._copy import Job, Piece, digest_of, entry_of, pieces, share
+from det_core.storage._copy import Copier, Job, Piece, digest_of, entry_of, pieces, share
 from det_core.storage._directory import DirectoryStaging, DirectoryStore
 from det_core.storage._drivers import PART, Driver
 from det_core.storage._files import Disk
-from det_core.storage._manifest import CHUNK, FileEntry, Header, Manifest, encode_metadata
+from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata
 from det_core.storage._names import (
     ASIDE,
     INNER,
@@ -44,7 +44,6 @@ log = logging.getLogger("det_core.storage")
 SMALL = 8 << 20
 LARGE_THREADS = 4
 """Of large files, as each has several parts in memory: 387 MB with as many parts as threads."""
-BUFFER = 1 << 20
 TAKEN = "a checkpoint of that id is there"
 
 
@@ -139,12 +138,12 @@ class ObjectStore(Store):
             CheckpointError: a file changed meanwhile: it is read twice, and the digests would be of other bytes.
         """
         entries: dict[str, FileEntry] = {}
-        meter = Meter(progress)
+        meter, copier = Meter(progress), Copier(self.disk, self._store)
 
         def put(job: Job) -> None:
             assert job.target is not None
             before = self.disk.do("look at", job.source, os.stat, job.source)
-            entries[job.name] = self.disk.do("read", job.source, _hashed, job.source, job.size)
+            entries.update(copier.run([job._replace(target=None)]))
             with self._named("write", job.target):
                 told = self._reached(job.target, self.driver.put_file, job.source, job.target, meter.add)
             meter.add(job.size - told)
@@ -361,11 +360,12 @@ class ObjectStaging(Staging):
         self._look(manifest)
         store._write(self._folder + MANIFEST, manifest.encode())
         self._open = False
-        try:
-            store._remove([self._mark])
-            self._local.abort()
-        except StorageError as e:
-            log.warning("checkpoint %s is complete, but what served to write it stays: %s", self.storage_id, e)
+        for tidy in (self._local.abort, lambda: store._remove([self._mark])):
+            try:
+                tidy()
+            except StorageError as e:
+                store._given_up.add(self.ticket)
+                log.warning("checkpoint %s is complete, but what served to write it stays: %s", self.storage_id, e)
         return manifest
 
     def abort(self) -> None:
@@ -376,18 +376,15 @@ class ObjectStaging(Staging):
         if not self._open:
             return
         self._open = False
-        self._local.abort()
         if not self._chief:
-            return
-        try:
-            if not self._taken:
-                self._store._remove_objects(self.storage_id)
-            if self._settled or self._taken:
-                return self._store._remove([self._mark])
-        except BaseException:
-            self._store._given_up.add(self.ticket)
-            raise
+            return self._local.abort()
         self._store._given_up.add(self.ticket)
+        self._local.abort()
+        if not self._taken:
+            self._store._remove_objects(self.storage_id)
+        if self._settled or self._taken:
+            self._store._remove([self._mark])
+            self._store._given_up.discard(self.ticket)
 
     def _look(self, manifest: Manifest) -> None:
         """See that all of it is there."""
@@ -461,21 +458,6 @@ class ObjectCheckpoint(StoredCheckpoint):
                 raise CheckpointCorrupt(f"{self._where}: {name} is missing")
             if found.size != size:
                 raise CheckpointCorrupt(f"{self._where}: {name} has {found.size} bytes, its manifest says {size}")
-
-
-def _hashed(path: str, size: int) -> FileEntry:
-    """What the manifest says of a file."""
-    from xxhash import xxh3_128
-
-    digests, buffer = [], memoryview(bytearray(min(BUFFER, max(size, 1))))
-    with open(path, "rb", buffering=0) as file:
-        for start in range(0, size, CHUNK):
-            digest, left = xxh3_128(), min(CHUNK, size - start)
-            while left and (n := file.readinto(buffer[: min(left, BUFFER)])):
-                digest.update(buffer[:n])
-                left -= n
-            digests.append(digest.hexdigest())
-    return FileEntry(size, tuple(digests))
 
 
 def _reserve(path: str, size: int) -> None:

@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from det_core.storage._directory import DirectoryStore
+from det_core.storage._drivers import Driver, azure, gcs, generic, s3, without_secrets
+from det_core.storage._object_store import ObjectStore
 from det_core.storage._store import Store
 
+DRIVERS: dict[str, Callable[..., Driver]] = {"s3": s3, "gcs": gcs, "azure": azure, "fsspec": generic}
 SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 PUBLIC = frozenset(
     ("type", "bucket", "container", "prefix", "endpoint_url", "account_url", "region", "anonymous", "url", "host_path")
@@ -57,20 +60,11 @@ def public_storage(checkpoint_storage: Any, store: Store) -> Any:
     if isinstance(store, DirectoryStore):
         return store.root
     if not isinstance(checkpoint_storage, Mapping):
-        return _without_secrets(str(checkpoint_storage))
+        return without_secrets(str(checkpoint_storage))
     if "connection_string" in checkpoint_storage:  # which alone says whose container it is
         return store.root
     found = {k: v for k, v in checkpoint_storage.items() if k in PUBLIC and v is not None}
-    return {k: v if isinstance(v, bool) else _without_secrets(str(v)) for k, v in found.items()}
-
-
-def _without_secrets(text: str) -> str:
-    """A text, and if it is a URL, without name and password of a user, without query and fragment."""
-    if "://" not in text:
-        return text
-    url = urlsplit(text)
-    user, at, host = url.netloc.rpartition("@")
-    return url._replace(netloc=host if ":" in user else user + at + host, query="", fragment="").geturl()
+    return {k: v if isinstance(v, bool) else without_secrets(str(v)) for k, v in found.items()}
 
 
 def _temporary() -> Path:
@@ -93,23 +87,15 @@ def _from_text(text: str, scratch: Path) -> Store:
     scheme, _, rest = text.partition("://")
     if "?" in rest or "#" in rest or "::" in text or not scheme.isidentifier():
         raise ValueError(
-            f"checkpoint_storage={_hidden(text)!r}: a URL has the form scheme://place/prefix and no more; "
+            f"checkpoint_storage={without_secrets(text)!r}: a URL has the form scheme://place/prefix and no more; "
             "give what else there is to say in a dict, as in {'type': 's3', 'bucket': …, 'endpoint_url': …}"
         )
     if scheme not in SCHEMES:
         return _from_settings({"type": "fsspec", "url": text}, scratch)
     bucket, _, prefix = rest.partition("/")
     if not bucket or "@" in bucket:
-        raise ValueError(f"checkpoint_storage={_hidden(text)!r}: the form is {scheme}://bucket/prefix, without keys")
+        raise ValueError(f"checkpoint_storage={scheme}://…: the form is {scheme}://bucket/prefix, without keys")
     return _from_settings(read_settings({"type": SCHEMES[scheme], "bucket": bucket, "prefix": prefix}), scratch)
-
-
-def _hidden(text: str) -> str:
-    """A URL without what may be secret in it."""
-    scheme, _, rest = text.partition("://")
-    place, slash, path = rest.partition("/")
-    path = path.partition("?")[0] + ("?…" if "?" in path else "")
-    return f"{scheme}://{place.rpartition('@')[2].partition('?')[0]}{slash}{path}"
 
 
 def _from_file_url(text: str) -> Store:
@@ -129,12 +115,7 @@ def _from_settings(settings: dict[str, Any], scratch: Path) -> Store:
     if kind == "shared_fs":
         return DirectoryStore(os.path.join(settings["host_path"], settings.get("storage_path", "")))
 
-    from det_core.storage import _drivers  # fsspec is imported for those who need it
-    from det_core.storage._object_store import ObjectStore
-
-    drivers: dict[str, Callable[..., _drivers.Driver]]
-    drivers = {"s3": _drivers.s3, "gcs": _drivers.gcs, "azure": _drivers.azure, "fsspec": _drivers.generic}
-    return ObjectStore(drivers[kind](**settings), scratch)
+    return ObjectStore(DRIVERS[kind](**settings), scratch)
 
 
 # The ``checkpoint_storage`` mapping of an experiment's configuration.

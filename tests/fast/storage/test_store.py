@@ -17,7 +17,7 @@ from det_core import core
 from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, MissingExtra, StorageError
 from det_core.storage import DirectoryStore, Disk, FileEntry, Manifest, Owner, Store, open_store
 from det_core.storage._object_store import ObjectStore
-from support.buckets import Around, closing, object_store, put
+from support.buckets import Around, FaultyDriver, closing, object_store, put
 from support.servers import S3Server
 from support.store_suite import FILES, METADATA, fill, header, owner, stored
 
@@ -188,6 +188,38 @@ def test_half_a_deletion_is_finished_by_who_failed_at_it(tmp_path: Path, monkeyp
     assert store.list() == []
     assert store.collect() == ["one"]
     assert os.listdir(tmp_path / "store" / ".det_core-tmp") == []
+
+
+def test_a_rank_that_cannot_remove_its_part_gives_nothing_of_the_chief_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = DirectoryStore(tmp_path / "store")
+    chief = store.begin("one", owner())
+    fill(chief.path)
+    files = chief.take(chief.written())
+    other = store.join(chief.ticket, 1)
+    fill(other.path)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "rmdir", _refuse)
+        with pytest.raises(StorageError, match="cannot remove folder"):
+            other.abort()
+    assert store.collect() == []
+    chief.commit(files, [], METADATA, header("one"))
+    store.open("one").check(FILES)
+
+
+def test_a_mark_that_stays_after_the_commit_is_collected_alone(tmp_path: Path) -> None:
+    with closing() as opened:
+        plain = opened(object_store(f"memory:/{tmp_path}/store", tmp_path / "scratch"))
+        store = ObjectStore(FaultyDriver(plain.driver, 1, "EIO", ("delete",)), tmp_path / "scratch")
+        staging = store.begin("one", owner())
+        fill(staging.path)
+        staging.commit(staging.take(staging.written()), [], METADATA, header("one"))
+        assert len(store._marks()) == 1
+        assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
+        assert store.collect() == []
+        assert store._marks() == {}
+        store.open("one").check(FILES)
 
 
 def _refuse(*_: object) -> None:
