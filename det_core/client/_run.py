@@ -40,8 +40,29 @@ class Run:
 
     @property
     def argv(self) -> list[str]:
-        """The command it was started with."""
-        return [str(a) for a in self._summary.info.get("argv", [])]
+        """The command it was started with last."""
+        return self._summary.argv
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """Its newest start: ``time``, ``host``, ``pid``, ``argv``, ``cwd`` and ``git`` (``commit`` and ``dirty``)."""
+        return self._summary.last_start
+
+    @property
+    def detail(self) -> str | None:
+        """What there is to say of its end, such as the error; None: nothing, or it has not ended."""
+        ends = [end for end in self.record.records("run_end") if end.restart == self.restarts - 1]
+        return next((str(end["detail"]) for end in ends if end.get("detail")), None)
+
+    @property
+    def hparams(self) -> dict[str, Any]:
+        """The hyperparameters that ``core.init(hparams=)`` was given last."""
+        return self._settings("hparams")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What ``ctx.set_config()`` was given last."""
+        return self._settings("config")
 
     @property
     def state(self) -> str:
@@ -79,6 +100,10 @@ class Run:
         """
         starts = [start for start in self.record.records("run_start") if start.rank == 0]
         return starts[-1].get("storage") if starts else None
+
+    def _settings(self, key: str) -> dict[str, Any]:
+        given = [record[key] for record in self.record.records("settings") if key in record]
+        return dict(given[-1]) if given else {}
 
     @cached_property
     def record(self) -> RunRecord:

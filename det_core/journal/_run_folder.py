@@ -17,7 +17,7 @@ import struct
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,8 +130,11 @@ class RunFolder:
         path = next(found, None)
         return None if path is None else cls(path, path.name, name)
 
-    def begin_restart(self) -> int:
+    def begin_restart(self, start: Mapping[str, Any] | None = None) -> int:
         """Take the run for writing and count one restart more, durably.
+
+        Args:
+            start: what run.json is to say of it beside the time, host and pid, such as its ``argv``.
 
         Returns:
             The number of this restart; a new run begins with 0.
@@ -143,7 +146,7 @@ class RunFolder:
         try:
             lock = WriterLock(self.path / LOCK, self.run_id)
             try:
-                self.restart = self._count_restart()
+                self.restart = self._count_restart(start or {})
             except BaseException:
                 lock.release()
                 raise
@@ -161,14 +164,15 @@ class RunFolder:
             self._lock.release()
             self._lock = None
 
-    def _count_restart(self) -> int:
+    def _count_restart(self, start: Mapping[str, Any]) -> int:
         info = read_info(self.path)
         info.setdefault("run_id", self.run_id)
         info.setdefault("name", self.name)
         info.setdefault("created", _clock.now())
         restarts = info.setdefault("restarts", [])
         restart = count_restarts(self.path, info)
-        restarts.append({"restart": restart, "time": _clock.now(), "host": os.uname().nodename, "pid": os.getpid()})
+        begun = {"restart": restart, "time": _clock.now(), "host": os.uname().nodename, "pid": os.getpid()}
+        restarts.append({**begun, **start})
         _write_info(self.path, info)
         return restart
 

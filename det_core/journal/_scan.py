@@ -140,6 +140,18 @@ class RunSummary:
         return float(self.info.get("created", 0.0))
 
     @property
+    def last_start(self) -> dict[str, Any]:
+        """What run.json says of the newest start: time, host, pid, argv, cwd and git, as far as it does."""
+        starts = [start for start in self.info.get("restarts", []) if isinstance(start, dict)]
+        return {"argv": self.info.get("argv", []), "cwd": self.info.get("cwd"), **(starts[-1] if starts else {})}
+
+    @property
+    def argv(self) -> list[str]:
+        """The command of the newest start."""
+        argv = self.last_start["argv"]
+        return [str(word) for word in argv] if isinstance(argv, list) else []
+
+    @property
     def ended(self) -> float | None:
         """When the chief of the last restart said that it ends; None: it did not, or goes on."""
         end = None if self.live else self._end_of(self.restarts - 1, 0)
