@@ -12,7 +12,7 @@ from det_core import _clock
 from det_core.backend._session import MasterSession
 from det_core.backend._ship_routes import Carrier, Refusal
 from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped
-from det_core.journal import Line, Tail
+from det_core.journal import Cursor, Line
 
 logger = logging.getLogger("det_core.master")
 INTERVAL = 0.5
@@ -28,25 +28,25 @@ class Shipper:
     is kept beside the journal. A report never fails because of it: :meth:`drain` and :meth:`close` do.
 
     Args:
-        tails: what to carry: the journal of this process, after those of its predecessors.
+        cursors: what to carry: the journal of this process, after those of its predecessors.
         carrier: brings it to the master.
         session: what the carrier uses; interrupted when time is over.
-        settle: called before everything that is reported so far must be in the files.
+        settle: called, with the seconds it may take, before all that is reported so far must be in the files.
         folder: where the journal lies, for messages.
         interval: seconds between two looks for new records.
     """
 
     def __init__(
         self,
-        tails: Sequence[Tail],
+        cursors: Sequence[Cursor],
         carrier: Carrier,
         session: MasterSession,
         *,
-        settle: Callable[[], None],
+        settle: Callable[[float], None],
         folder: Path,
         interval: float = INTERVAL,
     ) -> None:
-        self._tails, self._carrier, self._session = list(tails), carrier, session
+        self._cursors, self._carrier, self._session = list(cursors), carrier, session
         self._settle, self._folder, self._interval = settle, folder, interval
         self._changed = threading.Condition()
         self._asked = self._carried = 0
@@ -70,8 +70,8 @@ class Shipper:
                 told.
         """
         self._session.check()
-        self._settle()
         end = _clock.monotonic() + patience
+        self._settle(patience / 2)  # a value that never comes from its device must leave time for the others
         with self._changed:
             self._asked += 1
             number = self._asked
@@ -109,7 +109,7 @@ class Shipper:
             reason = str(e)
         finally:
             self._end()
-        left = sum(tail.left() for tail in self._tails)
+        left = sum(cursor.left() for cursor in self._cursors)
         if left:
             raise ReportsNotShipped(
                 f"{left} report(s) did not get to {self._session.url}, and lie in {self._folder}: {reason}"
@@ -160,20 +160,20 @@ class Shipper:
                 self._changed.notify_all()
 
     def _carry(self) -> None:
-        for tail in self._tails:
-            arrived = partial(self._arrived, tail)
-            while lines := tail.read():
-                refused = self._carrier.carry(tail.restart, tail.rank, lines, arrived)
+        for cursor in self._cursors:
+            arrived = partial(self._arrived, cursor)
+            while lines := cursor.read():
+                refused = self._carrier.carry(cursor.restart, cursor.rank, lines, arrived)
                 for refusal in refused:
                     logger.warning("the master did not take a report: %s", _shown(refusal))
                 with self._changed:
                     self._refused += refused
                 arrived([refusal.line for refusal in refused])
 
-    def _arrived(self, tail: Tail, lines: Sequence[Line]) -> None:
-        tail.mark(lines)
+    def _arrived(self, cursor: Cursor, lines: Sequence[Line]) -> None:
+        cursor.mark(lines)
         try:
-            tail.save()
+            cursor.save()
         except OSError as e:
             if not self._unsaved:
                 self._unsaved = True

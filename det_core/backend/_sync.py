@@ -25,7 +25,7 @@ from det_core.backend._session import Credential, MasterSession
 from det_core.backend._ship_routes import Carrier, JournalCarrier, Refusal, ReportCarrier
 from det_core.backend._sync_questions import WithQuestions
 from det_core.errors import MasterError, RunNotFound
-from det_core.journal import Line, RunSummary, Tail, tails
+from det_core.journal import Cursor, Line, RunSummary, cursors
 
 TASK = "task.json"
 """In the folder of a run under a master: what it did there."""
@@ -78,7 +78,7 @@ def sync_run(
         RunNotFound: there is no run in the folder.
         MasterError: the master does not answer, or takes nothing from here.
     """
-    if not tails(Path(folder)):
+    if not cursors(Path(folder)):
         raise RunNotFound(f"no reports of a run in {folder}")
     shown = [Credential("Authorization", token)] if token else []
     session = MasterSession(canonical_url(url), shown, cert_file=cert_file, cert_name=cert_name, patience=patience)
@@ -111,7 +111,7 @@ class _Sync:
         self, folder: Path, session: MasterSession, master: Master, progress: Callable[[int, int], None]
     ) -> None:
         self._folder, self._session, self._master, self._progress = folder, session, master, progress
-        self._tails: list[Tail] = []
+        self._cursors: list[Cursor] = []
         self._records = 0
         self._refused: list[Refusal] = []
 
@@ -120,15 +120,15 @@ class _Sync:
         found = json.loads((self._folder / TASK).read_bytes())
         url, cluster = found.pop("master_url"), found.pop("cluster_id")
         task = Task(**found)
-        self._tails = tails(self._folder, to=f"{url} {task.allocation_id}", run_id=task.allocation_id)
-        if not any(tail.left() for tail in self._tails):
+        self._cursors = cursors(self._folder, to=f"{url} {task.allocation_id}", run_id=task.allocation_id)
+        if not any(cursor.left() for cursor in self._cursors):
             return self._result(task, "")
         if cluster != self._master.cluster_id:
             raise MasterError(
                 f"the reports in {self._folder} belong to trial {task.trial_id} of the master at {url}, cluster "
                 f"{cluster}: {self._session.url} is cluster {self._master.cluster_id}"
             )
-        self._bring(self._tails, task, None)
+        self._bring(self._cursors, task, None)
         return self._result(task, "")
 
     def bare(self) -> Synced:
@@ -137,22 +137,22 @@ class _Sync:
         experiment_id = self._experiment(run)
         task_id, trial_id = self._trial(run, experiment_id)
         to = f"{self._master.cluster_id or self._session.url} {trial_id}"
-        self._tails = tails(self._folder, name="synced", to=to)
+        self._cursors = cursors(self._folder, name="synced", to=to)
         known = _Runs(self._folder / "synced.json", to)
-        for restart in sorted({tail.restart for tail in self._tails}):
+        for restart in sorted({cursor.restart for cursor in self._cursors}):
             number = known.get(restart)
             if number is None:
                 number = known.put(restart, self._start(trial_id))
-            own = [tail for tail in self._tails if tail.restart == restart]
+            own = [cursor for cursor in self._cursors if cursor.restart == restart]
             task = Task(trial_id, experiment_id, number, task_id, None, {})
-            if any(tail.left() for tail in own):
+            if any(cursor.left() for cursor in own):
                 self._bring(own, task, self._storage(trial_id, restart))
         state = STATES.get(run.state, "STATE_ERROR")
         body = {"trialId": trial_id, "state": state, **self._ended(run)}
         self._session.call("PATCH", f"/api/v1/trials/{trial_id}", body)
         return self._result(Task(trial_id, experiment_id, 0, task_id, None, {}), state)
 
-    def _bring(self, own: Sequence[Tail], task: Task, storage_id: int | None) -> None:
+    def _bring(self, own: Sequence[Cursor], task: Task, storage_id: int | None) -> None:
         ids, patience = (self._session, task.trial_id, task.trial_run_id), self._session.patience
         inner: Carrier
         if self._master.ours:
@@ -160,24 +160,24 @@ class _Sync:
         else:
             inner = ReportCarrier(*ids, self._master, patience=patience)
         carrier = WithQuestions(inner, self._session, task, storage_id)
-        for tail in own:
-            arrived = partial(self._arrived, tail)
-            while lines := tail.read():
-                refused = carrier.carry(tail.restart, tail.rank, lines, arrived)
+        for cursor in own:
+            arrived = partial(self._arrived, cursor)
+            while lines := cursor.read():
+                refused = carrier.carry(cursor.restart, cursor.rank, lines, arrived)
                 self._refused += refused
-                tail.mark(refusal.line for refusal in refused)
-            tail.save()
+                cursor.mark(refusal.line for refusal in refused)
+            cursor.save()
         self._tell()
 
-    def _arrived(self, tail: Tail, lines: Sequence[Line]) -> None:
-        tail.mark(lines)
-        tail.save()
+    def _arrived(self, cursor: Cursor, lines: Sequence[Line]) -> None:
+        cursor.mark(lines)
+        cursor.save()
         self._records += len(lines)
         self._tell()
 
     def _tell(self) -> None:
         total = sum(os.path.getsize(path) for path in self._folder.glob("journal-*.jsonl"))
-        self._progress(min(sum(tail.position() for tail in self._tails), total), total)
+        self._progress(min(sum(cursor.offset for cursor in self._cursors), total), total)
 
     def _experiment(self, run: RunSummary) -> int:
         config: dict[str, Any] = {"name": run.name or run.run_id, "searcher": SEARCHER, "labels": ["det-core sync"]}

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core.client._table import flat, flat_batches
-from det_core.journal import Follower, Record, Row, RunRecord, RunSummary, read_run
+from det_core.journal import Record, Row, RunRecord, RunSummary, read_run
 
 
 class Run:
@@ -40,12 +40,36 @@ class Run:
 
     @property
     def argv(self) -> list[str]:
-        """The command it was started with."""
-        return [str(a) for a in self._summary.info.get("argv", [])]
+        """The command it was started with last."""
+        return self._summary.argv
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """Its newest start: ``time``, ``host``, ``pid``, ``argv``, ``cwd`` and ``git`` (``commit`` and ``dirty``)."""
+        return self._summary.last_start
+
+    @property
+    def detail(self) -> str | None:
+        """What there is to say of its end, such as the error; None: nothing, or it has not ended."""
+        ends = [end for end in self.record.records("run_end") if end.restart == self.restarts - 1]
+        return next((str(end["detail"]) for end in ends if end.get("detail")), None)
+
+    @property
+    def hparams(self) -> dict[str, Any]:
+        """The hyperparameters that ``core.init(hparams=)`` was given last."""
+        return self._settings("hparams")
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """What ``ctx.set_config()`` was given last."""
+        return self._settings("config")
 
     @property
     def state(self) -> str:
-        """``running``, ``completed``, ``stopped``, ``preempted``, ``failed`` or ``died`` (it ended without a word)."""
+        """``running``, ``completed``, ``stopped``, ``preempted``, ``failed``, ``incomplete`` or ``died``.
+
+        ``incomplete``: its disk did not take all of its reports; ``died``: it ended without a word.
+        """
         return self._summary.state
 
     @property
@@ -74,9 +98,12 @@ class Run:
 
         None: in its own folder.
         """
-        starts = Follower(self.path, ["run_start"]).new()
-        chief = {(restart, r["seq"]): r["body"].get("storage") for restart, rank, r in starts if rank == 0}
-        return chief[max(chief)] if chief else None
+        starts = [start for start in self.record.records("run_start") if start.rank == 0]
+        return starts[-1].get("storage") if starts else None
+
+    def _settings(self, key: str) -> dict[str, Any]:
+        given = [record[key] for record in self.record.records("settings") if key in record]
+        return dict(given[-1]) if given else {}
 
     @cached_property
     def record(self) -> RunRecord:

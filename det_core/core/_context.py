@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any
 
 from det_core._info import ClusterInfo
-from det_core.core._bare import say
 from det_core.core._checkpoint import CheckpointContext
 from det_core.core._distributed import DistributedContext
-from det_core.core._ground import Ground
 from det_core.core._preemption import PreemptContext
 from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import raise_if_ended
+from det_core.core._run import Run, recordable, say
 from det_core.core._searcher import SearcherContext
 from det_core.core._train import EarlyExitReason, TrainContext
 from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
 
 logger = logging.getLogger("det_core.core")
+_AS_WISHED = ("completed", "stopped", "preempted")
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -38,8 +38,8 @@ class Context:
         info: what the cluster says of this task; None in a bare run.
         managed: whether this is a trial of an experiment, under a master; False in a bare run.
         trial: the trial of an experiment, with its id and its seed; None in a bare run.
-        hparams: the hyperparameters of this trial; empty in a bare run.
-        config: the experiment's configuration; None in a bare run.
+        hparams: the hyperparameters of this trial; in a bare run those that ``core.init(hparams=)`` was given.
+        config: the experiment's configuration; in a bare run what :meth:`set_config` was given, None before.
         latest_checkpoint: the storage_id to start from; None: from scratch.
         steps_completed: those of that checkpoint; 0 without one.
         run_id: what ``det-core runs`` knows this run by.
@@ -54,7 +54,7 @@ class Context:
         train: TrainContext,
         searcher: SearcherContext,
         profiler: ProfilerContext,
-        ground: Ground,
+        run: Run,
     ) -> None:
         self.distributed = distributed
         self.checkpoint = checkpoint
@@ -62,18 +62,15 @@ class Context:
         self.train = train
         self.searcher = searcher
         self.profiler = profiler
-        self.info: ClusterInfo | None = ground.info
-        self.trial = trial = ground.info.trial if ground.asks_master and ground.info is not None else None
-        self.managed = ground.asks_master
-        self.hparams: dict[str, Any] = {} if trial is None else trial.hparams
+        self.info: ClusterInfo | None = run.info
+        self.trial = trial = run.info.trial if run.managed and run.info is not None else None
+        self.managed = run.managed
+        self.hparams = run.hparams
         self.config: dict[str, Any] | None = None if trial is None else trial.config
-        self.steps_completed = ground.steps_completed
-        self.latest_checkpoint = ground.latest_checkpoint
-        self.run_id = ground.run.run_id
-        self._journal = ground.journal
-        self._backend = ground.backend
-        self._run = ground.run
-        self._stores = [ground.store, *ground.elsewhere.values()]
+        self.steps_completed = run.steps_completed
+        self.latest_checkpoint = run.latest_checkpoint
+        self.run_id = run.run_id
+        self._run = run
         self._closed = False
         self._outer: Context | None = None
         _OPEN.add(self)
@@ -111,7 +108,22 @@ class Context:
         """
         if self._closed:
             raise ContextClosed("last_validation was asked of a context that is closed")
-        return self._backend.last_validation()
+        return self._run.backend.last_validation()
+
+    def set_config(self, config: Mapping[str, Any]) -> None:
+        """Put the settings that the script goes by into the run's record (``det-core runs show``). Any rank may.
+
+        In a bare run they are ``ctx.config`` from then on; in a trial that stays the experiment's.
+
+        Args:
+            config: such as ``vars(args)``; a later call takes the place of an earlier one. What JSON cannot hold is
+                recorded as its ``str()``.
+        """
+        if self._closed:
+            raise ContextClosed("set_config() was called on a context that is closed")
+        self._run.journal.record("settings", {"config": recordable("config", config)})
+        if not self.managed:
+            self.config = dict(config)
 
     def alert(self, title: str | None = None, description: str | None = None, level: str = "info") -> None:
         """Bring something to a person's attention: by the master, or in a bare run by a line in the log.
@@ -128,8 +140,8 @@ class Context:
             raise ValueError(f"level={level!r}: expected one of {', '.join(_ALERT_LEVELS)}")
         if not title and not description:
             raise ValueError("an alert needs a title or a description")
-        self._journal.record("alert", {"title": title or "", "description": description or "", "level": chosen})
-        self._backend.alert(title or "", description or "", chosen)
+        self._run.journal.record("alert", {"title": title or "", "description": description or "", "level": chosen})
+        self._run.backend.alert(title or "", description or "", chosen)
 
     def close(self) -> None:
         """Close every part, also if another fails to.
@@ -164,6 +176,8 @@ class Context:
             except Exception as e:
                 failures[part] = e
         if self.distributed.rank == 0:
+            if isinstance(lost := failures.get("journal"), ReportsNotKept) and outcome in _AS_WISHED:
+                outcome, detail = "incomplete", str(lost)  # as the journal itself records it
             say(self._run.last_line(outcome, detail))
         if interrupt is not None:
             raise interrupt
@@ -184,11 +198,11 @@ class Context:
             ("checkpoint", self.checkpoint.close),
             ("preempt", self.preempt.close),
             ("train", self.train.close),
-            *(("checkpoint store", store.close) for store in self._stores),
-            ("run", lambda: self._journal.record("run_end", end)),
+            *(("checkpoint store", store.close) for store in (self._run.store, *self._run.elsewhere.values())),
+            ("run", lambda: self._run.journal.record("run_end", end)),
             ("distributed", lambda: self.distributed.close(farewell=end, failure=failure)),
-            ("journal", self._journal.close),
-            ("master", self._backend.close),
+            ("journal", self._run.journal.close),
+            ("master", self._run.backend.close),
             ("run folder", self._run.release),
         ]
 

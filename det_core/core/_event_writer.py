@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_core._optional import install_command
-from det_core.journal import Tail
+from det_core.journal import Cursor
 
 if TYPE_CHECKING:
     from det_core.core._event_file import EventFile
@@ -56,7 +56,7 @@ class EventWriter:
         journal: opens the journal to draw; None: only what :meth:`add` is given is drawn.
     """
 
-    def __init__(self, folder: Path, journal: Callable[[], Tail] | None) -> None:
+    def __init__(self, folder: Path, journal: Callable[[], Cursor] | None) -> None:
         self._folder = folder
         self._journal = journal
         self._rows = None if journal is None else journal()

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from det_core.core._ground import Ground
+from det_core.core._run import Run
 from det_core.core._tensorboard import Tensorboard
 from det_core.errors import MasterError, TensorboardError
 from det_core.storage import RetentionPolicy
@@ -24,17 +24,16 @@ class CheckpointFacts:
     back to its step; restoring another run's is a start, and rolls back nothing.
     """
 
-    def __init__(self, ground: Ground, tensorboard: Tensorboard, policy: RetentionPolicy | None) -> None:
-        self._run_id = ground.run.run_id
-        self._journal = ground.journal
-        self._backend = ground.backend
+    def __init__(self, run: Run, tensorboard: Tensorboard, policy: RetentionPolicy | None) -> None:
+        self._run_id = run.run_id
+        self._journal = run.journal
+        self._backend = run.backend
         self._tensorboard = tensorboard
         self._retention: Retention | None = None
         if policy is not None:
             from det_core.core._checkpoint._retention import Retention
 
-            run = ground.run
-            self._retention = Retention(policy, ground.store, run.run_id, folder=run.path, deleted=self._let_go)
+            self._retention = Retention(policy, run.store, run.run_id, folder=run.path, deleted=self._let_go)
 
     def committing(self, storage_id: str) -> None:
         """One is about to be complete: if this process dies before it has said more, somebody is to look for it."""

@@ -6,27 +6,24 @@ import logging
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 from det_core._env import Environment
-from det_core._info import ClusterInfo, get_cluster_info
-from det_core.backend import LocalBackend
-from det_core.core._bare import BareRun, first_line, open_bare_run, say
+from det_core._info import get_cluster_info
+from det_core.core._bare_run import open_bare_run
 from det_core.core._checkpoint import CheckpointCache, CheckpointContext
 from det_core.core._context import Context
 from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
 from det_core.core._facts import CheckpointFacts
-from det_core.core._ground import Ground
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
-from det_core.core._ranks import on_chief
-from det_core.core._searcher import SearcherContext, Unit, configured_length
+from det_core.core._run import Run, Wanted, close_quietly, recordable, say
+from det_core.core._searcher import SearcherContext, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
-from det_core.errors import StorageError
-from det_core.journal import Journal, Tail
-from det_core.storage import RetentionPolicy, Store, check_policy, open_store, public_storage
+from det_core.journal import Cursor
+from det_core.storage import RetentionPolicy, check_policy, open_store
 
 logger = logging.getLogger("det_core.core")
 TIME_TO_END = 3.0
@@ -46,6 +43,7 @@ def init(
     searcher_metric: str | None = None,
     smaller_is_better: bool = True,
     retention: RetentionPolicy | None = None,
+    hparams: Mapping[str, Any] | None = None,
     validate: bool = False,
 ) -> Context:
     """Build the :class:`Context` of a training script. Use it as ``with core.init() as ctx:``.
@@ -68,174 +66,115 @@ def init(
         smaller_is_better: which end of that metric is best.
         retention: which of this run's checkpoints stay, such as ``core.KeepLatest(3) | core.KeepBest(1, "loss")``.
             Applied whenever a new one is complete. Left out: all stay.
+        hparams: the hyperparameters of a bare run: they are ``ctx.hparams``, and stand in its record
+            (``det-core runs show``), where what JSON cannot hold is its ``str()``.
         validate: try out whether checkpoints can be written, before training starts. Left out: it shows at the first
             write, so that a script that only restores needs no permission to write.
 
     Raises:
         ValueError, TypeError: an argument cannot be used, or the environment says that there are more ranks.
-        StorageError: ``validate`` has found that checkpoints cannot be written; on every rank, in one line that says
-            why, and what to do.
+        StorageError: the bucket for checkpoints does not exist or cannot be reached, or ``validate`` has found that
+            checkpoints cannot be written; on every rank, in one line that says why, and what to do.
         RunNotFound, RunLocked: the run to resume is not there, or is being written.
         MasterError: this is a trial of an experiment, and its master does not answer, or refuses.
 
-    In a trial of an experiment the master says what ``name``, ``resume``, ``metric`` and ``smaller_is_better``
-    say elsewhere, and they are not looked at; nor is ``max_length``, if the experiment's configuration has one.
+    In a trial of an experiment the master says what ``name``, ``resume``, ``metric``, ``smaller_is_better`` and
+    ``hparams`` say elsewhere, and they are not looked at; nor is ``max_length``, if the experiment's configuration has
+    one.
     ``checkpoint_storage``, left out, is that of the configuration.
     """
     environment = Environment.read()
     texts = {"name": name, "resume": resume, "metric": metric, "searcher_metric": searcher_metric}
-    _check(distributed, preempt_mode, tensorboard_mode, texts, environment)
+    _check(distributed, preempt_mode, tensorboard_mode, hparams, texts, environment)
     if None not in (metric, searcher_metric) and metric != searcher_metric:
         raise ValueError(f"metric={metric!r} and searcher_metric={searcher_metric!r} are two names of one argument")
-    metric = searcher_metric if metric is None else metric
     if retention is not None:
         check_policy(retention)
-    length, units = configured_length(1 if max_length is None else max_length)
+    configured_length(1 if max_length is None else max_length)
     info = get_cluster_info()
     if distributed is None:
         distributed = DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
-    given = (
-        None
-        if checkpoint_storage is None
-        else open_store(checkpoint_storage, default=environment.home, scratch=environment.home / "scratch")
-    )
-    cached = environment.cache or environment.home / "cache"
-    cache = CheckpointCache(cached / "checkpoints", environment.cache_bytes)
-    choices = _Choices(
-        preempt_mode, tensorboard_mode, length, units, metric, smaller_is_better, retention, environment.grace
-    )
     with ExitStack() as undo:
-        if given is not None:
-            undo.callback(_close, given)
-        if validate and given is not None:
-            on_chief(distributed, "init", given.validate)
+        store = None
+        if checkpoint_storage is not None:
+            store = open_store(checkpoint_storage, default=environment.home, scratch=environment.home / "scratch")
+            undo.callback(close_quietly, store)
+        wanted = Wanted(
+            environment=environment, store=store, checkpoint_storage=checkpoint_storage, max_length=max_length,
+            name=name, resume=resume, metric=searcher_metric if metric is None else metric,
+            smaller_is_better=smaller_is_better, hparams=dict(hparams or {}), validate=validate,
+        )  # fmt: skip
         if info is not None and info.task_type == "TRIAL":
-            from det_core.core._managed import open_managed_run
+            from det_core.core._managed_run import open_managed_run
 
-            ground = open_managed_run(distributed, environment, info, checkpoint_storage, given, max_length)
+            run = open_managed_run(distributed, info, wanted, undo)
         else:
-            run = open_bare_run(distributed, environment, name=name, resume=resume)
-            undo.callback(run.release)
-            ground = _bare(distributed, run, given, checkpoint_storage, choices, info)
-        undo.callback(ground.undo)
-        if validate and given is None:
-            on_chief(distributed, "init", ground.store.validate)
-        context = _compose(distributed, ground, cache, choices)
+            run = open_bare_run(distributed, info, wanted, undo)
+        context = _compose(distributed, run, environment, preempt_mode, tensorboard_mode, retention)
         undo.pop_all()
         return context
 
 
-def _close(store: Store) -> None:
-    """Give a store's connections back because of an error that is under way, and must not be hidden by one more."""
-    try:
-        store.close()
-    except StorageError as e:
-        logger.warning("%s", e)
-
-
-class _Choices(NamedTuple):
-    """What a script and its environment ask for."""
-
-    preempt_mode: PreemptMode
-    tensorboard_mode: TensorboardMode | None
-    length: int
-    units: Unit | None
-    metric: str | None
-    smaller_is_better: bool
-    retention: RetentionPolicy | None
-    grace: float | None
-
-
-def _bare(
+def _compose(
     distributed: DistributedContext,
-    run: BareRun,
-    given: Store | None,
-    checkpoint_storage: Any,
-    choices: _Choices,
-    info: ClusterInfo | None,
-) -> Ground:
-    """What a run without a master stands on; ``given`` is a store that is not the run's own folder."""
-    store = given or open_store(None, default=run.path / "checkpoints")
-    latest, steps_completed = on_chief(distributed, "init", lambda: _newest(store, run))
-    return Ground(
-        run=run,
-        journal=Journal(run.path, run_id=run.run_id, restart=run.restart, rank=distributed.rank),
-        backend=LocalBackend(
-            run.path,
-            length=choices.length,
-            latest_checkpoint=latest,
-            searcher_metric=choices.metric,
-            smaller_is_better=choices.smaller_is_better,
-        ),
-        store=store,
-        storage=None if given is None else public_storage(checkpoint_storage, given),
-        latest_checkpoint=latest,
-        steps_completed=steps_completed,
-        metric=choices.metric,
-        smaller_is_better=choices.smaller_is_better,
-        beside=None if given is None else f"tensorboard/{run.run_id}",
-        units=choices.units,
-        agent_id=os.uname().nodename,
-        first_lines=(*run.remarks, first_line(run, latest)),
-        info=info,
-    )
-
-
-def _newest(store: Store, run: BareRun) -> tuple[str | None, int]:
-    """The checkpoint that a resumed run starts from, with its step."""
-    found = store.list(run.run_id) if run.resumed else []
-    return (found[-1].storage_id, found[-1].steps_completed) if found else (None, 0)
-
-
-def _compose(distributed: DistributedContext, ground: Ground, cache: CheckpointCache, choices: _Choices) -> Context:
+    run: Run,
+    environment: Environment,
+    preempt_mode: PreemptMode,
+    tensorboard_mode: TensorboardMode | None,
+    retention: RetentionPolicy | None,
+) -> Context:
     """Put the parts together."""
-    run, journal, store, backend = ground.run, ground.journal, ground.store, ground.backend
-    restart = run.restart if ground.journal_restart is None else ground.journal_restart
+    chief = distributed.rank == 0
     tensorboard = Tensorboard(
-        chosen_mode(choices.tensorboard_mode),
-        journal=lambda: Tail(run.path, restart, distributed.rank, name="drawn"),
-        settle=journal.flush,
+        chosen_mode(tensorboard_mode),
+        journal=lambda: Cursor(run.path, run.journal_restart, distributed.rank, name="drawn"),
+        settle=run.journal.flush,
         local=run.path / "tensorboard" / f"rank-{distributed.rank}",
-        kept=None
-        if ground.beside is None
-        else lambda source, name: store.put_beside(source, f"{ground.beside}/{name}"),
-        where=f"{store.root}/{ground.beside}",
+        kept=None if run.beside is None else lambda source, name: run.store.put_beside(source, f"{run.beside}/{name}"),
+        where=f"{run.store.root}/{run.beside}",
         rank=distributed.rank,
-        steps_completed=ground.steps_completed,
+        steps_completed=run.steps_completed,
     )
-    facts = CheckpointFacts(ground, tensorboard, choices.retention)
+    facts = CheckpointFacts(run, tensorboard, retention)
     preempt = PreemptContext(
-        distributed, choices.preempt_mode, acknowledge=backend.acknowledge_preemption, record=journal.record,
-        master=backend if ground.asks_master else None, signals=not ground.asks_master,
+        distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
+        master=run.backend if run.managed else None, signals=not run.managed,
     )  # fmt: skip
-    if distributed.rank == 0:
-        for line in ground.first_lines:
+    if chief:
+        for line in run.first_lines:
             say(line)
-    host, pid = os.uname().nodename, os.getpid()
-    start = {"size": distributed.size, "host": host, "pid": pid, "storage": ground.storage}
-    if not ground.asks_master:
-        start["notes_should_preempt"] = True  # its absence says something, but not in a record of an older version
-    journal.record("run_start", start)
+    _record_start(distributed, run)
+    cached = environment.cache or environment.home / "cache"
     context = Context(
         distributed=distributed,
         checkpoint=CheckpointContext(
-            distributed, store, run_id=run.run_id, restart=run.restart, committing=facts.committing,
-            reports=journal, registered=facts.registered, deleted=facts.deleted, restored=facts.restored,
-            described=backend.checkpoint_metadata, elsewhere=ground.elsewhere, cache=cache,
-            latest=ground.latest_checkpoint,
-            deadline=lambda: _deadline(preempt, choices.grace), say=say if distributed.rank == 0 else logger.debug,
+            distributed, run.store, run_id=run.run_id, restart=run.restart, committing=facts.committing,
+            reports=run.journal, registered=facts.registered, deleted=facts.deleted, restored=facts.restored,
+            described=run.backend.checkpoint_metadata, elsewhere=run.elsewhere,
+            cache=CheckpointCache(cached / "checkpoints", environment.cache_bytes), latest=run.latest_checkpoint,
+            deadline=lambda: _deadline(preempt, environment.grace), say=say if chief else logger.debug,
         ),
         preempt=preempt,
-        train=TrainContext(distributed, journal, backend, tensorboard),
+        train=TrainContext(distributed, run.journal, run.backend, tensorboard),
         searcher=SearcherContext(
-            distributed, backend, record=journal.record, units=ground.units, metric=ground.metric,
-            smaller_is_better=ground.smaller_is_better,
+            distributed, run.backend, record=run.journal.record, units=run.units, metric=run.metric,
+            smaller_is_better=run.smaller_is_better,
         ),
-        profiler=ProfilerContext(distributed, journal.metrics, agent_id=ground.agent_id),
-        ground=ground,
+        profiler=ProfilerContext(distributed, run.journal.metrics, agent_id=run.agent_id),
+        run=run,
     )  # fmt: skip
     preempt.start()
     return context
+
+
+def _record_start(distributed: DistributedContext, run: Run) -> None:
+    """The journal's first words: who records, and with which settings."""
+    start = {"size": distributed.size, "host": os.uname().nodename, "pid": os.getpid(), "storage": run.storage}
+    if not run.managed:
+        start["notes_should_preempt"] = True  # its absence says something, but not in a record of an older version
+    run.journal.record("run_start", start)
+    if distributed.rank == 0 and run.hparams and not run.managed:
+        run.journal.record("settings", {"hparams": recordable("hparams", run.hparams)})
 
 
 def _deadline(preempt: PreemptContext, grace: float | None) -> float | None:
@@ -249,6 +188,7 @@ def _check(
     distributed: Any,
     preempt_mode: Any,
     tensorboard_mode: Any,
+    hparams: Any,
     texts: Mapping[str, Any],
     environment: Environment,
 ) -> None:
@@ -259,6 +199,8 @@ def _check(
         raise TypeError(f"preempt_mode must be a core.PreemptMode, not {preempt_mode!r}")
     if tensorboard_mode is not None and not isinstance(tensorboard_mode, TensorboardMode):
         raise TypeError(f"tensorboard_mode must be a core.TensorboardMode, not {tensorboard_mode!r}")
+    if hparams is not None and not isinstance(hparams, Mapping):
+        raise TypeError(f"hparams must be a mapping, not {type(hparams).__name__}")
     for argument, value in texts.items():
         if value is not None and (not isinstance(value, str) or not value.strip()):
             raise ValueError(f"{argument}={value!r}: expected a text that is not empty, or None")

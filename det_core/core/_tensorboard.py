@@ -14,7 +14,7 @@ from typing import Any
 from det_core._optional import install_command
 from det_core.core._event_writer import EventWriter, is_installed
 from det_core.errors import TensorboardError
-from det_core.journal import Tail
+from det_core.journal import Cursor
 
 logger = logging.getLogger("det_core.core")
 
@@ -68,7 +68,7 @@ class Tensorboard:
         self,
         mode: TensorboardMode,
         *,
-        journal: Callable[[], Tail],
+        journal: Callable[[], Cursor],
         settle: Callable[[], None],
         local: Path,
         kept: Put | None,

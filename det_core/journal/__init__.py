@@ -4,15 +4,14 @@ Each process of a run appends to a file of its own in the run's folder, one JSON
 has written is safe from the death of the process; what cannot be written is kept in memory and tried again.
 """
 
-from det_core.journal._folder import RunFolder, hold
-from det_core.journal._follow import Follower
+from det_core.journal._cursor import Cursor, Line, cursors
 from det_core.journal._journal import Journal
-from det_core.journal._pending import PendingValue
-from det_core.journal._record import Record, Row, RunRecord, RunSummary, list_runs, read_run
-from det_core.journal._tail import Line, Tail, tails
+from det_core.journal._run_folder import RunFolder, hold
+from det_core.journal._scan import Record, Row, RunRecord, RunSummary, list_runs, read_run
+from det_core.journal._values import PendingValue
 
 __all__ = [
-    "Follower",
+    "Cursor",
     "Journal",
     "Line",
     "PendingValue",
@@ -21,9 +20,8 @@ __all__ = [
     "RunFolder",
     "RunRecord",
     "RunSummary",
-    "Tail",
+    "cursors",
     "hold",
     "list_runs",
     "read_run",
-    "tails",
 ]

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 from det_core import _clock
 from det_core.errors import ContextClosed, ReportsNotKept
-from det_core.journal._doors import Doors
-from det_core.journal._pending import PendingRow, Waiter
-from det_core.journal._sink import LIMIT, Sink
+from det_core.journal._file import JournalFile
+from det_core.journal._run_folder import journal_files
+from det_core.journal._scan import last_record, next_seq
+from det_core.journal._values import Report, plain_body, wait_for
 
-if TYPE_CHECKING:
-    from det_core.journal._row import Row
-    from det_core.journal._seen import Group, Late
+logger = logging.getLogger("det_core")
 
-VERSION = 1
+DEVICE_PATIENCE = 10.0
+"""Seconds that flushing and closing wait for values that are on their way from a device."""
+REMEMBERED = 1_000
+"""Rows of a group among which a repeated step is looked for; up to twice as many are kept."""
+REMEMBERED_BYTES = 32 * 2**20
+"""What these rows may take at most: of huge rows fewer are kept."""
 STEPS = 2**63
 DICTS = frozenset([dict])
+AS_WISHED = ("completed", "stopped", "preempted")
 
 
 class Journal:
@@ -37,35 +44,24 @@ class Journal:
         restart: which restart of the run this process belongs to, from 0.
         rank: the process's rank.
         trial_id: the trial, in a managed run.
-        doors: the system calls, for tests that fail them.
-        limit: bytes kept in memory while nothing can be written.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        run_id: str,
-        restart: int,
-        rank: int,
-        trial_id: int | None = None,
-        doors: Doors | None = None,
-        limit: int = LIMIT,
-    ) -> None:
-        self._folder, self._stem = Path(folder), f"journal-{restart}-{rank}"
+    def __init__(self, folder: Path, *, run_id: str, restart: int, rank: int, trial_id: int | None = None) -> None:
+        self._folder, self._restart, self._rank = Path(folder), restart, rank
         self._identity = {"run_id": run_id, "restart": restart, "rank": rank, "trial_id": trial_id}
-        self._doors, self._limit = doors or Doors(), limit
+        # A signal handler may report in the middle of a report of the same thread.
         self._lock = threading.RLock()
         self._now = _clock.now
         self._seq = 0
-        self._out: Sink
+        self._file: JournalFile
         self._dumps: Callable[[Any, None, int], bytes]
         self._flags: int
         self._started = False
-        self._groups: dict[str, Group] = {}
-        self._waiter = Waiter()
-        self._late: Late
+        self._groups: dict[str, _Group] = {}
+        self._waiting: deque[_Waiting] = deque()
         self._lost_values = 0
+        self._restored = restart == 0
+        self._run_end: Mapping[str, Any] | None = None
         self._ended = ""
         _JOURNALS.add(self)
 
@@ -80,21 +76,20 @@ class Journal:
 
         Args:
             group: a name without ``.``; ``training`` and ``validation`` are the usual ones.
-            steps_completed: the step the metrics belong to; None for a row that belongs to none.
+            steps_completed: the step the metrics belong to; None for a row that belongs to none, which those two
+                groups do not have.
             metrics: what JSON can hold, and numpy and torch scalars and arrays. CUDA tensors are copied without
-                waiting for the device.
+                waiting for the device; their row is on disk with the next report after they have arrived, or the
+                next :meth:`flush`.
             batch_metrics: one dict for each batch since the row before.
 
         Raises:
             TypeError, ValueError: an argument cannot be stored, or the group, step and key were reported before
-                with another value. Nothing is written then.
+                with another value, in one of the group's newest 1,000 rows. Nothing is written then.
             ContextClosed: the journal is closed, or this process was forked from the one that opened it.
         """
         with self._lock:
-            try:
-                state = self._groups.get(group)
-            except TypeError:
-                state = None
+            state = self._groups.get(group) if type(group) is str else None
             if (
                 state is not None
                 and type(steps_completed) is int
@@ -105,6 +100,8 @@ class Journal:
                     or (type(batch_metrics) is list and DICTS.issuperset(map(type, batch_metrics)))
                 )
             ):
+                if self._waiting:
+                    self._write_arrived()
                 now = self._now()
                 seq = self._seq
                 self._seq = seq + 1
@@ -125,12 +122,15 @@ class Journal:
                 # orjson writes NaN and infinities as null, without a word. A search for one byte is much faster than
                 # one for four, and few metrics have a "u" in their names.
                 if line is not None and (line.find(b"u", 60) < 0 or line.find(b"null", 60) < 0):
-                    at = self._out.write(line, now, state, steps_completed)
-                    state.last, state.line, state.values = steps_completed, line, None
-                    if at >= 0:
-                        state.written = steps_completed
-                        if at >= state.block_end:
-                            state.index(self._out.file, at, steps_completed)
+                    # As _Group.add does, without the call. First of all the step: a signal handler may report a later
+                    # one now. A copy of the line: orjson's own lies in a buffer of 1 KB, and were that kept, the next
+                    # report would take another one, cold in the cache.
+                    state.last = steps_completed
+                    self._file.append(line, now)
+                    state.rows[steps_completed] = line[:-1]
+                    state.room -= len(line)
+                    if state.room < 0 or len(state.rows) >= REMEMBERED:
+                        state.turn()
                     return
                 if self._seq == seq + 1:
                     self._seq = seq
@@ -147,139 +147,216 @@ class Journal:
             TypeError, ValueError: the body cannot be stored; the message gives the path.
             ContextClosed: as for :meth:`metrics`.
         """
-        from det_core.journal import _line
+        from det_core.journal._format import encode, encode_if_plain
 
         with self._lock:
             self._start()
-            now = self._now()
-            line = _line.straight({"kind": kind, "seq": self._seq, "time": now, "body": body})
-            if line is not None:
-                self._seq += 1
-                self._out.write(line, now)
+            head = {"kind": kind, "seq": self._next_seq(), "time": self._now()}
+            line = encode_if_plain({**head, "body": body})
+            if line is not None and type(body) is dict:
+                self._append_record(kind, body, line)
                 return
-        from det_core.journal._row import settled
-
-        plain, nonfinite = settled(body, kind)  # not under the lock, as it may wait for a device
+        plain, nonfinite = plain_body(body, kind, DEVICE_PATIENCE)  # not under the lock, as it may wait for a device
         with self._lock:
             self._start()
-            now = self._now()
-            line = _line.encode({"kind": kind, "seq": self._seq, "time": now, "body": plain}, nonfinite)
-            self._seq += 1
-            self._out.write(line, now)
+            self._append_record(kind, plain, encode({**head, "body": plain}, nonfinite))
 
     @property
     def file(self) -> Path | None:
         """The file that all reports are in, for another process to force to the disk; None: only :meth:`flush` can."""
         with self._lock:
-            return self._out.whole if self._started and not self._ended and not self._waiter.rows() else None
+            return self._file.whole if self._started and not self._ended and not self._waiting else None
 
-    def flush(self) -> None:
+    def flush(self, patience: float = DEVICE_PATIENCE) -> None:
         """Wait for device values, write what is kept in memory and force all of it to the disk.
 
-        Never raises for a disk that refuses; :meth:`close` does.
+        Never raises for a disk that refuses; :meth:`close` does. Reports do not wait meanwhile.
+
+        Args:
+            patience: seconds to wait for device values, 10 at most; rows that still lack some are not written yet.
         """
-        if self._ended:
-            return
-        self._waiter.drain()
+        self._wait_for_devices(min(patience, DEVICE_PATIENCE))
         with self._lock:
-            if self._started and not self._ended:
-                self._out.flush()
+            if not self._started or self._ended:
+                return
+            self._file.write_backlog()
+            fd = self._file.duplicate()
+        if fd is not None:
+            self._file.sync(fd)
 
     def close(self) -> None:
-        """Flush, and close every file and thread. Closing twice is fine.
+        """Flush, and close the file. Closing twice is fine.
+
+        Where reports are lost and the run was said to end as wished, it is recorded as ``incomplete``.
 
         Raises:
-            ReportsNotKept: records that could not be written, with their number and the folder.
+            ReportsNotKept: records that could not be written, with their number and the folder, or values that never
+                came from their device.
         """
+        try:
+            self._wait_for_devices(DEVICE_PATIENCE)
+        finally:  # a second Ctrl-C while it waits must not leave the file open
+            with self._lock:
+                lost = self._close()
+        if lost:
+            raise ReportsNotKept("; ".join(lost))
+
+    def _close(self) -> list[str]:
+        """Close, and return what was lost, in words."""
         if self._ended:
-            return
-        self._waiter.close()
-        with self._lock:
-            if self._ended:
-                return
-            self._ended = "the context is closed"
-            self._groups = {}
-            if not self._started:
-                return
-            try:
-                self._out.close()
-            finally:
-                self._late.close()
+            return []
+        self._ended = "the context is closed"
+        self._groups = {}
+        if not self._started:
+            return []
+        while self._waiting:
+            self._write_waiting(self._waiting.popleft())
+        self._file.write_backlog()
+        if (self._file.missing() or self._lost_values) and self._run_end is not None:
+            self._append_last_words(self._run_end)
+        lost = []
+        if number := self._file.close():
+            lost.append(f"{number} report(s) could not be written to {self._folder}: {self._file.problem}")
         if self._lost_values:
-            raise ReportsNotKept(f"{self._lost_values} value(s) never arrived from their device, in {self._folder}")
+            lost.append(f"{self._lost_values} value(s) never arrived from their device, in {self._folder}")
+        return lost
+
+    def _append_last_words(self, end: Mapping[str, Any]) -> None:
+        """Say how the run ended once more: a record that lacks reports must not be taken for a whole one."""
+        from det_core.journal._format import encode
+
+        outcome = "incomplete" if end.get("outcome") in AS_WISHED else end.get("outcome")
+        problem = self._file.problem or "values never arrived from their device"
+        body = {"outcome": outcome, "detail": f"not all reports were kept: {problem}"}
+        line = encode({"kind": "run_end", "seq": self._next_seq(), "time": self._now(), "body": body})
+        self._file.append(line, self._now())
+
+    def _append_record(self, kind: str, body: Mapping[str, Any], line: bytes) -> None:
+        self._write_arrived()
+        self._restored = self._restored or kind == "restore"
+        if kind == "run_end":
+            self._run_end = body
+        self._file.append(line, self._now())
+
+    def _next_seq(self) -> int:
+        """A number for a record; without a call in between, so that no signal handler takes the same."""
+        seq = self._seq
+        self._seq = seq + 1
+        return seq
 
     def _report(self, group: Any, steps: Any, metrics: Any, batch_metrics: Any) -> None:
         """The careful path: the first row of a group, a step that is not new, all that is not plain JSON."""
-        from det_core.journal._row import Row
-
         if self._ended:
             raise ContextClosed(f"a report after the end: {self._ended}")
-        row = Row(group, steps, metrics, batch_metrics)
-        while (waiting := self._submit(row)) is not None:
-            waiting()
-
-    def _submit(self, row: Row) -> Callable[[], None] | None:
-        """Write a row, or say what to wait for (outside the lock) before trying again."""
+        report = Report(group, steps, metrics, batch_metrics)
         with self._lock:
-            self._start()
-            state = self._state(row.group)
-            step = -1 if row.steps is None else row.steps
-            if row.steps is not None and step <= state.last and (known := self._known(state, step, row.keys())):
-                if not isinstance(known, dict):
-                    return known
-                if row.pending and row.keys() & known.keys():
-                    return row.settle
-                row.subtract(known)
-                if not row.keys():
-                    self._lost_values += len(row.lost)
-                    return None
-            seq, now = self._seq, self._now()
-            self._seq = seq + 1
-            if row.pending:
-                self._await(row, state, step, seq, now)
-            else:
-                self._place(row, state, step, row.line(seq, now), now)
-            return None
-
-    def _known(self, state: Group, step: int, keys: frozenset[str]) -> dict[str, Any] | Callable[[], None]:
-        """What was reported before at this step, or the pending row to wait for."""
-        for waiting in self._waiter.rows():
-            if waiting.group == state.name and waiting.step == step and waiting.keys & keys:
-                return waiting.finish
-        return state.known(step, self._out.kept(state, step), self._out.read)
-
-    def _place(self, row: Row, state: Group, step: int, line: bytes, now: float) -> None:
-        self._lost_values += len(row.lost)
-        if step < 0:
-            self._out.write(line, now)
-            return
-        at = self._out.write(line, now, state, step)
-        if step > state.last:
-            state.last, state.line, state.values = step, line, None
-        else:
-            state.add(step, row.values())
-        if at >= 0 and step == state.last:
-            state.placed(step, line, self._out.file, at)
-
-    def _await(self, row: Row, state: Group, step: int, seq: int, now: float) -> None:
-        """Let the row keep its place and be written when its values are there."""
-        if step > state.last:
-            state.last, state.line, state.values = step, None, {}
-
-        def write() -> None:
-            row.settle()
+            unknown = self._submit(report)
+        if unknown:  # not under the lock: others go on
+            wait_for([value for other in unknown for value in other.pending], DEVICE_PATIENCE)
             with self._lock:
-                self._place(row, state, step, row.line(seq, now), now)
+                self._submit(report, patient=False)
 
-        self._waiter.add(PendingRow(row.group, row.steps, row.keys(), write))
+    def _submit(self, report: Report, *, patient: bool = True) -> list[Report]:
+        """Write a row, unless values must come from a device first to compare it with one of the same step.
 
-    def _state(self, group: str) -> Group:
-        from det_core.journal._seen import Group
+        Args:
+            report: the row.
+            patient: whether to ask for that; else what has not come is not compared, but by readers.
 
-        state = self._groups.get(group)
+        Returns:
+            The reports whose values to wait for; none: it is done.
+        """
+        self._start()
+        self._write_arrived()
+        state = self._groups.get(report.group)
         if state is None:
-            state = self._groups[group] = Group(group, self._late)
-        return state
+            self._warn_if_repeated(report)
+            state = self._groups[report.group] = _Group()
+        if report.steps is not None and report.steps <= state.last:
+            known, keys = state.values_at(report.steps), report.keys()
+            unknown = [
+                other
+                for other, *_ in self._waiting
+                if (other.group, other.steps) == (report.group, report.steps) and other.keys() & keys
+            ]
+            if keys & known.keys() and not report.ready:
+                unknown.append(report)
+            if patient and unknown:
+                return unknown
+            if report.ready:
+                self._settle(report)
+            report.subtract(known)
+            if not report.keys():
+                return []
+        row = _Waiting(report, self._next_seq(), self._now())
+        if report.ready:
+            self._write_waiting(row)
+        else:
+            state.last = max(state.last, -1 if report.steps is None else report.steps)
+            self._waiting.append(row)
+        return []
+
+    def _settle(self, report: Report) -> None:
+        report.settle()
+        self._lost_values += len(report.lost)
+
+    def _write_waiting(self, row: _Waiting) -> None:
+        """Write a row whose values are there, or never will be."""
+        report = row.report
+        if report.pending:
+            self._settle(report)
+        line = report.line(row.seq, row.time)
+        self._file.append(line, row.time)
+        if report.steps is not None and (state := self._groups.get(report.group)) is not None:
+            state.add(report.steps, line)
+
+    def _write_arrived(self) -> None:
+        """Write the rows that waited for a device and have their values now, oldest first."""
+        while self._waiting and self._waiting[0].report.ready:
+            self._write_waiting(self._waiting.popleft())
+
+    def _wait_for_devices(self, patience: float) -> None:
+        """Write the rows that wait for a device, as far as their values come in time."""
+        deadline = _clock.monotonic() + patience
+        while True:
+            with self._lock:
+                if self._ended:
+                    return
+                self._write_arrived()
+                waiting = list(self._waiting)
+            left = deadline - _clock.monotonic()
+            if not waiting or left <= 0:
+                break
+            wait_for(waiting[0].report.pending, left)
+        if waiting:
+            logger.warning(
+                "the values of %d report(s) have not come from their device within %.0f s", len(waiting), patience
+            )
+
+    def _warn_if_repeated(self, report: Report) -> None:
+        """Say it once if a run was resumed, nothing was restored, and its first row supersedes earlier ones.
+
+        A step behind the newest checkpoint is not such a row: the script has its own way to restore.
+        """
+        if self._restored or report.steps is None:
+            return
+        row = self._before(lambda r: r["kind"] == "metrics" and r["group"] == report.group and r["steps_completed"])
+        saved = self._before(lambda r: r["kind"] == "checkpoint")
+        begin = -1 if saved is None else saved["body"].get("steps_completed")
+        if row is None or report.steps > row["steps_completed"] or (type(begin) is int and 0 <= begin < report.steps):
+            return
+        self._restored = True  # said once
+        logger.warning(
+            "run %s was resumed, no checkpoint was restored, and step %d of group %r is reported again: earlier rows "
+            "from that step on (the last is of step %d) do not count any more. Restore one with "
+            "ctx.checkpoint.resume(), or start a new run",
+            self._identity["run_id"], report.steps, report.group, row["steps_completed"],
+        )  # fmt: skip
+
+    def _before(self, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any] | None:
+        """The last record of that kind in earlier restarts of this rank."""
+        earlier = (last_record(self._folder, restart, self._rank, wanted) for restart in reversed(range(self._restart)))
+        return next((record for record in earlier if record is not None), None)
 
     def _start(self) -> None:
         """Make ready for the first record."""
@@ -287,41 +364,102 @@ class Journal:
             raise ContextClosed(f"a report after the end: {self._ended}")
         if self._started:
             return
-        from det_core.journal import _line
-        from det_core.journal._read import next_seq
-        from det_core.journal._seen import Late
+        from det_core.journal import _format
 
-        self._dumps, self._flags = _line.dumps, _line.FLAGS
-        self._late = Late()
-        self._seq = next_seq(self._folder, self._stem)
+        self._dumps, self._flags = _format.dumps, _format.FLAGS
+        self._seq = next_seq(self._folder, self._restart, self._rank)
         header = {
             "kind": "journal",
-            "version": VERSION,
+            "version": _format.VERSION,
             **self._identity,
             "host": os.uname().nodename,
             "pid": os.getpid(),
             "time": self._now(),
         }
-        self._out = Sink(self._folder, self._stem, _line.encode(header), self._doors, self._new_file, limit=self._limit)
+        self._file = JournalFile(self._path(), _format.encode(header))
         self._started = True
 
-    def _new_file(self) -> None:
-        for state in self._groups.values():
-            state.block_end = 0
+    def _path(self) -> Path:
+        """The file to write: the last of this process's, where it wrote before (a client, which notes deletions)."""
+        own = [path for restart, rank, _, path in journal_files(self._folder) if (restart, rank) == self._key]
+        return own[-1] if own else self._folder / f"journal-{self._restart}-{self._rank}.jsonl"
+
+    @property
+    def _key(self) -> tuple[int, int]:
+        return self._restart, self._rank
 
     def _forked(self) -> None:
-        """In a forked child: let go of the parent's files."""
+        """In a forked child: let go of the parent's file."""
         self._lock = threading.RLock()
         self._ended = self._ended or "this process was forked from the one that opened it, to which the reports belong"
         self._groups = {}
+        self._waiting.clear()
         if self._started:
-            self._out.abandon()
+            self._file.abandon()
+
+
+class _Waiting(NamedTuple):
+    """A row whose place in the record is taken, and which is written when its values are there."""
+
+    report: Report
+    seq: int
+    time: float
+
+
+class _Group:
+    """What a group's newest rows said, to find out a second value for the same step and key.
+
+    Steps mostly grow, and a step larger than all before it cannot repeat one: that case costs a comparison. The newest
+    rows are kept as they were written, in two generations, and read again when a step comes again.
+
+    Attributes:
+        last: the largest step reported so far.
+        rows: the newest generation, by step: lines, or the values of a step that has several.
+        room: bytes that it may still take.
+    """
+
+    __slots__ = ("_before", "last", "room", "rows")
+
+    def __init__(self) -> None:
+        self.last = -1
+        self.rows: dict[int, bytes | dict[str, Any]] = {}
+        self._before: dict[int, bytes | dict[str, Any]] = {}
+        self.room = REMEMBERED_BYTES
+
+    def add(self, step: int, line: bytes) -> None:
+        """Note a row that was written."""
+        if step > self.last:
+            self.last = step
+            self.rows[step] = line
+        else:
+            known = self.values_at(step)
+            self.rows[step] = {**known, **_values(line)} if known else line
+        self.room -= len(line)
+        if self.room < 0 or len(self.rows) >= REMEMBERED:
+            self.turn()
+
+    def turn(self) -> None:
+        """Begin the next generation."""
+        self._before, self.rows, self.room = self.rows, {}, REMEMBERED_BYTES
+
+    def values_at(self, step: int) -> dict[str, Any]:
+        """The values of a step by key, as far as its rows are remembered."""
+        found = self.rows.get(step) or self._before.get(step) or {}
+        return _values(found) if isinstance(found, bytes) else found
+
+
+def _values(line: bytes) -> dict[str, Any]:
+    from det_core.journal._format import decode, values_by_key
+
+    record = decode(line)
+    return {} if record is None else values_by_key(record)
 
 
 _JOURNALS: weakref.WeakSet[Journal] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
+    """Close the parent's journals in a child: else a DataLoader worker's end would write its parent's rows."""
     for journal in list(_JOURNALS):
         journal._forked()
 

@@ -67,7 +67,7 @@ def init(
 
         if distributed is None and horovod and core_context is None and core.current_context() is None:
             distributed = core.DistributedContext.from_horovod(horovod)
-        context = opened(stack, core_context, distributed, core_options, make)
+        context = opened(stack, core_context, distributed, core_options, make, hparams)
         hparams, exp_conf = told(context, hparams, exp_conf)
         yield PyTorchTrialContext(
             context, _strategy(context.distributed, horovod), hparams=hparams, exp_conf=exp_conf,
@@ -82,6 +82,7 @@ def opened(
     distributed: core.DistributedContext | None,
     core_options: Mapping[str, Any],
     make: Callable[[core.DistributedContext], None],
+    hparams: Mapping[str, Any] | None,
 ) -> core.Context:
     """The core's context to train in: the one that is given, else the one that is open, else one is opened.
 
@@ -91,14 +92,14 @@ def opened(
         distributed: the ranks; None: as the launcher says.
         core_options: arguments of ``core.init()``; ValueError, if a context is open already.
         make: makes torch's process group of the ranks.
+        hparams: stand in the record of a run that is opened here.
     """
     context = core_context if core_context is not None else core.current_context()
     if context is None:
         distributed = core.DistributedContext.detect() if distributed is None else distributed
         make(distributed)
-        return stack.enter_context(
-            core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL, **core_options)
-        )
+        options = {"tensorboard_mode": core.TensorboardMode.MANUAL, "hparams": hparams, **core_options}
+        return stack.enter_context(core.init(distributed=distributed, **options))
     if core_options:
         raise ValueError(f"a core context is open already, so {', '.join(core_options)}= must be given to that")
     make(context.distributed)

@@ -1,320 +1,493 @@
-"""A directory as a checkpoint store."""
+"""A directory as a checkpoint store.
+
+A checkpoint is written aside, in ``<root>/.det_core-tmp/<storage_id>.<owner>/``, every file and folder is synced, and
+then one rename makes it ``<root>/<storage_id>``. A deletion renames it back aside, under the name of who deletes. So
+the folders aside are the marks of writers and deleters, and nothing in the root is ever half there.
+"""
 
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import errno
 import logging
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from det_core import _clock
 from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
-from det_core.storage._copy import Copier, Job
-from det_core.storage._draft import Draft
-from det_core.storage._io import Disk
-from det_core.storage._manifest import Header, Manifest
-from det_core.storage._marks import BELIEVED, Marks, held_by
-from det_core.storage._names import INNER, MANIFEST, check_storage_id, glob_pattern, is_inner_path
+from det_core.storage._copy import Copier, Job, Piece, check_stored, entry_of, pieces, share
+from det_core.storage._files import Disk, advice
+from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata
+from det_core.storage._names import ASIDE, INNER, MANIFEST, METADATA, RESERVED, check_storage_id, folders_of
 from det_core.storage._owner import Owner
-from det_core.storage._probe import PROBE, explained, probe
-from det_core.storage._scan import scan
-from det_core.storage._staging import ASIDE, DirectoryStaging
-from det_core.storage._store import WHOLE
-from det_core.storage._stored import DirectoryCheckpoint
+from det_core.storage._scan import Listing, Source, scan
+from det_core.storage._store import BESIDE, Staging, Store, StoredCheckpoint
+from det_core.storage._threads import Progress
 
 log = logging.getLogger("det_core.storage")
 PATIENCE = 10.0
-TRASH = "deleted."
-BESIDE = "beside."
+GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
-class DirectoryStore:
-    """Checkpoints as folders of one directory, which all ranks share.
-
-    A checkpoint is written aside, in ``<root>/.det_core-tmp``, every file and folder is synced, and then one rename
-    makes it ``<root>/<storage_id>``. Nothing is made before the first write.
+class DirectoryStore(Store):
+    """Checkpoints as folders of one directory, which all ranks share. Nothing is made before the first write.
 
     Args:
         root: the directory.
-        disk: the door to the file system; tests give one that fails.
+        disk: the file system; tests give one that fails.
         patience: seconds that a rank waits to see a folder that another one made. On a network file system it may
             not show at once.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, patience: float = PATIENCE) -> None:
+        super().__init__()
+        self.root = os.path.abspath(os.fspath(root))
+        self.disk = disk or Disk(self.root)
         self._patience = patience
         self._writer: Owner | None = None
         """For whom all is there that is needed, and who has collected what others left."""
-        self._root = os.path.abspath(os.fspath(root))
-        self._disk = disk or Disk(self._root)
-        self._marks = Marks(self._disk, f"{self._root}/{ASIDE}")
-
-    def __repr__(self) -> str:
-        return f"DirectoryStore({self._root!r})"
-
-    @property
-    def root(self) -> str:
-        """The directory."""
-        return self._root
-
-    @property
-    def disk(self) -> Disk:
-        """The door to the file system."""
-        return self._disk
 
     def begin(self, storage_id: str, owner: Owner) -> DirectoryStaging:
-        """Make a staging folder; before ``owner``'s first, collect what its run left."""
-        staging = self._make_staging(storage_id, owner)
-        begun = DirectoryStaging(self._disk, self._root, f"{storage_id}.{owner.tag}", storage_id, None)
+        """Make a staging folder; before ``owner``'s first, and whenever the root is gone, make and collect."""
+        staging = DirectoryStaging(self, f"{check_storage_id(storage_id)}.{owner.tag}", storage_id, None)
+        self.make_aside_folder(staging.base, owner)
         try:
-            self._disk.do("make folder", staging, os.mkdir, f"{staging}/tree")
+            self.disk.do("make folder", staging.base, os.mkdir, f"{staging.base}/tree")
         except StorageError:
-            begun.abort()
+            staging.abort()
             raise
-        return begun
+        return staging
 
-    def draft(self, storage_id: str, owner: Owner, name: str, metadata: Mapping[str, Any]) -> Draft:
-        """Lay out a checkpoint of one file, ``name``, that this process will write; else as :meth:`begin`."""
-        staging = self._make_staging(storage_id, owner)
-        try:
-            return Draft(self._disk, staging, f"{self._root}/{storage_id}", name, metadata)
-        except BaseException:
-            self._disk.remove_tree(staging)
-            raise
-
-    def _make_staging(self, storage_id: str, owner: Owner) -> str:
-        """Make a folder for one checkpoint; before an owner's first, and whenever the root is gone, all it needs."""
-        path = f"{self._root}/{ASIDE}/{check_storage_id(storage_id)}.{owner.tag}"
+    def make_aside_folder(self, path: str, owner: Owner) -> None:
+        """Make a folder aside, and before an owner's first what it needs."""
         if self._writer == owner:
             try:
-                self._disk.do("make folder", path, os.mkdir, path)
-                return path
+                return self.disk.do("make folder", path, os.mkdir, path)
             except StorageError as e:
-                if e.errno not in (errno.ENOENT, errno.ENOTDIR):
+                if e.errno not in GONE:
                     raise
         self._make_root()
         try:
             self.collect(owner)
         except StorageError as e:
             log.warning("what a dead writer left stays: %s", e)
-        self._disk.do("make folder", path, os.mkdir, path)
+        self.disk.do("make folder", path, os.mkdir, path)
         self._writer = owner
-        return path
-
-    @property
-    def shared(self) -> bool:
-        """Whether another process that opens the same directory has the same store."""
-        return type(self) is DirectoryStore and type(self._disk) is Disk
-
-    def settle(self, storage_id: str, owner: Owner) -> Manifest | None:
-        """Find out what became of a checkpoint whose writer is gone.
-
-        Returns:
-            what it holds, if it is complete; None: it was not, and what there was of it is removed.
-
-        Raises:
-            StorageError: the disk refused.
-        """
-        manifest = self._manifest(check_storage_id(storage_id))
-        if manifest is not None:
-            self._disk.sync_folder(self._root)
-        self._disk.remove_tree(f"{self._root}/{ASIDE}/{storage_id}.{owner.tag}")
-        return manifest
 
     def join(self, ticket: str, part: int) -> DirectoryStaging:
-        """Look for the staging folder that the chief made: it has a name that nothing else has."""
+        """Wait to see the staging folder that the chief made: it has a name that nothing else has."""
         parsed = Owner.parse(ticket)
         assert parsed is not None, f"{ticket} is no ticket"
-        path = f"{self._root}/{ASIDE}/{ticket}"
-        if not self._sees(path):
-            raise StorageError(
-                2,
-                f"checkpoint store {self._root}: this process does not see {path}, which the chief has just made. A "
-                "sharded checkpoint needs a directory on a file system that every rank has mounted at the same path",
-            )
-        return DirectoryStaging(self._disk, self._root, ticket, parsed[0], part)
-
-    def _sees(self, path: str) -> bool:
-        """Whether a folder is there, or comes to be seen; listing the one above makes a network file system look."""
+        staging = DirectoryStaging(self, ticket, parsed[0], part)
         deadline = _clock.monotonic() + self._patience
-        while not self._disk.is_folder(path):
+        while not self.disk.is_folder(staging.base):
             if _clock.monotonic() > deadline:
-                return False
+                raise StorageError(
+                    errno.ENOENT,
+                    f"{self._store}: this process does not see {staging.base}, which the chief has just made. A "
+                    "sharded checkpoint needs a directory that every rank has mounted at the same path",
+                )
             time.sleep(0.05)
-            if self._disk.is_folder(os.path.dirname(path)):
-                self._disk.entries(os.path.dirname(path))
-        return True
-
-    def open(self, storage_id: str, manifest: Manifest | None = None) -> DirectoryCheckpoint:
-        """Look a checkpoint up."""
-        path = f"{self._root}/{check_storage_id(storage_id)}"
-        if not os.path.isdir(path):
-            raise CheckpointNotFound(f"no checkpoint {storage_id!r} in {self._root}")
-        manifest = manifest or self._manifest(storage_id)
-        if manifest is None:
-            log.warning("checkpoint %s in %s has no manifest (written by others): unverified", storage_id, self._root)
-            manifest = self._foreign(path)
-        return DirectoryCheckpoint(self._disk, path, storage_id, manifest)
-
-    def _foreign(self, path: str) -> Manifest:
-        try:
-            listing = scan(self._disk, path, leave=(INNER,))
-        except ValueError as e:
-            raise CheckpointCorrupt(f"checkpoint {path} cannot be read: {e}") from e
-        return Manifest.unverified({p: s.size for p, s in listing.files.items()}, listing.directories)
-
-    def _manifest(self, storage_id: str) -> Manifest | None:
-        try:
-            data = self._disk.read_file(f"{self._root}/{storage_id}/{MANIFEST}")
-        except StorageError as e:
-            if e.errno in (errno.ENOENT, errno.ENOTDIR):
-                return None
-            raise
-        manifest = Manifest.decode(data, f"checkpoint {storage_id} in {self._root}")
-        assert manifest.header is not None
-        return dataclasses.replace(manifest, header=dataclasses.replace(manifest.header, storage_id=storage_id))
-
-    def list(self, run_id: str | None = None) -> list[Header]:
-        """The complete checkpoints, by run, restart and ordinal; one with a damaged manifest is logged and left out."""
-        found = []
-        for entry in self._entries(self._root):
-            name = entry.name
-            if name.startswith(".") or not entry.is_dir():
-                continue
-            try:
-                manifest = self._manifest(name)
-            except CheckpointError as e:
-                log.warning("not listed: %s", e)
-                continue
-            if manifest is not None and manifest.header is not None and run_id in (None, manifest.header.run_id):
-                found.append(manifest.header)
-        return sorted(found)
-
-    def newest(self, run_id: str) -> str | None:
-        """The storage_id of the newest complete checkpoint of a run."""
-        found = self.list(run_id)
-        return found[-1].storage_id if found else None
-
-    def delete(self, storage_id: str, globs: Sequence[str] = WHOLE) -> dict[str, int]:
-        """Delete a whole checkpoint by one rename, then its bytes; or files, after their entries in the manifest."""
-        path = f"{self._root}/{check_storage_id(storage_id)}"
-        if os.path.islink(path):
-            self._disk.remove_file(path)
-            return {}
-        if not self._disk.is_folder(path):
-            return {}
-        if not any(glob in WHOLE for glob in globs):
-            checkpoint = self.open(storage_id)
-            patterns = [glob_pattern(glob) for glob in globs]
-            gone = [p for p in checkpoint.manifest.files if any(pattern.fullmatch(p) for pattern in patterns)]
-            if len(gone) < len(checkpoint.manifest.files):
-                return checkpoint.remove(gone)
-        self._delete_whole(path)
-        return {}
-
-    @contextmanager
-    def hold(self, storage_id: str, owner: Owner) -> Iterator[None]:
-        """Mark a checkpoint as in use while the block runs."""
-        check_storage_id(storage_id)
-        try:
-            if self._disk.is_folder(os.path.realpath(self._root)):
-                self._make_aside()
-        except StorageError as e:
-            log.debug("no place for marks that checkpoints are in use: %s", e)
-        with self._marks.hold(storage_id, owner):
-            yield
-
-    def in_use(self) -> set[str]:
-        """The checkpoints that a living process holds."""
-        return {
-            held for entry in self._entries(f"{self._root}/{ASIDE}") if (held := self._marks.holds(entry)) is not None
-        }
+            self._entries(os.path.dirname(staging.base))  # listing the one above makes a network file system look
+        return staging
 
     def put_beside(self, source: Path, name: str) -> None:
         """Copy one local file to ``<root>/<name>``: aside, synced, then renamed."""
-        if not is_inner_path(name) or name.startswith("."):
-            raise ValueError(f"{name!r} is no path below {self._root}")
+        self._beside(name)
         self._make_root()
-        aside, target = f"{self._root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}", f"{self._root}/{name}"
+        size = self.disk.do("look at", str(source), os.stat, source).st_size
+        aside = f"{self.root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}"
         try:
-            size = self._disk.do("look at", str(source), os.stat, source).st_size
-            Copier(self._disk, str(source), sync=True).run([Job(name, os.fspath(source), size, aside)])
-            self._disk.make_durable_folder(os.path.dirname(target))
-            self._disk.do("rename", target, os.rename, aside, target)
+            Copier(self.disk, str(source)).run([Job(name, os.fspath(source), size, aside)])
+            with self.disk.opened(aside, os.O_RDONLY) as fd:
+                self.disk.do("sync", aside, os.fsync, fd)
+            self._replace(aside, f"{self.root}/{name}")
         except BaseException:
-            self._disk.remove_file(aside)
+            self.disk.remove_file(aside)
             raise
-        self._disk.sync_folder(os.path.dirname(target))
 
     def validate(self) -> None:
         """Try to write; one line says what is wrong, and what to do."""
         try:
-            self._make_root()
-            probe(self._disk, f"{self._root}/{ASIDE}")
+            super().validate()
         except StorageError as e:
-            raise explained(self._disk, self._root, e) from e
+            raise StorageError(e.errno, f"{e.args[-1]}: {advice(self.root, e.errno)}") from e
 
-    def close(self) -> None:
-        """Nothing is kept open between calls."""
+    # What Store asks for.
+
+    def _read(self, path: str, start: int = 0, end: int | None = None) -> bytes | None:
+        path = f"{self.root}/{path}"
+        try:
+            # O_NONBLOCK: where somebody has put a FIFO, an open would hang.
+            with self.disk.opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
+                size = self.disk.do("look at", path, os.fstat, fd).st_size
+                start = max(0, size + start) if start < 0 else start
+                end, parts = size if end is None else min(end, size), []
+                while start < end and (part := self.disk.do("read", path, os.pread, fd, end - start, start)):
+                    parts.append(part)
+                    start += len(part)
+                return b"".join(parts)
+        except StorageError as e:
+            if e.errno in GONE:
+                return None
+            raise
+
+    def _write(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        if not durable:  # a mark: where there is no store yet, none is made for it
+            if self.disk.is_folder(os.path.realpath(self.root)):
+                self._make_aside()
+            return self.disk.write_file(f"{self.root}/{path}", data, sync=False)
+        self._make_root()
+        aside = f"{self.root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}"
+        try:
+            self.disk.write_file(aside, data, mode=0o444)
+            self._replace(aside, f"{self.root}/{path}")
+        except BaseException:
+            self.disk.remove_file(aside)
+            raise
+
+    def _replace(self, aside: str, target: str) -> None:
+        above = os.path.dirname(target)
+        self.disk.make_durable_folder(above)
+        self.disk.do("rename", target, os.rename, aside, target)
+        self.disk.sync_folder(above)
+
+    def _remove(self, paths: Collection[str]) -> None:
+        for path in paths:
+            whole = f"{self.root}/{path}".rstrip("/")
+            if not path.endswith("/"):
+                self.disk.remove_file(whole)
+                continue
+            try:
+                self.disk.do("remove folder", whole, os.rmdir, whole)
+            except StorageError as e:
+                if e.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                    raise
+
+    def _names(self) -> builtins.list[str]:
+        entries = self._entries(self.root)
+        return [e.name for e in entries if not e.name.startswith(".") and e.name not in RESERVED and e.is_dir()]
+
+    def _marks(self) -> dict[str, float]:
+        now, found = _clock.now(), {}
+        for entry in self._entries(f"{self.root}/{ASIDE}"):
+            if (status := self.disk.status(entry.path)) is not None:
+                found[entry.name] = now - status.st_mtime
+        return found
+
+    def _contents(self, storage_id: str) -> Manifest | None:
+        path = f"{self.root}/{storage_id}"
+        if not os.path.isdir(path):
+            return None
+        try:
+            listing = scan(self.disk, path, leave=(INNER,))
+        except ValueError as e:
+            raise CheckpointCorrupt(f"{self._where(storage_id)} cannot be read: {e}") from e
+        return Manifest.unverified({p: s.size for p, s in listing.files.items()}, listing.directories)
+
+    def _checkpoint(self, storage_id: str, manifest: Manifest) -> DirectoryCheckpoint:
+        if not os.path.isdir(f"{self.root}/{storage_id}"):
+            raise CheckpointNotFound(f"no checkpoint {storage_id!r} in {self.root}")
+        return DirectoryCheckpoint(self, storage_id, manifest)
+
+    def _delete_whole(self, storage_id: str) -> None:
+        path = f"{self.root}/{storage_id}"
+        if os.path.islink(path):
+            return self.disk.remove_file(path)
+        if not self.disk.is_folder(path):
+            return
+        self._make_aside()
+        self._take_apart(path, storage_id, durable=True)
+
+    def _discard(self, storage_id: str, marks: Collection[str]) -> bool:
+        for name in marks:
+            self._take_apart(f"{self.root}/{ASIDE}/{name}", storage_id)
+        return True
+
+    def _take_apart(self, path: str, storage_id: str, *, durable: bool = False) -> None:
+        """Remove a folder, first from where others find it: a writer that lives after all cannot commit half of it."""
+        aside = f"{self.root}/{ASIDE}/{storage_id}.{Owner.current().tag}"
+        try:
+            if path != aside:
+                self.disk.remove_tree(aside)  # what this process failed to remove before
+                self.disk.do("rename", path, os.rename, path, aside)
+        except StorageError as e:
+            if e.errno in GONE:
+                return
+            raise
+        if durable:
+            self.disk.sync_folder(self.root)
+        self.disk.remove_tree(aside)
 
     def _make_root(self) -> None:
-        self._disk.make_durable_folder(self._root)
+        self.disk.make_durable_folder(self.root)
         self._make_aside()
 
     def _make_aside(self) -> None:
         """Make the folder for what is under way; whoever may write into the root may write into it."""
-        aside = f"{self._root}/{ASIDE}"
-        if not self._disk.is_folder(aside):
-            self._disk.make_folders(aside)
-            mode = stat.S_IMODE(self._disk.do("look at", self._root, os.stat, self._root).st_mode)
-            self._disk.do("set the permissions of", aside, os.chmod, aside, mode)
-
-    def _delete_whole(self, path: str) -> None:
-        self._make_aside()
-        trash = f"{self._root}/{ASIDE}/{TRASH}{os.urandom(8).hex()}"
-        try:
-            self._disk.do("rename", path, os.rename, path, trash)
-        except StorageError as e:
-            if e.errno == errno.ENOENT:
-                return
-            raise
-        self._disk.sync_folder(self._root)
-        self._disk.remove_tree(trash)
-
-    def collect(self, owner: Owner | None = None) -> builtins.list[str]:
-        """Remove the staging folders of dead writers, marks of dead holders, and what a delete left."""
-        collected = []
-        for entry in self._entries(f"{self._root}/{ASIDE}"):
-            parsed = Owner.parse(entry.name)
-            if entry.name.startswith((BESIDE, PROBE)):
-                if _clock.now() - (self._disk.modified(entry.path) or 0) > BELIEVED:
-                    self._disk.remove_file(entry.path)
-            elif entry.name.startswith(TRASH):
-                self._disk.remove_tree(entry.path)
-            elif held_by(entry.name) is not None:
-                if self._marks.holds(entry) is None:
-                    self._disk.remove_file(entry.path)
-            elif parsed is not None and entry.is_dir() and parsed[1].is_dead(owner):
-                self._disk.remove_tree(entry.path)
-                collected.append(parsed[0])
-        return collected
+        aside = f"{self.root}/{ASIDE}"
+        if not self.disk.is_folder(aside):
+            self.disk.make_folders(aside)
+            mode = stat.S_IMODE(self.disk.do("look at", self.root, os.stat, self.root).st_mode)
+            self.disk.do("set the permissions of", aside, os.chmod, aside, mode)
 
     def _entries(self, path: str) -> builtins.list[os.DirEntry[str]]:
         """What lies in a folder; nothing if there is none."""
         try:
-            return self._disk.entries(path)
+            return self.disk.entries(path)
         except StorageError as e:
-            if e.errno in (errno.ENOENT, errno.ENOTDIR):
+            if e.errno in GONE:
                 return []
             raise
 
-    def path(self, storage_id: str) -> Path:
-        """Where a checkpoint lies or would lie."""
-        return Path(self._root, check_storage_id(storage_id))
+
+class DirectoryStaging(Staging):
+    """``<root>/.det_core-tmp/<storage_id>.<owner>/``: ``tree`` will be the checkpoint, ``part-N`` is of rank N.
+
+    Args:
+        store: where the folder lies; for an object store, the scratch folder of this machine.
+        ticket: the staging folder's name.
+        storage_id: the checkpoint's name.
+        part: the rank that writes into a folder of its own; None: straight into ``tree``.
+    """
+
+    def __init__(self, store: DirectoryStore, ticket: str, storage_id: str, part: int | None) -> None:
+        self._store, self._disk = store, store.disk
+        self.base = f"{store.root}/{ASIDE}/{ticket}"
+        self._tree = f"{self.base}/tree"
+        self._own = self._tree if part is None else f"{self.base}/part-{part}"
+        self._chief, self._open = not part, True
+        self._touched = _clock.monotonic()
+        self.ticket, self.storage_id = ticket, storage_id
+
+    @property
+    def path(self) -> Path:
+        """This rank's folder, made on first use."""
+        self._disk.make_folders(self._own)
+        return Path(self._own)
+
+    def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
+        """Copy a folder in, durably."""
+        self._stay()
+        if not self._disk.is_folder(self.base):  # else it would be made again, without what others had put
+            raise self._collected()
+        self._make(self._tree, listing.directories)
+        jobs = [Job(p, s.path, s.size, f"{self._tree}/{p}") for p, s in listing.files.items()]
+        return self._copier(progress).run(jobs)
+
+    def written(self) -> Listing:
+        """What the folder holds; links, and files that have other names, became copies of their own."""
+        if not self._disk.is_folder(self._own):
+            raise CheckpointError(f"the folder {self._own} of checkpoint {self.storage_id} was removed or replaced")
+        for ours in (f"{self._own}/{INNER}", f"{self._own}/{METADATA}"):
+            (self._disk.remove_tree if self._disk.is_folder(ours) else self._disk.remove_file)(ours)
+        listing = scan(self._disk, self._own)
+        self._part_from_others(listing)
+        return Listing({p: Source(f"{self._own}/{p}", s.size) for p, s in listing.files.items()}, listing.directories)
+
+    def take(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
+        """Hash and sync what was written, and move it into the checkpoint."""
+        self._stay()
+        entries = self._copier(progress).run([Job(p, s.path, s.size) for p, s in listing.files.items()])
+        if self._own != self._tree:
+            self._make(self._tree, listing.directories)
+            for path, source in listing.files.items():
+                target = f"{self._tree}/{path}"
+                self._disk.do("rename", target, os.rename, source.path, target)
+        return entries
+
+    def local(self, name: str) -> Path | None:
+        """In this rank's folder, or where :meth:`take` has moved it."""
+        for top in (self._own, self._tree):
+            if self._open and self._disk.exists(f"{top}/{name}"):
+                return Path(f"{top}/{name}")
+        return None
+
+    def commit(
+        self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
+    ) -> Manifest:
+        """Write metadata.json and the manifest, sync them and every folder, rename, and sync the root."""
+        disk, tree, text = self._disk, self._tree, encode_metadata(metadata)
+        if not disk.is_folder(self.base):
+            raise self._collected()
+        disk.make_folders(f"{tree}/{INNER}")
+        manifest = Manifest({**files, METADATA: entry_of(text)}, tuple(directories), header)
+        disk.write_file(f"{tree}/{METADATA}", text, mode=0o444)
+        disk.write_file(f"{tree}/{MANIFEST}", manifest.encode(), mode=0o444)
+        for path in (*manifest.directories, INNER, ""):
+            disk.sync_folder(f"{tree}/{path}".rstrip("/"))
+        list_checkpoint(disk, tree, f"{self._store.root}/{self.storage_id}")
+        self._open = False
+        try:
+            disk.remove_tree(self.base)
+        except StorageError as e:
+            log.warning("checkpoint %s is complete, but its empty staging folder stays: %s", self.storage_id, e)
+        return manifest
+
+    def abort(self) -> None:
+        """Remove the staging folder; a rank that is not the chief only what is its own."""
+        if not self._open:
+            return
+        self._open = False
+        if not self._chief:
+            for own in (self._own, self._copies):
+                self._disk.remove_tree(own)
+            return
+        self._store._given_up.add(self.ticket)
+        self._disk.remove_tree(self.base)
+        self._store._given_up.discard(self.ticket)
+
+    def _touch(self) -> None:
+        try:
+            self._disk.do("touch", self.base, os.utime, self.base)
+        except StorageError as e:
+            raise self._collected() if e.errno in GONE else e from e
+
+    def _copier(self, progress: Progress | None) -> Copier:
+        told = self._while_it_lives(progress)
+        return Copier(self._disk, self._store._where(self.storage_id), seal=True, progress=told)
+
+    def _make(self, top: str, directories: Sequence[str]) -> None:
+        self._disk.make_folders(top)
+        for folder in directories:
+            self._disk.make_folders(f"{top}/{folder.rstrip('/')}")
+
+    @property
+    def _copies(self) -> str:
+        return f"{self.base}/copies-{os.path.basename(self._own)}"
+
+    def _part_from_others(self, listing: Listing) -> None:
+        """Put copies in place of links, and of files that have other names.
+
+        ``torch.save`` onto the other name rewrites the bytes that both have.
+        """
+        shared = {p: s for p, s in listing.files.items() if s.shared}
+        if not shared and not listing.links:
+            return
+        aside = self._copies
+        self._disk.make_folders(aside)
+        jobs = [Job(p, s.path, s.size, f"{aside}/{i}") for i, (p, s) in enumerate(shared.items())]
+        Copier(self._disk, self._store._where(self.storage_id)).run(jobs)
+        for link in sorted(listing.links):
+            path = f"{self._own}/{link}"
+            if self._disk.exists(path) and not self._disk.is_folder(path):
+                self._disk.remove_file(path)
+        self._make(self._own, listing.directories)
+        for job in jobs:
+            target = f"{self._own}/{job.name}"
+            self._disk.do("rename", target, os.rename, job.target, target)
+        self._disk.remove_tree(aside)
+
+
+def list_checkpoint(disk: Disk, tree: str, final: str) -> None:
+    """Give a complete checkpoint its name; if that cannot be made durable, take it back.
+
+    Args:
+        disk: the file system.
+        tree: where it is, all of it on the disk.
+        final: ``<root>/<storage_id>``.
+
+    Raises:
+        StorageError: the disk refused, or something has that name.
+    """
+    if disk.exists(final):  # rename replaces an empty folder without a word
+        raise disk.error("commit", final, FileExistsError(errno.EEXIST, "a checkpoint of that id is there"))
+    disk.do("rename", final, os.rename, tree, final)
+    try:
+        disk.sync_folder(os.path.dirname(final))
+    except StorageError:
+        disk.do("rename", tree, os.rename, final, tree)
+        raise
+
+
+class DirectoryCheckpoint(StoredCheckpoint):
+    """The files of one checkpoint, and what its manifest says of them."""
+
+    path: Path
+
+    def __init__(self, store: DirectoryStore, storage_id: str, manifest: Manifest) -> None:
+        super().__init__(store, storage_id, manifest)
+        self.path = Path(store.root, storage_id)
+
+    def check(
+        self,
+        names: Collection[str],
+        *,
+        part: int = 0,
+        parts: int = 1,
+        digests: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        """Compare one part of the files with the manifest."""
+        chunk = self.manifest.chunk_size
+        work = share(pieces(self._jobs(names, str(self.path)), chunk), part, parts, chunk)
+        self._check_folders(piece.job.name for piece in work)
+        if digests and self.manifest.verified:
+            self._copier(progress).do(work)
+        else:
+            for piece in work:
+                self._check_size(piece)
+
+    def copy_out(
+        self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
+    ) -> None:
+        """Copy files into ``folder``, comparing each with the manifest, or as it is."""
+        disk = self._store.disk
+        disk.make_folders(os.fspath(folder))
+        for directory in sorted(folders_of(names).union(directories)):
+            disk.make_folders(f"{folder}/{directory.rstrip('/')}")
+        self._check_folders(names)
+        self._copier(progress).run(self._jobs(names, str(self.path), folder))
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Look at sizes and times before and after: root is not stopped by permissions."""
+        before = {name: self._identity(name) for name in self.manifest.files}
+        yield
+        try:
+            changed = [name for name, found in before.items() if self._identity(name) != found]
+            if changed:  # what was deleted meanwhile, in part or whole, was not written to
+                left = self._store.open(self.storage_id).manifest.files
+                changed = [name for name in changed if name in left]
+        except CheckpointNotFound:
+            return
+        except StorageError as e:
+            return log.warning("whether %s was written to is not known: %s", self._where, e)
+        if changed:
+            raise CheckpointCorrupt(
+                f"{self._where}: {', '.join(changed[:3])}{', …' if changed[3:] else ''} was written to while it was "
+                "restored from. Only read from the folder of restore_path(); what download() gives may be changed"
+            )
+
+    def _identity(self, name: str) -> tuple[int, int, int] | None:
+        found = self._store.disk.status(f"{self.path}/{name}")
+        return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns)
+
+    def _copier(self, progress: Progress | None) -> Copier:
+        manifest = self.manifest
+        stored = manifest.verified
+        return Copier(self._store.disk, self._where, chunk_size=manifest.chunk_size, stored=stored, progress=progress)
+
+    def _check_folders(self, names: Iterable[str]) -> None:
+        """See that no folder of these files has become a link out of the checkpoint."""
+        top = os.path.realpath(self.path)
+        for folder in folders_of(names):
+            real = os.path.realpath(f"{self.path}/{folder}")
+            if real != top and not real.startswith(top + "/"):
+                raise CheckpointCorrupt(f"{self._where}: its folder {folder} leads to {real}, outside the checkpoint")
+
+    def _check_size(self, piece: Piece) -> None:
+        job = piece.job
+        look = os.lstat if self.manifest.verified else os.stat
+        try:
+            found = self._store.disk.do("look at", job.source, look, job.source)
+        except StorageError as e:
+            if e.errno in GONE:
+                raise CheckpointCorrupt(f"{self._where}: {job.name} is missing") from e
+            raise
+        check_stored(self._where, job.name, job.size, found)

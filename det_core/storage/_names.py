@@ -1,4 +1,4 @@
-"""Names that come from outside: storage ids, paths in a checkpoint, globs."""
+"""Names: where things lie in a store, and what may come from outside as storage id, path or glob."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ INNER = ".det_core"
 """The folder of a checkpoint that holds its manifest; of no checkpoint's files."""
 MANIFEST = ".det_core/manifest.json"
 METADATA = "metadata.json"
+ASIDE = ".det_core-tmp"
+"""The folder of a store's root for what is being written or taken apart, and for marks."""
 RESERVED = ("tensorboard",)
 """Names in a store's root that are of no checkpoint."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")

@@ -1,19 +1,26 @@
-"""From what a user writes as ``checkpoint_storage`` to a store."""
+"""From what a user writes as ``checkpoint_storage`` to a store, and to how the store is named for others."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
 
 from det_core.storage._directory import DirectoryStore
-from det_core.storage._settings import read_settings
+from det_core.storage._drivers import Driver, azure, gcs, generic, s3, without_secrets
+from det_core.storage._object_store import ObjectStore
 from det_core.storage._store import Store
 
-S3 = ("s3", "s3a")
-GCS = ("gs", "gcs")
+DRIVERS: dict[str, Callable[..., Driver]] = {"s3": s3, "gcs": gcs, "azure": azure, "fsspec": generic}
+SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+PUBLIC = frozenset(
+    ("type", "bucket", "container", "prefix", "endpoint_url", "account_url", "region", "anonymous", "url", "host_path")
+    + ("storage_path", "container_path")
+)
+"""The keys of a ``checkpoint_storage`` mapping that lead to a store, and open nothing."""
 
 
 def open_store(
@@ -43,6 +50,23 @@ def open_store(
     raise ValueError(f"checkpoint_storage must be a path, a URL or a dict, not {type(checkpoint_storage).__name__}")
 
 
+def public_storage(checkpoint_storage: Any, store: Store) -> Any:
+    """What opens ``store`` again for someone who has credentials of their own, in JSON's types.
+
+    Args:
+        checkpoint_storage: what the user gave.
+        store: what was opened by it.
+    """
+    if isinstance(store, DirectoryStore):
+        return store.root
+    if not isinstance(checkpoint_storage, Mapping):
+        return without_secrets(str(checkpoint_storage))
+    if "connection_string" in checkpoint_storage:  # which alone says whose container it is
+        return store.root
+    found = {k: v for k, v in checkpoint_storage.items() if k in PUBLIC and v is not None}
+    return {k: v if isinstance(v, bool) else without_secrets(str(v)) for k, v in found.items()}
+
+
 def _temporary() -> Path:
     import tempfile
 
@@ -63,31 +87,18 @@ def _from_text(text: str, scratch: Path) -> Store:
     scheme, _, rest = text.partition("://")
     if "?" in rest or "#" in rest or "::" in text or not scheme.isidentifier():
         raise ValueError(
-            f"checkpoint_storage={_hidden(text)!r}: a URL has the form scheme://place/prefix and no more; "
+            f"checkpoint_storage={without_secrets(text)!r}: a URL has the form scheme://place/prefix and no more; "
             "give what else there is to say in a dict, as in {'type': 's3', 'bucket': …, 'endpoint_url': …}"
         )
-    if scheme not in (*S3, *GCS):
-        from det_core.storage._objects._named import open_fsspec
-
-        return open_fsspec(scratch, text)
+    if scheme not in SCHEMES:
+        return _from_settings({"type": "fsspec", "url": text}, scratch)
     bucket, _, prefix = rest.partition("/")
     if not bucket or "@" in bucket:
-        raise ValueError(f"checkpoint_storage={_hidden(text)!r}: the form is {scheme}://bucket/prefix, without keys")
-    kind = "s3" if scheme in S3 else "gcs"
-    return _from_settings(read_settings({"type": kind, "bucket": bucket, "prefix": prefix}), scratch)
-
-
-def _hidden(text: str) -> str:
-    """A URL without what may be secret in it."""
-    scheme, _, rest = text.partition("://")
-    place, slash, path = rest.partition("/")
-    path = path.partition("?")[0] + ("?…" if "?" in path else "")
-    return f"{scheme}://{place.rpartition('@')[2].partition('?')[0]}{slash}{path}"
+        raise ValueError(f"checkpoint_storage={scheme}://…: the form is {scheme}://bucket/prefix, without keys")
+    return _from_settings(read_settings({"type": SCHEMES[scheme], "bucket": bucket, "prefix": prefix}), scratch)
 
 
 def _from_file_url(text: str) -> Store:
-    from urllib.parse import unquote, urlsplit
-
     url = urlsplit(text)
     if url.netloc not in ("", "localhost") or url.query or url.fragment:
         raise ValueError(f"checkpoint_storage={text!r}: a file URL has the form file:///absolute/path and no more")
@@ -104,12 +115,127 @@ def _from_settings(settings: dict[str, Any], scratch: Path) -> Store:
     if kind == "shared_fs":
         return DirectoryStore(os.path.join(settings["host_path"], settings.get("storage_path", "")))
 
-    from det_core.storage._objects import _named
+    return ObjectStore(DRIVERS[kind](**settings), scratch)
 
-    if kind == "s3":
-        return _named.open_s3(scratch, **settings)
-    if kind == "gcs":
-        return _named.open_gcs(scratch, **settings)
-    if kind == "azure":
-        return _named.open_azure(scratch, **settings)
-    return _named.open_fsspec(scratch, settings["url"], settings.get("options"))
+
+# The ``checkpoint_storage`` mapping of an experiment's configuration.
+
+
+class Rule(NamedTuple):
+    """What a value must be."""
+
+    fits: Callable[[Any], bool]
+    otherwise: str
+    """What to give instead."""
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
+
+
+def _is_inside(value: Any) -> bool:
+    return isinstance(value, str) and ".." not in value.split("/")
+
+
+ANYTHING = Rule(lambda value: True, "")
+TEXT, PATH = Rule(_is_text, "give it a text"), Rule(_is_path, "give it a path")
+FLAG = Rule(lambda value: isinstance(value, bool), "give it true or false")
+COUNT = Rule(lambda value: type(value) is int and value >= 0, "give it an integer of at least 0")
+ABSOLUTE = Rule(lambda value: _is_path(value) and os.path.isabs(value), "give it an absolute path")
+NAME = Rule(lambda value: _is_text(value) and "/" not in value, "give it a bare name, and the rest as prefix")
+PREFIX = Rule(_is_inside, "give it a text without '..'")
+WEB = Rule(
+    lambda value: isinstance(value, str) and value.startswith(("http://", "https://")),
+    "give it a URL that begins with http:// or https://",
+)
+URL = Rule(lambda value: isinstance(value, str) and "://" in value, "give it a URL of a protocol that fsspec knows")
+OPTIONS = Rule(
+    lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
+    "give it a mapping of the driver's options",
+)
+COMMON = dict.fromkeys(("save_experiment_best", "save_trial_best", "save_trial_latest"), COUNT)
+"""For a master to read."""
+UNUSED = dict.fromkeys(("propagation", "container_path", "checkpoint_path", "tensorboard_path"), PATH)
+"""Keys of ``shared_fs`` in former times, which mean nothing here."""
+SECRET = frozenset(("access_key", "secret_key", "session_token", "connection_string", "credential", "options", "url"))
+"""Keys whose values no message repeats."""
+
+
+class Kind(NamedTuple):
+    """One ``type``."""
+
+    required: dict[str, Rule]
+    optional: dict[str, Rule]
+
+
+KINDS = {
+    "directory": Kind({"container_path": ABSOLUTE}, {}),
+    "shared_fs": Kind({"host_path": ABSOLUTE}, {"storage_path": PATH, **UNUSED}),
+    "s3": Kind(
+        {"bucket": NAME},
+        {"prefix": PREFIX, "endpoint_url": WEB, "region": TEXT, "anonymous": FLAG}
+        | dict.fromkeys(("access_key", "secret_key", "session_token"), TEXT),
+    ),
+    "gcs": Kind({"bucket": NAME}, {"prefix": PREFIX, "endpoint_url": WEB, "anonymous": FLAG}),
+    "azure": Kind(
+        {"container": Rule(lambda value: _is_text(value) and _is_inside(value), "give it a text without '..'")},
+        {"prefix": PREFIX, "connection_string": TEXT, "account_url": WEB, "credential": ANYTHING},
+    ),
+    "fsspec": Kind({"url": URL}, {"options": OPTIONS}),
+}
+
+
+def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``type`` and the keys that mean something, checked and in their plain form.
+
+    Raises:
+        ValueError: keys are missing, unknown or wrong: all of them in one message, and no secret in it.
+    """
+    name = given.get("type")
+    if not isinstance(name, str) or name not in KINDS:
+        raise ValueError(f"checkpoint_storage.type is {name!r}: det_core opens {', '.join(KINDS)}")
+    kind = KINDS[name]
+    known = {**kind.required, **kind.optional, **COMMON}
+    problems = [f"{key} is missing: {rule.otherwise}" for key, rule in kind.required.items() if key not in given]
+    for key, value in given.items():
+        if key == "type" or (value is None and key not in kind.required):
+            continue
+        if key not in known:
+            problems.append(f"{key} is no key of type {name}: there are {', '.join(known)}")
+        elif not known[key].fits(value):
+            problems.append(f"{key} is {'wrong' if key in SECRET else repr(value)}: {known[key].otherwise}")
+    unused = UNUSED if name == "shared_fs" else {}
+    used = {k: v for k, v in given.items() if v is not None and k not in COMMON and k not in unused}
+    problems = problems or _cross(used)
+    if problems:
+        raise ValueError("checkpoint_storage: " + "; ".join(problems))
+    for key in used.keys() & {"prefix", "container"}:
+        used[key] = "/".join(part for part in used[key].split("/") if part not in ("", "."))
+    for key in used.keys() & {"container_path", "host_path", "storage_path"}:
+        used[key] = os.fspath(used[key])
+    return used
+
+
+def _cross(used: Mapping[str, Any]) -> list[str]:
+    """What is wrong with keys that depend on each other."""
+    if "storage_path" in used:
+        host = os.path.normpath(os.fspath(used["host_path"]))
+        path = os.path.normpath(os.path.join(host, os.fspath(used["storage_path"])))
+        inside = os.path.commonpath([host, path]) == host
+        return [] if inside else [f"storage_path is {used['storage_path']!r}: it must lie inside host_path {host!r}"]
+    rules = [
+        (("access_key" in used) != ("secret_key" in used),
+         "access_key and secret_key belong together: give both, or neither to use those of AWS's own"),
+        ("session_token" in used and "access_key" not in used,
+         "session_token is of no use without access_key and secret_key"),
+        (used.get("anonymous") and "access_key" in used,
+         "anonymous is true, but there is an access_key: leave one of them out"),
+        (used["type"] == "azure" and ("connection_string" in used) == ("account_url" in used),
+         "give exactly one of connection_string and account_url"),
+        ("credential" in used and "account_url" not in used, "credential goes with account_url only"),
+    ]  # fmt: skip
+    return [text for wrong, text in rules if wrong]

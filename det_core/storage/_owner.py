@@ -1,4 +1,4 @@
-"""Who writes a staging folder, told by the folder's name, so that what a dead writer left can be removed."""
+"""Who writes, deletes or reads a checkpoint, told by a mark's name, so that what the dead leave can be removed."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+HELD = "held."
+"""How a reader's mark begins: ``held.<storage_id>.<owner tag>.<random>``."""
+BELIEVED = 24 * 3600.0
+"""Seconds for which the mark of a process on another host, of whom nobody knows whether it lives, counts."""
 UNKNOWN = 0
 """The start time of a process that lives, but that /proc hides."""
 
 
 @dataclass(frozen=True)
 class Owner:
-    """A writer: a process of one restart of a run.
+    """A process of one restart of a run.
 
     ``host`` stands for one boot of one kernel and one name space of process ids, so that containers and machines
-    cloned from one image are told apart.
+    cloned from one image are told apart. ``started`` tells a process from a later one that got its pid.
     """
 
     run: str
@@ -26,18 +30,18 @@ class Owner:
     started: int
 
     @classmethod
-    def current(cls, run_id: str, restart: int) -> Owner:
+    def current(cls, run_id: str = "", restart: int = 0) -> Owner:
         """This process."""
         return _current(run_id, restart, os.getpid())
 
     @property
     def tag(self) -> str:
-        """The owner as the end of a folder's name."""
+        """The owner as the end of a mark's name."""
         return f"{self.run}.{self.restart}.{self.host}.{self.pid}.{self.started}"
 
     @classmethod
     def parse(cls, name: str) -> tuple[str, Owner] | None:
-        """Split ``<storage_id>.<tag>``; None if it is no such name."""
+        """Split ``<storage_id>.<tag>``; None if it is no such name. A storage_id may hold dots."""
         parts = name.rsplit(".", 5)
         if len(parts) != 6 or not all(p.isdigit() for p in (parts[2], parts[4], parts[5])):
             return None
@@ -49,7 +53,7 @@ class Owner:
         return self.host == host_identity()
 
     def is_dead(self, heir: Owner | None = None) -> bool:
-        """Whether this writer can never go on: its process is gone, or ``heir`` is a later restart of its run."""
+        """Whether it can never go on: its process is gone, or ``heir`` is a later restart of its run, wherever."""
         if heir is not None and self.run == heir.run and self.restart < heir.restart:
             return True
         if not self.is_here():
@@ -57,11 +61,19 @@ class Owner:
         found = _start_time(self.pid)
         return found is None or found not in (UNKNOWN, self.started)
 
+    def counts(self, age: float, heir: Owner | None = None) -> bool:
+        """Whether a mark of this owner, touched ``age`` seconds ago, still stands for something."""
+        return not self.is_dead(heir) and (self.is_here() or age < BELIEVED)
+
+
+def held_by(name: str) -> tuple[str, Owner] | None:
+    """The checkpoint that a reader's mark of this name holds, and for whom; None: it is no such mark."""
+    return Owner.parse(name[len(HELD) :].rpartition(".")[0]) if name.startswith(HELD) else None
+
 
 @functools.lru_cache(maxsize=16)
 def _current(run_id: str, restart: int, pid: int) -> Owner:
-    """A process is asked for itself at every checkpoint."""
-    return Owner(_short(run_id), restart, host_identity(), pid, _own_start(pid))
+    return Owner(_short(run_id), restart, host_identity(), pid, _start_time(pid) or UNKNOWN)
 
 
 def _short(text: str) -> str:
@@ -86,19 +98,13 @@ def _host_identity(_pid: int) -> str:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot, to tell it from a later one of its pid; None: it is gone."""
+    """When a process started, in clock ticks since boot; None: it is gone, or a zombie."""
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return UNKNOWN if _is_alive(pid) else None
     fields = text[text.rindex(b")") + 2 :].split()
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
-@functools.lru_cache(maxsize=1)
-def _own_start(pid: int) -> int:
-    """When this process started; looked up once a process."""
-    return _start_time(pid) or UNKNOWN
 
 
 def _is_alive(pid: int) -> bool:

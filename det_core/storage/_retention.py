@@ -10,8 +10,6 @@ from datetime import timedelta
 from typing import NamedTuple
 
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-UNKNOWN = "no checkpoint has the metric"
-"""How the reason begins for which all stay."""
 _DURATION = re.compile(r"(?:\s*\d+(?:\.\d+)?\s*[smhdw])+\s*")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw])")
 
@@ -215,6 +213,8 @@ class Verdict(NamedTuple):
     candidate: Candidate
     reasons: tuple[str, ...]
     """Why it stays: policies and guards; none: it goes."""
+    unknown: tuple[str, ...] = ()
+    """Those of the reasons that name a metric which no checkpoint has."""
 
 
 def judge(
@@ -236,29 +236,20 @@ def judge(
     own = sorted((c for c in candidates if c.run_id == run_id), key=lambda c: c.age)
     kept = [(str(part), part.keep(own, now)) for part in policy.parts()]
     known = {name for c in own for name, value in c.metrics.items() if value == value}
-    unknown = sorted(policy.metrics - known)
+    unknown = tuple(f"no checkpoint has the metric {name}" for name in sorted(policy.metrics - known))
     newest = next((c.storage_id for c in reversed(own) if not c.damaged), None)
     verdicts = []
     for c in own:
-        reasons = [reason for reason, ids in kept if c.storage_id in ids]
-        reasons += [f"{UNKNOWN} {name}" for name in unknown]
+        reasons = [*(reason for reason, ids in kept if c.storage_id in ids), *unknown]
         if newest is None:
             reasons.append("no checkpoint of the run is whole")
         elif c.storage_id == newest:
             reasons.append("the newest that is whole")
         if c.storage_id in in_use:
             reasons.append("in use")
-        verdicts.append(Verdict(c, tuple(reasons)))
+        verdicts.append(Verdict(c, tuple(reasons), unknown))
     others = sorted((c for c in candidates if c.run_id != run_id), key=lambda c: (c.run_id, c.age))
     return [Verdict(c, ("of another run",)) for c in others] + verdicts
-
-
-def plan(
-    policy: RetentionPolicy, candidates: Sequence[Candidate], *, run_id: str, in_use: Collection[str], now: float
-) -> list[str]:
-    """The storage_ids that go, oldest first; arguments and guards as in :func:`judge`."""
-    verdicts = judge(policy, candidates, run_id=run_id, in_use=in_use, now=now)
-    return [verdict.candidate.storage_id for verdict in verdicts if not verdict.reasons]
 
 
 def check_policy(policy: object) -> None:

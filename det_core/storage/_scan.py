@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from det_core.errors import StorageError
-from det_core.storage._io import Disk
+from det_core.storage._files import Disk
 from det_core.storage._names import INNER, METADATA, parents
 
 Selector = Callable[[str], bool]

@@ -1,45 +1,393 @@
-"""What a checkpoint store is: the seam between the checkpoint context and wherever the bytes lie."""
+"""What a checkpoint store is: the seam between whoever saves and restores, and wherever the bytes lie.
+
+::
+
+    <root>/<storage_id>/…                                 a checkpoint; it is there with its manifest, which comes last
+    <root>/.det_core-tmp/<storage_id>.<owner>             somebody writes or deletes this checkpoint
+    <root>/.det_core-tmp/held.<storage_id>.<owner>.<…>    somebody reads it
+"""
 
 from __future__ import annotations
 
 import builtins
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager
+import contextlib
+import dataclasses
+import logging
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from det_core.storage._copy import Progress
-from det_core.storage._io import Disk
-from det_core.storage._manifest import FileEntry, Header, Manifest
-from det_core.storage._owner import Owner
+from det_core import _clock
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
+from det_core.storage._copy import Job, entry_of
+from det_core.storage._files import Disk
+from det_core.storage._manifest import END, HEAD, FileEntry, Header, Manifest, decode_metadata
+from det_core.storage._names import ASIDE, MANIFEST, METADATA, check_storage_id, glob_pattern, is_inner_path
+from det_core.storage._owner import BELIEVED, HELD, Owner, held_by
 from det_core.storage._scan import Listing
+from det_core.storage._threads import Progress, in_threads
 
+log = logging.getLogger("det_core.storage")
 WHOLE = ("**/*",)
 """The globs that delete a whole checkpoint."""
+PROBE, BESIDE, TRASH = "probe.", "beside.", "deleted."
+"""How other names aside begin; ``deleted.<storage_id>`` was left by versions before 0.4."""
+TOUCHED = 3600.0
+"""Seconds after which a writer touches its mark again, so that it is not taken for given up after a day."""
+_PROBE_TEXT = b"det_core writes this to see whether it can, and removes it\n"
 
 
-class Staging(Protocol):
+class Store(ABC):
+    """Where checkpoints lie, each in one folder named by its storage_id.
+
+    A store promises that a checkpoint is listed when every byte of it is safe, and not before; that what is deleted
+    stops being listed first; and that what the dead leave half done is never listed, and is collected. Callers may use
+    one store from several threads, and several stores, in several processes and on several hosts, at one place.
+
+    A subclass says how to read, write, remove and list (the methods with an underscore), and how a checkpoint is
+    written (:meth:`begin`), read (:meth:`_checkpoint`) and taken apart. ``tests/support`` has the suite that it is to
+    pass.
+
+    Attributes:
+        root: where it is, as messages name it: without secrets.
+        disk: this machine's file system, also for the folders that scripts give.
+    """
+
+    root: str
+    disk: Disk
+    _threads = 1
+    """How many small requests are worth having in flight."""
+
+    def __init__(self) -> None:
+        self._headers: dict[str, Header] = {}
+        self._told: set[str] = set()
+        """Checkpoints of which was said that they are unverified."""
+        self._given_up: set[str] = set()
+        """Marks of this process that nobody stands behind any more."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.root!r})"
+
+    # Writing.
+
+    @abstractmethod
+    def begin(self, storage_id: str, owner: Owner) -> Staging:
+        """Start a checkpoint; before the first of ``owner``, what its run left behind unfinished is collected."""
+
+    @abstractmethod
+    def join(self, ticket: str, part: int) -> Staging:
+        """The staging of another rank; ``part`` is this rank.
+
+        Raises:
+            StorageError: this process does not see what that one made, as on a folder that is not shared.
+        """
+
+    @abstractmethod
+    def put_beside(self, source: Path, name: str) -> None:
+        """Copy one local file to ``<root>/<name>``, beside the checkpoints, in place of what is there, in one step.
+
+        Args:
+            source: the file.
+            name: a relative POSIX path.
+        """
+
+    # Reading.
+
+    def open(self, storage_id: str, manifest: Manifest | None = None) -> StoredCheckpoint:
+        """Look a checkpoint up. One without a manifest, written by others, is accepted, and logged once as unverified.
+
+        Args:
+            storage_id: its name.
+            manifest: what another rank read, so that this one need not.
+
+        Raises:
+            CheckpointNotFound: there is none of that id, or it is being written or deleted.
+            CheckpointCorrupt: its manifest cannot be used.
+        """
+        check_storage_id(storage_id)
+        manifest = manifest or self._manifest(storage_id)
+        if manifest is None:
+            if (manifest := self._contents(storage_id)) is None:
+                raise CheckpointNotFound(f"no checkpoint {storage_id!r} in {self.root}")
+            if storage_id not in self._told:
+                self._told.add(storage_id)
+                log.warning("%s has no manifest (written by others): unverified", self._where(storage_id))
+        return self._checkpoint(storage_id, manifest)
+
+    def list(self, run_id: str | None = None) -> list[Header]:
+        """The complete checkpoints, of one run or of all, oldest to newest within a run.
+
+        One with a damaged manifest is logged and left out. Of a manifest that is read for the first time it takes the
+        first bytes, of others, whose header never changes, none.
+        """
+        names = self._names()
+        if self._headers:
+            for storage_id in self._unsettled().union(self._headers.keys() - set(names)):
+                self._headers.pop(storage_id, None)
+        found = in_threads(self._header, names, self._threads)
+        return sorted(header for header in found if header is not None and run_id in (None, header.run_id))
+
+    def newest(self, run_id: str) -> str | None:
+        """The storage_id of the newest complete checkpoint of a run."""
+        found = self.list(run_id)
+        return found[-1].storage_id if found else None
+
+    @contextmanager
+    def hold(self, storage_id: str, owner: Owner) -> Iterator[None]:
+        """While it lasts, :meth:`in_use` of every process names the checkpoint.
+
+        A store that may not be written to lets the reader through without a mark, and says so in the debug log.
+        """
+        mark = f"{ASIDE}/{HELD}{check_storage_id(storage_id)}.{owner.tag}.{os.urandom(6).hex()}"
+        try:
+            self._write(mark, b"", durable=False)
+        except StorageError as e:
+            log.debug("checkpoint %s is read without a mark that it is in use: %s", storage_id, e)
+            yield
+            return
+        try:
+            yield
+        finally:
+            try:
+                self._remove([mark])
+            except StorageError as e:
+                log.warning("the mark that checkpoint %s is in use stays, until this process ends: %s", storage_id, e)
+
+    def in_use(self) -> set[str]:
+        """The checkpoints that a living process holds.
+
+        A holder on another host, of whom nobody knows whether it lives, counts for 24 hours.
+        """
+        marks = ((held_by(name), age) for name, age in self._marks().items())
+        return {held[0] for held, age in marks if held is not None and held[1].counts(age)}
+
+    # Deleting.
+
+    def delete(self, storage_id: str, globs: Sequence[str] = WHOLE) -> dict[str, int]:
+        """Delete what matches; returns what is left, as resources. One that is not there is no error.
+
+        What is deleted stops being listed first.
+        """
+        check_storage_id(storage_id)
+        if not any(glob in WHOLE for glob in globs):
+            try:
+                checkpoint = self.open(storage_id)
+            except CheckpointNotFound:
+                return {}
+            patterns = [glob_pattern(glob) for glob in globs]
+            gone = [p for p in checkpoint.manifest.files if any(pattern.fullmatch(p) for pattern in patterns)]
+            if len(gone) < len(checkpoint.manifest.files):
+                return checkpoint.remove(gone)
+        self._headers.pop(storage_id, None)
+        self._delete_whole(storage_id)
+        return {}
+
+    def collect(self, owner: Owner | None = None) -> builtins.list[str]:
+        """Remove what writers and deleters that are dead left unfinished, and marks of dead readers.
+
+        A writer on another host, of whom nobody knows whether it lives, is taken for dead 24 hours after it last
+        touched its mark; should it live, its commit fails.
+
+        Args:
+            owner: who collects: earlier restarts of its run count as dead, wherever they ran.
+
+        Returns:
+            the storage_ids of what was unfinished.
+        """
+        useless: builtins.list[str] = []
+        living: set[str] = set()
+        dead: dict[str, builtins.list[str]] = {}
+        for name, age in self._marks().items():
+            if (held := held_by(name)) is not None:
+                useless += [] if held[1].counts(age) else [name]
+            elif name.startswith((PROBE, BESIDE)):
+                useless += [name] if age > BELIEVED else []
+            elif name.startswith(TRASH) and age > BELIEVED:
+                dead.setdefault(name.removeprefix(TRASH), []).append(name)
+            elif (parsed := Owner.parse(name)) is not None:
+                # What this process began to delete, any of its threads may finish: it is all the same who removes it.
+                over = name in self._given_up or parsed[1] == Owner.current() or not parsed[1].counts(age, owner)
+                if over:
+                    dead.setdefault(parsed[0], []).append(name)
+                else:
+                    living.add(parsed[0])
+        self._remove([f"{ASIDE}/{name}" for name in useless])
+        return sorted(i for i, names in dead.items() if i not in living and self._discard(i, names))
+
+    # Whether it works.
+
+    def validate(self) -> None:
+        """Write, read back, list and delete a probe.
+
+        Raises:
+            StorageError: that does not work; one line says what is wrong and what to do.
+        """
+        name = f"{PROBE}{os.urandom(8).hex()}"
+        path = f"{ASIDE}/{name}"
+        try:
+            self._write(path, _PROBE_TEXT)
+            if self._read(path) != _PROBE_TEXT or name not in self._marks():
+                raise StorageError(5, f"{self._store}: cannot read back {path}: what was just written is not there")
+        except BaseException:
+            with contextlib.suppress(StorageError):  # what is under way says more
+                self._remove([path])
+            raise
+        self._remove([path])
+
+    def reach(self) -> None:  # noqa: B027
+        """See that there is a place for checkpoints at all, without writing; a folder need not be there yet.
+
+        Raises:
+            StorageError: it cannot be reached, or its bucket does not exist.
+        """
+
+    def close(self) -> None:  # noqa: B027
+        """Give back connections and threads, if there are any. A later call makes new ones."""
+
+    # What a subclass says.
+
+    @abstractmethod
+    def _read(self, path: str, start: int = 0, end: int | None = None) -> bytes | None:
+        """The bytes of a file below the root from ``start`` to ``end``; None: it is not there.
+
+        A negative ``start`` without an ``end`` means that many of the last bytes.
+        """
+
+    @abstractmethod
+    def _write(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        """Put a small file in place of one that may be there, in one step. A mark need not be durable."""
+
+    @abstractmethod
+    def _remove(self, paths: Collection[str]) -> None:
+        """Remove files, and folders (ending in a slash) if they are empty; what is not there is no error."""
+
+    @abstractmethod
+    def _names(self) -> builtins.list[str]:
+        """The folders in the root that may be checkpoints."""
+
+    @abstractmethod
+    def _marks(self) -> dict[str, float]:
+        """What lies aside: its name, and how many seconds ago it was written or touched."""
+
+    @abstractmethod
+    def _contents(self, storage_id: str) -> Manifest | None:
+        """What lies in a folder that has no manifest; None: nothing, or it is being written or deleted.
+
+        Raises:
+            CheckpointCorrupt: there is what cannot be read as a checkpoint.
+        """
+
+    @abstractmethod
+    def _checkpoint(self, storage_id: str, manifest: Manifest) -> StoredCheckpoint:
+        """The reader of a checkpoint; raises CheckpointNotFound if this process does not see it."""
+
+    @abstractmethod
+    def _delete_whole(self, storage_id: str) -> None:
+        """Delete a checkpoint, so that it stops being listed first, and whoever collects can finish it."""
+
+    @abstractmethod
+    def _discard(self, storage_id: str, marks: Collection[str]) -> bool:
+        """Remove what dead writers and deleters left, and then their marks; whether there was something unfinished."""
+
+    # Common.
+
+    @property
+    def _store(self) -> str:
+        return f"checkpoint store {self.root}"
+
+    def _where(self, storage_id: str) -> str:
+        return f"checkpoint {storage_id} in {self.root}"
+
+    def _beside(self, name: str) -> str:
+        if not is_inner_path(name) or name.startswith("."):
+            raise ValueError(f"{name!r} is no path below {self.root}")
+        return name
+
+    def _unsettled(self) -> set[str]:
+        """The checkpoints that somebody writes or deletes."""
+        names = [name for name in self._marks() if held_by(name) is None]
+        return {parsed[0] for name in names if (parsed := Owner.parse(name)) is not None}
+
+    def _header(self, storage_id: str) -> Header | None:
+        if (known := self._headers.get(storage_id)) is not None:
+            return known
+        try:
+            found = self._read_header(storage_id)
+        except StorageError:
+            raise
+        except CheckpointError as e:
+            log.warning("not listed: %s", e)
+            return None
+        if found is not None:
+            self._headers[storage_id] = found
+        return found
+
+    def _read_header(self, storage_id: str) -> Header | None:
+        """Read no more than the first and the last bytes of a large manifest: a torn one has no end."""
+        path = f"{storage_id}/{MANIFEST}"
+        head = self._read(path, 0, HEAD)
+        if head is None:
+            return None
+        header = None
+        if len(head) == HEAD and self._read(path, -len(END)) == END:
+            header = Header.of_head(head, self._where(storage_id))
+        if header is None:
+            manifest = self._manifest(storage_id)
+            header = None if manifest is None else manifest.header
+        return None if header is None else dataclasses.replace(header, storage_id=storage_id)
+
+    def _manifest(self, storage_id: str) -> Manifest | None:
+        data = self._read(f"{storage_id}/{MANIFEST}")
+        if data is None:
+            return None
+        manifest = Manifest.decode(data, self._where(storage_id))
+        assert manifest.header is not None
+        return dataclasses.replace(manifest, header=dataclasses.replace(manifest.header, storage_id=storage_id))
+
+    def _is_committed(self, storage_id: str) -> bool:
+        """Whether there is a manifest.
+
+        One that is torn was never committed: its file system writes in place, and the writer died meanwhile.
+        """
+        try:
+            return self._manifest(storage_id) is not None
+        except CheckpointCorrupt:
+            return False
+        except StorageError:
+            raise
+        except CheckpointError:  # of a newer version
+            return True
+
+
+class Staging(ABC):
     """A checkpoint being written, as one rank sees it. Not listed before :meth:`commit`, and gone after :meth:`abort`.
 
     One rank makes it with :meth:`Store.begin`; the others join by its ticket. Each rank either puts a folder it has
     read (:meth:`put`), or writes into its own :attr:`path`, looks at what is :meth:`written` and lets the checkpoint
     :meth:`take` it. At last the first rank commits.
+
+    Attributes:
+        storage_id: the checkpoint's name.
+        ticket: what the other ranks join with; also the name of the mark.
     """
 
-    @property
-    def storage_id(self) -> str: ...
+    storage_id: str
+    ticket: str
+    _touched: float
 
     @property
-    def ticket(self) -> str:
-        """What the other ranks join with."""
-
-    @property
+    @abstractmethod
     def path(self) -> Path:
         """A folder of this rank alone, on this machine, to write files into."""
 
+    @abstractmethod
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
         """Copy the files of a foreign folder in, durably; returns size and digests by path."""
 
+    @abstractmethod
     def written(self) -> Listing:
         """What lies in :attr:`path`, made fit to be taken.
 
@@ -51,6 +399,7 @@ class Staging(Protocol):
             CheckpointError: the folder is gone.
         """
 
+    @abstractmethod
     def take(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
         """Make files that lie in :attr:`path` part of the checkpoint, durably; returns size and digests by path.
 
@@ -58,17 +407,25 @@ class Staging(Protocol):
         bytes.
         """
 
+    @abstractmethod
     def local(self, name: str) -> Path | None:
         """Where a file that was written into :attr:`path` lies on this machine, be it taken meanwhile or not.
 
         None: nowhere; so it is after a commit or an abort.
         """
 
+    @abstractmethod
     def commit(
         self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
     ) -> Manifest:
-        """Write metadata.json and the manifest and make the checkpoint listed, in one step."""
+        """Write metadata.json and the manifest and make the checkpoint listed, in one step.
 
+        Raises:
+            CheckpointError: somebody collected what was put, as its mark had not been touched for a day.
+            StorageError: the store refused, or has a checkpoint of that id.
+        """
+
+    @abstractmethod
     def abort(self) -> None:
         """Give the checkpoint up: on the first rank every byte is removed. Called again it does nothing.
 
@@ -76,23 +433,59 @@ class Staging(Protocol):
         It calls this in the end whatever became of the checkpoint, which stays as it is if it was committed.
         """
 
+    @abstractmethod
+    def _touch(self) -> None:
+        """Touch the mark; raises as :meth:`_collected` says if it is gone."""
 
-class StoredCheckpoint(Protocol):
-    """A checkpoint that can be read."""
+    def _stay(self) -> None:
+        """Touch the mark, if that was not done for an hour."""
+        if _clock.monotonic() - self._touched > TOUCHED:
+            self._touch()
+            self._touched = _clock.monotonic()
 
-    @property
-    def storage_id(self) -> str: ...
+    def _while_it_lives(self, progress: Progress | None) -> Progress:
+        """``progress``, which also keeps the mark young."""
 
-    @property
-    def manifest(self) -> Manifest: ...
+        def told(done: int) -> None:
+            self._stay()
+            if progress is not None:
+                progress(done)
 
-    @property
-    def path(self) -> Path | None:
-        """The folder it lies in; None: it lies elsewhere, and must be copied out to be read."""
+        return told
+
+    def _collected(self) -> CheckpointError:
+        return CheckpointError(
+            f"checkpoint {self.storage_id} cannot be saved: what was written of it was removed meanwhile, by a "
+            "restart of its run, or as nobody had touched it for 24 hours"
+        )
+
+
+class StoredCheckpoint(ABC):
+    """A checkpoint that can be read.
+
+    Attributes:
+        storage_id: its name.
+        manifest: what it holds.
+        path: the folder it lies in; None: it lies elsewhere, and must be copied out to be read.
+    """
+
+    path: Path | None = None
+
+    def __init__(self, store: Store, storage_id: str, manifest: Manifest) -> None:
+        self._store, self.storage_id, self.manifest = store, storage_id, manifest
+        self._where = store._where(storage_id)
 
     def metadata(self) -> dict[str, Any]:
-        """What metadata.json holds; empty without one."""
+        """What metadata.json holds; empty without one. Raises CheckpointCorrupt if it differs from the manifest."""
+        entry = self.manifest.files.get(METADATA)
+        if entry is None:
+            return {}
+        data = self._store._read(f"{self.storage_id}/{METADATA}")
+        if data is None or (self.manifest.verified and entry_of(data) != entry):
+            raise CheckpointCorrupt(f"{self._where}: {METADATA} is missing or differs from its manifest")
+        return decode_metadata(data, self._where)
 
+    @abstractmethod
     def check(
         self,
         names: Collection[str],
@@ -108,94 +501,37 @@ class StoredCheckpoint(Protocol):
             CheckpointCorrupt: a file is missing or differs.
         """
 
+    @abstractmethod
     def copy_out(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
-        """Copy files into a folder of our own, comparing them with the manifest.
+        """Copy files into a folder of our own, where they are writable, comparing them with the manifest.
 
         Raises:
             CheckpointCorrupt: a file is missing or differs.
         """
 
-
-class Store(Protocol):
-    """Where checkpoints lie, each in one folder named by its storage_id."""
-
-    @property
-    def root(self) -> str:
-        """Where it is, as messages name it."""
-
-    @property
-    def disk(self) -> Disk:
-        """The door to this machine's file system, also for the folders that scripts give."""
-
-    def begin(self, storage_id: str, owner: Owner) -> Staging:
-        """Start a checkpoint; before the first of ``owner``, what its run left behind unfinished is collected."""
-
-    def join(self, ticket: str, part: int) -> Staging:
-        """The staging of another rank; ``part`` is this rank.
+    def unchanged(self) -> AbstractContextManager[None]:
+        """A block in which a script reads :attr:`path`; at its end the files must be as they were.
 
         Raises:
-            StorageError: this process does not see what that one made, as on a folder that is not shared.
+            CheckpointCorrupt: at the end of the block: the script wrote into a stored file, which is named.
         """
+        return contextlib.nullcontext()
 
-    def open(self, storage_id: str, manifest: Manifest | None = None) -> StoredCheckpoint:
-        """Look a checkpoint up. One without a manifest, written by others, is accepted and logged as unverified.
+    def remove(self, names: Collection[str]) -> dict[str, int]:
+        """Delete files: first from the manifest, then their bytes, then the folders that are empty; what is left."""
+        left = self.manifest.without(names)
+        if left.header is not None:
+            self._store._write(f"{self.storage_id}/{MANIFEST}", left.encode())
+        gone = sorted(set(self.manifest.directories) - set(left.directories), reverse=True)
+        self._store._remove([f"{self.storage_id}/{name}" for name in (*names, *gone)])
+        self.manifest = left
+        return left.resources
 
-        Args:
-            storage_id: its name.
-            manifest: what another rank read, so that this one need not.
-
-        Raises:
-            CheckpointNotFound: there is none of that id.
-            CheckpointCorrupt: its manifest cannot be used.
-        """
-
-    def list(self, run_id: str | None = None) -> list[Header]:
-        """The complete checkpoints, of one run or of all, oldest to newest within a run."""
-
-    def newest(self, run_id: str) -> str | None:
-        """The storage_id of the newest complete checkpoint of a run."""
-
-    def delete(self, storage_id: str, globs: Sequence[str] = WHOLE) -> dict[str, int]:
-        """Delete what matches; returns what is left, as resources. One that is not there is no error.
-
-        What is deleted stops being listed first.
-        """
-
-    def collect(self, owner: Owner | None = None) -> builtins.list[str]:
-        """Remove what writers that are dead left unfinished, and marks of dead holders; returns the storage_ids.
-
-        Args:
-            owner: who collects: earlier restarts of its run count as dead, wherever they ran.
-        """
-
-    def hold(self, storage_id: str, owner: Owner) -> AbstractContextManager[None]:
-        """While it lasts, :meth:`in_use` of every process names the checkpoint.
-
-        A store that may not be written to lets the reader through without a mark, and says so in the debug log.
-        """
-
-    def in_use(self) -> set[str]:
-        """The checkpoints that a living process holds.
-
-        A holder on another host, of whom nobody knows whether it lives, counts for 24 hours.
-        """
-
-    def put_beside(self, source: Path, name: str) -> None:
-        """Copy one local file to ``<root>/<name>``, beside the checkpoints, in place of what is there, in one step.
-
-        Args:
-            source: the file.
-            name: a relative POSIX path.
-        """
-
-    def validate(self) -> None:
-        """Write, read back, list and delete a probe.
-
-        Raises:
-            StorageError: that does not work; one line says what is wrong and what to do.
-        """
-
-    def close(self) -> None:
-        """Give back connections and threads, if there are any. A later call makes new ones."""
+    def _jobs(self, names: Collection[str], top: str, target: Path | None = None) -> list[Job]:
+        files = self.manifest.files
+        return [
+            Job(n, f"{top}/{n}", files[n].size, None if target is None else f"{target}/{n}", files[n].digests)
+            for n in sorted(names)
+        ]

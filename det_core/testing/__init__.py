@@ -3,6 +3,5 @@
 from det_core.testing._backends import BackendCase, BackendSuite
 from det_core.testing._engines import EngineSuite
 from det_core.testing._searches import SearchSuite
-from det_core.testing._stores import CheckpointStoreSuite
 
-__all__ = ["BackendCase", "BackendSuite", "CheckpointStoreSuite", "EngineSuite", "SearchSuite"]
+__all__ = ["BackendCase", "BackendSuite", "EngineSuite", "SearchSuite"]

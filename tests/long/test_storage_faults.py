@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 import stores.test_object_faults as short
-from stores.test_object_faults import Operation, Place, delete, download, memory, store_path, upload
-from support.faulty_doors import PASSING, PERMANENT
+from stores.test_object_faults import PERMANENT, Operation, Place, memory, store_path, upload
 
 __all__ = ["memory"]
 
@@ -18,23 +17,12 @@ def place(request: pytest.FixtureRequest) -> Place:
     return Place(request.getfixturevalue("moto_server") if request.param == "s3" else None)
 
 
-@pytest.mark.parametrize("how", PASSING)
-@pytest.mark.parametrize("operation", [upload, store_path, download, delete])
-def test_what_passes_is_tried_again_and_succeeds(operation: Operation, how: str, place: Place, memory: Path) -> None:
-    short.test_what_passes_is_tried_again_and_succeeds(operation, how, place, memory)
-
-
 @pytest.mark.parametrize("how", PERMANENT)
 @pytest.mark.parametrize("operation", [upload, store_path])
 def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(
     operation: Operation, how: str, place: Place, memory: Path
 ) -> None:
     short.whole_or_not_there(operation, place, memory, how)
-
-
-@pytest.mark.parametrize("how", ["reset", "EIO"])
-def test_files_of_several_parts_are_whole_or_not_there(how: str, place: Place, memory: Path) -> None:
-    short.test_files_of_several_parts_are_whole_or_not_there(how, place, memory)
 
 
 @pytest.mark.parametrize("how", [*PERMANENT, "short"])

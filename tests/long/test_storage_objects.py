@@ -12,8 +12,8 @@ import pytest
 import stores.test_checkpoint_retention_objects as retention
 from stores.test_checkpoint_objects import kill_one_of_three, opened, share_every_method, storage
 from stores.test_checkpoint_retention_objects import memory
+from stores.test_object_faults import PERMANENT
 from support.checkpoints import STEPS, Recorder, alone, fill
-from support.faulty_doors import PASSING, PERMANENT
 
 __all__ = ["memory", "opened", "storage"]
 
@@ -44,6 +44,6 @@ def test_a_file_of_300_megabytes_and_one_of_none(opened: Callable[[], Any], tmp_
     assert (tmp_path / "target" / "empty").read_bytes() == b""
 
 
-@pytest.mark.parametrize("how", [*PASSING, *PERMANENT])
+@pytest.mark.parametrize("how", PERMANENT)
 def test_every_call_of_a_gc_fails_once(how: str, memory: Path) -> None:
     retention.test_every_call_of_a_gc_fails_once(how, memory)

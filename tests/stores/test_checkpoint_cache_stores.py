@@ -37,7 +37,7 @@ def storage(request: pytest.FixtureRequest) -> Any:
     return {"type": "gcs", "bucket": server.make_bucket(), "endpoint_url": server.url}
 
 
-@pytest.mark.parametrize("how", ["reset", "refused", "gone"])
+@pytest.mark.parametrize("how", ["EIO", "EACCES", "dead"])
 @pytest.mark.parametrize("call", ["restore_path", "download"])
 def test_every_request_in_every_way(call: str, how: str, tmp_path: Path, moto_server: S3Server) -> None:
     short.test_whatever_request_fails_what_is_there_is_whole(call, how, tmp_path, moto_server)

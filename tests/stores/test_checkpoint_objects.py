@@ -113,15 +113,14 @@ with core.DistributedContext.from_torch_distributed() as distributed:
     store.close()
 """
 DIES = """
-from det_core.storage._objects import Door
+from det_core.storage._drivers import Driver
 import os, sys
-class Dying(Door):
-    async def attempt(self, operation, key, function, *args):
-        if f"of 1/{int(sys.argv[3]) * 2 // 3}" in key:
-            os.kill(os.getpid(), 9)
-        return await super().attempt(operation, key, function, *args)
-import det_core.storage._objects._named as named
-named.Door = Dying
+put_file = Driver.put_file
+def dying(self, source, key, moved):
+    if f"of 1/{int(sys.argv[3]) * 2 // 3}" in key:
+        os.kill(os.getpid(), 9)
+    return put_file(self, source, key, moved)
+Driver.put_file = dying
 """
 
 

@@ -16,13 +16,13 @@ import pytest
 from det_core.core._checkpoint import CheckpointContext
 from det_core.errors import CheckpointError, StorageError
 from det_core.storage import Owner, open_store
-from det_core.storage._objects import ObjectStore
+from det_core.storage._object_store import ObjectStore
 from support import TESTS
-from support.buckets import closing, in_bucket, keys, object_store
+from support.buckets import FaultyDriver, closing, keys, object_store, unfinished
 from support.checkpoints import FILES, RUN, STEPS, Recorder, alone, fill, tree
-from support.faulty_doors import FaultyDoor
 from support.servers import S3Server
 
+PERMANENT = ("EIO", "ENOSPC", "EACCES", "dead", "lost")
 LARGE = {**FILES, "large": os.urandom(1 << 20) * 35}
 """With a file of three parts."""
 Operation = Callable[[CheckpointContext, str, Path], object]
@@ -105,18 +105,18 @@ def every_call_fails_once(
             store = opened(place.store(work))
             old = recorder.context(distributed, work, store=store).upload(work / "source", STEPS)
             recorder.registered.clear()
-            door = FaultyDoor(store.door.bucket, at, how, only)
-            context = recorder.context(distributed, work, store=ObjectStore(door, work / "scratch"))
+            driver = FaultyDriver(store.driver, at, how, only)
+            context = recorder.context(distributed, work, store=ObjectStore(driver, work / "scratch"))
             try:
                 operation(context, old, work)
             except CheckpointError as e:
                 error = e
             context.close()
-            if not door.struck:
+            if not driver.struck:
                 assert error is None
                 return outcomes
         assert tree(work / "source") == files, "the user's folder was changed"
-        outcomes.append(Outcome(store.root, work, old, recorder, door.struck, error))
+        outcomes.append(Outcome(store.root, work, old, recorder, driver.struck, error))
     raise AssertionError("the operation never ends")
 
 
@@ -138,7 +138,7 @@ def nothing_is_left_over(store: ObjectStore, scratch: Path) -> None:
     store.begin("later", later).abort()
     assert store.collect(later) == []
     assert {key.split("/", 1)[0] for key in keys(store)} == set(listed(store))
-    assert in_bucket(store, lambda bucket: bucket.stale_parts("")) == []
+    assert unfinished(store) == []
     assert not [path for path in scratch.rglob("*") if path.is_file()]
 
 
@@ -148,24 +148,6 @@ def names_what_failed(outcome: Outcome) -> None:
     assert outcome.root in text
     assert f"cannot {outcome.struck}" in text
     assert outcome.error.errno is not None
-
-
-@pytest.mark.parametrize(
-    ("operation", "how"), [(store_path, "lost"), (upload, "reset"), (download, "503"), (delete, "lost")]
-)
-def test_what_passes_is_tried_again_and_succeeds(operation: Operation, how: str, place: Place, memory: Path) -> None:
-    outcomes = every_call_fails_once(operation, place, memory, how, FILES)
-    assert len(outcomes) >= 5
-    for outcome in outcomes:
-        assert outcome.error is None, outcome
-        with closing() as opened:
-            store = opened(place.store(outcome.work))
-            new = [record["storage_id"] for record in outcome.recorder.registered]
-            assert sorted(listed(store)) == sorted(([] if operation is delete else [outcome.old]) + new)
-            assert len(new) == (operation in (upload, store_path))
-            if operation is download:
-                assert tree(outcome.work / "target").items() >= FILES.items()
-            nothing_is_left_over(store, outcome.work / "scratch")
 
 
 @pytest.mark.parametrize(("operation", "how"), [(store_path, "EIO"), (upload, "dead")])
@@ -188,19 +170,6 @@ def whole_or_not_there(operation: Operation, place: Place, memory: Path, how: st
                 names_what_failed(outcome)
             if how != "dead":
                 nothing_is_left_over(store, outcome.work / "scratch")
-
-
-@pytest.mark.parametrize("how", ["EIO"])
-def test_files_of_several_parts_are_whole_or_not_there(how: str, place: Place, memory: Path) -> None:
-    of_parts = every_call_fails_once(upload, place, memory, how, LARGE, ("begin", "write part", "finish"))
-    assert {outcome.struck.rstrip(" of123") for outcome in of_parts} == {"begin", "write part", "finish"}
-    for outcome in of_parts + every_call_fails_once(upload, place, memory, how, LARGE):
-        with closing() as opened:
-            store = opened(place.store(outcome.work))
-            new = [record["storage_id"] for record in outcome.recorder.registered]
-            assert sorted(listed(store)) == sorted([outcome.old, *new])
-            assert bool(new) == (outcome.error is None)
-            nothing_is_left_over(store, outcome.work / "scratch")
 
 
 @pytest.mark.parametrize("how", ["EIO", "short"])
@@ -236,14 +205,14 @@ def test_a_collection_that_fails_can_be_repeated(tmp_path: Path) -> None:
             staging = store.begin("half", dead)
             fill(staging.path)
             staging.take(staging.written())
-            door = FaultyDoor(store.door.bucket, at, "EIO")
+            driver = FaultyDriver(store.driver, at, "EIO")
             try:
-                ObjectStore(door, tmp_path / "scratch").collect()
+                ObjectStore(driver, tmp_path / "scratch").collect()
             except StorageError as e:
-                assert f"cannot {door.struck}" in str(e)
+                assert f"cannot {driver.struck}" in str(e)
             store.collect()
-            assert not keys(store), f"after call {at}: {door.struck}"
-            if not door.struck:
+            assert not keys(store), f"after call {at}: {driver.struck}"
+            if not driver.struck:
                 return
     raise AssertionError("the collection never ends")
 

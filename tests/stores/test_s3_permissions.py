@@ -11,22 +11,22 @@ from pathlib import Path
 import pytest
 
 from det_core.errors import StorageError
-from det_core.testing._stores import FILES, owner, stored
 from fast.storage.test_s3_errors import Open, opened, refusal, test_a_missing_bucket
 from support.servers import S3Server
+from support.store_suite import FILES, owner, stored
 
 __all__ = ["opened", "test_a_missing_bucket"]
 
 
 def test_a_wrong_secret(rgw_server: S3Server, opened: Open) -> None:
     storage = rgw_server.storage(rgw_server.make_bucket(), secret_key="not-the-secret")
-    text = refusal(opened(storage), errno.EACCES, "the secret key is wrong: correct secret_key")
+    text = refusal(opened(storage), errno.EACCES, "correct secret_key")
     assert "not-the-secret" not in text
 
 
 def test_an_unknown_key(rgw_server: S3Server, opened: Open) -> None:
     storage = rgw_server.storage(rgw_server.make_bucket(), access_key="nobody")
-    refusal(opened(storage), errno.EACCES, "does not know the access key id: correct access_key")
+    refusal(opened(storage), errno.EACCES, "correct access_key")
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -37,7 +37,7 @@ def test_a_clock_that_is_off(rgw_server: S3Server, opened: Open, monkeypatch: py
     right = botocore.auth.get_current_datetime
     off = datetime.timedelta(hours=hours)
     monkeypatch.setattr(botocore.auth, "get_current_datetime", lambda *a, **k: right(*a, **k) + off)
-    refusal(store, errno.EACCES, "clock differs from the server's by more than 15 minutes: set it")
+    refusal(store, errno.EACCES, "set this machine's clock")
 
 
 def test_a_key_that_may_only_read_can_restore(
@@ -60,7 +60,7 @@ def test_a_key_that_may_only_read_can_restore(
     with caplog.at_level(logging.DEBUG), store.hold("one", owner()):
         store.open("one").copy_out(tmp_path / "out", [*FILES], [])
     assert (tmp_path / "out" / "model.pt").read_bytes() == FILES["model.pt"]
-    refusal(store, errno.EACCES, "the key may not do this", f"s3:PutObject on {bucket}")
-    with pytest.raises(StorageError, match="may not do this"):
+    refusal(store, errno.EACCES, "PutObject", "ask for a policy")
+    with pytest.raises(StorageError, match="ask for a policy"):
         stored(store, tmp_path, "two")
     assert [h.storage_id for h in store.list()] == ["one"]

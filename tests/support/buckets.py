@@ -1,46 +1,52 @@
-"""Object stores for tests, and what lies in them."""
+"""Object stores for tests, what lies in them, and a driver that fails on purpose, at a call that a test chooses."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from det_core.storage._objects import Bucket, Door, ObjectStore
-from det_core.storage._objects._named import open_fsspec
-from det_core.storage._objects._run import run
+from det_core.storage._drivers import Driver, generic
+from det_core.storage._object_store import ObjectStore
 
-T = TypeVar("T")
+CALLS = {
+    "put_bytes": "write", "put_file": "write", "get": "read", "find": "list", "folders": "list", "remove": "delete",
+    "abort_parts": "delete the parts", "look_for_bucket": "list",
+}  # fmt: skip
+"""What a driver does, and how messages name it."""
 
 
 def object_store(url: str, scratch: Path) -> ObjectStore:
     """A store on any file system of fsspec, also on one that det_core opens as a directory."""
-    return open_fsspec(scratch, url)
-
-
-def through(store: ObjectStore, door: Callable[[Bucket], Door]) -> ObjectStore:
-    """The same store through another door."""
-    return ObjectStore(door(store.door.bucket), store.scratch)
-
-
-def in_bucket(store: ObjectStore, work: Callable[[Bucket], Awaitable[T]]) -> T:
-    """Do something behind the store's back."""
-    return run(store.root, lambda _: work(store.door.bucket))
+    return ObjectStore(generic(url), scratch)
 
 
 def contents(store: ObjectStore, prefix: str = "") -> dict[str, bytes]:
     """Every object, with its bytes."""
-
-    async def read(bucket: Bucket) -> dict[str, bytes]:
-        return {entry.key: await bucket.get(entry.key) for entry in await bucket.list(prefix)}
-
-    return in_bucket(store, read)
+    return {key: store.driver.get(key) for key in keys(store, prefix)}
 
 
 def keys(store: ObjectStore, prefix: str = "") -> set[str]:
     """The name of every object."""
-    return {entry.key for entry in in_bucket(store, lambda bucket: bucket.list(prefix))}
+    return set(store.keys(prefix))
+
+
+def put(store: ObjectStore, key: str, data: bytes = b"x") -> None:
+    """Store an object behind the store's back."""
+    store.driver.put_bytes(key, data)
+
+
+def unfinished(store: ObjectStore) -> list[Any]:
+    """Uploads in parts that were neither finished nor given up; only S3 has such."""
+    fs = store.driver.fs
+    if not hasattr(fs, "call_s3"):
+        return []
+    found: list[Any] = fs.call_s3("list_multipart_uploads", Bucket=store.driver._base.split("/")[0]).get("Uploads", [])
+    return found
 
 
 @contextmanager
@@ -57,3 +63,81 @@ def closing() -> Iterator[Callable[[Any], Any]]:
     finally:
         for store in opened:
             store.close()
+
+
+class Around(Driver):
+    """A driver of which a subclass decides what becomes of each call."""
+
+    def __init__(self, driver: Driver) -> None:
+        driver.fs  # noqa: B018  # one for both
+        self.__dict__.update(vars(driver))
+        for name in CALLS:
+            setattr(self, name, self._around(name, getattr(driver, name)))
+
+    def attempt(self, operation: str, key: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Make a call, or do something else."""
+        return call(*args)
+
+    def hasty(self) -> Driver:
+        """No different."""
+        return self
+
+    def close(self) -> None:
+        """Others use the file system."""
+
+    def _around(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def attempt(*args: Any, **kwargs: Any) -> Any:
+            key = args[1] if name == "put_file" else args[0] if args else ""
+            return self.attempt(CALLS[name], key[0] if isinstance(key, list) else key, call, *args, **kwargs)
+
+        return attempt
+
+
+def through(store: ObjectStore, driver: Callable[[Driver], Driver]) -> ObjectStore:
+    """The same store by another driver."""
+    return ObjectStore(driver(store.driver), store.scratch.root)
+
+
+class FaultyDriver(Around):
+    """A driver whose ``at``-th call (from 1) fails; calls run side by side, so which one that is may differ.
+
+    Args:
+        driver: what does the work.
+        at: which call.
+        how: ``EIO``, ``ENOSPC``, ``EACCES``: it refuses; ``lost``: it does it, and then the connection is reset;
+            ``dead``: it and all after it are refused; ``short``: a body comes without its last byte; ``exit``: the
+            process ends without a word before the call, ``exit-after``: after it.
+        only: count the calls alone whose operation begins with one of these.
+    """
+
+    def __init__(self, driver: Driver, at: int = 0, how: str = "EIO", only: tuple[str, ...] = ("",)) -> None:
+        super().__init__(driver)
+        self.at, self.how, self.only, self.calls = at, how, only, 0
+        self.struck = ""
+        """The operation that failed."""
+        self._lock = threading.Lock()
+
+    def attempt(self, operation: str, key: str, call: Callable[..., Any], *args: Any) -> Any:
+        if not self._strikes(operation):
+            return call(*args)
+        if self.how == "exit":
+            os._exit(77)
+        if self.how in ("lost", "exit-after", "short"):
+            found = call(*args)
+            if self.how == "exit-after":
+                os._exit(77)
+            if self.how == "short":
+                return found[:-1] if isinstance(found, bytes) else found
+            raise ConnectionResetError(errno.ECONNRESET, os.strerror(errno.ECONNRESET))
+        number = getattr(errno, self.how, errno.EIO)
+        raise OSError(number, os.strerror(number))
+
+    def _strikes(self, operation: str) -> bool:
+        if not operation.startswith(self.only):
+            return False
+        with self._lock:
+            self.calls += 1
+            if self.calls != self.at and not (self.calls > self.at > 0 and self.how == "dead"):
+                return False
+            self.struck = self.struck or operation
+            return True

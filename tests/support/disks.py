@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from det_core.storage import Disk
-from det_core.storage._staging import ASIDE
+from det_core.storage._names import ASIDE
 from support.hosts import skip_or_fail
 
 T = TypeVar("T")

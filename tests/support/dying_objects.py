@@ -15,10 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from det_core.storage import open_store
-from det_core.storage._objects import ObjectStore
-from support.buckets import object_store
+from det_core.storage._object_store import ObjectStore
+from support.buckets import FaultyDriver, object_store
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill
-from support.faulty_doors import FaultyDoor
 
 DEAD = 77
 
@@ -41,8 +40,7 @@ def prepare(work: Path, s3: str | None) -> None:
 
 
 def operate(name: str, how: str, at: int, work: Path, s3: str | None) -> None:
-    bucket = store_of(work, s3).door.bucket
-    store = ObjectStore(FaultyDoor(bucket, at, how), work / "scratch")
+    store = ObjectStore(FaultyDriver(store_of(work, s3).driver, at, how), work / "scratch")
     with alone() as distributed:
         context = Recorder().context(distributed, work, store=store)
         if name == "upload":
@@ -70,11 +68,9 @@ def in_child(work: Callable[[], None]) -> int:
 def read_ahead() -> None:
     """Import and read, once, what every child needs to reach S3."""
     import s3fs  # noqa: F401
+    from aiobotocore.session import AioSession
 
-    from det_core.storage._objects import _s3_direct  # noqa: F401
-    from det_core.storage._objects._s3_session import new_session
-
-    loader = new_session().get_component("data_loader")
+    loader = AioSession().get_component("data_loader")
     for name in ("endpoints", "partitions", "sdk-default-configuration", "_retry"):
         loader.load_data(name)
     for kind in ("service-2", "endpoint-rule-set-1"):

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from det_core.journal import Journal, RunFolder, RunRecord, read_run
-from det_core.journal._doors import Doors
 
 
 def open_journal(folder: Path, *, restart: int = 0, rank: int = 0, **options: Any) -> Journal:
@@ -26,7 +30,12 @@ def written(folder: Path, group: str = "training", **options: Any) -> dict[int |
 
 def lines(folder: Path) -> list[bytes]:
     """All lines of all journal files in a folder, in the order of the files' names."""
-    return [line for path in sorted(folder.glob("journal-*")) for line in path.read_bytes().split(b"\n") if line]
+    return [line for path in sorted(folder.glob("journal-*.jsonl")) for line in path.read_bytes().split(b"\n") if line]
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two values are the same JSON: NaN is NaN, True is not 1."""
+    return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)
 
 
 def one_run(home: Path, *, name: str = "job", outcome: str | None = "completed", steps: int = 3) -> RunRecord:
@@ -43,7 +52,14 @@ def one_run(home: Path, *, name: str = "job", outcome: str | None = "completed",
     return read_run(folder.path)
 
 
-class FailingDoors(Doors):
+class Os:
+    """The module ``os`` as a journal's file sees it; a subclass overrides what it wants to be otherwise."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+class FailingOs(Os):
     """System calls of which the N-th fails, and after it ``more`` further ones.
 
     Args:
@@ -51,24 +67,27 @@ class FailingDoors(Doors):
         more: how many calls after it fail too.
         code: with which errno.
         part: a failing write takes the first half of its bytes.
-        only: the calls that count and fail; None: all.
+        only: the calls that count and fail.
     """
-
-    NAMES = ("open", "write", "pread", "fsync", "fstat", "close", "unlink", "makedirs")
 
     def __init__(self, at: int, more: int = 0, code: int = errno.EIO, part: bool = False, only: str = "") -> None:
         self.calls: list[str] = []
         self._range = range(at, at + more + 1)
         self._code, self._part = code, part
-        for name in only.split() or self.NAMES:
-            setattr(self, name, self._door(name, getattr(Doors, name)))
+        names = only or "open write pread fsync fstat close unlink makedirs rename dup ftruncate"
+        for name in names.split():
+            setattr(self, name, self._failing(name, getattr(os, name)))
 
     @property
     def failed(self) -> bool:
         """Whether a call has failed."""
         return len(self.calls) > self._range.start
 
-    def _door(self, name: str, real: Any) -> Any:
+    def mend(self) -> None:
+        """Fail no more."""
+        self._range = range(0)
+
+    def _failing(self, name: str, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
             number = len(self.calls)
             self.calls.append(name)
@@ -82,3 +101,14 @@ class FailingDoors(Doors):
             raise OSError(self._code, os.strerror(self._code))
 
         return call
+
+
+@contextmanager
+def failing(at: int, more: int = 0, **how: Any) -> Iterator[FailingOs]:
+    """System calls of journal files that fail as :class:`FailingOs` says; they try again with the next report."""
+    with pytest.MonkeyPatch.context() as patch:
+        system = FailingOs(at, more, **how)
+        patch.setattr("det_core.journal._file.os", system)
+        patch.setattr("det_core.journal._file.RETRY_INTERVAL", 0.0)
+        patch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0)
+        yield system

@@ -126,6 +126,8 @@ def gcs_server() -> Iterator[GcsServer]:
     code = "import socketserver; socketserver.TCPServer.request_queue_size = 1024\n"
     # It writes down all that it has at every change, to be read when it starts with a folder; here it has none.
     code += "from gcp_storage_emulator.storage import Storage; Storage._write_config_to_file = lambda self: None\n"
+    # It takes what follows a ";" for parameters; gcsfs sends one in a name as it is, which RFC 3986 allows in a path.
+    code += "from gcp_storage_emulator import server; from urllib.parse import urlsplit; server.urlparse = urlsplit\n"
     code += "from gcp_storage_emulator.__main__ import main; main()"
     with _serving([sys.executable, "-c", code, *words], port):
         yield GcsServer(f"http://127.0.0.1:{port}")

@@ -128,7 +128,7 @@ def _print(checkpoints: Checkpoints, verdicts: list[Verdict], going: int) -> Non
         note(f"no checkpoints in {checkpoints.root}")
         return
     rows = []
-    for c, reasons in reversed(verdicts):
+    for c, reasons, _ in reversed(verdicts):
         why = f"stays: {', '.join(reasons)}" if reasons else "would be deleted"
         rows.append((c.storage_id, str(c.steps_completed), age(c.time), why))
     print_table(("CHECKPOINT", "STEPS", "AGE", "VERDICT"), rows)
@@ -136,7 +136,7 @@ def _print(checkpoints: Checkpoints, verdicts: list[Verdict], going: int) -> Non
 
 
 def _as_json(verdict: Verdict, gone: list[str]) -> dict[str, Any]:
-    c, reasons = verdict
+    c, reasons = verdict.candidate, verdict.reasons
     return {
         "storage_id": c.storage_id,
         "run_id": c.run_id,
@@ -151,9 +151,7 @@ def _as_json(verdict: Verdict, gone: list[str]) -> dict[str, Any]:
 
 def _unknown_metric(checkpoints: Checkpoints, verdicts: list[Verdict]) -> str | None:
     """Which metrics there are, if no checkpoint has the one that was asked for."""
-    from det_core.storage._retention import UNKNOWN
-
-    missing = [r for v in verdicts for r in v.reasons if r.startswith(UNKNOWN)]
+    missing = [reason for v in verdicts for reason in v.unknown]
     if not missing:
         return None
     names = checkpoints.metrics()

@@ -33,10 +33,8 @@ def write_csv(table: Table, out: IO[bytes]) -> None:
 
 def write_jsonl(table: Table, out: IO[bytes]) -> None:
     """One object a row."""
-    from det_core.journal._line import row_line
-
     for row in table.rows("writing"):
-        out.write(row_line(row, superseded=table.superseded))
+        out.write(row.line(superseded=table.superseded))
 
 
 def write_parquet(table: Table, out: IO[bytes]) -> None:

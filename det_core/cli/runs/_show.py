@@ -59,6 +59,10 @@ def _as_json(run: Run, last: dict[str, tuple[int, Row]]) -> dict[str, Any]:
         "restarts": run.restarts,
         "path": str(run.path),
         "argv": run.argv,
+        "start": run.start,
+        "detail": run.detail,
+        "hparams": run.hparams,
+        "config": run.config,
         "resume": resume_command(run),
         "metadata": run.metadata,
         "groups": {
@@ -80,6 +84,8 @@ def _as_json(run: Run, last: dict[str, tuple[int, Row]]) -> dict[str, Any]:
 
 
 def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
+    from det_core.client._table import spread
+
     facts = [
         ("run", run.run_id),
         ("name", run.name),
@@ -87,18 +93,23 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
         ("started", when(run.created)),
         ("resumed", _times(run.restarts - 1)),
         ("folder", str(run.path)),
+        *_started(run),
     ]
+    if run.detail:
+        facts.insert(3, ("because", run.detail))
     if run.status and run.state == "running":
         facts.append(("status", run.status))
     if run.progress is not None:
         facts.append(("progress", f"{run.progress:.0%}"))
-    facts += [(f"metadata.{key}", number(value)) for key, value in run.metadata.items()]
+    for name, settings in (("hparams", run.hparams), ("config", run.config), ("metadata", run.metadata)):
+        facts += [(f"{name}.{key}", number(value)) for key, value in spread(settings).items()]
     if run.record.torn_lines:
         facts.append(("torn lines", f"{run.record.torn_lines} (left by a crash or a full disk; skipped)"))
     if run.state not in ("running", "completed"):
         facts.append(("to resume", resume_command(run)))
+    width = max(12, *(len(name) + 1 for name, _ in facts))
     for name, value in facts:
-        print(f"{name + ':':<12} {value}")
+        print(f"{name + ':':<{width}} {value}")
     if last:
         print("\nmetrics, the last of each group")
         print_table(("GROUP", "ROWS", "STEP", "METRIC", "VALUE"), list(_metric_lines(last)))
@@ -113,8 +124,17 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
         print_table(("STORAGE ID", "STEP", "SAVED", "RESTART"), rows)
 
 
+def _started(run: Run) -> list[tuple[str, str]]:
+    """With what, where, and from which commit it was started last."""
+    start = run.start
+    facts = [("command", shlex.join(run.argv)), ("directory", start.get("cwd")), ("host", start.get("host"))]
+    if git := start.get("git"):
+        facts.append(("commit", f"{git.get('commit')}{', with changes' if git.get('dirty') else ''}"))
+    return [(name, str(value)) for name, value in facts if value]
+
+
 def _state(run: Run) -> str:
-    from det_core.core._bare import NEVER_ASKED, never_asked
+    from det_core.core._bare_run import NEVER_ASKED, never_asked
 
     return f"{run.state} ({NEVER_ASKED})" if run.state == "died" and never_asked(run.record) else run.state
 

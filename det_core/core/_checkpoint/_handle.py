@@ -15,7 +15,8 @@ from det_core.core._checkpoint._background import Background, Job
 from det_core.core._checkpoint._metadata import plain_metadata
 from det_core.core._checkpoint._together import Together
 from det_core.errors import CheckpointError
-from det_core.storage import Disk, Listing, Progress, Staging, give_back
+from det_core.storage import Disk, Listing, Progress, Staging
+from det_core.storage._draft import give_back
 
 log = logging.getLogger("det_core.checkpoint")
 INTERRUPTED = 5.0

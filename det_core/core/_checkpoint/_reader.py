@@ -88,6 +88,7 @@ class CheckpointReader:
                 if only_listed:
                     together.chief(lambda: refuse_unlisted(self._store.disk, checkpoint))
                 path = checkpoint.path
+                stack.enter_context(checkpoint.unchanged())
             else:
                 path = self._fetched(stack, together, checkpoint, mode, selector)
             self._note_restore(checkpoint)

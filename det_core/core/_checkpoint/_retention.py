@@ -25,7 +25,6 @@ from det_core.storage import (
     check_policy,
     judge,
 )
-from det_core.storage._retention import UNKNOWN
 
 log = logging.getLogger("det_core.checkpoint")
 FAILURES = 3
@@ -208,7 +207,7 @@ class Retention:
 
     def _tell_of_unknown(self, verdicts: Sequence[Verdict]) -> None:
         """Warn once if nothing goes only as no checkpoint has a metric; of the first ones none may be validated yet."""
-        held = [v.reasons[0] for v in verdicts if v.reasons and all(r.startswith(UNKNOWN) for r in v.reasons)]
+        held = [v.reasons[0] for v in verdicts if v.reasons and v.reasons == v.unknown]
         if len(held) > FIRST and not self._told:
             self._told = True
             log.warning("%s, so retention deletes none: is it the name of a validation metric?", held[0])

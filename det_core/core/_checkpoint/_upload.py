@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from det_core.core._checkpoint._agree import Offering
-from det_core.storage import Disk, Listing, Selector, Source, copy_in, host_identity, link_in, scan, take_away
+from det_core.storage import Disk, Listing, Selector, Source, copy_in, host_identity, scan
+from det_core.storage._draft import link_in, take_away
 from det_core.storage._names import INNER, METADATA, is_inner_path
 
 FolderOrFolders = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]

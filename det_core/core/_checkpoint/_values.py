@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound
-from det_core.journal import Follower
+from det_core.journal import Cursor, cursors
 from det_core.storage import Candidate, Header, Store
 
 GROUP = "validation"
@@ -71,20 +71,29 @@ class Validations:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._follower = Follower(folder, ["restore"], group=GROUP)
+        self._folder = folder
+        self._cursors: dict[tuple[int, int], Cursor] = {}
         self._rows: dict[int, dict[tuple[int, int, int], Mapping[str, Any]]] = {}
         self._began: dict[int, int] = {}
 
     def refresh(self) -> None:
         """Take in what was reported since the last time."""
-        for restart, rank, record in self._follower.new():
-            restored = record["kind"] == "restore"
-            step = record["body"].get("steps_completed") if restored else record["steps_completed"]
-            if not isinstance(step, int):
-                continue
-            self._began[restart] = min(step, self._began.get(restart, step))
-            if not restored:
-                self._rows.setdefault(step, {})[restart, rank, record["seq"]] = record["metrics"]
+        for found in cursors(self._folder, name="unsaved"):
+            cursor = self._cursors.setdefault((found.restart, found.rank), found)
+            while lines := cursor.read():
+                cursor.mark(lines)
+                for line in lines:
+                    if line.record["kind"] == "restore" or line.record.get("group") == GROUP:
+                        self._take(cursor.restart, cursor.rank, line.decoded())
+
+    def _take(self, restart: int, rank: int, record: Mapping[str, Any]) -> None:
+        restored = record["kind"] == "restore"
+        step = record["body"].get("steps_completed") if restored else record["steps_completed"]
+        if not isinstance(step, int):
+            return
+        self._began[restart] = min(step, self._began.get(restart, step))
+        if not restored:
+            self._rows.setdefault(step, {})[restart, rank, record["seq"]] = record["metrics"]
 
     def of(self, header: Header) -> dict[str, Any]:
         """The metrics of a checkpoint: those of its step that count; of the ranks that differ the lowest rank's.

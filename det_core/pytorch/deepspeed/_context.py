@@ -277,7 +277,7 @@ def init(
         )
     with ExitStack() as stack:
         context = opened(
-            stack, core_context, distributed, core_options, lambda ranks: _make_group(stack, deepspeed, ranks)
+            stack, core_context, distributed, core_options, lambda ranks: _make_group(stack, deepspeed, ranks), hparams
         )
         hparams, exp_conf = told(context, hparams, exp_conf)
         yield DeepSpeedTrialContext(

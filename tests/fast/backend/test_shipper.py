@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from det_core.backend.rest import Credential, Master, MasterSession, ReportCarrier, Shipper
-from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped
-from det_core.journal import Journal, Tail
+from det_core.errors import MasterError, MasterUnreachable, ReportsNotKept, ReportsNotShipped
+from det_core.journal import Cursor, Journal, PendingValue
 from support.foreign_master import ForeignMaster, Trial, foreign_master
 from support.processes import until
 from support.proxy import LOST, SILENT, proxy_before
@@ -37,8 +37,8 @@ def shipping(folder: Path, url: str, trial: Trial, interval: float = 0.02) -> It
     session = MasterSession(url, [token])
     journal = Journal(folder, run_id="r", restart=0, rank=0)
     carrier = ReportCarrier(session, trial.trial_id, trial.run_id, Master("0.37.0"))
-    tail = Tail(folder, 0, 0)
-    shipper = Shipper([tail], carrier, session, settle=journal.flush, folder=folder, interval=interval)
+    cursor = Cursor(folder, 0, 0)
+    shipper = Shipper([cursor], carrier, session, settle=journal.flush, folder=folder, interval=interval)
     try:
         yield journal, shipper
     finally:
@@ -78,6 +78,28 @@ def test_a_question_waits_no_longer_than_it_may(master: ForeignMaster, trial: Tr
         with pytest.raises(ReportsNotShipped, match=r"1 report\(s\) did not get to"):
             shipper.close(0.3)
         assert time.monotonic() - began < 100
+
+
+def test_a_value_that_never_comes_from_its_device_holds_nothing_up(
+    master: ForeignMaster, trial: Trial, tmp_path: Path
+) -> None:
+    """SIGTERM's flush waited for it before its own clock began."""
+
+    class Never(PendingValue):
+        def ready(self) -> bool:
+            return False
+
+        def result(self) -> None:
+            raise AssertionError("nobody is to wait for it")
+
+    with pytest.MonkeyPatch.context() as patch, shipping(tmp_path, master.url, trial) as (journal, shipper):
+        journal.metrics("training", 1, {"a": Never()})
+        journal.metrics("training", 2, {"a": 2})
+        shipper.drain(3)
+        assert [r["avg"] for r in trial.rows] == [{"a": 2}]
+        patch.setattr("det_core.journal._journal.DEVICE_PATIENCE", 0.0)
+        with pytest.raises(ReportsNotKept):
+            journal.close()
 
 
 def test_a_failure_of_the_thread_reaches_whoever_asks(master: ForeignMaster, trial: Trial, tmp_path: Path) -> None:

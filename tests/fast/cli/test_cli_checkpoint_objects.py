@@ -12,7 +12,7 @@ import pytest
 
 from det_core import client, core
 from support import commands
-from support.buckets import in_bucket
+from support.buckets import put
 from support.servers import S3Server
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -62,7 +62,7 @@ def test_what_a_run_kept_elsewhere_is_found_by_the_run(storage: dict[str, str], 
 def test_a_damaged_object_is_named(storage: dict[str, str]) -> None:
     with client.checkpoints(storage=storage) as checkpoints:
         victim = checkpoints["latest"].storage_id
-        in_bucket(checkpoints._store, lambda bucket: bucket.put(f"{victim}/model.pt", b"x" * 3000))
+        put(checkpoints._store, f"{victim}/model.pt", b"x" * 3000)
     done = det_core("verify", "--all", check=1)
     assert done.stdout.count("whole: ") == 2
     assert f"{victim}  damaged: 1 problem(s)\n  " in done.stdout

@@ -16,6 +16,7 @@ from pathlib import Path
 import pandas
 import pytest
 
+from det_core import core
 from det_core.journal import Journal, RunFolder
 from support.commands import det_core
 from support.journals import one_run
@@ -68,6 +69,19 @@ def test_show(home: Path) -> None:
     assert [c["storage_id"] for c in shown["checkpoints"]] == ["abc-0", "abc-1"]
     assert (shown["state"], shown["restarts"], shown["torn_lines"]) == ("preempted", 2, 0)
     assert shown["metadata"] == {"note": "x"}
+
+
+def test_show_says_how_a_run_was_started_and_why_it_ended(home: Path) -> None:
+    with pytest.raises(ValueError, match="bad"), core.init(hparams={"lr": 0.1, "net": {"depth": 3}}) as ctx:
+        ctx.set_config({"seed": 7})
+        raise ValueError("bad")
+    facts = dict(re.findall(r"^(\S+): +(.*)$", det_core("runs", "show", "latest").stdout, re.MULTILINE))
+    assert facts["because"] == "ValueError: bad"
+    assert (facts["hparams.lr"], facts["hparams.net.depth"], facts["config.seed"]) == ("0.1", "3", "7")
+    assert facts["directory"] == os.getcwd() and facts["host"] == os.uname().nodename and facts["command"]
+    shown = json.loads(det_core("runs", "show", "latest", "--json").stdout)
+    assert (shown["detail"], shown["config"], shown["hparams"]["net"]) == ("ValueError: bad", {"seed": 7}, {"depth": 3})
+    assert shown["start"]["argv"] == shown["argv"]
 
 
 def test_show_counts_torn_lines(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""What many tests of checkpoints begin with."""
+"""What many tests of the core begin with."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from det_core.core import _event_writer
 from det_core.core._checkpoint import CheckpointContext
 from support.checkpoints import Recorder, alone
 
@@ -16,3 +17,9 @@ def context(tmp_path: Path) -> Iterator[CheckpointContext]:
     """That of one rank, on ``tmp_path/store``."""
     with alone() as distributed:
         yield Recorder().context(distributed, tmp_path / "store")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a machine with much else to do the first import of TensorBoard alone takes longer than a user would wait."""
+    monkeypatch.setattr(_event_writer, "PATIENCE", 120.0)

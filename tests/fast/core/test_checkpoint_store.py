@@ -64,15 +64,15 @@ def digest(data: bytes) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
-def test_permissions_are_kept(context: CheckpointContext, tmp_path: Path) -> None:
+def test_permissions_are_kept_but_for_writing(context: CheckpointContext, tmp_path: Path) -> None:
     source = fill(tmp_path / "source")
     (source / "rng").chmod(0o755)
     (source / "model.pt").chmod(0o400)
     storage_id = context.upload(source, STEPS)
     context.download(storage_id, tmp_path / "out")
-    for folder in (tmp_path / "store" / storage_id, tmp_path / "out"):
-        assert (folder / "rng").stat().st_mode & 0o777 == 0o755
-        assert (folder / "model.pt").stat().st_mode & 0o777 == 0o600, "a file that can be replaced"
+    for folder, run, read in ((tmp_path / "store" / storage_id, 0o555, 0o400), (tmp_path / "out", 0o755, 0o600)):
+        assert (folder / "rng").stat().st_mode & 0o777 == run
+        assert (folder / "model.pt").stat().st_mode & 0o777 == read, "read-only where stored, writable where fetched"
 
 
 def test_checkpoints_are_numbered_in_their_restart(tmp_path: Path) -> None:

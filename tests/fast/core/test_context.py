@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from det_core import InvalidHP, core
+from det_core import InvalidHP, client, core
 from det_core.errors import CloseError, PeerLost, RunLocked, RunNotFound
 from det_core.journal import RunRecord, read_run
 from support import warm
@@ -28,7 +30,7 @@ def test_first_and_last_line_say_how_to_go_on(home: Path, capsys: pytest.Capture
     assert run_id in last and "completed" in last
     with pytest.raises(ValueError, match="mine"), core.init(resume=run_id):
         raise ValueError("mine")
-    first, *_, last = capsys.readouterr().err.strip().splitlines()
+    *_, first, last = capsys.readouterr().err.strip().splitlines()
     assert "resumed (restart 1)" in first
     assert f"DET_CORE_RESUME={run_id}" in last and "failed (ValueError: mine)" in last
 
@@ -296,6 +298,50 @@ def test_what_a_person_may_not_expect_of_a_resume_is_said(capsys: pytest.Capture
 
     as_ranks(2, rank)
     assert "had 1 rank(s) before, and has 2 now" in capsys.readouterr().err
+
+
+def test_a_run_that_had_completed_is_told_with_its_command(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("from det_core import core\ncore.init(name='a', resume='latest').close()\n")
+    assert "had completed" not in warm.run(["train.py", "--epochs", "1"], cwd=tmp_path).stdout
+    again = warm.run(["train.py", "--epochs", "1"], cwd=tmp_path).stdout
+    assert "had completed, with the same command" in again
+    other = warm.run(["train.py", "--epochs", "2"], cwd=tmp_path).stdout
+    assert "had completed, as: python train.py --epochs 1; it goes on as: python train.py --epochs 2" in other
+
+
+def test_a_run_records_how_it_was_started(home: Path, tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
+    (tmp_path / "train.py").write_text("from det_core import core\ncore.init(name='a', resume='latest').close()\n")
+
+    def start(*words: str) -> dict[str, Any]:
+        warm.run(["train.py", *words], cwd=tmp_path)
+        return _run(home).last_start
+
+    first = start()
+    assert (first["argv"], first["cwd"], first["git"]) == (["python", "train.py"], str(tmp_path), None)
+    for words in (["init", "-q"], ["add", "train.py"], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    assert start("--lr", "1")["git"] == {"commit": commit, "dirty": False}
+    with open(tmp_path / "train.py", "a") as script:
+        script.write("# changed\n")
+    last = start("--lr", "2")
+    assert (last["argv"], last["git"]) == (["python", "train.py", "--lr", "2"], {"commit": commit, "dirty": True})
+    assert [each["argv"][2:] for each in _run(home).info["restarts"]] == [[], ["--lr", "1"], ["--lr", "2"]]
+
+
+def test_settings_are_recorded(home: Path) -> None:
+    hparams = {"lr": 0.1, "model": {"depth": 2}, "data": Path("/data")}
+    with core.init(hparams=hparams) as ctx:
+        assert (ctx.hparams, ctx.config) == (hparams, None)
+        ctx.set_config({"seed": 1})
+        ctx.set_config({"seed": 2, "device": object})
+        assert ctx.config == {"seed": 2, "device": object}
+        with pytest.raises(TypeError, match="config must be a mapping, not int"):
+            ctx.set_config(3)  # type: ignore[arg-type]
+    run = client.run("latest", home)
+    assert run.hparams == {"lr": 0.1, "model": {"depth": 2}, "data": "/data"}
+    assert run.config == {"seed": 2, "device": "<class 'object'>"}
 
 
 def test_interrupted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:

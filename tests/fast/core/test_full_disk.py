@@ -170,7 +170,8 @@ def test_a_disk_that_stays_full(tmp_path: Path) -> None:
         (lost,) = re.findall(rf"ReportsNotKept: (\d+) report\(s\) could not be written to .*: ({FULL})", script.said())
         assert status == 1 and refused == [*range(110, 301, 10)]
         assert kept == [*range(1, len(kept) + 1)] and len(kept) >= 100
-        more = 1 + len(refused)  # how the run ended, and that a checkpoint was about to be committed
-        assert STEPS < len(kept) + int(lost[0]) <= STEPS + more
+        assert len(kept) + int(lost[0]) == STEPS, "all but rows is kept in the room that was reserved"
+        assert shown()["state"] == "incomplete"
+        assert re.search(r"det_core: run \S+ incomplete \(\d+ report\(s\) could not be written", script.said())
         assert saved(shown()) == [*range(10, 101, 10)]
         det_core("checkpoint", "verify", "--all")

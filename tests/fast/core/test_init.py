@@ -18,6 +18,7 @@ from det_core import core
         ({"resume": ""}, "resume="),
         ({"searcher_metric": 3}, "searcher_metric="),
         ({"max_length": 0}, "max_length="),
+        ({"hparams": 3}, "hparams must be a mapping, not int"),
         ({"checkpoint_storage": {"type": "floppy"}}, "floppy"),
         ({"checkpoint_storage": 7}, "checkpoint_storage"),
     ],

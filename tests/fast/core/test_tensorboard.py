@@ -16,10 +16,12 @@ from pathlib import Path
 import pytest
 
 from det_core import client, core
+from det_core.core import _event_writer
 from support.processes import until
 from support.threads import as_ranks
 
 pytest.importorskip("tensorboard")
+PATIENCE = _event_writer.PATIENCE  # before conftest.py makes it longer
 AUTO, MANUAL = core.TensorboardMode.AUTO, core.TensorboardMode.MANUAL
 
 
@@ -149,7 +151,7 @@ def test_a_value_is_the_one_it_had_when_reported() -> None:
 def test_nothing_is_made_without_a_number_and_a_step() -> None:
     with core.init(tensorboard_mode=AUTO) as ctx:
         assert not drawing_threads(), "before the first report"
-        ctx._journal.metrics("cpu", None, {"cpu_util_simple": 5.0})
+        ctx._run.journal.metrics("cpu", None, {"cpu_util_simple": 5.0})
         ctx.train.report_metrics("g", 4, {"text": "nothing to draw here"})
     assert not list(folder_of(ctx).parent.rglob("*tfevents*"))
     assert not drawing_threads()
@@ -223,11 +225,11 @@ def test_a_file_that_is_deleted_is_written_again_from_the_journal(what: str, cap
 def test_a_disk_that_hangs_holds_close_up_for_seconds_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from det_core.core import _event_file, _event_writer
+    from det_core.core import _event_file
 
     released = threading.Event()
     monkeypatch.setattr(_event_file.EventFile, "flush", lambda self: released.wait())
-    assert _event_writer.PATIENCE == 5.0
+    assert PATIENCE == 5.0
     monkeypatch.setattr(_event_writer, "PATIENCE", 0.2)
     with core.init(tensorboard_mode=AUTO) as ctx:
         ctx.train.report_training_metrics(1, {"x": 1.0})

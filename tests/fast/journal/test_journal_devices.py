@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 from det_core.errors import ReportsNotKept
 from det_core.journal import PendingValue, read_run
 from support.journals import lines, open_journal, written
-from support.processes import until
 
 
 class Scripted(PendingValue):
@@ -30,26 +30,41 @@ class Scripted(PendingValue):
         return self._there.is_set()
 
     def result(self) -> Any:
-        assert self._there.wait(), "the value never arrived"
+        assert self._there.is_set(), "nobody is to wait without a deadline"
         if isinstance(self._value, Exception):
             raise self._value
         return self._value
 
 
-def test_later_rows_do_not_wait_and_the_row_keeps_its_place(tmp_path: Path) -> None:
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long for a device."""
+    monkeypatch.setattr("det_core.journal._journal.DEVICE_PATIENCE", 0.05)
+
+
+@pytest.mark.parametrize("by", ["metrics", "device", "flush", "close"])
+def test_later_rows_do_not_wait_and_the_row_keeps_its_place(tmp_path: Path, by: str) -> None:
     journal = open_journal(tmp_path)
     loss = Scripted(float("inf"))
+    journal.metrics("training", 0, {"loss": 1.0})
     journal.metrics("training", 1, {"loss": loss, "lr": 0.1})
     journal.metrics("training", 2, {"loss": 2.0})
     journal.record("status", {"status": "fit"})
-    assert written(tmp_path) == {2: {"loss": 2.0}}
+    assert written(tmp_path) == {0: {"loss": 1.0}, 2: {"loss": 2.0}}
     loss.arrive()
-    until(lambda: 1 in written(tmp_path))
+    if by == "metrics":
+        journal.metrics("training", 3, {"loss": 3.0})
+    elif by == "device":
+        journal.metrics("training", 3, {"loss": Scripted(3.0).arrive()})
+    else:
+        getattr(journal, by)()
+    assert written(tmp_path)[1] == {"loss": float("inf"), "lr": 0.1}
     journal.close()
     rows = read_run(tmp_path).rows("training")
-    assert [(r.steps_completed, r.seq, r.metrics) for r in rows] == [
-        (1, 0, {"loss": float("inf"), "lr": 0.1}),
-        (2, 1, {"loss": 2.0}),
+    assert [(r.steps_completed, r.seq, r.metrics) for r in rows[:3]] == [
+        (0, 0, {"loss": 1.0}),
+        (1, 1, {"loss": float("inf"), "lr": 0.1}),
+        (2, 2, {"loss": 2.0}),
     ]
 
 
@@ -68,6 +83,27 @@ def test_flush_and_close_wait_for_what_is_under_way(tmp_path: Path, end: str) ->
     late.join()
 
 
+@pytest.mark.usefixtures("no_patience")
+def test_a_value_that_never_comes_makes_nobody_wait_for_ever(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """As behind a collective whose peer has died. flush() and close() waited for it without a deadline."""
+    journal = open_journal(tmp_path)
+    never, late = Scripted(1.0), Scripted(2.0)
+    journal.metrics("training", 1, {"a": never, "b": 1})
+    journal.metrics("training", 2, {"a": late})
+    journal.flush()
+    assert "the values of 2 report(s) have not come from their device within 0 s" in caplog.text
+    journal.metrics("training", 1, {"a": 5.0})  # cannot be compared
+    late.arrive()
+    journal.record("alert", {"value": never})
+    journal.record("run_end", {"outcome": "completed"})
+    with pytest.raises(ReportsNotKept, match=r"1 value\(s\) never arrived"):
+        journal.close()
+    assert written(tmp_path) == {1: {"a": 5.0, "b": 1}, 2: {"a": 2.0}}
+    assert 'metrics["a"] of group training, step 1 is lost: it has not come from its device' in caplog.text
+    assert read_run(tmp_path).state == "incomplete"
+    assert dict(read_run(tmp_path).records("alert")[0]) == {"value": None}
+
+
 def test_another_process_may_force_the_file_to_the_disk_if_all_reports_are_in_it(tmp_path: Path) -> None:
     journal = open_journal(tmp_path / "run")
     assert journal.file is None, "there is none yet"
@@ -79,17 +115,10 @@ def test_another_process_may_force_the_file_to_the_disk_if_all_reports_are_in_it
     journal.metrics("training", 1, {"loss": loss})
     assert journal.file is None, "a value is on its way"
     loss.arrive()
-    until(lambda: journal.file is not None)
+    journal.metrics("training", 2, {"loss": 2.0})
+    assert journal.file is not None
     journal.close()
     assert journal.file is None, "it is closed"
-
-
-def test_a_row_is_durable_once_its_value_is_there(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path)
-    journal.record("status", {"status": "fit"})
-    journal.metrics("training", 1, {"a": Scripted(1.0).arrive()})
-    until(lambda: written(tmp_path) == {1: {"a": 1.0}})
-    journal.close()
 
 
 def test_a_value_that_is_lost_is_named_and_the_rest_of_its_row_is_kept(
@@ -124,7 +153,11 @@ def test_disjoint_keys_of_a_pending_step_do_not_wait_and_equal_ones_are_compared
     journal.metrics("training", 1, {"b": 2.0})
     journal.metrics("training", 2, {"b": 3.0})
     journal.metrics("training", 1, {"c": 4.0})
-    first.arrive()
+    late = threading.Timer(0.2, first.arrive)
+    late.start()
+    with pytest.raises(ValueError, match=r"step 1, key 'a': 1.0 was reported before, and now 7.0"):
+        journal.metrics("training", 1, {"a": 7.0})  # waits for it
+    late.join()
     journal.metrics("training", 1, {"a": 1.0, "d": Scripted(5).arrive()})
     with pytest.raises(ValueError, match=r"step 1, key 'a': 1.0 was reported before, and now 2.0"):
         journal.metrics("training", 1, {"a": Scripted(2.0).arrive()})
@@ -133,24 +166,26 @@ def test_disjoint_keys_of_a_pending_step_do_not_wait_and_equal_ones_are_compared
 
 
 def test_a_record_waits_for_its_values(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path)
-    journal.record("alert", {"value": Scripted(float("nan")).arrive(), "s": "NaN"})
+    journal, value = open_journal(tmp_path), Scripted(float("nan"))
+    late = threading.Timer(0.1, value.arrive)
+    late.start()
+    journal.record("alert", {"value": value, "s": "NaN"})
     journal.close()
+    late.join()
     (record,) = read_run(tmp_path).records("alert")
     assert record["value"] != record["value"]
     assert record["s"] == "NaN"
 
 
-def test_no_thread_is_started_without_need(tmp_path: Path) -> None:
+def test_no_thread_is_started(tmp_path: Path) -> None:
     before = threading.active_count()
     journal = open_journal(tmp_path)
     for step in range(100):
-        journal.metrics("training", step, {"a": 1})
+        journal.metrics("training", step, {"a": Scripted(1) if step % 2 else 1})
     assert threading.active_count() == before
-    journal.metrics("training", 100, {"a": Scripted(1).arrive()})
-    assert threading.active_count() == before + 1
-    journal.close()
-    assert threading.active_count() == before
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ReportsNotKept, match=r"50 value\(s\)"):
+        patch.setattr("det_core.journal._journal.DEVICE_PATIENCE", 0.0)
+        journal.close()
 
 
 def test_threads_may_report_at_once(tmp_path: Path) -> None:
@@ -171,9 +206,8 @@ def test_threads_may_report_at_once(tmp_path: Path) -> None:
     for worker in range(6):
         assert written(tmp_path, f"g{worker}") == {s: {"a": s} for s in range(200)}
     assert written(tmp_path, "shared") == {s: {f"k{w}": s for w in range(6)} for s in range(200)}
-    run = read_run(tmp_path)
-    seqs = sorted(s for places in run._scan.places.values() for s in places.seq)
-    assert seqs == list(range(2400))
+    seqs = [json.loads(line)["seq"] for line in lines(tmp_path)[1:]]
+    assert sorted(seqs) == list(range(2400))
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")

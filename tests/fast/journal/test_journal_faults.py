@@ -8,25 +8,29 @@ import logging
 import os
 import re
 import shutil
-import subprocess
-import sys
+import stat
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from det_core.errors import ReportsNotKept
-from det_core.journal import Journal, RunFolder, _sink, list_runs, read_run
-from det_core.journal._doors import Doors
+from det_core.journal import Journal, RunFolder, list_runs, read_run
 from support.disks import fill, small_disk
-from support.journals import FailingDoors, lines, open_journal, written
+from support.journals import Os, failing, lines, open_journal, written
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again with the next report, look at the link count with each."""
-    monkeypatch.setattr(_sink, "RETRY_FIRST", 0.0)
-    monkeypatch.setattr(_sink, "LINK_CHECK", 0.0)
+    monkeypatch.setattr("det_core.journal._file.RETRY_INTERVAL", 0.0)
+    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0)
+
+
+def few_bytes(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
+    """So many bytes of reports wait in memory at most."""
+    monkeypatch.setattr("det_core.journal._file.BACKLOG_LIMIT", limit)
 
 
 def scenario(folder: Path, journal: Journal, *, delete: bool = False) -> int:
@@ -51,7 +55,7 @@ def scenario(folder: Path, journal: Journal, *, delete: bool = False) -> int:
 
 def kept(folder: Path) -> int:
     """How many of the scenario's records are there, each of them right."""
-    if not any(folder.glob("journal-*")):
+    if not any(folder.glob("journal-*.jsonl")):
         return 0
     run = read_run(folder)
     for row in run.rows("training"):
@@ -68,12 +72,12 @@ def test_any_one_call_that_fails_costs_nothing(
 ) -> None:
     for at in range(1000):
         folder = tmp_path / str(at)
-        doors = FailingDoors(at, code=CODES[at % 2], part=part)
         caplog.clear()
-        assert scenario(folder, open_journal(folder, doors=doors), delete=delete) == 0
-        assert kept(folder) == 12, (at, doors.calls)
+        with failing(at, code=CODES[at % 2], part=part) as system:
+            assert scenario(folder, open_journal(folder), delete=delete) == 0
+        assert kept(folder) == 12, (at, system.calls)
         assert sum("cannot be written" in r.message for r in caplog.records) <= 1
-        if not doors.failed:
+        if not system.failed:
             break
     assert at > 15
 
@@ -85,45 +89,50 @@ def test_a_run_of_failures_costs_no_more_than_close_says(
     for at in range(1000):
         folder = tmp_path / str(at)
         # With fstat and pread dead for good nobody could know what was in a deleted file.
-        only = "open write fsync close unlink makedirs" if delete else ""
-        doors = FailingDoors(at, more=more, part=at % 3 == 0, only=only)
+        only = "open write fsync close unlink makedirs rename dup ftruncate" if delete else ""
         caplog.clear()
-        lost = scenario(folder, open_journal(folder, doors=doors), delete=delete)
-        assert kept(folder) + lost >= 12, (at, doors.calls)
+        with failing(at, more=more, part=at % 3 == 0, only=only) as system:
+            lost = scenario(folder, open_journal(folder), delete=delete)
+        assert kept(folder) + lost >= 12, (at, system.calls)
         if not delete:
-            assert kept(folder) + lost == 12, (at, doors.calls)
+            assert kept(folder) + lost == 12, (at, system.calls)
         warnings = [r for r in caplog.records if r.levelno >= logging.WARNING and "cannot be written" in r.message]
         assert len(warnings) <= 1
-        if not doors.failed:
+        if not system.failed:
             break
     assert at > 15
 
 
 def test_a_report_on_a_dead_disk_returns_and_one_warning_appears(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    journal = open_journal(tmp_path / "run", doors=FailingDoors(0, more=10**9, code=errno.ENOSPC), limit=2000)
-    for step in range(500):
-        journal.metrics("training", step, {"loss": step})
-    assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
-        f"the journal in {tmp_path / 'run'} cannot be written (No space left on device). Training goes on; reports are "
-        "kept in memory, up to 0 MB, and written when that is possible again."
-    ]
-    with pytest.raises(ReportsNotKept, match=r"500 report\(s\) could not be written to .*run: No space left on device"):
-        journal.close()
+    few_bytes(monkeypatch, 2000)
+    with failing(0, more=10**9, code=errno.ENOSPC):
+        journal = open_journal(tmp_path / "run")
+        for step in range(500):
+            journal.metrics("training", step, {"loss": step})
+        assert [r.message for r in caplog.records if r.levelno == logging.WARNING] == [
+            f"the journal in {tmp_path / 'run'} cannot be written (No space left on device). Training goes on; reports "
+            "are kept in memory, up to 0 MB, and written when that is possible again."
+        ]
+        with pytest.raises(
+            ReportsNotKept, match=r"500 report\(s\) could not be written to .*run: No space left on device"
+        ):
+            journal.close()
     assert not (tmp_path / "run").exists()
 
 
-def test_what_is_beyond_the_limit_is_counted_and_the_rest_is_kept(tmp_path: Path) -> None:
-    doors = FailingDoors(3, more=500)  # makedirs, open, the header; then all fails for a while
-    journal = open_journal(tmp_path, doors=doors, limit=1000)
-    for step in range(200):
-        journal.metrics("training", step, {"loss": step})
-    while len(doors.calls) < 600:
-        journal.flush()
-        doors.calls += ["skip"] * 100
-    with pytest.raises(ReportsNotKept) as e:
-        journal.close()
+def test_what_is_beyond_the_limit_is_counted_and_the_rest_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_bytes(monkeypatch, 1000)
+    with failing(5, more=10_000, only="write") as system:
+        journal = open_journal(tmp_path)
+        for step in range(200):
+            journal.metrics("training", step, {"loss": step})
+        system.mend()
+        with pytest.raises(ReportsNotKept) as e:
+            journal.close()
     found = written(tmp_path)
     assert 3 < len(found) < 200
     assert list(found) == list(range(len(found)))
@@ -134,27 +143,28 @@ def test_what_is_beyond_the_limit_is_counted_and_the_rest_is_kept(tmp_path: Path
 def test_what_is_deleted_is_written_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_sink, "LINK_CHECK", 3600.0)  # only flush and close look
+    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 3600.0)  # only flush and close look
     folder = tmp_path / "home" / "runs" / "r"
     journal = open_journal(folder)
     for step in range(1000):
         journal.metrics("training", step, {"a": step})
         if step % 250 == 100:
+            before = (folder / "journal-0-0.jsonl").read_bytes()
             gone = {"file": folder / "journal-0-0.jsonl", "folder": folder, "home": tmp_path / "home"}[what]
-            for file in folder.glob("journal*"):
-                file.unlink()
-            if gone.is_dir():
-                shutil.rmtree(gone)
+            shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
         if step % 250 == 200:
             journal.flush()
             assert len(written(folder)) == step + 1
+            assert (folder / "journal-0-0.jsonl").read_bytes().startswith(before), "a cursor may stand in it"
     with pytest.raises(ValueError, match="step 30, key 'a': 30 was"):
         journal.metrics("training", 30, {"a": 1})
     journal.close()
     assert written(folder) == {step: {"a": step} for step in range(1000)}
+    assert [path.name for path in folder.iterdir()] == ["journal-0-0.jsonl"]
     assert "journal-0-0.jsonl was deleted; it is there again, with its records" in caplog.text
 
 
+@pytest.mark.usefixtures("quick_retries")
 def test_a_run_that_is_deleted_while_it_is_written_keeps_its_name(home: Path) -> None:
     run = RunFolder.create(home, name="job", argv=["python", "train.py"])
     run.begin_restart()
@@ -173,29 +183,34 @@ def test_a_run_that_is_deleted_while_it_is_written_keeps_its_name(home: Path) ->
 
 
 def test_a_torn_file_that_is_deleted_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_sink, "LINK_CHECK", 3600.0)
-    monkeypatch.setattr(_sink, "RETRY_FIRST", 3600.0)
     folder = tmp_path / "run"
-    journal = open_journal(folder, doors=FailingDoors(4, part=True, only="write"))
-    for step in range(6):  # the header and three rows are whole, the fourth is torn, the others wait in memory
-        journal.metrics("training", step, {"a": step})
-    assert len(written(folder)) == 3
-    shutil.rmtree(folder)
-    journal.close()
+    with failing(5, part=True, only="write"):
+        monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 3600.0)
+        monkeypatch.setattr("det_core.journal._file.RETRY_INTERVAL", 3600.0)
+        journal = open_journal(folder)
+        for step in range(6):  # header, reserve and three rows are whole, the fourth is torn, the others wait in memory
+            journal.metrics("training", step, {"a": step})
+        assert len(written(folder)) == 3
+        shutil.rmtree(folder)
+        journal.close()
     assert written(folder) == {step: {"a": step} for step in range(6)}
     assert read_run(folder).torn_lines == 1
 
 
-def test_how_the_run_ended_is_kept_although_the_memory_is_full(tmp_path: Path) -> None:
-    doors = FailingDoors(3, more=300, only="write")
-    journal = open_journal(tmp_path, doors=doors, limit=500)
-    for step in range(100):
-        journal.metrics("training", step, {"a": step})
-    journal.record("run_end", {"outcome": "completed"})
-    doors.calls += ["skip"] * 400
-    with pytest.raises(ReportsNotKept):
-        journal.close()
-    assert read_run(tmp_path).state == "completed"
+def test_how_the_run_ended_is_kept_although_the_memory_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_bytes(monkeypatch, 500)
+    with failing(5, more=10_000, only="write") as system:
+        journal = open_journal(tmp_path)
+        for step in range(100):
+            journal.metrics("training", step, {"a": step})
+        journal.record("checkpoint", {"storage_id": "x"})
+        journal.record("run_end", {"outcome": "completed"})
+        system.mend()
+        with pytest.raises(ReportsNotKept):
+            journal.close()
+    run = read_run(tmp_path)
+    assert run.state == "incomplete" and [r["storage_id"] for r in run.records("checkpoint")] == ["x"]
+    assert [path.name for path in tmp_path.iterdir()] == ["journal-0-0.jsonl"], "there was room in the end"
 
 
 def test_a_folder_that_cannot_come_back_is_said_at_the_end(tmp_path: Path) -> None:
@@ -213,6 +228,17 @@ def test_a_folder_that_cannot_come_back_is_said_at_the_end(tmp_path: Path) -> No
         journal.close()
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_something_else_in_the_files_place_makes_nobody_wait(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "journal-0-0.jsonl"
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"a": 1})
+    with pytest.raises(ReportsNotKept, match=r"1 report\(s\) could not be written"):
+        journal.close()
+
+
+@pytest.mark.usefixtures("quick_retries")
 def test_a_full_disk_then_space_again(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "256k") as disk:
         journal = open_journal(disk / "run")
@@ -227,24 +253,48 @@ def test_a_full_disk_then_space_again(tmp_path: Path) -> None:
         journal.close()
 
 
-def test_a_disk_that_stays_full(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "state"), [("completed", "incomplete"), ("stopped", "incomplete"), ("failed", "failed")]
+)
+def test_a_disk_that_stays_full(tmp_path: Path, outcome: str, state: str) -> None:
+    """The run was shown as one that died, although it said completed. How it ended goes into room kept for that."""
     with small_disk(tmp_path / "disk", "256k") as disk:
         journal = open_journal(disk / "run")
         for step in range(10_000):
             journal.metrics("training", step, {"a": step})
+            if step % 1000 == 0:
+                journal.record("checkpoint", {"storage_id": str(step)})
+        journal.record("run_end", {"outcome": outcome})
         with pytest.raises(ReportsNotKept, match=r"No space left on device|only part of a line") as e:
             journal.close()
-        found = written(disk / "run")
+        found, run = written(disk / "run"), read_run(disk / "run")
         assert list(found) == list(range(len(found)))
         assert 100 < len(found) < 10_000
-        assert f"{10_000 - len(found)} report(s)" in str(e.value)
+        assert f"{10_000 - len(found)} report(s)" in str(e.value), "rows: all records are there"
+        assert [int(r["storage_id"]) for r in run.records("checkpoint")] == [*range(0, 10_000, 1000)]
+        assert run.state == state and run.records("run_end")[-1]["detail"].startswith("not all reports were kept: ")
+        assert not list((disk / "run").glob("*.reserve"))
 
 
-def test_a_disk_that_is_full_at_any_byte_of_a_line(tmp_path: Path) -> None:
+def test_what_a_killed_process_kept_for_its_end_is_given_back(home: Path) -> None:
+    run = RunFolder.create(home, name="job")
+    run.begin_restart()
+    journal = Journal(run.path, run_id=run.run_id, restart=0, rank=0)
+    journal.record("status", {"status": "x"})
+    assert [path.stat().st_size for path in run.path.glob("*.reserve")] == [65536]
+    run.release()
+    run.begin_restart()
+    assert not list(run.path.glob("*.reserve"))
+    run.release()
+    journal.close()
+
+
+def test_a_disk_that_is_full_at_any_byte_of_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts = set()
     for room in range(400, 900):
         folder = tmp_path / str(room)
-        journal = open_journal(folder, doors=_Room(room))
+        monkeypatch.setattr("det_core.journal._file.os", _Room(room))
+        journal = open_journal(folder)
         for step in range(10):
             journal.metrics("training", step, {"a": step})
         with pytest.raises(ReportsNotKept) as e:
@@ -254,72 +304,95 @@ def test_a_disk_that_is_full_at_any_byte_of_a_line(tmp_path: Path) -> None:
     assert {2, 3, 4} < counts
 
 
-class _Room(Doors):
-    """A disk that takes so many bytes."""
+class _Room(Os):
+    """A disk that takes so many bytes, and none to be kept for the end."""
 
     def __init__(self, room: int) -> None:
         self._room = room
 
-    def write(self, fd: int, data: bytes) -> int:  # type: ignore[override]
+    def write(self, fd: int, data: bytes) -> int:
         """As much as there is room for."""
-        if not self._room:
+        if not self._room or not data.strip(b"\0"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         done = os.write(fd, data[: self._room])
         self._room -= done
         return done
 
 
-LIMITED = """
-import resource, signal, sys
-from pathlib import Path
-from det_core.journal import Journal, _sink
-_sink.RETRY_FIRST = 0.0
-signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-resource.setrlimit(resource.RLIMIT_FSIZE, (8192, 8192))
-journal = Journal(Path(sys.argv[1]), run_id="r", restart=0, rank=0)
-for step in range(1000):
-    journal.metrics("training", step, {"a": step})
-journal.close()
-"""
+def test_a_report_does_not_wait_for_a_slow_disk_to_be_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``flush()`` held the lock for as long as fsync took."""
+    syncing, go_on = threading.Event(), threading.Event()
+
+    class Slow(Os):
+        def fsync(self, fd: int) -> None:
+            syncing.set()
+            go_on.wait()
+
+    monkeypatch.setattr("det_core.journal._file.os", Slow())
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"a": 1})
+    flushing = threading.Thread(target=journal.flush)
+    flushing.start()
+    syncing.wait()
+    journal.metrics("training", 2, {"a": 2})
+    assert flushing.is_alive() and list(written(tmp_path)) == [1, 2]
+    go_on.set()
+    flushing.join()
+    journal.close()
 
 
-def test_files_that_may_not_grow_are_followed_by_others(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED, str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert written(tmp_path) == {step: {"a": step} for step in range(1000)}
-    files = list(tmp_path.iterdir())
-    assert len(files) > 5
-    assert all(f.stat().st_size <= 8192 for f in files)
-    assert read_run(tmp_path).torn_lines > 0
-    assert done.stderr.count("cannot be written") == 1
+def test_a_file_that_comes_back_during_a_sync_has_its_name_synced_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders: list[int] = []
+
+    class Deleting(Os):
+        def fsync(self, fd: int) -> None:
+            os.fsync(fd)
+            if stat.S_ISDIR(os.fstat(fd).st_mode):
+                folders.append(fd)
+                if len(folders) == 1:
+                    (tmp_path / "journal-0-0.jsonl").unlink()
+                    journal.metrics("training", 2, {"a": 2})
+
+    monkeypatch.setattr("det_core.journal._file.os", Deleting())
+    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0)
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"a": 1})
+    for syncs in (1, 2, 2):
+        journal.flush()
+        assert len(folders) == syncs
+        assert list(written(tmp_path)) == [1, 2]
+    journal.close()
 
 
-def test_a_signal_handler_may_raise_out_of_a_write_and_report_in_it(tmp_path: Path) -> None:
-    class Interrupting(FailingDoors):
+def test_a_signal_handler_may_raise_out_of_a_write_and_report_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupting(Os):
         def __init__(self) -> None:
-            super().__init__(10**9)
             self.todo: list[Any] = []
-            real = self.write
 
-            def write(fd: int, data: bytes) -> int:
-                done: int = real(fd, data)
-                if self.todo:
-                    self.todo.pop()()
-                return done
-
-            self.write = write  # type: ignore[method-assign,assignment]
+        def write(self, fd: int, data: bytes) -> int:
+            done = os.write(fd, data)
+            if self.todo:
+                self.todo.pop()()
+            return done
 
     def interrupt() -> None:
         raise KeyboardInterrupt
 
-    doors = Interrupting()
-    journal = open_journal(tmp_path, doors=doors)
+    system = Interrupting()
+    monkeypatch.setattr("det_core.journal._file.os", system)
+    journal = open_journal(tmp_path)
     journal.metrics("training", 0, {"a": 0})
-    doors.todo = [interrupt]
+    system.todo = [interrupt]
     with pytest.raises(KeyboardInterrupt):
         journal.metrics("training", 1, {"a": 1})
-    doors.todo = [lambda: journal.metrics("training", 3, {"a": 3})]
+    system.todo = [lambda: journal.metrics("training", 3, {"a": 3})]
     journal.metrics("training", 2, {"a": 2})
+    with pytest.raises(ValueError, match="step 3, key 'a': 3 was reported before"):
+        journal.metrics("training", 3, {"a": -1})
     journal.metrics("training", 4, {"a": 4})
     for step in range(5):
         journal.metrics("training", step, {"a": step})

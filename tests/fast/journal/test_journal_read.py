@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core.errors import RunNotFound
-from det_core.journal import RunFolder, list_runs, read_run
+from det_core.journal import Journal, RunFolder, cursors, list_runs, read_run
 from support.journals import lines, one_run, open_journal, written
 
 
@@ -251,6 +251,61 @@ def test_what_is_no_run(tmp_path: Path, home: Path) -> None:
     (home / "runs" / "empty").mkdir(parents=True)
     (home / "runs" / "a file").write_text("")
     assert list_runs(home) == []
+
+
+@pytest.mark.parametrize("name", ["journal-0-0.jsonl", "journal-0-1.jsonl", "run.json", "run.lock"])
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_one_damaged_run_hides_no_other(home: Path, caplog: pytest.LogCaptureFixture, name: str, kind: str) -> None:
+    """A folder in a journal's place broke the list of all runs, and a pipe made it wait for ever."""
+    other, damaged = one_run(home), one_run(home)
+    path = damaged.path / name
+    path.unlink(missing_ok=True)
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    runs = {run.run_id: run.state for run in list_runs(home)}
+    assert runs.keys() == {other.run_id, damaged.run_id} and runs[other.run_id] == "completed"
+    assert read_run(damaged.path).state == ("died" if name.startswith("journal") else "completed")
+    assert f"{path} is no file, and is passed over" in caplog.text
+    assert len(read_run(damaged.path).rows("training")) == (0 if name == "journal-0-0.jsonl" else 3)
+    for cursor in cursors(damaged.path):
+        assert cursor.left() == len(cursor.read())
+
+
+def resumed(folder: Path, restart: int = 1) -> Journal:
+    """A run of 80 steps with a checkpoint at 50, resumed."""
+    journal = open_journal(folder)
+    for step in range(1, 81):
+        journal.metrics("training", step, {"a": step})
+        if step == 50:
+            journal.record("checkpoint", {"storage_id": "x", "steps_completed": 50})
+    journal.close()
+    return open_journal(folder, restart=restart)
+
+
+@pytest.mark.parametrize("restart", [1, 3])
+def test_a_resumed_run_that_restores_nothing_is_told_what_it_supersedes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, restart: int
+) -> None:
+    """Its earlier rows were superseded without a word."""
+    journal = resumed(tmp_path, restart)
+    journal.metrics("gpu", None, {"a": 1})
+    assert "restored" not in caplog.text
+    for step in range(1, 10):
+        journal.metrics("training", step, {"a": step})
+        journal.metrics("validation", step, {"a": step})
+    journal.close()
+    (said,) = [r.message for r in caplog.records if "no checkpoint was restored" in r.message]
+    assert "step 1 of group 'training' is reported again" in said and "the last is of step 80" in said
+
+
+@pytest.mark.parametrize("how", ["restored", "on its own", "new steps", "another group"])
+def test_a_resumed_run_that_goes_on_is_told_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    journal = resumed(tmp_path)
+    if how == "restored":
+        journal.record("restore", {"storage_id": "x", "steps_completed": 50})
+    step = {"restored": 51, "on its own": 51, "new steps": 81, "another group": 1}[how]
+    journal.metrics("other" if how == "another group" else "training", step, {"a": 1})
+    journal.close()
+    assert not caplog.records
 
 
 WRITER = """

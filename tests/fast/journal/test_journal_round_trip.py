@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core.journal import read_run
-from det_core.journal._seen import same
-from support.journals import lines, open_journal, written
+from support.journals import lines, open_journal, same, written
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=8) | st.sampled_from(
     ["NaN", "Infinity", "null", "a.b"]

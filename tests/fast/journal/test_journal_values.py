@@ -16,8 +16,7 @@ from uuid import UUID
 import numpy as np
 import pytest
 
-from det_core.journal._seen import same
-from support.journals import lines, open_journal, written
+from support.journals import lines, open_journal, same, written
 
 
 class Color(Enum):
@@ -240,6 +239,16 @@ def test_what_changes_after_the_report_changes_nothing(tmp_path: Path) -> None:
         nested["a"].pop()
     journal.close()
     assert written(tmp_path) == {s: {"array": [1, 1], "nested": {"a": [1]}} for s in (1, 2)}
+
+
+@pytest.mark.parametrize("group", ["training", "validation"])
+def test_a_row_of_training_needs_its_step(tmp_path: Path, group: str) -> None:
+    journal = open_journal(tmp_path)
+    with pytest.raises(TypeError, match="steps_completed must be an int, not NoneType: None"):
+        journal.metrics(group, None, {"a": 1})
+    assert list(tmp_path.iterdir()) == []
+    journal.metrics("gpu", None, {"a": 1})
+    journal.close()
 
 
 def test_a_huge_array_is_no_metric(tmp_path: Path) -> None:

@@ -15,8 +15,7 @@ import pytest
 
 from det_core import _clock
 from det_core.errors import RunError, RunLocked, RunNotFound
-from det_core.journal import Journal, RunFolder, hold
-from det_core.journal import _folder as folder_module
+from det_core.journal import Journal, RunFolder, RunSummary, hold, list_runs
 
 HOLDER = """
 import os, sys, time
@@ -53,10 +52,7 @@ def test_a_new_run(home: Path) -> None:
     assert re.fullmatch(r"\d{8}-\d{6}-[a-z0-9]{6}", folder.run_id)
     assert folder.path == home / "runs" / folder.run_id
     assert (folder.name, folder.restart) == ("job", -1)
-    assert folder.checkpoints == folder.path / "checkpoints"
-    assert folder.tensorboard == folder.path / "tensorboard"
     assert folder.begin_restart() == folder.restart == 0
-    assert folder.journal_path(3) == folder.path / "journal-0-3.jsonl"
     folder.release()
     folder.release()
     info = json.loads((folder.path / "run.json").read_text())
@@ -72,7 +68,7 @@ def test_ids_sort_by_age_and_are_never_taken_twice(home: Path, monkeypatch: pyte
         ids.append(RunFolder.create(home, name="job").run_id)
         moment[0] += 0.25
     assert len(set(ids)) == 40
-    assert [path.name for path in folder_module.run_paths(home)] == ids[::-1]
+    assert [run.run_id for run in list_runs(home)] == ids[::-1]
 
 
 def test_each_restart_counts_one_more(home: Path) -> None:
@@ -172,14 +168,14 @@ def test_a_forked_child_does_not_keep_the_run(home: Path) -> None:
 
 def test_asking_takes_nothing(home: Path) -> None:
     folder = RunFolder.create(home, name="job")
-    assert not folder_module.is_live(folder.path)
+    assert not RunSummary(folder.path).live
     folder.begin_restart()
     for _ in range(3):
-        assert folder_module.is_live(folder.path)
+        assert RunSummary(folder.path).live
     with pytest.raises(RunLocked):
         RunFolder.open(home, folder.run_id).begin_restart()
     folder.release()
-    assert not folder_module.is_live(folder.path)
+    assert not RunSummary(folder.path).live
 
 
 def test_a_run_json_is_whole_or_not_there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +189,6 @@ def test_a_run_json_is_whole_or_not_there(home: Path, monkeypatch: pytest.Monkey
         with pytest.raises(RunError, match=f"run {folder.run_id} .* cannot be written: No space left"):
             folder.begin_restart()
     assert json.loads((folder.path / "run.json").read_text())["restarts"] == []
-    assert not folder_module.is_live(folder.path)
+    assert not RunSummary(folder.path).live
     assert folder.begin_restart() == 0
     folder.release()

@@ -49,13 +49,12 @@ PUBLIC = {
         experiments run runs trial
     """,
     "det_core.journal": """
-        Follower Journal Line PendingValue Record Row RunFolder RunRecord RunSummary Tail hold list_runs read_run tails
+        Cursor Journal Line PendingValue Record Row RunFolder RunRecord RunSummary cursors hold list_runs read_run
     """,
     "det_core.storage": """
-        AnyOf Candidate DirectoryStore Disk Draft FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer
+        AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer
         Listing Manifest Owner Progress RetentionPolicy Selector Source Staging Store StoredCheckpoint Verdict
-        check_policy check_storage_id copy_in digests folders_of give_back host_identity judge link_in open_store plan
-        public_storage scan take_away write_memory
+        check_policy check_storage_id copy_in digests folders_of host_identity judge open_store public_storage scan
     """,
     "det_core.master.scheduler": """
         DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Losses Next Phase ProcessExit Running Start State Step
@@ -75,7 +74,7 @@ PUBLIC = {
         METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
         SearcherEventRow Store TokenRow TrialRow
     """,
-    "det_core.testing": "BackendCase BackendSuite CheckpointStoreSuite EngineSuite SearchSuite",
+    "det_core.testing": "BackendCase BackendSuite EngineSuite SearchSuite",
 }
 
 

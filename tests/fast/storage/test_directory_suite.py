@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from det_core.storage import DirectoryStore, Store
-from det_core.testing import CheckpointStoreSuite
+from support.store_suite import CheckpointStoreSuite
 
 
 class TestDirectoryStore(CheckpointStoreSuite):

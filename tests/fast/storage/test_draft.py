@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from det_core.errors import StorageError
-from det_core.storage import DirectoryStore, Draft, Header, Manifest, Owner
+from det_core.storage import DirectoryStore, Header, Manifest, Owner
+from det_core.storage._draft import Draft, draft
 from support.disks import Counting
 
 OWNER = Owner.current("run", 0)
@@ -19,21 +20,21 @@ NAMES = ["state.pt", "deep/er/state.pt"]
 
 
 def save(store: DirectoryStore, name: str = "state.pt", parts: tuple[bytes, ...] = (b"one", b"two")) -> Manifest:
-    draft = store.draft("one", OWNER, name, METADATA)
+    begun = draft(store, "one", OWNER, name, METADATA)
     try:
-        return finish(draft, parts)
+        return finish(begun, parts)
     except BaseException:
-        draft.abort()
+        begun.abort()
         raise
 
 
-def finish(draft: Draft, parts: tuple[bytes, ...]) -> Manifest:
-    steps = draft.write(parts)
+def finish(begun: Draft, parts: tuple[bytes, ...]) -> Manifest:
+    steps = begun.write(parts)
     while True:
         try:
             next(steps)
         except StopIteration as e:
-            return draft.commit(e.value, HEADER)
+            return begun.commit(e.value, HEADER)
 
 
 def open_files() -> int:
@@ -59,7 +60,7 @@ def test_all_of_it_is_on_the_disk_before_it_has_its_name(name: str, tmp_path: Pa
     store = DirectoryStore(tmp_path, disk=disk)
     save(store, name)
     disk.done.clear()
-    finish(store.draft("one-more", OWNER, name, METADATA), (b"one",))
+    finish(draft(store, "one-more", OWNER, name, METADATA), (b"one",))
     aside = f"{tmp_path}/.det_core-tmp/one-more.{OWNER.tag}"
     renamed = disk.done.index(("rename", f"{tmp_path}/one-more"))
     synced = {path for operation, path in disk.done[:renamed] if operation == "sync"}
@@ -74,9 +75,9 @@ def test_laying_it_out_waits_for_nothing(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path, disk=disk)
     save(store)
     disk.done.clear()
-    draft = store.draft("one-more", OWNER, "state.pt", METADATA)
+    begun = draft(store, "one-more", OWNER, "state.pt", METADATA)
     assert {operation for operation, _ in disk.done} == {"make folder", "open", "write"}
-    draft.abort()
+    begun.abort()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -113,7 +114,7 @@ def test_one_that_is_there_already_stays_as_it_is(tmp_path: Path) -> None:
 
 def test_one_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     store, before = DirectoryStore(tmp_path), open_files()
-    store.draft("one", OWNER, "state.pt", METADATA).abort()
+    draft(store, "one", OWNER, "state.pt", METADATA).abort()
     assert open_files() == before
     assert not os.listdir(tmp_path / ".det_core-tmp")
     assert store.list() == []

@@ -9,10 +9,27 @@ from typing import Any
 import pytest
 
 from det_core.storage import Store, open_store
-from det_core.storage._objects import ObjectStore
-from det_core.testing import CheckpointStoreSuite
-from support.buckets import closing, in_bucket
+from det_core.storage._object_store import ObjectStore
+from det_core.storage._threads import in_threads
+from support.buckets import closing, keys, put
 from support.servers import S3Server
+from support.store_suite import FILES, CheckpointStoreSuite, stored
+
+
+def folders_of_determined(store: ObjectStore, folder: Path, put: Callable[[str, bytes], object]) -> None:
+    """Of a checkpoint with an object for each folder, as Determined writes it: they come back, and go."""
+    objects = {"theirs/": b"", "theirs/model": b"m", "theirs/sub/": b"", "theirs/sub/x": b"x", "theirs/sub/empty/": b""}
+    for key, data in objects.items():
+        put(key, data)
+    found = store.open("theirs")
+    assert found.manifest.resources == {"model": 1, "sub/": 0, "sub/empty/": 0, "sub/x": 1}
+    found.copy_out(folder / "out", found.manifest.files, found.manifest.directories)
+    assert {str(path.relative_to(folder / "out")) for path in (folder / "out").rglob("*")} == {
+        "model", "sub", "sub/x", "sub/empty",
+    }  # fmt: skip
+    assert store.delete("theirs", ["sub/x"]) == {"model": 1, "sub/empty/": 0, "sub/": 0}
+    assert store.delete("theirs") == {}
+    assert keys(store) == set()
 
 
 class OnObjects(CheckpointStoreSuite):
@@ -34,13 +51,12 @@ class OnObjects(CheckpointStoreSuite):
         assert isinstance(store, ObjectStore)
         key = f"{storage_id}/{path}"
         if change is None:
-            return in_bucket(store, lambda bucket: bucket.delete([key]))
-        data = change(in_bucket(store, lambda bucket: bucket.get(key)))
-        in_bucket(store, lambda bucket: bucket.put(key, data))
+            return store.driver.remove([key])
+        put(store, key, change(store.driver.get(key)))
 
     def beside(self, store: Store, name: str) -> bytes:
         assert isinstance(store, ObjectStore)
-        return in_bucket(store, lambda bucket: bucket.get(name))
+        return store.driver.get(name)
 
 
 class OnS3(OnObjects):
@@ -52,6 +68,41 @@ class OnS3(OnObjects):
 
     def storage(self, folder: Path) -> dict[str, Any]:
         return self.server.storage(self.name, "a prefix/of it")
+
+    def at(self, folder: Path, prefix: str, **changes: Any) -> ObjectStore:
+        """A store of another prefix in the same bucket."""
+        found: ObjectStore = self.opened(open_store({**self.server.storage(self.name, prefix), **changes}, folder))
+        return found
+
+    def test_a_prefix_keeps_stores_apart(self, tmp_path: Path) -> None:
+        one, more, whole = (self.at(tmp_path, prefix) for prefix in ("one", "one-more", ""))
+        for store, name in ((one, "a"), (more, "b"), (whole, "c")):
+            stored(store, tmp_path, name)
+        assert [[found.storage_id for found in store.list()] for store in (one, more, whole)] == [["a"], ["b"], ["c"]]
+        one.delete("a")
+        assert (keys(one), one.list()) == (set(), [])
+        more.open("b").check(FILES)
+
+    def test_what_takes_several_pages_is_listed_and_deleted_whole(self, tmp_path: Path) -> None:
+        store = self.at(tmp_path, "many")
+        in_threads(lambda number: put(store, f"theirs/{number:04}"), range(1001), 16)
+        assert len(store.open("theirs").manifest.files) == 1001
+        assert store.delete("theirs") == {}
+        assert keys(store) == set()
+
+    def test_folders_that_determined_put_come_back_and_go(self, tmp_path: Path) -> None:
+        with self.server.client() as client:
+            folders_of_determined(
+                self.at(tmp_path, "d"),
+                tmp_path,
+                lambda key, data: client.put_object(Bucket=self.name, Key=f"d/{key}", Body=data),
+            )
+
+    def test_a_public_object_needs_no_keys(self, tmp_path: Path) -> None:
+        with self.server.client() as client:
+            client.put_object(Bucket=self.name, Key="open/theirs/file", Body=b"data", ACL="public-read")
+        store = self.at(tmp_path, "open", anonymous=True, access_key=None, secret_key=None)
+        assert store.driver.get("theirs/file") == b"data"
 
 
 class TestInMemory(OnObjects):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 import pytest
@@ -20,7 +21,6 @@ from det_core.storage import (
     RetentionPolicy,
     check_policy,
     judge,
-    plan,
 )
 
 RUN = "run"
@@ -72,7 +72,7 @@ def own(candidates: list[Candidate]) -> list[Candidate]:
 def test_the_guards_hold_whatever_the_policy(
     policy: RetentionPolicy, candidates: list[Candidate], in_use: set[str]
 ) -> None:
-    going = plan(policy, candidates, run_id=RUN, in_use=in_use, now=NOW)
+    going = _going(policy, candidates, run_id=RUN, in_use=in_use, now=NOW)
     ours = own(candidates)
     whole = [c.storage_id for c in ours if not c.damaged]
     assert not in_use & set(going)
@@ -86,10 +86,10 @@ def test_the_guards_hold_whatever_the_policy(
 @given(policies, histories(), st.sets(st.sampled_from([f"c{i}" for i in range(12)])))
 def test_what_is_kept_is_kept_again(policy: RetentionPolicy, candidates: list[Candidate], in_use: set[str]) -> None:
     """Deleting all or only some of what is to go, as a delete may fail, changes nothing for the rest."""
-    going = plan(policy, candidates, run_id=RUN, in_use=in_use, now=NOW)
+    going = _going(policy, candidates, run_id=RUN, in_use=in_use, now=NOW)
     for done in range(len(going) + 1):
         left = [c for c in candidates if c.storage_id not in going[:done]]
-        assert plan(policy, left, run_id=RUN, in_use=in_use, now=NOW) == going[done:]
+        assert _going(policy, left, run_id=RUN, in_use=in_use, now=NOW) == going[done:]
 
 
 @given(policies, policies, histories())
@@ -104,7 +104,7 @@ def test_a_union_keeps_what_either_keeps(a: RetentionPolicy, b: RetentionPolicy,
 def test_each_that_stays_has_a_reason(policy: RetentionPolicy, candidates: list[Candidate]) -> None:
     verdicts = judge(policy, candidates, run_id=RUN, in_use=set(), now=NOW)
     assert {v.candidate.storage_id for v in verdicts} == {c.storage_id for c in candidates}
-    going = plan(policy, candidates, run_id=RUN, in_use=set(), now=NOW)
+    going = _going(policy, candidates, run_id=RUN, in_use=set(), now=NOW)
     assert [v.candidate.storage_id for v in verdicts if not v.reasons] == going
     kept = policy.keep(own(candidates), NOW)
     named = {str(part) for part in policy.parts()}
@@ -166,24 +166,24 @@ def test_newer_than_a_duration() -> None:
 
 def test_a_clock_that_jumps_takes_nothing_that_counts() -> None:
     candidates = [candidate(n, age=age) for n, age in enumerate([0.0, -5e5, 9e8])]
-    assert plan(KeepNewer("1h"), candidates, run_id=RUN, in_use=(), now=NOW + 1e9) == ["c0", "c1"]
-    assert plan(KeepLatest(1), candidates, run_id=RUN, in_use=(), now=0.0) == ["c0", "c1"]
+    assert _going(KeepNewer("1h"), candidates, run_id=RUN, in_use=(), now=NOW + 1e9) == ["c0", "c1"]
+    assert _going(KeepLatest(1), candidates, run_id=RUN, in_use=(), now=0.0) == ["c0", "c1"]
 
 
 def test_a_damaged_newest_protects_the_one_before() -> None:
     candidates = [candidate(0), candidate(1), candidate(2, damaged=True)]
-    assert plan(KeepLatest(1), candidates, run_id=RUN, in_use=(), now=NOW) == ["c0"]
+    assert _going(KeepLatest(1), candidates, run_id=RUN, in_use=(), now=NOW) == ["c0"]
     broken = [dataclasses.replace(c, damaged=True) for c in candidates]
-    assert plan(KeepLatest(1), broken, run_id=RUN, in_use=(), now=NOW) == []
+    assert _going(KeepLatest(1), broken, run_id=RUN, in_use=(), now=NOW) == []
 
 
 def test_a_metric_that_no_checkpoint_has_deletes_nothing() -> None:
     candidates = [candidate(n, metrics={"val_loss": float(n)}) for n in range(3)]
-    assert plan(KeepBest(1, "val_loss"), candidates, run_id=RUN, in_use=(), now=NOW) == ["c1"]
+    assert _going(KeepBest(1, "val_loss"), candidates, run_id=RUN, in_use=(), now=NOW) == ["c1"]
     misspelt = KeepBest(1, "loss") | KeepLatest(1)
-    assert plan(misspelt, candidates, run_id=RUN, in_use=(), now=NOW) == []
+    assert _going(misspelt, candidates, run_id=RUN, in_use=(), now=NOW) == []
     nan = [candidate(n, metrics={"loss": math.nan}) for n in range(3)]
-    assert plan(misspelt, nan, run_id=RUN, in_use=(), now=NOW) == []
+    assert _going(misspelt, nan, run_id=RUN, in_use=(), now=NOW) == []
     verdicts = judge(misspelt, candidates, run_id=RUN, in_use=(), now=NOW)
     assert {v.reasons[-1] for v in verdicts[:2]} == {"no checkpoint has the metric loss"}
 
@@ -240,3 +240,11 @@ def test_a_policy_of_ones_own() -> None:
     assert [v.reasons for v in verdicts] == [
         ("even ones",), (), ("even ones",), (), ("even ones", "the latest", "the newest that is whole"),
     ]  # fmt: skip
+
+
+def _going(
+    policy: RetentionPolicy, candidates: Sequence[Candidate], *, run_id: str, in_use: Collection[str], now: float
+) -> list[str]:
+    """The storage_ids that go, oldest first."""
+    verdicts = judge(policy, candidates, run_id=run_id, in_use=in_use, now=now)
+    return [verdict.candidate.storage_id for verdict in verdicts if not verdict.reasons]

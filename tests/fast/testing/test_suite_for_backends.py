@@ -22,7 +22,7 @@ from det_core.backend.rest import (
     Task,
     about,
 )
-from det_core.journal import Journal, Tail
+from det_core.journal import Cursor, Journal
 from det_core.testing import BackendCase, BackendSuite
 from support.foreign_master import foreign_master
 from support.ours import config
@@ -56,7 +56,7 @@ class Rest(BackendSuite):
             journal = Journal(folder, run_id="run", restart=0, rank=0)
             about = Master(self.version)
             carrier = ReportCarrier(session, trial.trial_id, trial.run_id, about)
-            shipper = Shipper([Tail(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)
+            shipper = Shipper([Cursor(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)
             task = Task(trial.trial_id, 1, trial.run_id, trial.task_id, trial.allocation_id, trial.config["searcher"])
             backend = RestBackend(session, about, task, shipper)
             yield BackendCase(backend, journal, lambda: master.preempt(trial))
@@ -86,7 +86,7 @@ class TestRestOfOurs(BackendSuite):
             session = MasterSession(running.url, [token], patience=300)
             journal = Journal(folder, run_id="run", restart=0, rank=0)
             carrier = JournalCarrier(session, spec.trial_id, spec.trial_run_id)
-            shipper = Shipper([Tail(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)
+            shipper = Shipper([Cursor(folder, 0, 0)], carrier, session, settle=journal.flush, folder=folder)
             ids = (spec.trial_id, spec.experiment_id, spec.trial_run_id, spec.task_id, spec.allocation_id)
             backend = RestBackend(session, about(session), Task(*ids, spec.config["searcher"]), shipper)
             pause = f"experiments/{spec.experiment_id}/pause"

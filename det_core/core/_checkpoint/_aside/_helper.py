@@ -21,6 +21,7 @@ from det_core.core._checkpoint._aside._prepare import Announcement, Preparation
 from det_core.core._checkpoint._aside._processor import Distance
 from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Disk
+from det_core.storage._draft import settle
 
 LOOK = 1.0
 """Seconds between two looks whether the parent lives, where the kernel does not tell."""
@@ -77,7 +78,7 @@ class Helper:
         if prepared is not None and prepared.storage_id == order.storage_id:
             draft, flushed = prepared.draft, prepared.flushed
         elif message["prepared"]:  # by another process, which is gone
-            store.settle(order.storage_id, order.owner)
+            settle(store, order.storage_id, order.owner)
         manifest = do_all(commit_image(store, order, image, draft))
         return {**order.encode_outcome(manifest), "flushed": flushed}
 

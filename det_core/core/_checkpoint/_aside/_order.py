@@ -15,15 +15,14 @@ from det_core.errors import StorageError
 from det_core.storage import (
     DirectoryStore,
     Disk,
-    Draft,
     FileEntry,
     Header,
     Manifest,
     Owner,
     Progress,
     folders_of,
-    write_memory,
-)  # fmt: skip
+)
+from det_core.storage._draft import Draft, draft, write_memory
 
 log = logging.getLogger("det_core.checkpoint")
 Result = TypeVar("Result")
@@ -114,15 +113,15 @@ def write_image(disk: Disk, path: str, image: Image, contents: Contents) -> Step
     return (yield from write_memory(disk, path, parts))
 
 
-def commit_image(store: DirectoryStore, order: Order, image: Image, draft: Draft | None = None) -> Steps[Manifest]:
+def commit_image(store: DirectoryStore, order: Order, image: Image, begun: Draft | None = None) -> Steps[Manifest]:
     """Make a checkpoint from an image, durable before it is listed; if that fails nothing is left."""
-    draft = draft or store.draft(order.storage_id, order.owner, order.name, order.metadata)
+    begun = begun or draft(store, order.storage_id, order.owner, order.name, order.metadata)
     try:
-        entry = yield from _write(draft, image, order.contents)
-        return draft.commit(entry, order.header(_clock.iso(_clock.now())))
+        entry = yield from _write(begun, image, order.contents)
+        return begun.commit(entry, order.header(_clock.iso(_clock.now())))
     except BaseException:
         try:
-            draft.abort()
+            begun.abort()
         except StorageError as e:  # there is something that matters more
             log.warning("what was written of checkpoint %s could not be removed: %s", order.storage_id, e)
         raise

@@ -10,7 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from det_core.storage import DirectoryStore, Draft, Owner
+from det_core.storage import DirectoryStore, Owner
+from det_core.storage._draft import Draft, draft
 
 log = logging.getLogger("det_core.checkpoint")
 
@@ -57,7 +58,7 @@ class Preparation:
         """Do it, as far as that can be done: whoever saves tries again what failed, and is told then."""
         told = self._announcement
         try:
-            self.draft = self._store.draft(told.storage_id, told.owner, told.name, told.metadata)
+            self.draft = draft(self._store, told.storage_id, told.owner, told.name, told.metadata)
         except Exception as e:
             log.debug("checkpoint %s is not prepared: %s", told.storage_id, e)
         if told.reports is not None:  # after what waits for nothing, as then the training thread may be done copying

@@ -17,6 +17,7 @@ from det_core.core._checkpoint._aside._saver import Saver
 from det_core.core._checkpoint._background import Job
 from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Manifest, Progress, Store
+from det_core.storage._draft import is_shared, settle
 
 if TYPE_CHECKING:
     from det_core.core._checkpoint._aside._snapshot import Snapshots
@@ -49,7 +50,7 @@ class States:
         self._progress = progress
         self.direct = type(store) is DirectoryStore
         """Whether a checkpoint can be made as a whole, from an order, by any process."""
-        self._saver = Saver() if not isinstance(store, DirectoryStore) or store.shared else None
+        self._saver = Saver() if not isinstance(store, DirectoryStore) or is_shared(store) else None
         self._all: list[Snapshots] = []
         self._errands: dict[str, Errand] = {}
         """Those that are over, by storage_id, until :meth:`commit` asks for them."""
@@ -74,7 +75,7 @@ class States:
         if self._saver is not None:
             self._saver.close()
         try:
-            self._directory.settle(announcement.storage_id, announcement.owner)
+            settle(self._directory, announcement.storage_id, announcement.owner)
         except StorageError as e:
             log.warning("what was prepared for checkpoint %s stays: %s", announcement.storage_id, e)
 
@@ -134,7 +135,7 @@ class States:
             self._do_without(e)
             return self._commit_here(order, shot, job), False
         except BaseException as e:
-            if isinstance(e, StorageError) or (saved := self._directory.settle(order.storage_id, order.owner)) is None:
+            if isinstance(e, StorageError) or (saved := settle(self._directory, order.storage_id, order.owner)) is None:
                 job.tick()  # if it was stopped, that is why
                 raise
             return saved, False
@@ -153,7 +154,7 @@ class States:
 
     def _commit_here(self, order: Order, shot: Shot, job: Job) -> Manifest:
         if self._prepared.pop(order.storage_id, None) is not None:
-            self._directory.settle(order.storage_id, order.owner)
+            settle(self._directory, order.storage_id, order.owner)
         return do_all(commit_image(self._directory, order, shot.image), self._ticking(job))
 
     def write(self, shot: Shot, path: str, job: Job) -> None:

@@ -1,0 +1,212 @@
+"""A run under a master: what this process is told of it, its folder, and how the master hears of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from det_core._env import Environment
+from det_core._info import ClusterInfo
+from det_core.backend.rest import (
+    JournalCarrier,
+    Master,
+    MasterSession,
+    ReportCarrier,
+    RestBackend,
+    Shipper,
+    Task,
+    about,
+    credentials,
+    write_task,
+)
+from det_core.core._distributed import DistributedContext
+from det_core.core._managed_storage import lent, master_storage, opened, storage_of_start
+from det_core.core._ranks import on_chief
+from det_core.core._run import Run, Wanted, close_quietly, ending_of, started_as
+from det_core.core._searcher import Unit
+from det_core.core._signals import EndSafely
+from det_core.journal import Cursor, Journal, RunFolder, cursors
+from det_core.storage import public_storage
+
+TERM_PATIENCE = 3.0
+"""Seconds that a SIGTERM may take to bring reports to the master."""
+
+
+class _Known(NamedTuple):
+    """What the chief finds out, for all ranks."""
+
+    master: Master
+    storage_id: int | None
+    start: dict[str, Any] | None
+    """The configuration of the storage in which the checkpoint to start from lies, where that is another one."""
+    path: str
+    restart: int
+    """How often this allocation's script was started before."""
+
+
+def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted: Wanted, undo: ExitStack) -> Run:
+    """Get ready to record one run of a trial, on all ranks together.
+
+    Args:
+        distributed: the ranks of the run.
+        info: the task.
+        wanted: what the script asks for; of its lengths and storages those count that the experiment leaves open.
+        undo: closes what was opened, if the context cannot be made after all.
+
+    Raises:
+        MasterError: the master does not answer, or refuses this task.
+        ValueError: the configuration's ``checkpoint_storage`` cannot be used.
+        StorageError: checkpoints cannot be kept where they are to go.
+    """
+    environment, trial, rank = wanted.environment, info.trial, distributed.rank
+    configured = trial.config.get("checkpoint_storage")
+    task = _task(info, wanted.max_length)
+    session = _session(environment, info)
+    undo.callback(session.close)
+    chiefs: list[RunFolder] = []
+
+    def prepare() -> _Known:
+        if wanted.store is not None:
+            wanted.check_store(wanted.store)
+        master = about(session)
+        storage_id, start = _register(info, session, master, wanted)
+        folder = _open_folder(environment, info, wanted.command)
+        chiefs.append(folder)
+        undo.callback(folder.release)
+        write_task(folder.path, info.master_url, master.cluster_id, task)
+        if wanted.store is None:
+            wanted.check_store(opened(configured, environment, foreign=not master.ours))
+        return _Known(master, storage_id, start, str(folder.path), folder.restart)
+
+    known = on_chief(distributed, "init", prepare)
+    store = wanted.store or opened(configured, environment, foreign=not known.master.ours)
+    undo.callback(close_quietly, store)
+    elsewhere = lent(info.latest_checkpoint, known.start, store, environment)
+    path = Path(known.path)
+    if not chiefs and not path.is_dir():  # on another machine, without its file system
+        path = environment.run_dir or environment.home / "runs" / path.name
+        path.mkdir(parents=True, exist_ok=True)
+    journal = Journal(path, run_id=info.allocation_id, restart=known.restart, rank=rank, trial_id=trial.trial_id)
+    shipper = _shipper(info, session, known, path, journal, rank)
+    backend = RestBackend(
+        session, known.master, task, shipper, storage_id=known.storage_id,
+        ship_timeout=environment.ship_timeout, heir=environment.run_dir is not None and known.master.ours,
+    )  # fmt: skip
+    undo.callback(close_quietly, backend)
+    hold = ExitStack()
+    if chiefs:
+        hold.callback(chiefs[0].release)
+    hold.callback(EndSafely(lambda: shipper.drain(TERM_PATIENCE)).restore)
+    undo.callback(hold.close)
+    return Run(
+        run_id=info.task_id,
+        restart=trial.trial_run_id,
+        path=path,
+        journal=journal,
+        journal_restart=known.restart,
+        backend=backend,
+        store=store,
+        storage=public_storage(configured if wanted.store is None else wanted.checkpoint_storage, store),
+        latest_checkpoint=info.latest_checkpoint,
+        steps_completed=trial.steps_completed,
+        metric=task.searcher.get("metric"),
+        smaller_is_better=task.searcher.get("smaller_is_better", True) is not False,
+        units=_units(task),
+        hparams=trial.hparams,
+        agent_id=info.agent_id,
+        first_lines=(_first_line(info, None if environment.run_dir else path),),
+        last_line=lambda outcome, detail: f"trial {trial.trial_id} {ending_of(outcome, detail)}",
+        release=hold.close,
+        # Where event files lie below the root of the store (wire contract, §8).
+        beside=f"{info.cluster_id}/tensorboard/experiment/{trial.experiment_id}/trial/{trial.trial_id}",
+        elsewhere=elsewhere,
+        info=info,
+        managed=True,
+    )
+
+
+def _session(environment: Environment, info: ClusterInfo) -> MasterSession:
+    return MasterSession(
+        info.master_url,
+        credentials(environment.session_token or info.session_token, environment.user_token),
+        cert_file=environment.master_cert or info.master_cert_file,
+        cert_name=environment.master_cert_name or info.master_cert_name,
+        patience=environment.master_timeout,
+    )
+
+
+def _task(info: ClusterInfo, max_length: int | Mapping[str, int] | None) -> Task:
+    trial = info.trial
+    return Task(
+        trial_id=trial.trial_id,
+        experiment_id=trial.experiment_id,
+        trial_run_id=trial.trial_run_id,
+        task_id=info.task_id,
+        allocation_id=info.allocation_id,
+        searcher=trial.config.get("searcher") or {},
+        latest_checkpoint=info.latest_checkpoint,
+        max_length=max_length,
+    )
+
+
+def _register(
+    info: ClusterInfo, session: MasterSession, master: Master, wanted: Wanted
+) -> tuple[int | None, dict[str, Any] | None]:
+    """Tell the master that this run starts and where its checkpoints go.
+
+    Returns:
+        The master's number of that storage, and the configuration of the one in which the checkpoint to start from
+        lies, where that is another.
+    """
+    section = info.trial.config.get("checkpoint_storage")
+    chosen = section if wanted.store is None else wanted.checkpoint_storage
+    storage = master_storage(chosen, wanted.store, foreign=not master.ours)
+    body = {"runId": info.trial.trial_id, "checkpointStorage": storage}
+    storage_id = session.call("POST", "/api/v1/runs/start", body).get("storageId")
+    start = storage_of_start(session, info.latest_checkpoint, storage) if master.ours else None
+    return None if storage_id is None else int(storage_id), start
+
+
+def _open_folder(environment: Environment, info: ClusterInfo, command: str) -> RunFolder:
+    """The folder of this run's journals, taken for writing."""
+    trial = info.trial
+    path = environment.run_dir or environment.home / "runs" / f"managed-{trial.trial_id}-{trial.trial_run_id}"
+    path.mkdir(parents=True, exist_ok=True)
+    folder = RunFolder(path, info.allocation_id, f"trial {trial.trial_id}")
+    folder.begin_restart(started_as(command))
+    return folder
+
+
+def _shipper(
+    info: ClusterInfo, session: MasterSession, known: _Known, path: Path, journal: Journal, rank: int
+) -> Shipper:
+    """Carries this rank's journal, after what earlier starts of the script in this allocation have left."""
+    trial, to = info.trial, f"{info.master_url} {info.allocation_id}"
+    left = cursors(path, to=to, run_id=info.allocation_id)
+    earlier = [cursor for cursor in left if cursor.rank == rank and cursor.restart < known.restart]
+    carrier = (
+        JournalCarrier(session, trial.trial_id, trial.trial_run_id)
+        if known.master.ours
+        else ReportCarrier(session, trial.trial_id, trial.trial_run_id, known.master)
+    )
+    own = Cursor(path, known.restart, rank, to=to)
+    return Shipper([*earlier, own], carrier, session, settle=journal.flush, folder=path)
+
+
+def _units(task: Task) -> Unit | None:
+    """What lengths count: ``searcher.unit``, or the key of its ``max_length``, or of the script's."""
+    length = task.searcher.get("max_length")
+    if length is None:
+        length = task.max_length
+    name = next(iter(length)) if isinstance(length, Mapping) and len(length) == 1 else task.searcher.get("unit")
+    return Unit.__members__.get(str(name).upper())
+
+
+def _first_line(info: ClusterInfo, path: Path | None) -> str:
+    """Which run this is; ``path`` if the person who reads it does not know where its journal lies."""
+    trial = info.trial
+    start = f"from checkpoint {info.latest_checkpoint}" if info.latest_checkpoint else "from scratch"
+    run = f"trial {trial.trial_id} of experiment {trial.experiment_id}, run {trial.trial_run_id}, {start}"
+    return run if path is None else f"{run}; master {info.master_url}; journal in {path}"

@@ -1,0 +1,178 @@
+"""A run as one rank takes part in it: where it records, who answers its questions, where checkpoints lie."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from det_core._env import Environment
+from det_core._info import ClusterInfo
+from det_core.backend import Backend
+from det_core.core._searcher import Unit
+from det_core.errors import DetCoreError
+from det_core.journal import Journal
+from det_core.storage import Store
+
+logger = logging.getLogger("det_core.core")
+
+GIT_PATIENCE = 2.0
+"""Seconds that git may take to say which commit is trained, and whether files differ from it."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What ``core.init()`` was asked for, checked, and the environment that it was asked in.
+
+    Attributes:
+        store: where checkpoints go, opened; None: the script does not say.
+        checkpoint_storage: what the script said of it.
+        max_length: the length of a bare run's one operation, as the script said it.
+        name, resume, metric, smaller_is_better, hparams, validate: as ``core.init()`` takes them.
+    """
+
+    environment: Environment
+    store: Store | None
+    checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | None
+    max_length: int | Mapping[str, int] | None
+    name: str | None
+    resume: str | None
+    metric: str | None
+    smaller_is_better: bool
+    hparams: dict[str, Any]
+    validate: bool
+
+    @property
+    def command(self) -> str:
+        """What to type to start this job again."""
+        return self.environment.command or shlex.join(_typed())
+
+    def check_store(self, store: Store) -> None:
+        """See whether a store is there, and, if that is wanted, whether it can be written."""
+        if self.validate:
+            store.validate()
+        else:
+            store.reach()
+
+
+@dataclass(frozen=True)
+class Run:
+    """A bare run, or one run of a trial under a master. The Context closes what it is made of.
+
+    Attributes:
+        run_id: whose checkpoints these are.
+        restart: how often it was started before: later ones have larger numbers.
+        path: the folder of its journal, as this rank sees it.
+        journal: this rank's.
+        journal_restart: the number in the journal's name.
+        backend: who answers questions.
+        store: where checkpoints lie.
+        storage: what opens that store again, without secrets, for the record.
+        latest_checkpoint: the storage_id to start from; None: from scratch.
+        steps_completed: those of that checkpoint; 0 without one.
+        metric: the validation metric that is searched over; None: nothing says.
+        smaller_is_better: which end of it is best.
+        units: what the searcher's lengths count.
+        hparams: the hyperparameters.
+        agent_id: names the machine in the profiler's metrics.
+        first_lines: what a person is told when it starts.
+        last_line: what a person is told when it ends, by outcome and detail.
+        release: lets another process write the run.
+        beside: the folder below the store's root that event files are copied to; None: they stay in the run's folder.
+        elsewhere: by storage_id, the stores of checkpoints that lie in another one.
+        info: what the cluster says of this task.
+        managed: whether a master says when to stop; else signals do.
+    """
+
+    run_id: str
+    restart: int
+    path: Path
+    journal: Journal
+    journal_restart: int
+    backend: Backend
+    store: Store
+    storage: Any
+    latest_checkpoint: str | None
+    steps_completed: int
+    metric: str | None
+    smaller_is_better: bool
+    units: Unit | None
+    hparams: dict[str, Any]
+    agent_id: str
+    first_lines: tuple[str, ...]
+    last_line: Callable[[str, str], str]
+    release: Callable[[], None]
+    beside: str | None
+    elsewhere: Mapping[str, Store] = field(default_factory=dict)
+    info: ClusterInfo | None = None
+    managed: bool = False
+
+
+def close_quietly(what: Store | Backend) -> None:
+    """Close it because of an error that is under way, and must not be hidden by one more."""
+    try:
+        what.close()
+    except DetCoreError as e:
+        logger.warning("%s", e)
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal, apart from the script's own output."""
+    print(f"det_core: {text}", file=sys.stderr, flush=True)
+
+
+def ending_of(outcome: str, detail: str) -> str:
+    """An outcome of a run in words."""
+    if outcome == "stopped":
+        return f"stopped by the script: {detail}" if detail else "stopped by the script"
+    return outcome.replace("_", " ") + (f" ({detail})" if detail else "")
+
+
+def recordable(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as the journal takes them, with texts for what JSON cannot hold: they are recorded for people."""
+    if not isinstance(settings, Mapping):
+        raise TypeError(f"{name} must be a mapping, not {type(settings).__name__}")
+    return json.loads(json.dumps(dict(settings), default=str))  # type: ignore[no-any-return]
+
+
+def started_as(command: str) -> dict[str, Any]:
+    """What run.json says of a start: the command, the working directory, and the commit of the script's repository."""
+    return {"argv": shlex.split(command), "cwd": os.getcwd(), "git": _commit(Path(script()))}
+
+
+def script() -> str:
+    """The script's absolute path; for an interactive session, the folder it runs in."""
+    name = sys.argv[0] if sys.argv else ""
+    return os.path.abspath(name) if name and name != "-c" else os.getcwd()
+
+
+def _typed() -> list[str]:
+    """What was typed to start this process; of ``python -m package.module`` Python only keeps the module's file."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    if spec is not None and spec.origin == sys.argv[0]:
+        return ["python", "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
+    return ["python", *sys.argv]
+
+
+@cache  # what was imported does not change with the repository
+def _commit(place: Path) -> dict[str, Any] | None:
+    """The commit that is checked out around a file or folder, and whether tracked files differ from it."""
+    folder = place if place.is_dir() else place.parent
+    if not any((above / ".git").exists() for above in (folder, *folder.parents)):
+        return None
+    command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-uno"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=GIT_PATIENCE, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    lines = said.splitlines()
+    commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), None)
+    return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}

@@ -1,0 +1,203 @@
+"""Carrying the records of one process elsewhere: what is new, and how far that got, as a byte offset.
+
+A process appends to one file, whose bytes are the order of its reports, and which comes back byte by byte after it was
+deleted. So one number says all. Of a process of several files (earlier versions went on in a new one after trouble)
+they count as one, in the order of their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from copy import copy
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from det_core.journal._run_folder import journal_files, open_file
+from det_core.journal._scan import lines_of
+
+CHUNK = 1 << 20
+"""Bytes that are read at a time."""
+VERSION = 2
+
+
+class Line(NamedTuple):
+    """A record as it stands in a journal.
+
+    Attributes:
+        seq: its number.
+        text: its line, the newline left out.
+        record: what that says; numbers that are not finite as the strings of the wire contract, §2.1.
+        end: the offset behind it.
+    """
+
+    seq: int
+    text: bytes
+    record: dict[str, Any]
+    end: int
+
+    def decoded(self) -> dict[str, Any]:
+        """The record, with the numbers that are not finite as numbers."""
+        from det_core.journal._format import decode
+
+        return decode(self.text) or self.record
+
+
+class Cursor:
+    """Gives the records of one process that were not carried yet, in the order in which they were written.
+
+    Args:
+        folder: the run's folder.
+        restart: the restart that the journal's name says.
+        rank: the rank.
+        name: what the file beside the journal is called that remembers how far it got, as
+            ``<name>-<restart>-<rank>.json``.
+        to: where the records are carried; what was remembered for another place means nothing.
+
+    Attributes:
+        offset: bytes of the journal that are dealt with.
+    """
+
+    def __init__(self, folder: Path, restart: int, rank: int, *, name: str = "shipped", to: str = "") -> None:
+        self.restart, self.rank = restart, rank
+        self._folder, self._to = folder, to
+        self._state = folder / f"{name}-{restart}-{rank}.json"
+        self.offset = self._remembered()
+
+    def read(self, limit: int = CHUNK) -> list[Line]:
+        """The next records, from about ``limit`` bytes; none: all that is written now was given.
+
+        What was given comes again, until it is :meth:`mark`-ed.
+        """
+        files = self._files()
+        if files and self.offset > files[-1].begin + files[-1].size:
+            self.offset = 0  # another file has taken the place: rather carried twice than lost
+        for part in files:
+            if self.offset < part.begin + part.size and (lines := self._read_part(part, limit)):
+                return lines
+            if part is not files[-1]:
+                self.offset = max(self.offset, part.begin + part.size)  # perhaps half a line, which nobody will end
+        return []
+
+    def mark(self, lines: Iterable[Line]) -> None:
+        """These, and all before them, have arrived."""
+        self.offset = max([self.offset, *(line.end for line in lines)])
+
+    def save(self) -> None:
+        """Remember on disk what was marked: whole or not at all, though not proof against a machine that fails.
+
+        Raises:
+            OSError: the disk refused.
+        """
+        aside = self._state.with_suffix(f".{os.getpid()}")
+        aside.write_text(json.dumps({"version": VERSION, "to": self._to, "offset": self.offset}))
+        os.replace(aside, self._state)
+
+    def left(self) -> int:
+        """How many records are written and not marked."""
+        ahead, number = copy(self), 0
+        while lines := ahead.read():
+            number += len(lines)
+            ahead.mark(lines)
+        return number
+
+    def _files(self) -> list[_Part]:
+        """The process's files, one behind the other."""
+        parts: list[_Part] = []
+        begin = 0
+        for restart, rank, _, path in journal_files(self._folder):
+            if (restart, rank) == (self.restart, self.rank):
+                with suppress(FileNotFoundError):
+                    found = path.stat()
+                    parts.append(_Part(path, begin, found.st_size if stat.S_ISREG(found.st_mode) else 0))
+                    begin += parts[-1].size
+        return parts
+
+    def _read_part(self, part: _Part, limit: int) -> list[Line]:
+        """The next records of a file. What is torn or empty before them is passed over for good."""
+        file = open_file(part.path)
+        if file is None:
+            return []
+        with file:
+            while True:
+                file.seek(self.offset - part.begin)
+                text = file.read(limit)
+                while text and b"\n" not in text and (more := file.read(limit)):
+                    text += more
+                size = text.rfind(b"\n") + 1
+                lines = _parsed(text[:size], self.offset)
+                if lines or not size:
+                    return lines
+                self.offset += size
+
+    def _remembered(self) -> int:
+        """The offset in the file beside the journal; 0 where it has none for this place."""
+        self.offset = 0
+        try:
+            state = json.loads(self._state.read_bytes())
+            if state["to"] != self._to:
+                return 0
+            if state["version"] == 1:  # earlier versions kept ranges of the records' numbers
+                return self._behind([range(begin, end) for begin, end in state["done"]])
+            return int(state["offset"]) if state["version"] == VERSION else 0
+        except (OSError, ValueError, KeyError, TypeError):
+            return 0
+
+    def _behind(self, carried: Sequence[range]) -> int:
+        """The offset behind the records that were carried, up to the first that was not."""
+        while lines := self.read():
+            done = list(takewhile(lambda line: any(line.seq in numbers for numbers in carried), lines))
+            self.mark(done)
+            if len(done) < len(lines):
+                break
+        return self.offset
+
+
+def cursors(folder: Path, *, name: str = "shipped", to: str = "", run_id: str | None = None) -> list[Cursor]:
+    """One for each process that has written a journal in ``folder``, by restart and rank.
+
+    Args:
+        folder: the run's folder.
+        name, to: as of :class:`Cursor`.
+        run_id: only of journals that say so of themselves.
+    """
+    found: dict[tuple[int, int], Path] = {}
+    for restart, rank, _, path in journal_files(folder):
+        found.setdefault((restart, rank), path)
+    return [
+        Cursor(folder, restart, rank, name=name, to=to)
+        for (restart, rank), path in found.items()
+        if run_id is None or _header(path).get("run_id") == run_id
+    ]
+
+
+class _Part(NamedTuple):
+    """A file of a process: its bytes count from ``begin``."""
+
+    path: Path
+    begin: int
+    size: int
+
+
+def _parsed(text: bytes, begin: int) -> list[Line]:
+    """The records of whole lines that begin at an offset."""
+    from det_core.journal._format import parse
+
+    lines, end = [], begin
+    for raw in text.split(b"\n")[:-1]:
+        end += len(raw) + 1
+        record = parse(raw) if raw else None
+        if record is not None and record["kind"] != "journal":
+            lines.append(Line(record["seq"], raw, record, end))
+    return lines
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """The first record of a journal, which says whose it is."""
+    from det_core.journal._format import parse
+
+    return next((record for _, line in lines_of(path) if (record := parse(line))), {})

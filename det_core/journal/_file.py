@@ -1,0 +1,382 @@
+"""One process's journal on disk: a single append-only file that outlives full disks and deletion.
+
+Every report ends here. What the file promises to the journal above it:
+
+1. :meth:`JournalFile.append` never raises for a disk that refuses, and waits for nothing but the write itself.
+2. A line is in the file, or waits in memory for it, or is counted by :meth:`JournalFile.close`.
+3. The bytes of the file are the order in which lines were appended. Readers and the shipper's cursor lean on that,
+   which is why there is never a second file, but for the last words of a run whose disk stays full.
+
+A write that fails puts the file in trouble: its line and all that follow wait in memory until the same path can be
+opened and written again. The caller of every method but :meth:`JournalFile.sync` holds the journal's lock.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import stat
+from collections import deque
+from itertools import count
+from pathlib import Path
+
+from det_core import _clock
+from det_core.journal._run_folder import INFO, write_whole
+
+logger = logging.getLogger("det_core")
+
+BACKLOG_LIMIT = 64 * 2**20
+"""Bytes of lines that wait in memory at most."""
+RECORDS_LIMIT = 2**20
+"""Bytes beyond that for what is no row of a series: how the run ended, which checkpoints it has."""
+RESERVE = 64 * 2**10
+"""Bytes that are taken from the disk at the start, for such records where the disk stays full to the end."""
+RETRY_INTERVAL = 1.0
+"""Seconds between two attempts to write after a failure."""
+LOOK_INTERVAL = 1.0
+"""Seconds between two looks at the file's link count."""
+CHUNK = 2**20
+ROW = b'{"kind":"metrics"'
+
+
+class JournalFile:
+    """Appends lines to ``path``, whatever happens to the disk meanwhile.
+
+    Args:
+        path: the file. It is made, with its folder, when the first line is appended.
+        header: first line of a new file, newline included.
+
+    Attributes:
+        problem: what the disk said last; empty if it never refused.
+    """
+
+    def __init__(self, path: Path, header: bytes) -> None:
+        self.problem = ""
+        self._path = path
+        self._header = header
+        self._header_written = False
+        self._reserve = path.with_suffix(".reserve")
+        self._fd = -1
+        self._in_trouble = True  # not open yet, or lines wait in memory, or the last line may be torn
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        self._dropped = 0
+        self._retry_at = 0.0
+        self._look_from = self._look_until = 0.0
+        self._opened = self._synced = 0  # how often a file was opened, and of which time the folder is on the disk
+        self._run_json = b""
+
+    def append(self, line: bytes, now: float) -> None:
+        """Write one line, or keep it for later.
+
+        Args:
+            line: newline included.
+            now: wall time in seconds. The record carries it anyway, and a second clock call would be a tenth of what
+                a report costs.
+        """
+        if self._in_trouble:
+            self._keep(line)
+            if _clock.monotonic() >= self._retry_at:
+                self._recover()
+            return
+        try:
+            done = os.write(self._fd, line)
+        except OSError as e:
+            self._fail(e)
+            self._keep(line)
+            return
+        except BaseException:  # a signal handler raised: what follows must not be glued to half a line
+            self._in_trouble = True
+            raise
+        if done != len(line):
+            self._fail(_short())
+            if done < len(line) - 1:  # readers find a line that lacks but its newline, which is the next byte written
+                self._keep(line)
+            return
+        # By the wall clock, which may be set back: hence a window on both sides.
+        if not self._look_from <= now < self._look_until:
+            self._look_from, self._look_until = now - LOOK_INTERVAL, now + LOOK_INTERVAL
+            if self._is_deleted():
+                self._recover()
+
+    @property
+    def whole(self) -> Path | None:
+        """The path, if to sync it would bring all lines to the disk; None: it would not."""
+        return None if self._in_trouble or self._synced != self._opened else self._path
+
+    def write_backlog(self) -> None:
+        """Write all that waits, as far as the disk takes it now. Does not raise."""
+        if self._in_trouble or self._is_deleted():
+            self._recover()
+
+    def duplicate(self) -> int | None:
+        """A descriptor of its own for :meth:`sync`; None: there is nothing to sync."""
+        try:
+            return os.dup(self._fd) if self._fd >= 0 else None
+        except OSError as e:
+            self._note(e)
+            return None
+
+    def sync(self, fd: int) -> None:
+        """Force the file and its folder to the disk, and close ``fd``. Does not raise.
+
+        To be called without the journal's lock: it may take seconds, for which no report is to wait.
+        """
+        try:
+            os.fsync(fd)
+            if self._synced != (opened := self._opened):
+                folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                try:
+                    os.fsync(folder)
+                finally:
+                    os.close(folder)
+                self._synced = opened
+        except OSError as e:
+            self._note(e)
+        finally:
+            self._close(fd)
+
+    def missing(self) -> int:
+        """How many lines are in no file with a name."""
+        return self._dropped + len(self._backlog) + (_lines_in(self._fd) if self._is_deleted() else 0)
+
+    def close(self) -> int:
+        """Write and sync what can be, and close.
+
+        What is no row of a series and still waits goes into the reserve, the last of it first.
+
+        Returns:
+            How many lines are lost.
+        """
+        self.write_backlog()
+        if (fd := self.duplicate()) is not None:
+            self.sync(fd)
+        if self._backlog:
+            self._use_reserve()
+        else:
+            self._unlink(self._reserve)
+        lost = self.missing()
+        self.abandon()
+        return lost
+
+    def abandon(self) -> None:
+        """Close the descriptor and forget what is in memory (in a forked child: the parent's)."""
+        if self._fd >= 0:
+            self._close(self._fd)
+        self._fd, self._in_trouble = -1, True
+        self._backlog.clear()
+
+    def _keep(self, line: bytes) -> None:
+        limit = BACKLOG_LIMIT if line.startswith(ROW) else BACKLOG_LIMIT + RECORDS_LIMIT
+        if self._backlog_bytes + len(line) > limit:
+            self._dropped += 1
+            return
+        self._backlog.append(line)
+        self._backlog_bytes += len(line)
+
+    def _fail(self, error: OSError) -> None:
+        self._in_trouble = True
+        self._retry_at = _clock.monotonic() + RETRY_INTERVAL
+        self._note(error)
+
+    def _note(self, error: OSError) -> None:
+        if not self.problem:
+            logger.warning(
+                "the journal in %s cannot be written (%s). Training goes on; reports are kept in memory, up to %d MB, "
+                "and written when that is possible again.",
+                self._path.parent, error.strerror or error, BACKLOG_LIMIT // 2**20,
+            )  # fmt: skip
+        self.problem = error.strerror or str(error)
+
+    def _recover(self) -> None:
+        """Open the file again, by its path or from what is left of it, and write what waits."""
+        self._in_trouble = True  # until all is known to be whole
+        try:
+            if self._fd >= 0 and _links(self._fd) == 0:
+                self._restore()
+            else:
+                self._open()
+            while self._backlog:
+                size = len(self._backlog[0])
+                done = os.write(self._fd, self._backlog[0])
+                if done >= size - 1:
+                    self._backlog.popleft()
+                    self._backlog_bytes -= size
+                if done != size:
+                    raise _short()
+        except OSError as e:
+            self._fail(e)
+        else:
+            self._in_trouble = False
+
+    def _open(self) -> None:
+        """Open the path. By path also after trouble: a handle may be stale where the file is not (NFS)."""
+        os.makedirs(self._path.parent, exist_ok=True)
+        # O_NONBLOCK: a pipe in the file's place must not make anybody wait.
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(self._path, flags, 0o666)
+        try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise OSError(errno.EEXIST, "something that is no file is in its place")
+            # The last write may have left half a line. A newline ends it; readers skip what is torn, and pass over
+            # empty lines.
+            head = b"\n" if found.st_size else b""
+            if not found.st_size or not self._header_written:
+                head += self._header
+            _write(fd, head)
+        except BaseException:
+            self._close(fd)
+            raise
+        self._replace(fd)
+
+    def _restore(self) -> None:
+        """Write a file that somebody deleted again: its bytes are still behind the open descriptor.
+
+        It gets its name when it is whole, byte by byte as it was: a cursor may stand in it, and half a copy would
+        hide the rest.
+        """
+        os.makedirs(self._path.parent, exist_ok=True)
+        aside = self._path.with_suffix(".restored")
+        fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            position = 0
+            while position < os.fstat(self._fd).st_size:
+                chunk = os.pread(self._fd, CHUNK, position)
+                if not chunk:
+                    raise OSError(errno.EIO, "the deleted journal file cannot be read back")
+                _write(fd, chunk)
+                position += len(chunk)
+            _write(fd, b"\n")
+            os.rename(aside, self._path)
+        except BaseException:
+            self._close(fd)
+            self._unlink(aside)
+            raise
+        logger.warning("the journal file %s was deleted; it is there again, with its records", self._path)
+        self._replace(fd)
+        self._restore_run_json()
+
+    def _replace(self, fd: int) -> None:
+        """Go on with another descriptor of a file that has its header."""
+        if self._fd >= 0:
+            self._close(self._fd)
+        self._fd, self._header_written = fd, True
+        self._opened += 1
+        self._make_reserve()
+        self._run_json = self._run_json or _read(self._path.with_name(INFO))
+
+    def _is_deleted(self) -> bool:
+        """Whether the open file has lost its name; where that cannot be known, the next look may tell."""
+        try:
+            return self._fd >= 0 and _links(self._fd) == 0
+        except OSError as e:
+            self._note(e)
+            return False
+
+    def _restore_run_json(self) -> None:
+        """Put run.json back where the whole folder was deleted, so that the run keeps its name."""
+        path = self._path.with_name(INFO)
+        if not self._run_json or path.exists():
+            return
+        try:
+            write_whole(path, self._run_json)
+        except OSError as e:
+            logger.warning("%s was deleted, and cannot be written again: %s", path, e.strerror)
+
+    def _make_reserve(self) -> None:
+        """Take room from the disk by filling it: to overwrite it needs none."""
+        if self._reserve.exists():
+            return
+        try:
+            fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                _write(fd, bytes(RESERVE))
+            finally:
+                os.close(fd)
+        except OSError as e:
+            logger.debug("no room is kept in %s for how the run ends: %s", self._reserve, e)
+            self._unlink(self._reserve)
+
+    def _use_reserve(self) -> None:
+        """Make a journal file of the reserve: the records that wait and are no rows, as many of the last as it takes.
+
+        It is named as earlier versions named the files they went on in, so that every reader finds it.
+        """
+        chosen: deque[bytes] = deque()
+        room = RESERVE - len(self._header)
+        for line in reversed(self._backlog):
+            if not line.startswith(ROW) and len(line) <= room:
+                chosen.appendleft(line)
+                room -= len(line)
+        text = self._header + b"".join(chosen)
+        try:
+            fd = os.open(self._reserve, os.O_WRONLY | os.O_CLOEXEC)
+            try:
+                _write(fd, text)
+                os.ftruncate(fd, len(text))
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            stem = self._path.name.partition(".")[0]
+            names = (self._path.with_name(f"{stem}.{number}.jsonl") for number in count(1))
+            os.rename(self._reserve, next(name for name in names if not name.exists()))
+        except OSError as e:
+            logger.debug("how the run ended cannot be kept in %s: %s", self._reserve, e)
+            self._unlink(self._reserve)
+        else:
+            written = set(chosen)
+            self._backlog = deque(line for line in self._backlog if line not in written)
+
+    def _close(self, fd: int) -> None:
+        try:
+            os.close(fd)
+        except OSError as e:  # Linux has released the descriptor all the same
+            self._note(e)
+
+    def _unlink(self, path: Path) -> None:
+        try:
+            os.unlink(path)
+        except OSError as e:
+            logger.debug("%s stays: %s", path, e)
+
+
+def _write(fd: int, data: bytes) -> None:
+    """Write all of ``data``."""
+    if os.write(fd, data) != len(data):
+        raise _short()
+
+
+def _short() -> OSError:
+    """A disk that takes only a part is full."""
+    return OSError(errno.ENOSPC, "the disk took only part of a line")
+
+
+def _links(fd: int) -> int:
+    """How many names the open file has."""
+    try:
+        return os.fstat(fd).st_nlink
+    except OSError as e:
+        if e.errno == errno.ESTALE:  # deleted on another machine (NFS): it cannot be read back, and is begun anew
+            return 1
+        raise
+
+
+def _lines_in(fd: int) -> int:
+    """How many lines follow the header in an open file."""
+    lines = position = 0
+    try:
+        while chunk := os.pread(fd, CHUNK, position):
+            lines += chunk.count(b"\n")
+            position += len(chunk)
+    except OSError:
+        pass
+    return max(lines - 1, 0)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""

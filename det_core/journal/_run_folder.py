@@ -1,0 +1,402 @@
+"""The folder of a run: ``<home>/runs/<run_id>/``, with run.json, the writer's lock, journals, checkpoints.
+
+``run.json`` says what was started, when and how often. ``run.lock`` is held by the process that writes the run: a lock
+goes away with its holder, however that dies, so that nobody needs to clean up.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import logging
+import os
+import re
+import stat
+import struct
+import sys
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from det_core import _clock
+from det_core.errors import RunError, RunLocked, RunNotFound
+
+logger = logging.getLogger("det_core")
+
+INFO = "run.json"
+LOCK = "run.lock"
+ORPHAN_WAIT = 2.0
+"""Seconds to wait for a lock whose holder is dead: a child that it was just forking may not have let go yet."""
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "run_id": str,
+    "name": str,
+    "created": (int, float),
+    "argv": list,
+    "cwd": str,
+    "restarts": list,
+}
+"""What a key of run.json must be, where it is there."""
+_ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_JOURNAL = re.compile(r"journal-(\d{1,9})-(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
+_FLOCK = "hhqqi4x"
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@dataclass
+class RunFolder:
+    """One run on disk.
+
+    Attributes:
+        path: the folder.
+        run_id: its name: the UTC time of creation and six random characters, so that names sort by age.
+        name: what ``latest`` goes by.
+        restart: the restart this process writes; -1 before :meth:`begin_restart`.
+    """
+
+    path: Path
+    run_id: str
+    name: str
+    restart: int = -1
+    _lock: WriterLock | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def create(cls, home: Path, *, name: str, argv: Sequence[str] | None = None) -> RunFolder:
+        """Make the folder of a new run.
+
+        Args:
+            home: the home folder; made if need be.
+            name: the run's name.
+            argv: the command, for people.
+
+        Raises:
+            RunError: the folder cannot be made; the message gives path and reason.
+        """
+        from secrets import choice
+
+        created = _clock.now()
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(created))
+        runs = Path(home) / "runs"
+        try:
+            runs.mkdir(parents=True, exist_ok=True)
+            while True:
+                run_id = f"{stamp}-{''.join(choice(_ALPHABET) for _ in range(6))}"
+                with suppress(FileExistsError):
+                    (runs / run_id).mkdir()
+                    break
+            info = {
+                "run_id": run_id,
+                "name": name,
+                "created": created,
+                "argv": list(sys.argv if argv is None else argv),
+                "cwd": os.getcwd(),
+                "restarts": [],
+            }
+            _write_info(runs / run_id, info)
+        except OSError as e:
+            raise RunError(
+                f"a run cannot be kept in {runs}: {e.strerror}. Set DET_CORE_HOME to a folder of yours"
+            ) from None
+        return cls(runs / run_id, run_id, name)
+
+    @classmethod
+    def open(cls, home: Path, run_id: str) -> RunFolder:
+        """The folder of a run that exists.
+
+        Args:
+            home: the home folder.
+            run_id: the run's id, or the beginning of it that no other has.
+
+        Raises:
+            RunNotFound: no run of that id, or several begin with it.
+        """
+        path = Path(home) / "runs" / run_id
+        if not _ID.fullmatch(run_id) or not path.is_dir():
+            found = [p for p in run_paths(home) if run_id and p.name.startswith(run_id)]
+            if len(found) != 1:
+                raise RunNotFound(_not_one(run_id, found, path.parent))
+            path = found[0]
+        return cls(path, path.name, str(read_info(path).get("name", "")))
+
+    @classmethod
+    def latest(cls, home: Path, name: str) -> RunFolder | None:
+        """The newest run called ``name``, or None."""
+        found = (path for path in run_paths(home) if read_info(path).get("name") == name)
+        path = next(found, None)
+        return None if path is None else cls(path, path.name, name)
+
+    def begin_restart(self, start: Mapping[str, Any] | None = None) -> int:
+        """Take the run for writing and count one restart more, durably.
+
+        Args:
+            start: what run.json is to say of it beside the time, host and pid, such as its ``argv``.
+
+        Returns:
+            The number of this restart; a new run begins with 0.
+
+        Raises:
+            RunLocked: another process writes the run; the message names host and pid.
+            RunError: the folder cannot be written.
+        """
+        try:
+            lock = WriterLock(self.path / LOCK, self.run_id)
+            try:
+                self.restart = self._count_restart(start or {})
+            except BaseException:
+                lock.release()
+                raise
+        except OSError as e:
+            raise RunError(f"run {self.run_id} in {self.path} cannot be written: {e.strerror}") from e
+        self._lock = lock
+        for reserve in self.path.glob("journal-*.reserve"):  # of processes that were killed
+            with suppress(OSError):
+                reserve.unlink()
+        return self.restart
+
+    def release(self) -> None:
+        """Let another process write the run. Twice is fine."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _count_restart(self, start: Mapping[str, Any]) -> int:
+        info = read_info(self.path)
+        info.setdefault("run_id", self.run_id)
+        info.setdefault("name", self.name)
+        info.setdefault("created", _clock.now())
+        restarts = info.setdefault("restarts", [])
+        restart = count_restarts(self.path, info)
+        begun = {"restart": restart, "time": _clock.now(), "host": os.uname().nodename, "pid": os.getpid()}
+        restarts.append({**begun, **start})
+        _write_info(self.path, info)
+        return restart
+
+
+class WriterLock:
+    """The right to write a run. A forked child does not inherit it.
+
+    It is an open-file-description lock: unlike ``flock`` it can be asked about without being taken, so that listing
+    runs never makes a writer fail, and unlike a POSIX record lock it is not lost when some other part of the process
+    reads the file. It works on NFS and on Lustre.
+
+    Args:
+        path: the lock's file; it says who holds it.
+        run_id: for messages.
+
+    Raises:
+        RunLocked: another process has it; the message names host and pid.
+        OSError: the file cannot be written.
+    """
+
+    def __init__(self, path: Path, run_id: str) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+        try:
+            if not self._take(path):
+                who = _holder(path)
+                by = f"pid {who[1]} on {who[0]}" if who else "another process"
+                raise RunLocked(
+                    f"run {run_id} is being written by {by}; wait for it to end, stop it, or start a new run "
+                    "(without resume)"
+                )
+            holder = {"host": os.uname().nodename, "pid": os.getpid(), "time": _clock.now()}
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, json.dumps(holder).encode(), 0)
+        except BaseException:
+            self.release()
+            raise
+        _LOCKS.add(self)
+
+    def release(self) -> None:
+        """Give it back. Twice is fine."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def _take(self, path: Path) -> bool:
+        deadline = _clock.monotonic() + ORPHAN_WAIT
+        while True:
+            try:
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _region(fcntl.F_WRLCK))
+                return True
+            except OSError as e:
+                if e.errno in _NO_LOCKS:
+                    logger.warning(
+                        "%s cannot be locked (%s): a second process could write this run too", path, e.strerror
+                    )
+                    return True
+                if e.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+            if _holder_lives(path) or _clock.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep every other process from writing the run.
+
+    Raises:
+        RunLocked: a process is writing it.
+    """
+    lock = WriterLock(folder / LOCK, folder.name)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def is_live(folder: Path) -> bool:
+    """Whether a process is writing the run; takes nothing."""
+    found = open_file(folder / LOCK)
+    if found is None:
+        return False
+    with found:
+        try:
+            answer = fcntl.fcntl(found, fcntl.F_OFD_GETLK, _region(fcntl.F_WRLCK))
+        except OSError:
+            return False
+    return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
+
+
+def run_paths(home: Path) -> list[Path]:
+    """The folders of all runs, newest first."""
+    runs = Path(home) / "runs"
+    try:
+        names = [entry.name for entry in os.scandir(runs) if entry.is_dir()]
+    except FileNotFoundError:
+        return []
+    return sorted((runs / name for name in names if _ID.fullmatch(name)), key=_age, reverse=True)
+
+
+def journal_files(folder: Path) -> list[tuple[int, int, int, Path]]:
+    """Restart, rank, number and path of every journal file, in this order.
+
+    A process has one, number 0. Earlier versions went on in a new one after trouble; this one puts into a second what
+    a disk that stayed full did not take.
+    """
+    try:
+        entries = [(_JOURNAL.fullmatch(entry.name), Path(entry.path)) for entry in os.scandir(folder)]
+    except FileNotFoundError:
+        return []
+    return sorted((int(m[1]), int(m[2]), int(m[3] or 0), path) for m, path in entries if m)
+
+
+def open_file(path: Path) -> BinaryIO | None:
+    """Open a file for reading; None where there is none, or none that can be read, which is logged.
+
+    A folder or a pipe in a file's place neither raises nor hangs: one damaged run must not hide the others.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as e:
+        logger.warning("%s cannot be read, and is passed over: %s", path, e.strerror)
+        return None
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        logger.warning("%s is no file, and is passed over", path)
+        return None
+    return open(fd, "rb", buffering=2**20)
+
+
+def count_restarts(folder: Path, info: dict[str, Any]) -> int:
+    """How often a run was started, by its run.json and by its journals."""
+    begun = [r.get("restart") for r in info.get("restarts", []) if isinstance(r, dict)]
+    numbers = [number for number in begun if isinstance(number, int)]
+    return max([*numbers, *(restart for restart, _, _, _ in journal_files(folder))], default=-1) + 1
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """What run.json says; empty where it is gone or broken."""
+    found = open_file(folder / INFO)
+    if found is None:
+        return {}
+    try:
+        with found:
+            info = json.load(found)
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(info, dict):
+        return {}
+    return {key: value for key, value in info.items() if isinstance(value, _KINDS.get(key, object))}
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Replace a file: whole or not at all, and durable on return.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    aside = path.with_name(f"{path.name}.{os.getpid()}")
+    with open(aside, "wb") as f:
+        f.write(data)
+        f.flush()
+        os.fsync(f.fileno())
+    os.replace(aside, path)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _write_info(folder: Path, info: dict[str, Any]) -> None:
+    write_whole(folder / INFO, json.dumps(info, indent=1).encode() + b"\n")
+
+
+def _not_one(run_id: str, found: Sequence[Path], runs: Path) -> str:
+    """Why ``run_id`` names no run."""
+    if not found:
+        return f"no run {run_id!r} in {runs}; det-core runs list shows those there are"
+    some = ", ".join(path.name for path in found[:5]) + (", …" if len(found) > 5 else "")
+    return f"{len(found)} runs in {runs} begin with {run_id!r}: {some}; give more of the id"
+
+
+def _age(path: Path) -> tuple[str, float, str]:
+    """Sorts by the second in the name, and within it by the moment in run.json."""
+    return path.name[:15], float(read_info(path).get("created", 0.0)), path.name
+
+
+def _holder(path: Path) -> tuple[str, int] | None:
+    """Host and pid of who holds a lock, as far as its file says."""
+    try:
+        who = json.loads(path.read_bytes())
+        return str(who["host"]), int(who["pid"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def _holder_lives(path: Path) -> bool:
+    """False where the holder is known to be dead."""
+    who = _holder(path)
+    if who is None or who[0] != os.uname().nodename:
+        return True
+    try:
+        os.kill(who[1], 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _region(kind: int) -> bytes:
+    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
+
+
+_LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Let go of the locks in a child: a DataLoader worker outlives its trainer, whose run would stay locked."""
+    for lock in list(_LOCKS):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,539 @@
+"""A run read back: the journals of all its processes as series, records and a state.
+
+All files of a run are read once, line by line, whatever state they are in: of a row only its place is kept, a few
+dozen bytes however large it is, and it is read again when it is asked for. Then the rules decide which rows of a run
+that was resumed still count.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import groupby
+from operator import lt
+from pathlib import Path
+from typing import Any
+
+from det_core._json import same
+from det_core.errors import RunError, RunNotFound
+from det_core.journal._run_folder import INFO, count_restarts, is_live, journal_files, open_file, read_info, run_paths
+from det_core.journal._values import plain_row
+
+NO_STEP = -1
+TAIL = 65536
+"""Bytes at a file's end in which its last records are looked for."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a series.
+
+    Attributes:
+        group: its metric group.
+        steps_completed: its step; None for rows that belong to none.
+        metrics: values by key.
+        time: when it was reported, in seconds since the epoch.
+        restart: the restart it was made in.
+        rank: the (lowest) rank that reported it.
+        seq: its place among that rank's records.
+        superseded: whether a later restart took its place.
+        conflicts: keys that were given different values at this step, by several ranks or by one, long after; the
+            lowest rank's first value is shown.
+        batch_metrics: what was given per batch, where asked for.
+    """
+
+    group: str
+    steps_completed: int | None
+    metrics: dict[str, Any]
+    time: float
+    restart: int
+    rank: int
+    seq: int
+    superseded: bool = False
+    conflicts: tuple[str, ...] = ()
+    batch_metrics: list[dict[str, Any]] | None = None
+
+    def line(self, *, superseded: bool = False) -> bytes:
+        """The row as a line of JSON for a file that stands alone: with restart and rank.
+
+        Args:
+            superseded: whether the line says if it was superseded.
+        """
+        from det_core.journal._format import encode
+
+        metrics, batches, nonfinite = plain_row(self.metrics, self.batch_metrics)
+        record: dict[str, Any] = {
+            "group": self.group,
+            "steps_completed": self.steps_completed,
+            "time": self.time,
+            "restart": self.restart,
+            "rank": self.rank,
+            "metrics": metrics,
+        }
+        if superseded:
+            record["superseded"] = self.superseded
+        if batches is not None:
+            record["batch_metrics"] = batches
+        return encode(record, nonfinite)
+
+
+class Record(Mapping[str, Any]):
+    """A record that is no metrics row: its body as a mapping, and where it stands.
+
+    Attributes:
+        kind: such as ``checkpoint``.
+        time: when it was made, in seconds since the epoch.
+        restart: the restart it was made in.
+        rank: the rank that made it.
+        seq: its place among that rank's records.
+    """
+
+    __slots__ = ("_body", "kind", "rank", "restart", "seq", "time")
+
+    def __init__(self, restart: int, rank: int, record: Mapping[str, Any]) -> None:
+        self.kind: str = record["kind"]
+        self.time: float = record["time"]
+        self.restart, self.rank, self.seq = restart, rank, int(record["seq"])
+        self._body: dict[str, Any] = record["body"]
+
+    def __getitem__(self, key: str) -> Any:
+        return self._body[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._body)
+
+    def __len__(self) -> int:
+        return len(self._body)
+
+    def __repr__(self) -> str:
+        return f"Record({self.kind}, restart={self.restart}, rank={self.rank}, seq={self.seq}, {self._body!r})"
+
+
+class RunSummary:
+    """What is known of a run without reading its journals.
+
+    Args:
+        path: the run's folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+        self.run_id = self.path.name
+
+    @cached_property
+    def info(self) -> dict[str, Any]:
+        """What run.json says: name, command, restarts."""
+        return read_info(self.path)
+
+    @property
+    def name(self) -> str:
+        """What ``latest`` goes by."""
+        return str(self.info.get("name", ""))
+
+    @property
+    def created(self) -> float:
+        """When the run began, in seconds since the epoch; 0 where nothing says."""
+        return float(self.info.get("created", 0.0))
+
+    @property
+    def last_start(self) -> dict[str, Any]:
+        """What run.json says of the newest start: time, host, pid, argv, cwd and git, as far as it does."""
+        starts = [start for start in self.info.get("restarts", []) if isinstance(start, dict)]
+        return {"argv": self.info.get("argv", []), "cwd": self.info.get("cwd"), **(starts[-1] if starts else {})}
+
+    @property
+    def argv(self) -> list[str]:
+        """The command of the newest start."""
+        argv = self.last_start["argv"]
+        return [str(word) for word in argv] if isinstance(argv, list) else []
+
+    @property
+    def ended(self) -> float | None:
+        """When the chief of the last restart said that it ends; None: it did not, or goes on."""
+        end = None if self.live else self._end_of(self.restarts - 1, 0)
+        return None if end is None else float(end["time"])
+
+    @property
+    def live(self) -> bool:
+        """Whether a process is writing it now."""
+        return is_live(self.path)
+
+    @property
+    def restarts(self) -> int:
+        """How often the run was started; 1 for one that was never resumed."""
+        return count_restarts(self.path, self.info)
+
+    @property
+    def state(self) -> str:
+        """``running``, or how the last restart ended, from what each of its ranks has said last.
+
+        ``completed``, ``stopped`` (the script asked for it), ``preempted``, ``interrupted`` or ``invalid_hp``;
+        ``failed`` if any rank failed; ``died`` if any rank ended without a word; ``incomplete`` if any rank could not
+        write all of its reports.
+        """
+        if self.live:
+            return "running"
+        last = self.restarts - 1
+        ranks = {0} | {rank for restart, rank, *_ in journal_files(self.path) if restart == last}
+        ends = [self._end_of(last, rank) for rank in sorted(ranks)]
+        outcomes = ["died" if end is None else str(end["body"].get("outcome", "completed")) for end in ends]
+        return next((bad for bad in ("failed", "died", "incomplete") if bad in outcomes), outcomes[0])
+
+    def _end_of(self, restart: int, rank: int) -> dict[str, Any] | None:
+        """How a rank said that it ends."""
+        return last_record(self.path, restart, rank, lambda record: record["kind"] == "run_end")
+
+
+class RunRecord(RunSummary):
+    """A run, as it was when this object was made. Rows are read when they are asked for.
+
+    Attributes:
+        torn_lines: how many lines hold no whole record.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._scan = _Scan(self.path)
+        self.torn_lines = self._scan.torn_lines
+
+    def groups(self) -> list[str]:
+        """The names of the metric groups, sorted."""
+        return sorted(self._scan.places)
+
+    def count(self, group: str) -> int:
+        """How many rows were written to a group, superseded ones and parts of merged ones included."""
+        places = self._scan.places.get(group)
+        return 0 if places is None else len(places.seq)
+
+    def rows(self, group: str, *, superseded: bool = False, batches: bool = False) -> list[Row]:
+        """The series of a group: rows by restart and step; see :meth:`iter_rows`."""
+        return list(self.iter_rows(group, superseded=superseded, batches=batches))
+
+    def iter_rows(self, group: str, *, superseded: bool = False, batches: bool = False) -> Iterator[Row]:
+        """Read the series of a group row by row, without holding it in memory.
+
+        Args:
+            group: a metric group; an unknown one has no rows.
+            superseded: also the rows that a later restart took the place of; without them no step occurs twice.
+            batches: also the batch metrics.
+        """
+        yield from self._read(group, self._series(group, superseded=superseded), batches=batches)
+
+    def last(self, group: str) -> tuple[int, Row | None]:
+        """How many rows the series of a group has, and the last of them; reads no other."""
+        number, found = 0, None
+        for number, found in enumerate(self._series(group), 1):  # noqa: B007
+            pass
+        return number, next(self._read(group, [found] if found else []), None)
+
+    def records(self, kind: str) -> list[Record]:
+        """All records of a kind, oldest restart first, within it by time."""
+        found = [Record(restart, rank, r) for restart, rank, r in self._scan.records if r["kind"] == kind]
+        return sorted(found, key=lambda r: (r.restart, r.time, r.rank, r.seq))
+
+    @property
+    def status(self) -> str | None:
+        """The status set last."""
+        status = self._last("status", "status")
+        return None if status is None else str(status)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The run's metadata, as set last."""
+        return dict(self._last("metadata", "metadata") or {})
+
+    @property
+    def progress(self) -> float | None:
+        """The progress reported last."""
+        fraction = self._last("progress", "fraction")
+        return float(fraction) if isinstance(fraction, (int, float)) else None
+
+    def _last(self, kind: str, key: str) -> Any:
+        records = self.records(kind)
+        return records[-1].get(key) if records else None
+
+    def _series(self, group: str, *, superseded: bool = False) -> Iterator[_Found]:
+        places = self._scan.places.get(group)
+        if places is not None:
+            yield from _series(places, self._restored, superseded=superseded)
+
+    def _read(self, group: str, found: Iterable[_Found], *, batches: bool = False) -> Iterator[Row]:
+        with ExitStack() as stack:
+            reader = _Reader(self._scan.files, stack)
+            for indices, gone in found:
+                row = _merged(group, self._scan.places[group], indices, reader, batches, gone)
+                if row is not None:
+                    yield row
+
+    @cached_property
+    def _restored(self) -> dict[int, int]:
+        """Restart -> the smallest step of a checkpoint it restored."""
+        restored: dict[int, int] = {}
+        for r in self.records("restore"):
+            step = r.get("steps_completed")
+            if isinstance(step, int):
+                restored[r.restart] = min(step, restored.get(r.restart, step))
+        return restored
+
+
+def read_run(folder: Path | str) -> RunRecord:
+    """Read a run from its folder.
+
+    Raises:
+        RunNotFound: there is no such folder, or nothing of a run in it.
+    """
+    path = Path(folder)
+    if not _is_run(path):
+        raise RunNotFound(f"no run in {path}")
+    return RunRecord(path)
+
+
+def list_runs(home: Path | str) -> list[RunSummary]:
+    """The runs of a home folder, newest first, without reading their journals.
+
+    Raises:
+        RunError: that is no folder, or must not be read; the message gives path and reason.
+    """
+    try:
+        paths = run_paths(Path(home))
+    except OSError as e:
+        raise RunError(f"no runs can be read in {home}: {e.strerror}. Set DET_CORE_HOME to a folder of yours") from None
+    return [RunSummary(path) for path in paths if _is_run(path)]
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Offset and content of every line, the newline left out; blank ones are passed over."""
+    file = open_file(path)
+    if file is None:
+        return
+    at = 0
+    with file:
+        for line in file:
+            if line != b"\n":
+                yield at, line.rstrip(b"\n")
+            at += len(line)
+
+
+def next_seq(folder: Path, restart: int, rank: int) -> int:
+    """The number after the last in the files of a process that wrote here before (0, as a rule)."""
+    from det_core.journal._format import decode
+
+    files = [path for of_restart, of_rank, _, path in journal_files(folder) if (of_restart, of_rank) == (restart, rank)]
+    numbers = ((decode(line) or {}).get("seq", -1) for path in files for _, line in lines_of(path))
+    return max(numbers, default=-1) + 1
+
+
+def last_record(
+    folder: Path, restart: int, rank: int, wanted: Callable[[dict[str, Any]], Any]
+) -> dict[str, Any] | None:
+    """The last record of a process for which ``wanted(record)``; reads no more than the ends of its files."""
+    from det_core.journal._format import decode
+
+    for of_restart, of_rank, _, path in reversed(journal_files(folder)):
+        if (of_restart, of_rank) == (restart, rank):
+            for line in reversed(_tail(path)):
+                record = decode(line)
+                if record is not None and record["kind"] != "journal" and wanted(record):
+                    return record
+    return None
+
+
+def _tail(path: Path) -> list[bytes]:
+    file = open_file(path)
+    if file is None:
+        return []
+    with file:
+        file.seek(max(os.fstat(file.fileno()).st_size - TAIL, 0))
+        return file.read().split(b"\n")
+
+
+def _is_run(path: Path) -> bool:
+    return (path / INFO).exists() or bool(journal_files(path))
+
+
+@dataclass
+class _Places:
+    """Where the rows of one group are, as columns."""
+
+    restart: array[int] = field(default_factory=lambda: array("i"))
+    rank: array[int] = field(default_factory=lambda: array("i"))
+    seq: array[int] = field(default_factory=lambda: array("q"))
+    step: array[int] = field(default_factory=lambda: array("q"))
+    file: array[int] = field(default_factory=lambda: array("i"))
+    offset: array[int] = field(default_factory=lambda: array("q"))
+    size: array[int] = field(default_factory=lambda: array("q"))
+
+    def first_steps(self) -> dict[int, int]:
+        """Restart -> the step of its first row with a step: the smallest among its ranks' first rows."""
+        first: dict[tuple[int, int], tuple[int, int]] = {}
+        for restart, rank, seq, step in zip(self.restart, self.rank, self.seq, self.step, strict=True):
+            key = restart, rank
+            if step != NO_STEP and (key not in first or seq < first[key][0]):
+                first[key] = (seq, step)
+        steps: dict[int, int] = {}
+        for (restart, _), (_, step) in first.items():
+            steps[restart] = min(step, steps.get(restart, step))
+        return steps
+
+    def order(self) -> Sequence[int]:
+        """Indices by restart, step (none last), rank and seq."""
+        restart, step, rank, seq = self.restart, self.step, self.rank, self.seq
+        if seq and restart[0] == restart[-1] and rank[0] == rank[-1] and min(step) != NO_STEP:
+            before = iter(step)
+            next(before)
+            if all(map(lt, step, before)):  # one process, growing steps: as they stand
+                return range(len(seq))
+        return sorted(range(len(seq)), key=lambda i: (restart[i], step[i] == NO_STEP, step[i], rank[i], seq[i]))
+
+
+class _Scan:
+    """What the files of a run hold: rows by place, other records whole. A record that stands twice counts once.
+
+    Attributes:
+        files: the journal files.
+        places: by group, where its rows are.
+        records: restart, rank and record, in no particular order.
+        torn_lines: how many lines hold no whole record.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.files: list[Path] = []
+        self.places: dict[str, _Places] = {}
+        self.records: list[tuple[int, int, dict[str, Any]]] = []
+        self.torn_lines = 0
+        for (restart, rank), files in groupby(journal_files(folder), key=lambda file: file[:2]):
+            paths = [path for *_, path in files]
+            seen: set[int] | None = set() if len(paths) > 1 else None  # only then does a record stand twice
+            for path in paths:
+                self._read(restart, rank, path, seen)
+
+    def _read(self, restart: int, rank: int, path: Path, seen: set[int] | None) -> None:
+        from det_core.journal._format import decode
+
+        number = len(self.files)
+        self.files.append(path)
+        for offset, line in lines_of(path):
+            record = decode(line)
+            if record is None:
+                self.torn_lines += 1
+                continue
+            if record["kind"] == "journal":
+                continue
+            seq = record["seq"]
+            if seen is not None:
+                if seq in seen:
+                    continue
+                seen.add(seq)
+            if record["kind"] != "metrics":
+                self.records.append((restart, rank, record))
+                continue
+            places = self.places.get(record["group"])
+            if places is None:
+                places = self.places[record["group"]] = _Places()
+            step = record["steps_completed"]
+            places.restart.append(restart)
+            places.rank.append(rank)
+            places.seq.append(seq)
+            places.step.append(NO_STEP if step is None else step)
+            places.file.append(number)
+            places.offset.append(offset)
+            places.size.append(len(line))
+
+
+_Found = tuple[list[int], bool]
+"""The places of what is one row of a series, and whether it is superseded."""
+
+
+def _series(places: _Places, restored: Mapping[int, int], *, superseded: bool) -> Iterator[_Found]:
+    """Yield the rows of a group by restart and step, without reading them.
+
+    Those without a step come last in their restart.
+    """
+    first = places.first_steps()
+    limits = _limits(first, restored)
+    late: dict[int, set[int]] = {}  # restart -> steps it reported below that of its first row
+    for restart, step in zip(places.restart, places.step, strict=True):
+        if step != NO_STEP and step < first[restart]:
+            late.setdefault(restart, set()).add(step)
+    for (restart, step), same_step in groupby(places.order(), key=lambda i: (places.restart[i], places.step[i])):
+        if step == NO_STEP:
+            yield from (([index], False) for index in same_step)
+            continue
+        gone = step >= limits[restart] or any(r > restart and step in reported for r, reported in late.items())
+        if superseded or not gone:
+            yield list(same_step), gone
+
+
+def _limits(first: Mapping[int, int], restored: Mapping[int, int]) -> dict[int, float]:
+    """Restart -> the step from which on its rows of a group are superseded; infinite if none are.
+
+    A run that is killed at step 80 and resumed from a checkpoint of step 50 reports steps 51 to 80 again. In each
+    group a row is superseded by a later restart that reported the same step, or whose first row in that group has the
+    same or a smaller step, or that restored a checkpoint of a smaller step. Rows without a step never are. So a series
+    has no step twice, and the superseded rows stay in the record.
+
+    Args:
+        first: restart -> the step of its first row with a step in that group.
+        restored: restart -> the smallest step of a checkpoint it restored.
+    """
+    limit = float("inf")
+    limits: dict[int, float] = {}
+    for restart in sorted({*first, *restored}, reverse=True):
+        limits[restart] = limit
+        limit = min(limit, first.get(restart, limit), restored.get(restart, limit) + 1)
+    return limits
+
+
+class _Reader:
+    """Reads lines by place; opens each file once."""
+
+    def __init__(self, files: Sequence[Path], stack: ExitStack) -> None:
+        self._files, self._stack = files, stack
+        self._open: dict[int, int] = {}
+
+    def record(self, places: _Places, index: int) -> dict[str, Any] | None:
+        from det_core.journal._format import decode
+
+        file = places.file[index]
+        fd = self._open.get(file)
+        if fd is None:
+            fd = self._open[file] = os.open(self._files[file], os.O_RDONLY | os.O_CLOEXEC)
+            self._stack.callback(os.close, fd)
+        return decode(os.pread(fd, places.size[index], places.offset[index]))
+
+
+def _merged(group: str, places: _Places, indices: list[int], reader: _Reader, batches: bool, gone: bool) -> Row | None:
+    """One row from the rows of one restart and step; None if none can be read any more.
+
+    Of ranks that differ the lowest one's value stands, and of values of one rank the first.
+    """
+    found = [(i, r) for i in indices if (r := reader.record(places, i)) is not None]
+    if not found:
+        return None
+    first, record = found[0]
+    metrics: dict[str, Any] = record["metrics"]
+    given = record.get("batch_metrics")
+    conflicts: list[str] = []
+    for _, other in found[1:]:
+        for key, value in other["metrics"].items():
+            if key not in metrics:
+                metrics[key] = value
+            elif not same(metrics[key], value) and key not in conflicts:
+                conflicts.append(key)
+        given = other.get("batch_metrics") if given is None else given
+    return Row(
+        group=group,
+        steps_completed=record["steps_completed"],
+        metrics=metrics,
+        time=record["time"],
+        restart=places.restart[first],
+        rank=places.rank[first],
+        seq=places.seq[first],
+        superseded=gone,
+        conflicts=tuple(conflicts),
+        batch_metrics=given if batches else None,
+    )

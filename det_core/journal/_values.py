@@ -1,0 +1,485 @@
+"""From what a script reports to what JSON holds.
+
+Taken is what the wire contract's encoder takes (§2.1): numbers, strings, None, lists and dicts, numpy and torch scalars
+and arrays, bytes that are UTF-8, dates, UUIDs, enums (by value) and objects with ``__json__``. Rows of plain JSON do
+not come here, see :meth:`Journal.metrics`.
+
+A CUDA tensor is copied on its stream into pinned memory before the report returns, so that reporting never waits for a
+device, and a later in-place update changes nothing. Its row is written once the copy's event has fired.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import date, datetime
+from datetime import time as time_of_day
+from enum import Enum
+from math import isfinite, prod
+from operator import index
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from det_core import _clock
+from det_core._json import same, word
+
+logger = logging.getLogger("det_core")
+
+Path = tuple[str | int, ...]
+"""The keys and indices that lead to a value, behind the name of the argument."""
+
+MAX_DEPTH = 200
+"""Levels of nesting; orjson itself stops at 254."""
+LARGEST = 10_000
+"""Elements of a tensor or an array; each is a number in the journal, which takes minutes for millions of them."""
+NEED_STEPS = ("training", "validation")
+"""Groups whose rows belong to a step each; those of the machine, such as ``gpu``, belong to none."""
+BATCHES = "batch_metrics"
+
+
+class PendingValue(ABC):
+    """A value that was fixed when it was reported and reaches the host a moment later."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Whether :meth:`result` returns without waiting."""
+
+    @abstractmethod
+    def result(self) -> Any:
+        """Wait for the value and return it as a Python number or nested list.
+
+        Raises:
+            Exception: the copy failed; the value is lost.
+        """
+
+
+class CudaCopy(PendingValue):
+    """A copy of a CUDA tensor that is under way.
+
+    Work queued later on the stream that is current for the tensor's device comes after the copy; work on *other*
+    streams is the caller's to order, as for every read of a CUDA tensor.
+    """
+
+    def __init__(self, tensor: Any) -> None:
+        torch = sys.modules["torch"]
+        cuda = torch.cuda
+        # Kept until the copy has arrived: the caller may let go of a tensor that belongs to another stream.
+        self._source = source = tensor.detach()
+        with cuda.device(source.device):
+            self._host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
+            self._host.copy_(source, non_blocking=True)
+            self._event = cuda.Event()
+            self._event.record(cuda.current_stream(source.device))
+
+    def ready(self) -> bool:
+        """Whether the copy has arrived."""
+        return bool(self._event.query())
+
+    def result(self) -> Any:
+        """The tensor's value at the time of the report."""
+        self._event.synchronize()
+        self._source = None
+        return self._host.tolist()
+
+
+class _Lost(PendingValue):
+    """A value that cannot be had."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def ready(self) -> bool:
+        return True
+
+    def result(self) -> Any:
+        raise self._error
+
+
+def wait_for(values: Iterable[PendingValue], seconds: float) -> None:
+    """Return when all values are there, or when the time is over.
+
+    Asked again and again, as an event can only be waited for without a deadline, and one behind a collective whose
+    peer has died never fires.
+    """
+    deadline, pause = _clock.monotonic() + seconds, 0.0001
+    for value in values:
+        while not _is_ready(value) and _clock.monotonic() < deadline:
+            time.sleep(pause)
+            pause = min(2 * pause, 0.01)
+
+
+class Report:
+    """The checked content of a metrics row.
+
+    Args:
+        group, steps, metrics, batch_metrics: as :meth:`Journal.metrics` was given them.
+
+    Attributes:
+        lost: where values stood that never came from their device.
+
+    Raises:
+        TypeError, ValueError: the arguments cannot be stored.
+    """
+
+    def __init__(self, group: Any, steps: Any, metrics: Any, batch_metrics: Any) -> None:
+        self.group = _checked_group(group)
+        self.steps = _checked_steps(steps, self.group)
+        self._plain = _Plain()
+        self.metrics = self._plain.mapping(metrics, ("metrics",))
+        self.batch_metrics = None if batch_metrics is None else self._batches(batch_metrics)
+        self.lost: list[str] = []
+        if self.group == "validation":
+            self._refuse_none()
+
+    @property
+    def pending(self) -> list[PendingValue]:
+        """Values that are on their way from a device."""
+        return [place.value for place in self._plain.pending]
+
+    @property
+    def ready(self) -> bool:
+        """Whether :meth:`settle` returns without waiting."""
+        return all(map(_is_ready, self.pending))
+
+    def keys(self) -> set[str]:
+        """The keys of its metrics; :data:`BATCH_METRICS` stands for batch metrics."""
+        from det_core.journal._format import BATCH_METRICS
+
+        return {*self.metrics, *([BATCH_METRICS] if self.batch_metrics is not None else [])}
+
+    def settle(self) -> None:
+        """Take in the values that were pending. One that is not there is left out, and named in ``lost``."""
+        pending, self._plain.pending = self._plain.pending, []
+        for container, key, value, path in pending:
+            try:
+                if not _is_ready(value):
+                    raise TimeoutError("it has not come from its device")
+                container[key] = self._plain.value(value.result(), path)
+            except Exception as e:  # whatever a device says: the rest of the row is worth keeping
+                logger.warning("%s of group %s, step %s is lost: %s", show(path), self.group, self.steps, e)
+                self.lost.append(show(path))
+                if isinstance(container, dict):  # in a list None keeps its place
+                    del container[key]
+
+    def line(self, seq: int, now: float) -> bytes:
+        """The row as a line of the journal."""
+        from det_core.journal._format import encode
+
+        record: dict[str, Any] = {
+            "kind": "metrics",
+            "seq": seq,
+            "time": now,
+            "group": self.group,
+            "steps_completed": self.steps,
+            "metrics": self.metrics,
+        }
+        if self.batch_metrics is not None:
+            record[BATCHES] = self.batch_metrics
+        if self.lost:
+            record["lost"] = self.lost
+        return encode(record, self._plain.nonfinite)
+
+    def subtract(self, known: Mapping[str, Any]) -> None:
+        """Take away what was reported before with the same value. Keys of pending values are not looked at.
+
+        Raises:
+            ValueError: a key was reported before with another value.
+        """
+        from det_core.journal._format import BATCH_METRICS, decode, values_by_key
+
+        record = decode(self.line(0, 0.0))
+        assert record is not None
+        values = values_by_key(record)
+        unknown = {BATCH_METRICS if p.path[0] == BATCHES else p.path[1] for p in self._plain.pending}
+        again = [key for key in values if key in known and key not in unknown]
+        for key in again:
+            if not same(values[key], known[key]):
+                what = BATCHES if key == BATCH_METRICS else f"key {key!r}"
+                raise ValueError(
+                    f"group {self.group!r}, step {self.steps}, {what}: {known[key]!r} was reported before, and "
+                    f"now {values[key]!r}; a value that was reported cannot be changed"
+                )
+        for key in again:
+            if key == BATCH_METRICS:
+                self.batch_metrics = None
+            else:
+                del self.metrics[key]
+        gone = set(again)
+        self._plain.nonfinite = [
+            p for p in self._plain.nonfinite if (BATCH_METRICS if p[0] == BATCHES else p[1]) not in gone
+        ]
+
+    def _batches(self, batches: Any) -> list[Any]:
+        if not isinstance(batches, Sequence) or isinstance(batches, (str, bytes)):
+            raise TypeError(f"batch_metrics must be a list of dicts, not {type(batches).__name__}")
+        for number, batch in enumerate(batches):
+            if not isinstance(batch, Mapping):
+                raise TypeError(f"batch_metrics[{number}] must be a dict, not {type(batch).__name__}")
+        return self._plain.sequence(batches, (BATCHES,))
+
+    def _refuse_none(self) -> None:
+        pending = {place.path for place in self._plain.pending}
+        for key, value in self.metrics.items():
+            if value is None and ("metrics", key) not in pending:
+                raise ValueError(f"{show(('metrics', key))} is None: a validation metric needs a value")
+
+
+def plain_body(body: Any, kind: str, patience: float) -> tuple[dict[str, Any], list[Path]]:
+    """A record's body as plain values, and the paths of its non-finite numbers from the top of the record.
+
+    Args:
+        body: what was given.
+        kind: the record's, for messages.
+        patience: seconds to wait for values that are on a device; one that has not come is None then.
+
+    Raises:
+        TypeError, ValueError: JSON cannot hold it; the message gives the path.
+    """
+    plain = _Plain()
+    values = plain.mapping(body, (kind,))
+    pending, plain.pending = plain.pending, []
+    wait_for([place.value for place in pending], patience)
+    for container, key, value, path in pending:
+        if _is_ready(value):
+            container[key] = plain.value(value.result(), path)
+        else:
+            logger.warning("%s has not come from its device, and is left out", show(path))
+    return values, [("body", *path[1:]) for path in plain.nonfinite]
+
+
+def plain_row(metrics: Any, batch_metrics: Any) -> tuple[dict[str, Any], list[Any] | None, list[Path]]:
+    """The values of a row that was read, as they stand in a line, and the paths of the non-finite numbers."""
+    plain = _Plain()
+    values = plain.mapping(metrics, ("metrics",))
+    batches = None if batch_metrics is None else plain.sequence(batch_metrics, (BATCHES,))
+    return values, batches, plain.nonfinite
+
+
+def show(path: Path) -> str:
+    """A path as the expression a person would write: ``metrics["a"][3]``."""
+    head, *rest = path
+    text = str(head) + "".join(f"[{part}]" if isinstance(part, int) else f'["{part}"]' for part in rest)
+    return text.encode(errors="backslashreplace").decode()
+
+
+class _Place(NamedTuple):
+    """Where a pending value is to be put."""
+
+    container: Any
+    key: str | int
+    value: PendingValue
+    path: Path
+
+
+class _Plain:
+    """Turns values into plain ones.
+
+    Attributes:
+        nonfinite: the paths of numbers that stand as strings.
+        pending: the values that are on their way from a device; None stands in their places.
+    """
+
+    def __init__(self) -> None:
+        self.nonfinite: list[Path] = []
+        self.pending: list[_Place] = []
+        self._open: set[int] = set()
+
+    def mapping(self, value: Any, path: Path) -> dict[str, Any]:
+        """A dict of plain values with str keys.
+
+        Args:
+            value: what was given.
+            path: where it stands.
+
+        Raises:
+            TypeError: something in it has a type that JSON cannot hold; the message gives the path.
+            ValueError: a value that JSON cannot hold (too large, not UTF-8, containing itself).
+        """
+        if not isinstance(value, Mapping):
+            raise TypeError(f"{show(path)} must be a dict, not {_a(value)}")
+        self._enter(value, path)
+        plain: dict[str, Any] = {}
+        for key, item in list(value.items()):
+            name = key if type(key) is str and key.isascii() else self._key(key, path)
+            if name in plain:
+                raise ValueError(f"{show(path)} has two keys that are {name!r} in JSON")
+            if type(item) is float and isfinite(item):  # nearly all there are, and a row may have 100,000
+                plain[name] = item
+                continue
+            plain[name] = None  # a pending value keeps its place among the keys
+            plain[name] = self._item(plain, name, item, path)
+        self._open.discard(id(value))
+        return plain
+
+    def sequence(self, value: Sequence[Any], path: Path) -> list[Any]:
+        """A list of plain values; see :meth:`mapping`."""
+        self._enter(value, path)
+        plain: list[Any] = []
+        for number, item in enumerate(list(value)):
+            plain.append(self._item(plain, number, item, path))
+        self._open.discard(id(value))
+        return plain
+
+    def value(self, value: Any, path: Path) -> Any:
+        """One plain value, or a pending one; see :meth:`mapping`."""
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, Enum):
+            return self.value(value.value, path)
+        if isinstance(value, int):
+            if not -(2**63) <= value < 2**64:
+                raise ValueError(
+                    f"{show(path)}: the integer {str(int(value))[:24]}… is beyond 64 bits; report it as a float"
+                )
+            return int(value)
+        if isinstance(value, float):
+            return self._float(float(value), path)
+        if isinstance(value, str):
+            return _text(str.__str__(value), path)
+        if _is_array(value):  # numpy's scalars, too
+            return self._array(value, path)
+        if isinstance(value, Mapping):
+            return self.mapping(value, path)
+        if isinstance(value, (list, tuple)):
+            return self.sequence(value, path)
+        return self._other(value, path)
+
+    def _item(self, container: Any, key: str | int, item: Any, path: Path) -> Any:
+        here = (*path, key)
+        plain = self.value(item, here)
+        if isinstance(plain, PendingValue):
+            self.pending.append(_Place(container, key, plain, here))
+            return None
+        return plain
+
+    def _enter(self, value: Any, path: Path) -> None:
+        if id(value) in self._open:
+            raise ValueError(f"{show(path)} contains itself, which JSON cannot hold")
+        if len(path) > MAX_DEPTH:
+            raise ValueError(f"{show(path[:4])}… is nested deeper than {MAX_DEPTH} levels")
+        self._open.add(id(value))
+
+    def _key(self, key: Any, path: Path) -> str:
+        if isinstance(key, str):
+            return _text(str.__str__(key), (*path, key))
+        if isinstance(key, bool) or not hasattr(key, "__index__"):
+            raise TypeError(f"a key of {show(path)} is {key!r}, {_a(key)}: keys must be str")
+        return str(int(key))
+
+    def _float(self, value: float, path: Path) -> float | str:
+        if isfinite(value):
+            return value
+        self.nonfinite.append(path)
+        return word(value)
+
+    def _other(self, value: Any, path: Path) -> Any:
+        if isinstance(value, PendingValue):
+            return value
+        if hasattr(value, "__json__"):
+            return self.value(value.__json__(), path)
+        if isinstance(value, (bytes, bytearray)):
+            try:
+                return bytes(value).decode()
+            except UnicodeDecodeError:
+                raise ValueError(f"{show(path)}: these bytes are not UTF-8 text, which JSON cannot hold") from None
+        if isinstance(value, (datetime, date, time_of_day)):
+            return value.isoformat()
+        if isinstance(value, UUID):
+            return str(value)
+        raise TypeError(f"{show(path)}: {_a(value)} cannot be stored as JSON")
+
+    def _array(self, value: Any, path: Path) -> Any:
+        tensor = getattr(sys.modules.get("torch"), "Tensor", None)
+        if tensor is not None and isinstance(value, tensor):
+            return self._tensor(value, path)
+        if not hasattr(value, "tolist"):  # TensorFlow's
+            value = value.numpy()
+        _check_size(value, path)
+        kind = value.dtype.kind
+        if (kind == "f" and value.dtype.itemsize > 8) or (kind == "V" and value.dtype.names is None):
+            value = value.astype("float64")  # a long double; bfloat16 and its like
+        elif kind not in "biufU":
+            raise TypeError(f"{show(path)}: {_a(value)} of {value.dtype} cannot be stored as JSON")
+        return self.value(value.tolist(), path)
+
+    def _tensor(self, value: Any, path: Path) -> Any:
+        _check_size(value, path)
+        if value.dtype.is_complex or value.is_sparse or value.is_quantized or value.is_meta:
+            kind = "meta" if value.is_meta else "sparse" if value.is_sparse else str(value.dtype)
+            raise TypeError(f"{show(path)}: a {kind} tensor cannot be stored as JSON")
+        # Only torch's own classes: a DTensor or its like knows better how it becomes a list.
+        if not value.is_cuda or type(value).__module__ not in ("torch", "torch.nn.parameter"):
+            return self.value(value.detach().tolist(), path)
+        try:
+            return CudaCopy(value)
+        except Exception as e:  # the device is dead: a report does not raise, its row says what is lost
+            return _Lost(e)
+
+
+def _checked_group(group: Any) -> str:
+    """``group``, if it can name a metric group."""
+    if not isinstance(group, str):
+        raise TypeError(f"group must be a str, not {type(group).__name__}: {group!r}")
+    if not group or "." in group:
+        raise ValueError(f"group {group!r} must be a non-empty name without '.'")
+    try:
+        group.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"group {group!r} has a lone surrogate, which JSON cannot hold") from None
+    return str.__str__(group)
+
+
+def _checked_steps(steps: Any, group: str) -> int | None:
+    """``steps`` as an int; None stays None where rows may belong to no step."""
+    if steps is None and group not in NEED_STEPS:
+        return None
+    try:
+        # The flags of numpy and torch have an __index__ too.
+        is_flag = isinstance(steps, bool) or "bool" in str(getattr(steps, "dtype", ""))
+        number = None if is_flag else index(steps)
+    except TypeError:
+        number = None
+    if number is None:
+        raise TypeError(f"steps_completed must be an int, not {type(steps).__name__}: {steps!r}")
+    if not 0 <= number < 2**63:
+        raise ValueError(f"steps_completed must be 0 or more and below 2**63, not {number}")
+    return number
+
+
+def _is_ready(value: PendingValue) -> bool:
+    """Whether a value is there; one whose device fails is, as there is nothing to wait for."""
+    try:
+        return value.ready()
+    except Exception as e:
+        logger.debug("a device does not say whether a value is there: %s", e)
+        return True
+
+
+def _is_array(value: Any) -> bool:
+    found = hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
+    return found and not hasattr(value, "__json__")
+
+
+def _check_size(value: Any, path: Path) -> None:
+    if (size := prod(value.shape)) > LARGEST:
+        raise ValueError(
+            f"{show(path)} is {_a(value)} of {size:,} elements, and a metric has {LARGEST:,} at most: report a number "
+            "of it, such as its mean, and save the whole in a checkpoint or a file"
+        )
+
+
+def _text(value: str, path: Path) -> str:
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"{show(path)}: a string with a lone surrogate cannot be stored as JSON") from None
+    return value
+
+
+def _a(value: Any) -> str:
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

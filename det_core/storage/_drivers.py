@@ -1,0 +1,338 @@
+"""File systems of fsspec as object stores: what each service wants said, and what only one can do.
+
+s3fs, gcsfs, adlfs and the others do requests, multipart, retries and credentials. All their calls here block, and may
+be made in several threads at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+from urllib.parse import urlsplit
+
+from det_core._optional import require
+from det_core.errors import MissingExtra
+
+PART = 16 << 20
+PATIENT, HASTY = 8, 4
+"""Tries of a request; the hasty ones take a few seconds, the patient ones, with those of s3fs around them, a minute."""
+S3FS_RETRIES = 12
+AZURE = ("az", "abfs", "abfss")
+MODIFIED = ("LastModified", "last_modified", "modified", "mtime", "updated", "created")
+SECRET = ("key", "secret", "token", "password", "passphrase", "credential", "connection_string", "sas", "pkey")
+"""An option whose name holds one of these is shown to nobody."""
+
+
+class Driver:
+    """A place in a file system. Keys are paths below it.
+
+    Args:
+        url: the store, as messages name it: without secrets.
+        base: its path in the file system.
+        make: makes the file system, at the first use; is given the number of tries of a request.
+        secrets: texts that no message shows.
+        threads: how many calls are worth having in flight; 1 for a file system that threads must not share, as those
+            on ftplib and paramiko.
+        put_options: for ``put_file``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        base: str,
+        make: Callable[[int], Any],
+        *,
+        secrets: Iterable[str] = (),
+        threads: int = 1,
+        put_options: Mapping[str, Any] = {},
+        tries: int = PATIENT,
+    ) -> None:
+        self.url, self._base, self._make, self._tries = url, base.rstrip("/"), make, tries
+        self._secrets, self.threads, self._put_options = [s for s in secrets if s], threads, dict(put_options)
+        self._protocol = url.partition("://")[0]
+
+    def hasty(self) -> Driver:
+        """The same place by a connection that gives up early."""
+        options: dict[str, Any] = {"secrets": self._secrets, "threads": self.threads, "put_options": self._put_options}
+        return Driver(self.url, self._base, self._make, **options, tries=HASTY)
+
+    @cached_property
+    def fs(self) -> Any:
+        """The file system."""
+        return self._make(self._tries)
+
+    def close(self) -> None:
+        """Let go of the connections, which close with the file system; a later call makes a new one."""
+        self.__dict__.pop("fs", None)
+
+    def put_bytes(self, key: str, data: bytes) -> None:
+        """Store a small object."""
+        self._make_folder(key)
+        self.fs.pipe_file(self._path(key), data)
+
+    def put_file(self, source: str, key: str, moved: Callable[[int], None]) -> int:
+        """Store a file; returns how many of its bytes ``moved`` was told. What that raises ends the transfer."""
+        self._make_folder(key)
+        callback = _callback(moved)
+        try:
+            self.fs.put_file(source, self._path(key), callback=callback, **self._put_options)
+        except FileNotFoundError:  # S3: the answer that its parts were put together was lost, and now they are gone
+            moved(-callback.told)
+            callback = _callback(moved)
+            self.fs.put_file(source, self._path(key), callback=callback, **self._put_options)
+        return int(callback.told)
+
+    def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
+        """Bytes of an object; a negative ``start`` counts from its end. Raises FileNotFoundError."""
+        return bytes(self.fs.cat_file(self._path(key), start=start, end=end))
+
+    def find(self, prefix: str) -> dict[str, tuple[int, float | None]]:
+        """Every object in a folder: size, and when it was put (None: the service does not say).
+
+        A key that ends in a slash is an empty object that stands for a folder. fsspec would show its own old picture.
+        """
+        self.fs.invalidate_cache()
+        found = self.fs.find(self._path(prefix.rstrip("/")), detail=True)
+        return {self._key(path): (info.get("size") or 0, _modified(info)) for path, info in found.items()}
+
+    def folders(self) -> list[str]:
+        """The folders in the root. Raises FileNotFoundError where nothing was put yet."""
+        self.fs.invalidate_cache()
+        found = self.fs.ls(self._base, detail=True)
+        return [self._key(info["name"].rstrip("/")) for info in found if info["type"] == "directory"]
+
+    def batches(self, keys: Collection[str]) -> list[list[str]]:
+        """Keys, as many as one call removes; those that stand for a folder only where there are such objects."""
+        size = 1000 if self._protocol == "s3" else 1
+        every = [key for key in keys if not key.endswith("/") or self._protocol in ("s3", "gs")]
+        return [every[i : i + size] for i in range(0, len(every), size)]
+
+    def remove(self, keys: list[str]) -> None:
+        """Remove one batch; what is not there is no error.
+
+        Never by ``fs.rm``: it takes ``* ? [`` in names for globs, and removes other files. ``rm_file`` would drop the
+        slash at the end of a key, and s3fs's own removal of many does not say which it could not remove.
+        """
+        bucket, key = self._object(keys[0])
+        with contextlib.suppress(FileNotFoundError):
+            if self._protocol == "s3" and (len(keys) > 1 or key.endswith("/")):
+                objects = [{"Key": self._object(key)[1]} for key in keys]
+                found = self.fs.call_s3("delete_objects", Bucket=bucket, Delete={"Objects": objects, "Quiet": True})
+                for error in found.get("Errors", ()):
+                    raise OSError(errno.EIO, " ".join(str(error.get(name)) for name in ("Code", "Message", "Key")))
+            elif key.endswith("/"):
+                self.fs.call("DELETE", "b/{}/o/{}", bucket, key)
+            else:
+                self.fs.rm_file(self._path(keys[0]))
+        folder = keys[0].rpartition("/")[0]
+        while folder and not self.fs.async_impl:  # it may keep folders
+            try:
+                self.fs.rmdir(self._path(folder))
+            except Exception:  # each driver has its own error for one that is not empty: it stays
+                return
+            folder = folder.rpartition("/")[0]
+
+    def abort_parts(self, prefix: str) -> None:
+        """Give up uploads below ``prefix`` that were never finished, as when the answer to their begin was lost.
+
+        Only S3 keeps their parts, and they cost money. s3fs's ``clear_multipart_uploads`` would abort those of the
+        whole bucket.
+        """
+        if self._protocol == "s3":
+            bucket, key = self._object(prefix)
+            found = self.fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=key)
+            for upload in found.get("Uploads", ()):
+                self.fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
+
+    def look_for_bucket(self) -> None:
+        """Raise FileNotFoundError if the bucket does not exist. Services without buckets make what is missing."""
+        bucket = self._base.partition("/")[0]
+        if self._protocol == "s3":
+            self.fs.call_s3("list_objects_v2", Bucket=bucket, MaxKeys=1)
+        elif self._protocol == "gs":
+            self.fs.call("GET", "b/{}/o", bucket, maxResults=1)
+        elif self._protocol in AZURE and not self.fs.exists(bucket):
+            raise FileNotFoundError(f"The container {bucket} does not exist")
+
+    def explained(self, error: BaseException) -> tuple[int, str]:
+        """errno and one line, with what to do and without secrets."""
+        cause = error.__cause__ or error  # of s3fs's errors the cause has the server's code, some have no more
+        text = " ".join((str(cause) or type(cause).__name__).split())
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        for number, words, hint in HINTS:
+            if any(word in f"{type(cause).__name__} {text}" for word in words):
+                return number, f"{text}: {hint}"
+        number = error.errno if isinstance(error, OSError) and error.errno else errno.EIO
+        return number, text
+
+    def _path(self, key: str) -> str:
+        return f"{self._base}/{key}".rstrip("/")
+
+    def _object(self, key: str) -> tuple[str, str]:
+        """Bucket and whole name."""
+        bucket, _, name = f"{self._base}/{key}".partition("/")
+        return bucket, name
+
+    def _key(self, path: str) -> str:
+        return path[len(self._base) + 1 :] if path.startswith(self._base) else f"/{path}"[len(self._base) + 1 :]
+
+    def _make_folder(self, key: str) -> None:
+        """Not on asynchronous file systems, where there are no folders: s3fs would make a bucket, a misspelt one."""
+        if not self.fs.async_impl:
+            self.fs.makedirs(self._path(key).rpartition("/")[0], exist_ok=True)
+
+
+HINTS = (
+    (errno.ENOENT, ("NoSuchBucket", "ContainerNotFound", "FileNotFoundError"), "make the bucket, or correct its name"),
+    (errno.EACCES, ("NoCredentials", "Unable to locate credentials"),
+     "give access_key and secret_key, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+    (errno.EACCES, ("SignatureDoesNotMatch",), "correct secret_key"),
+    (errno.EACCES, ("InvalidAccessKeyId",), "correct access_key"),
+    (errno.EACCES, ("ExpiredToken", "TokenRefreshRequired"), "get new temporary keys"),
+    (errno.EACCES, ("RequestTimeTooSkewed", "RequestExpired"), "set this machine's clock (timedatectl)"),
+    (errno.EACCES, ("AccessDenied", "orbidden", "PermissionError", "AuthorizationFailure", "AuthenticationFailed"),
+     "use other keys, or ask for a policy that lets these get, put, list and delete objects"),
+    (errno.EINVAL, ("AuthorizationHeaderMalformed", "PermanentRedirect"), "set the bucket's region or endpoint_url"),
+    (errno.EDQUOT, ("QuotaExceeded",), "delete checkpoints, or ask for more room"),
+    (errno.EAGAIN, ("SlowDown", "reduce your request rate", "ServiceUnavailable"), "the server is overloaded"),
+    (errno.ETIMEDOUT, ("Timeout", "timed out"), "the server does not answer: is it the right address?"),
+    (errno.EHOSTUNREACH, ("ConnectionError", "connect to", "ConnectError", "Cannot connect", "ServiceRequestError"),
+     "is the address right, is the server up?"),
+)  # fmt: skip
+"""What to do about errors: errno, words by which they are known, advice. The first that fits counts."""
+
+
+def s3(bucket: str, prefix: str = "", **settings: Any) -> Driver:
+    """S3, and what speaks its protocol; raises MissingExtra without s3fs.
+
+    s3fs's own defaults hold 10 parts of 50 MB for each file in memory.
+    """
+    s3fs = require("s3fs", extra="s3", purpose="a checkpoint store on S3")
+    endpoint, region = settings.get("endpoint_url"), settings.get("region")
+
+    def make(tries: int) -> Any:
+        fs = s3fs.S3FileSystem(
+            anon=settings.get("anonymous", False), key=settings.get("access_key"), secret=settings.get("secret_key"),
+            token=settings.get("session_token"), endpoint_url=endpoint, cache_regions=not (endpoint or region),
+            client_kwargs={"region_name": region} if region else {}, use_listings_cache=False,
+            config_kwargs={**S3_CONFIG, "retries": {"mode": "standard", "max_attempts": tries}},
+            skip_instance_cache=True,
+        )  # fmt: skip
+        fs.retries = S3FS_RETRIES if tries == PATIENT else 1
+        return fs
+
+    base = f"{bucket}/{prefix}".rstrip("/")
+    secrets = [settings.get(name) or "" for name in ("secret_key", "session_token")]
+    options = {"chunksize": PART, "max_concurrency": 2}
+    return Driver(f"s3://{base}", base, make, secrets=secrets, threads=16, put_options=options)
+
+
+S3_CONFIG = {
+    "connect_timeout": 10, "read_timeout": 60, "max_pool_connections": 40, "signature_version": "s3v4",
+    "request_checksum_calculation": "when_required", "response_checksum_validation": "when_required",
+    "s3": {"payload_signing_enabled": False},
+}  # fmt: skip
+"""botocore's own retries stay on: s3fs does not retry a connection that is refused. Every byte that comes back is
+compared with the manifest's digests, so checksums and signed payloads would only cost time."""
+
+
+def gcs(bucket: str, prefix: str = "", endpoint_url: str | None = None, anonymous: bool | None = None) -> Driver:
+    """Google Cloud Storage; raises MissingExtra without gcsfs.
+
+    Not ``gcsfs.GCSFileSystem``, whose extended class asks Google's API for the bucket's layout first.
+    """
+    gcsfs = require("gcsfs.core", extra="gcs", purpose="a checkpoint store on Google Cloud Storage")
+    anon = (endpoint_url or "").startswith("http://") if anonymous is None else anonymous
+    options = {"token": "anon" if anon else None, "endpoint_url": endpoint_url, "consistency": "size"}
+    base = f"{bucket}/{prefix}".rstrip("/")
+
+    def make(_: int) -> Any:
+        return gcsfs.GCSFileSystem(**options, use_listings_cache=False, skip_instance_cache=True)
+
+    return Driver(f"gs://{base}", base, make, threads=16, put_options={"chunksize": PART})
+
+
+def azure(container: str, prefix: str = "", **settings: Any) -> Driver:
+    """A container of Azure's blob storage; the environment (``AZURE_STORAGE_…``) says what is left out."""
+    options: dict[str, Any] = {"connection_string": settings.get("connection_string")}
+    if (url := settings.get("account_url")) is not None:
+        host, credential = urlsplit(url).netloc, settings.get("credential")
+        kind = "credential"
+        if isinstance(credential, str):
+            kind = "sas_token" if "sig=" in credential else "account_key"
+        options = {"account_name": host.split(".")[0], "account_host": host, "anon": False, kind: credential}
+    given = {name: value for name, value in options.items() if value is not None}
+    return generic(f"az://{container}/{prefix}".rstrip("/"), given)
+
+
+def generic(url: str, options: Mapping[str, Any] | None = None) -> Driver:
+    """Whatever fsspec has a driver for.
+
+    Raises:
+        ValueError: no driver has this protocol.
+        MissingExtra: the driver's own package is not installed.
+    """
+    import fsspec
+
+    protocol = url.partition("://")[0]
+    if protocol in AZURE:
+        require("adlfs", extra="azure", purpose="a checkpoint store on Azure")
+    try:
+        kind = fsspec.get_filesystem_class(protocol)
+    except ValueError:
+        known = ", ".join(sorted(name for name in fsspec.available_protocols() if name != "local"))
+        raise ValueError(f"checkpoint_storage: nothing opens {protocol}://; fsspec knows {known}") from None
+    except ImportError as e:
+        package = (getattr(e.__cause__ or e.__context__ or e, "name", None) or protocol).split(".")[0]
+        needs = f"a checkpoint store on {protocol}:// needs {package} ({e}). Install it: pip install {package}"
+        raise MissingExtra(needs) from e
+    found = {**kind._get_kwargs_from_urls(url), **(options or {})}
+    secrets = [str(v) for k, v in found.items() if v and any(word in k.lower() for word in SECRET)]
+
+    def make(_: int) -> Any:
+        return kind(**found, use_listings_cache=False, skip_instance_cache=True)
+
+    base, threads = kind._strip_protocol(url), 16 if kind.async_impl else 1
+    return Driver(without_secrets(url).rstrip("/"), base, make, secrets=secrets, threads=threads)
+
+
+def without_secrets(text: str) -> str:
+    """A text; if it is a URL, without its user's name and password, its query and its fragment."""
+    protocol, colon, rest = text.partition("://")
+    if not colon:
+        return text
+    host, slash, path = re.split("[?#]", rest, maxsplit=1)[0].partition("/")
+    user, _, place = host.rpartition("@")
+    return f"{protocol}://{place if ':' in user else host}{slash}{path}"
+
+
+def _callback(moved: Callable[[int], None]) -> Any:
+    from fsspec.callbacks import Callback
+
+    class Told(Callback):  # type: ignore[misc]
+        told = 0
+
+        def call(self, *_: Any, **__: Any) -> None:
+            new, self.told = self.value - self.told, self.value
+            moved(new)
+
+    return Told()
+
+
+def _modified(info: Mapping[str, Any]) -> float | None:
+    for name in MODIFIED:
+        found = info.get(name)
+        if isinstance(found, str):
+            with contextlib.suppress(ValueError):
+                found = datetime.datetime.fromisoformat(found.replace("Z", "+00:00"))
+        if isinstance(found, datetime.datetime):
+            return found.timestamp()
+        if isinstance(found, int | float):
+            return float(found)
+    return None

@@ -1,0 +1,475 @@
+"""Checkpoints on object stores, through any file system of fsspec: ``<root>/<storage_id>/<path>``, an object a file.
+
+A checkpoint is there with the put of its manifest, which comes last, after a fresh listing that shows every file. Who
+puts or deletes objects of a checkpoint that is not listed first leaves a mark ``.det_core-tmp/<storage_id>.<owner>``;
+:meth:`ObjectStore.collect` removes what marks of the dead point to, unless there is a manifest.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import errno
+import logging
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from det_core import _clock
+from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
+from det_core.storage._copy import Copier, Job, Piece, digest_of, entry_of, pieces, share
+from det_core.storage._directory import DirectoryStaging, DirectoryStore
+from det_core.storage._drivers import PART, Driver
+from det_core.storage._files import Disk
+from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata
+from det_core.storage._names import (
+    ASIDE,
+    INNER,
+    MANIFEST,
+    METADATA,
+    RESERVED,
+    check_storage_id,
+    folders_of,
+    is_inner_path,
+)
+from det_core.storage._owner import Owner
+from det_core.storage._scan import Listing
+from det_core.storage._store import Staging, Store, StoredCheckpoint
+from det_core.storage._threads import Meter, Progress, in_threads
+
+T = TypeVar("T")
+Item = TypeVar("Item", Job, Piece)
+log = logging.getLogger("det_core.storage")
+SMALL = 8 << 20
+LARGE_THREADS = 4
+"""Of large files, as each has several parts in memory: 387 MB with as many parts as threads."""
+TAKEN = "a checkpoint of that id is there"
+
+
+class Found(NamedTuple):
+    """An object as a listing has it."""
+
+    size: int
+    age: float
+    """Seconds since it was put; 0 if the service does not say."""
+
+
+class ObjectStore(Store):
+    """A place in a file system of fsspec. Nothing is asked of the service before the first call.
+
+    Args:
+        driver: the file system, and how it wants to be used.
+        scratch: a folder of this machine for what scripts write before it is uploaded.
+        disk: the file system of this machine.
+    """
+
+    def __init__(self, driver: Driver, scratch: str | os.PathLike[str], *, disk: Disk | None = None) -> None:
+        super().__init__()
+        self.driver, self.root, self._threads = driver, driver.url, driver.threads
+        self.disk = disk or Disk(self.root)
+        self.scratch = DirectoryStore(scratch, disk=self.disk)
+        self._writer: Owner | None = None
+        """Who has collected what others left."""
+
+    def begin(self, storage_id: str, owner: Owner) -> ObjectStaging:
+        """Leave a mark; before ``owner``'s first, collect what its run left behind."""
+        check_storage_id(storage_id)
+        if self._writer != owner:
+            try:
+                self.scratch.collect()
+                self.collect(owner)
+                self._writer = owner
+            except StorageError as e:
+                log.warning("what a dead writer left stays: %s", e)
+        taken = bool(self.keys(f"{storage_id}/"))
+        ticket = f"{storage_id}.{owner.tag}"
+        self._write(f"{ASIDE}/{ticket}", b"")
+        return ObjectStaging(self, ticket, storage_id, None, taken=taken)
+
+    def join(self, ticket: str, part: int) -> ObjectStaging:
+        """See that the chief's mark is there."""
+        parsed = Owner.parse(ticket)
+        assert parsed is not None, f"{ticket} is no ticket"
+        if self._read(f"{ASIDE}/{ticket}") is None:
+            text = f"this process does not see {ASIDE}/{ticket}, which the chief has just put"
+            raise StorageError(errno.ENOENT, f"{self._store}: {text}: have all ranks the same checkpoint_storage?")
+        return ObjectStaging(self, ticket, parsed[0], part)
+
+    def put_beside(self, source: Path, name: str) -> None:
+        """Put one local file as ``<root>/<name>``."""
+        self._beside(name)
+        size = self.disk.do("look at", str(source), os.stat, source).st_size
+        self.upload([Job(name, os.fspath(source), size, name)])
+
+    def validate(self) -> None:
+        """Put a probe, read it back, list it, delete it, with little patience: a person waits."""
+        with contextlib.closing(self.driver.hasty()) as hasty:
+            super(ObjectStore, ObjectStore(hasty, self.scratch.root, disk=self.disk)).validate()
+
+    def reach(self) -> None:
+        """Ask for the bucket: a misspelt one has no checkpoints, and a run that is to be resumed would begin anew."""
+        with contextlib.closing(self.driver.hasty()) as hasty, self._named("reach", ""):
+            try:
+                hasty.look_for_bucket()
+            except FileNotFoundError as e:
+                raise self._error("reach", "", e) from e
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self.driver.close()
+
+    # Objects.
+
+    def keys(self, prefix: str) -> dict[str, Found]:
+        """Every object in a folder; raises StorageError where there is no bucket."""
+        try:
+            with self._named("list", prefix):
+                found = self.driver.find(prefix)
+        except FileNotFoundError:
+            return self._nothing({})
+        now = _clock.now()
+        return {k: Found(size, 0.0 if put is None else now - put) for k, (size, put) in found.items()}
+
+    def upload(self, jobs: Sequence[Job], progress: Progress | None = None) -> dict[str, FileEntry]:
+        """Hash files and put them, whose targets are keys; returns size and digests by name.
+
+        Raises:
+            CheckpointError: a file changed meanwhile: it is read twice, and the digests would be of other bytes.
+        """
+        entries: dict[str, FileEntry] = {}
+        meter, copier = Meter(progress), Copier(self.disk, self._store)
+
+        def put(job: Job) -> None:
+            assert job.target is not None
+            before = self.disk.do("look at", job.source, os.stat, job.source)
+            entries.update(copier.run([job._replace(target=None)]))
+            with self._named("write", job.target):
+                told = self._reached(job.target, self.driver.put_file, job.source, job.target, meter.add)
+            meter.add(job.size - told)
+            after = self.disk.do("look at", job.source, os.stat, job.source)
+            if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or after.st_size != job.size:
+                raise CheckpointError(f"{job.source} was changed while it was read")
+
+        self._spread(put, jobs, meter, lambda job: job.size)
+        return entries
+
+    def fetch(self, where: str, work: Sequence[Piece], chunk: int, meter: Meter) -> None:
+        """Fetch chunks of objects, compare them, and write those with a target."""
+        targets = {piece.job.target: piece.job.size for piece in work if piece.job.target is not None}
+        for target, size in targets.items():
+            self.disk.do("write", target, _reserve, target, size)
+
+        def get(piece: Piece) -> None:
+            job, start = piece.job, piece.first * chunk
+            data = self._chunk(where, piece, start, piece.bytes(chunk))
+            if job.target is not None:
+                self.disk.do("write", job.target, _write_at, job.target, data, start)
+            meter.add(len(data))
+
+        self._spread(get, work, meter, lambda piece: piece.job.size)
+
+    def _chunk(self, where: str, piece: Piece, start: int, size: int) -> bytes:
+        """One chunk; one that differs is fetched once more, as the network may be at fault."""
+        job = piece.job
+        for _ in range(2):
+            data = self._read(job.source, start, start + size) if size else b""
+            if data is None:
+                raise CheckpointCorrupt(f"{where}: {job.name} is missing")
+            if len(data) == size and (not job.expected or digest_of(data) == job.expected[piece.first]):
+                return data
+        end = start + size
+        raise CheckpointCorrupt(f"{where}: {job.name} differs from its manifest between byte {start} and {end}")
+
+    def _spread(
+        self, work: Callable[[Item], None], items: Sequence[Item], meter: Meter, size: Callable[[Item], int]
+    ) -> None:
+        large = [item for item in items if size(item) > SMALL]
+        small = [item for item in items if size(item) <= SMALL]
+        in_threads(work, large, min(LARGE_THREADS, self._threads), meter)
+        in_threads(work, small, self._threads, meter)
+
+    # What Store asks for.
+
+    def _read(self, path: str, start: int = 0, end: int | None = None) -> bytes | None:
+        part = (None, None) if start == 0 and end is None else (start, end)
+        try:
+            with self._named("read", path):
+                return self.driver.get(path, *part)
+        except FileNotFoundError:
+            return None
+
+    def _write(self, path: str, data: bytes, *, durable: bool = True) -> None:
+        with self._named("write", path):
+            self._reached(path, self.driver.put_bytes, path, data)
+
+    def _remove(self, paths: Collection[str]) -> None:
+        with self._named("delete", next(iter(paths), "")):
+            in_threads(self.driver.remove, self.driver.batches(paths), self._threads)
+
+    def _names(self) -> builtins.list[str]:
+        try:
+            with self._named("list", ""):
+                names = self.driver.folders()
+        except FileNotFoundError:
+            return self._nothing([])
+        return [name for name in names if not name.startswith(".") and name not in RESERVED]
+
+    def _marks(self) -> dict[str, float]:
+        return {key.removeprefix(f"{ASIDE}/"): found.age for key, found in self.keys(f"{ASIDE}/").items()}
+
+    def _contents(self, storage_id: str) -> Manifest | None:
+        folder = f"{storage_id}/"
+        sizes = {key.removeprefix(folder): found.size for key, found in self.keys(folder).items()}
+        if not sizes or storage_id in self._unsettled():
+            return None
+        files = {path: size for path, size in sizes.items() if path and path.split("/", 1)[0] != INNER}
+        for path in files:
+            if not is_inner_path(path.removesuffix("/")):
+                raise CheckpointCorrupt(f"{self._where(storage_id)} cannot be read: {path!r} is no path")
+        folders = sorted(folders_of(files))  # Determined puts an object for each, whose name ends in a slash
+        return Manifest.unverified({p: size for p, size in files.items() if not p.endswith("/")}, folders)
+
+    def _checkpoint(self, storage_id: str, manifest: Manifest) -> ObjectCheckpoint:
+        return ObjectCheckpoint(self, storage_id, manifest)
+
+    def _delete_whole(self, storage_id: str) -> None:
+        marks = ((name, age, Owner.parse(name)) for name, age in self._marks().items() if name not in self._given_up)
+        others = [
+            name
+            for name, age, parsed in marks
+            if parsed and parsed[0] == storage_id and parsed[1] != Owner.current() and parsed[1].counts(age)
+        ]
+        if others and not self._is_committed(storage_id):
+            return  # somebody is writing or deleting it
+        mark = f"{storage_id}.{Owner.current().tag}"
+        self._write(f"{ASIDE}/{mark}", b"")
+        self._remove_objects(storage_id)
+        self._remove([f"{ASIDE}/{mark}"])
+
+    def _discard(self, storage_id: str, marks: Collection[str]) -> bool:
+        unfinished = not self._is_committed(storage_id)
+        if unfinished:
+            self._remove_objects(storage_id)
+        self._remove([f"{ASIDE}/{name}" for name in marks])
+        self._given_up.difference_update(marks)
+        return unfinished
+
+    def _remove_objects(self, storage_id: str) -> None:
+        """Remove what there is of a checkpoint: the manifest first and alone, so that an error of it is told."""
+        folder = f"{storage_id}/"
+        self._remove([folder + MANIFEST])
+        self._remove(builtins.list(self.keys(folder)))
+        with self._named("delete the parts of", folder):
+            self.driver.abort_parts(folder)
+        if left := self.keys(folder):
+            raise self._refused("delete", next(iter(left)), errno.EIO, f"{len(left)} objects stay")
+
+    def _reached(self, key: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Call what can only find the bucket missing."""
+        try:
+            return call(*args)
+        except FileNotFoundError as e:
+            raise self._error("write", key, e) from e
+
+    def _nothing(self, empty: T) -> T:
+        """``empty``, for a folder that is not there; raises StorageError if its bucket is not either."""
+        with self._named("list", ""):
+            self._reached("", self.driver.look_for_bucket)
+        return empty
+
+    @contextlib.contextmanager
+    def _named(self, operation: str, key: str) -> Iterator[None]:
+        """Errors of the block as one line that names store, operation and key."""
+        try:
+            yield
+        except (FileNotFoundError, CheckpointError):
+            raise
+        except Exception as e:
+            raise self._error(operation, key, e) from e
+
+    def _error(self, operation: str, key: str, error: Exception) -> StorageError:
+        return self._refused(operation, key, *self.driver.explained(error))
+
+    def _refused(self, operation: str, key: str, number: int, text: str) -> StorageError:
+        return StorageError(number, f"{self._store}: cannot {operation} {key or 'the bucket'}: {text}")
+
+
+class ObjectStaging(Staging):
+    """A checkpoint being written: a scratch folder of this machine, then objects that are not listed.
+
+    Args:
+        store: where to.
+        ticket: the chief's mark.
+        storage_id: the checkpoint's name.
+        part: the rank; None: there is one writer.
+        taken: whether there is something of that name, which must be left alone.
+    """
+
+    def __init__(
+        self, store: ObjectStore, ticket: str, storage_id: str, part: int | None, *, taken: bool = False
+    ) -> None:
+        self._store, self.ticket, self.storage_id = store, ticket, storage_id
+        self._folder, self._mark = f"{storage_id}/", f"{ASIDE}/{ticket}"
+        self._chief, self._open, self._taken = not part, True, taken
+        self._touched = _clock.monotonic()
+        self._settled = part is None
+        """Whether nobody else puts, and no request was given up that may be carried out yet."""
+        name = f"{storage_id}-{'whole' if part is None else part}.{Owner.current('scratch').tag}"
+        self._local = DirectoryStaging(store.scratch, name, storage_id, 0)
+
+    @property
+    def path(self) -> Path:
+        """This rank's scratch folder, made on first use."""
+        return self._local.path
+
+    def written(self) -> Listing:
+        """What the scratch folder holds."""
+        return self._local.written()
+
+    def local(self, name: str) -> Path | None:
+        """Where a file lies in the scratch folder."""
+        return self._local.local(name)
+
+    def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
+        """Put the files of a folder."""
+        if self._taken:
+            raise self._store._refused("begin", self.storage_id, errno.EEXIST, TAKEN)
+        self._stay()
+        jobs = [Job(p, s.path, s.size, self._folder + p) for p, s in listing.files.items()]
+        settled, self._settled = self._settled, False
+        entries = self._store.upload(jobs, self._while_it_lives(progress))
+        self._settled = settled
+        return entries
+
+    def take(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
+        """Put what was written."""
+        return self.put(listing, progress)
+
+    def commit(
+        self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
+    ) -> Manifest:
+        """Put metadata.json, see that every file is there, and put the manifest: from then on it is listed."""
+        store, text = self._store, encode_metadata(metadata)
+        manifest = Manifest({**files, METADATA: entry_of(text)}, tuple(directories), header)
+        if store._read(self._mark) is None:
+            raise self._collected()
+        store._write(self._folder + METADATA, text)
+        if any(entry.size >= 2 * PART for entry in files.values()):
+            self._abort_parts()
+        self._look(manifest)
+        store._write(self._folder + MANIFEST, manifest.encode())
+        self._open = False
+        for tidy in (self._local.abort, lambda: store._remove([self._mark])):
+            try:
+                tidy()
+            except StorageError as e:
+                store._given_up.add(self.ticket)
+                log.warning("checkpoint %s is complete, but what served to write it stays: %s", self.storage_id, e)
+        return manifest
+
+    def abort(self) -> None:
+        """Remove the scratch folder; on the chief also what was put.
+
+        Where more may still be put, by another rank or a request that was given up, the mark stays for the collector.
+        """
+        if not self._open:
+            return
+        self._open = False
+        if not self._chief:
+            return self._local.abort()
+        self._store._given_up.add(self.ticket)
+        self._local.abort()
+        if not self._taken:
+            self._store._remove_objects(self.storage_id)
+        if self._settled or self._taken:
+            self._store._remove([self._mark])
+            self._store._given_up.discard(self.ticket)
+
+    def _look(self, manifest: Manifest) -> None:
+        """See that all of it is there."""
+        store = self._store
+        listed = store.keys(self._folder)
+        if self._folder + MANIFEST in listed:
+            raise store._refused("commit", self.storage_id, errno.EEXIST, TAKEN)
+        for path, entry in manifest.files.items():
+            found = listed.get(self._folder + path)
+            if found is None or found.size != entry.size:
+                what = "is not there any more" if found is None else f"has {found.size} bytes instead of {entry.size}"
+                raise store._refused("commit", self.storage_id, errno.EIO, f"file {path} {what}, though it was stored")
+
+    def _abort_parts(self) -> None:
+        """Remove the parts of an upload whose begin was carried out unheard, for which keys may lack permission."""
+        try:
+            with self._store._named("delete the parts of", self._folder):
+                self._store.driver.abort_parts(self._folder)
+        except StorageError as e:
+            log.warning("parts of files that were sent twice may stay: %s", e)
+
+    def _touch(self) -> None:
+        if self._store._read(self._mark) is None:
+            raise self._collected()
+        self._store._write(self._mark, b"")
+
+
+class ObjectCheckpoint(StoredCheckpoint):
+    """The objects of one checkpoint, and what its manifest says of them. Has no folder: it must be copied out."""
+
+    _store: ObjectStore
+
+    def check(
+        self,
+        names: Collection[str],
+        *,
+        part: int = 0,
+        parts: int = 1,
+        digests: bool = True,
+        progress: Progress | None = None,
+    ) -> None:
+        """Compare one part of the files with the manifest: sizes by one listing, bytes by fetching them."""
+        chunk = self.manifest.chunk_size
+        work = share(pieces(self._jobs(names, self.storage_id), chunk, 1), part, parts, chunk)
+        self._check_sizes({piece.job.name for piece in work})
+        if digests and self.manifest.verified:
+            self._store.fetch(self._where, work, chunk, Meter(progress))
+
+    def copy_out(
+        self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
+    ) -> None:
+        """Fetch files into ``folder``, comparing each chunk with the manifest before it is written."""
+        disk, jobs, chunk = self._store.disk, self._jobs(names, self.storage_id, folder), self.manifest.chunk_size
+        for directory in ("", *sorted(folders_of(names).union(directories))):
+            disk.make_folders(f"{folder}/{directory}".rstrip("/"))
+        room = disk.do("look at", str(folder), os.statvfs, folder)
+        size, free = sum(job.size for job in jobs), room.f_bavail * room.f_frsize
+        if size > free:
+            left = OSError(errno.ENOSPC, f"there are {free} bytes left")
+            raise disk.error(f"write {size} bytes into", str(folder), left)
+        self._check_sizes(names)
+        self._store.fetch(self._where, pieces(jobs, chunk, 1), chunk, Meter(progress))
+
+    def _check_sizes(self, names: Collection[str]) -> None:
+        if not names:
+            return
+        listed = self._store.keys(f"{self.storage_id}/")
+        for name in names:
+            found, size = listed.get(f"{self.storage_id}/{name}"), self.manifest.files[name].size
+            if found is None:
+                raise CheckpointCorrupt(f"{self._where}: {name} is missing")
+            if found.size != size:
+                raise CheckpointCorrupt(f"{self._where}: {name} has {found.size} bytes, its manifest says {size}")
+
+
+def _reserve(path: str, size: int) -> None:
+    """Make a file at its full size."""
+    with open(path, "wb") as file:
+        file.truncate(size)
+
+
+def _write_at(path: str, data: bytes, start: int) -> None:
+    """Write a part of a file."""
+    with open(path, "r+b", buffering=0) as file:
+        file.seek(start)
+        view = memoryview(data)
+        while view:
+            view = view[file.write(view) :]

@@ -1,0 +1,151 @@
+"""Records are carried in order, each of them, and not again once they were marked, whatever becomes of the files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from det_core.journal import Cursor, Journal, cursors
+from support.journals import failing, open_journal
+
+
+def journal(folder: Path, restart: int = 0, rank: int = 0, run_id: str = "r") -> Journal:
+    return Journal(folder, run_id=run_id, restart=restart, rank=rank)
+
+
+def carry(cursor: Cursor, limit: int = 1 << 20) -> list[int]:
+    """The numbers of all that is new."""
+    found = []
+    while lines := cursor.read(limit):
+        found += [line.seq for line in lines]
+        cursor.mark(lines)
+    cursor.save()
+    return found
+
+
+def test_what_is_new_in_order_and_as_it_stands(tmp_path: Path) -> None:
+    j, cursor = journal(tmp_path), Cursor(tmp_path, 0, 0)
+    assert cursor.read() == []
+    j.metrics("training", 1, {"loss": float("nan"), "text": "NaN"})
+    j.record("status", {"status": "x"})
+    lines = cursor.read()
+    assert [line.seq for line in lines] == [0, 1] and cursor.read() == lines, "given again until it is marked"
+    assert json.loads(lines[0].text) == lines[0].record
+    assert lines[0].record["metrics"] == {"loss": "NaN", "text": "NaN"}
+    assert lines[0].record["nonfinite"] == [["metrics", "loss"]]
+    assert repr(lines[0].decoded()["metrics"]) == "{'loss': nan, 'text': 'NaN'}"
+    assert cursor.left() == 2
+    cursor.mark(lines)
+    assert cursor.left() == 0 and cursor.read() == []
+    assert cursor.offset == (tmp_path / "journal-0-0.jsonl").stat().st_size
+    j.metrics("training", 2, {"loss": 1})
+    assert carry(cursor) == [2]
+    cursor.mark(lines)
+    assert carry(cursor) == [], "what is marked late, as it was refused, takes nothing back"
+    j.close()
+
+
+def test_small_bites_and_lines_longer_than_a_bite(tmp_path: Path) -> None:
+    j = journal(tmp_path)
+    for step in range(50):
+        j.metrics("training", step, {"text": "x" * (step * 20)})
+    j.close()
+    assert carry(Cursor(tmp_path, 0, 0), 64) == list(range(50))
+
+
+def test_it_goes_on_where_another_process_stopped(tmp_path: Path) -> None:
+    j = journal(tmp_path)
+    for step in range(10):
+        j.metrics("training", step, {"a": step})
+    first = Cursor(tmp_path, 0, 0, to="here")
+    lines = first.read()
+    first.mark(lines[:4])
+    first.save()
+    assert carry(Cursor(tmp_path, 0, 0, to="here")) == [4, 5, 6, 7, 8, 9]
+    assert carry(Cursor(tmp_path, 0, 0, to="elsewhere")) == list(range(10))
+    assert len(list(tmp_path.glob("shipped-*"))) == 1
+    for content in ("{", "[]", '{"version":3,"to":"here","offset":1}', '{"version":2,"to":"here","offset":"x"}'):
+        (tmp_path / "shipped-0-0.json").write_text(content)
+        assert carry(Cursor(tmp_path, 0, 0, to="here")) == list(range(10))
+    j.close()
+
+
+def test_it_goes_on_where_an_earlier_version_stopped(tmp_path: Path) -> None:
+    """That went on in a second file after trouble, and kept ranges of numbers."""
+    j = journal(tmp_path)
+    for step in range(6):
+        j.metrics("training", step, {"a": step})
+    j.close()
+    header, *rows = (tmp_path / "journal-0-0.jsonl").read_bytes().splitlines(keepends=True)
+    (tmp_path / "journal-0-0.jsonl").write_bytes(header + b"".join(rows[:3]) + rows[3][:20])
+    (tmp_path / "journal-0-0.1.jsonl").write_bytes(b"\n" + header + b"".join(rows[3:]))
+    for done, left in (([[0, 2]], [2, 3, 4, 5]), ([[0, 5]], [5]), ([[0, 1], [2, 4]], [1, 2, 3, 4, 5]), ([], range(6))):
+        state = {"version": 1, "to": "here", "done": done, "files": {"journal-0-0.jsonl": [7, 90]}}
+        (tmp_path / "shipped-0-0.json").write_text(json.dumps(state))
+        assert Cursor(tmp_path, 0, 0, to="here").left() == len(left)
+        assert carry(Cursor(tmp_path, 0, 0, to="here")) == list(left)
+        assert carry(Cursor(tmp_path, 0, 0, to="here")) == []
+    more = journal(tmp_path)
+    more.record("checkpoint_deleted", {})
+    more.close()
+    assert carry(Cursor(tmp_path, 0, 0, to="here")) == [6], "what a client adds is behind all that was carried"
+
+
+def test_a_line_that_is_not_ended_waits(tmp_path: Path) -> None:
+    j, cursor = journal(tmp_path), Cursor(tmp_path, 0, 0)
+    j.metrics("training", 1, {"a": 1})
+    path = tmp_path / "journal-0-0.jsonl"
+    whole = path.read_bytes() + b'{"kind":"status","seq":1,"time":1.0,"body":{}}\n'
+    path.write_bytes(whole[:-10])
+    assert carry(cursor) == [0]
+    with path.open("ab") as f:
+        f.write(whole[-10:] + b"torn\n\n")
+    assert carry(cursor) == [1] and carry(cursor) == [], "the torn line is passed over"
+    j.close()
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_file_that_was_deleted_and_is_there_again_doubles_nothing(tmp_path: Path, what: str) -> None:
+    folder = tmp_path / "run"
+    j, cursor = open_journal(folder), Cursor(folder, 0, 0)
+    with failing(3, part=True, only="write"):
+        for step in range(5):
+            j.metrics("training", step, {"a": step})
+        assert carry(cursor) == [0, 1, 2, 3, 4]
+        os.unlink(folder / "journal-0-0.jsonl") if what == "file" else shutil.rmtree(folder)
+        assert carry_nothing(cursor)
+        j.flush()
+        for step in range(5, 8):
+            j.metrics("training", step, {"a": step})
+        j.close()
+    assert carry(cursor) == [5, 6, 7]
+
+
+def carry_nothing(cursor: Cursor) -> bool:
+    """Whether there is nothing to carry now; what it knows stays as it is."""
+    before = cursor.offset
+    return cursor.read() == [] and cursor.offset == before
+
+
+def test_one_for_each_process_that_wrote(tmp_path: Path) -> None:
+    for restart, rank, run_id in ((0, 0, "a"), (0, 1, "a"), (1, 0, "b")):
+        j = journal(tmp_path, restart, rank, run_id)
+        j.record("status", {"status": "x"})
+        j.close()
+    assert [(c.restart, c.rank) for c in cursors(tmp_path)] == [(0, 0), (0, 1), (1, 0)]
+    assert [(c.restart, c.rank) for c in cursors(tmp_path, run_id="a")] == [(0, 0), (0, 1)]
+    assert cursors(tmp_path / "none") == []
+
+
+def test_a_header_that_was_torn_comes_again(tmp_path: Path) -> None:
+    with failing(0, more=2, part=True, only="write"):
+        j = journal(tmp_path, run_id="a")
+        for step in range(4):
+            j.metrics("training", step, {"a": step})
+        j.close()
+    (cursor,) = cursors(tmp_path, run_id="a")
+    assert carry(cursor) == [0, 1, 2, 3]
