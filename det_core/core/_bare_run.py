@@ -14,7 +14,6 @@ from det_core.backend import LocalBackend
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief
 from det_core.core._run import Run, Wanted, ending_of, script, started_as
-from det_core.core._searcher import configured_length
 from det_core.journal import Journal, RunFolder, RunRecord, read_run
 from det_core.storage import Store, open_store, public_storage
 
@@ -68,7 +67,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         path = wanted.environment.home / "runs" / opened.run_id
         path.mkdir(parents=True, exist_ok=True)
     store = wanted.store or _own_store(path)
-    length, units = configured_length(1 if wanted.max_length is None else wanted.max_length)
+    length, units = wanted.length
     return Run(
         run_id=opened.run_id,
         restart=opened.restart,

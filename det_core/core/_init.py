@@ -90,7 +90,7 @@ def init(
         raise ValueError(f"metric={metric!r} and searcher_metric={searcher_metric!r} are two names of one argument")
     if retention is not None:
         check_policy(retention)
-    configured_length(1 if max_length is None else max_length)
+    length = configured_length(1 if max_length is None else max_length)
     info = get_cluster_info()
     if distributed is None:
         distributed = DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
@@ -101,7 +101,7 @@ def init(
             undo.callback(close_quietly, store)
         wanted = Wanted(
             environment=environment, store=store, checkpoint_storage=checkpoint_storage, max_length=max_length,
-            name=name, resume=resume, metric=searcher_metric if metric is None else metric,
+            length=length, name=name, resume=resume, metric=searcher_metric if metric is None else metric,
             smaller_is_better=smaller_is_better, hparams=dict(hparams or {}), validate=validate,
         )  # fmt: skip
         if info is not None and info.task_type == "TRIAL":

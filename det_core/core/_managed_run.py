@@ -60,34 +60,22 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         ValueError: the configuration's ``checkpoint_storage`` cannot be used.
         StorageError: checkpoints cannot be kept where they are to go.
     """
-    environment, trial, rank = wanted.environment, info.trial, distributed.rank
+    environment, trial = wanted.environment, info.trial
     configured = trial.config.get("checkpoint_storage")
     task = _task(info, wanted.max_length)
     session = _session(environment, info)
     undo.callback(session.close)
-    chiefs: list[RunFolder] = []
-
-    def prepare() -> _Known:
-        if wanted.store is not None:
-            wanted.check_store(wanted.store)
-        master = about(session)
-        storage_id, start = _register(info, session, master, wanted)
-        folder = _open_folder(environment, info, wanted.command)
-        chiefs.append(folder)
-        undo.callback(folder.release)
-        write_task(folder.path, info.master_url, master.cluster_id, task)
-        if wanted.store is None:
-            wanted.check_store(opened(configured, environment, foreign=not master.ours))
-        return _Known(master, storage_id, start, str(folder.path), folder.restart)
-
-    known = on_chief(distributed, "init", prepare)
+    hold = ExitStack()
+    undo.callback(hold.close)
+    known = on_chief(distributed, "init", lambda: _prepare(info, session, wanted, task, hold))
     store = wanted.store or opened(configured, environment, foreign=not known.master.ours)
     undo.callback(close_quietly, store)
     elsewhere = lent(info.latest_checkpoint, known.start, store, environment)
     path = Path(known.path)
-    if not chiefs and not path.is_dir():  # on another machine, without its file system
+    if not path.is_dir():  # on another machine, without the chief's file system
         path = environment.run_dir or environment.home / "runs" / path.name
         path.mkdir(parents=True, exist_ok=True)
+    rank = distributed.rank
     journal = Journal(path, run_id=info.allocation_id, restart=known.restart, rank=rank, trial_id=trial.trial_id)
     shipper = _shipper(info, session, known, path, journal, rank)
     backend = RestBackend(
@@ -95,11 +83,7 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         ship_timeout=environment.ship_timeout, heir=environment.run_dir is not None and known.master.ours,
     )  # fmt: skip
     undo.callback(close_quietly, backend)
-    hold = ExitStack()
-    if chiefs:
-        hold.callback(chiefs[0].release)
     hold.callback(EndSafely(lambda: shipper.drain(TERM_PATIENCE)).restore)
-    undo.callback(hold.close)
     return Run(
         run_id=info.task_id,
         restart=trial.trial_run_id,
@@ -125,6 +109,25 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         info=info,
         managed=True,
     )
+
+
+def _prepare(info: ClusterInfo, session: MasterSession, wanted: Wanted, task: Task, hold: ExitStack) -> _Known:
+    """The chief's part: tell the master, take the run's folder for writing, see that checkpoints can be kept.
+
+    Args:
+        hold: lets go of the folder.
+    """
+    if wanted.store is not None:
+        wanted.check_store(wanted.store)
+    master = about(session)
+    storage_id, start = _register(info, session, master, wanted)
+    folder = _open_folder(wanted.environment, info, wanted.command)
+    hold.callback(folder.release)
+    write_task(folder.path, info.master_url, master.cluster_id, task)
+    if wanted.store is None:
+        configured = info.trial.config.get("checkpoint_storage")
+        wanted.check_store(opened(configured, wanted.environment, foreign=not master.ours))
+    return _Known(master, storage_id, start, str(folder.path), folder.restart)
 
 
 def _session(environment: Environment, info: ClusterInfo) -> MasterSession:

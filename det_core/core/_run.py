@@ -36,6 +36,7 @@ class Wanted:
         store: where checkpoints go, opened; None: the script does not say.
         checkpoint_storage: what the script said of it.
         max_length: the length of a bare run's one operation, as the script said it.
+        length: the same as a number with its unit; 1 where the script does not say.
         name, resume, metric, smaller_is_better, hparams, validate: as ``core.init()`` takes them.
     """
 
@@ -43,6 +44,7 @@ class Wanted:
     store: Store | None
     checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | None
     max_length: int | Mapping[str, int] | None
+    length: tuple[int, Unit | None]
     name: str | None
     resume: str | None
     metric: str | None
