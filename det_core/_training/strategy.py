@@ -61,6 +61,9 @@ class OneProcess:
         """While it lasts, ranks may call the models different numbers of times."""
         return nullcontext()
 
+    def check_averaged(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Before a first update: see that it is the same on every rank."""
+
     def state(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> dict[str, Any]:
         """The states of models and optimizers in lists, under ``models_state_dict`` and ``optimizers_state_dict``."""
         return {
@@ -123,9 +126,44 @@ class DDP(OneProcess):
             for model, required in before:
                 model.require_forward_param_sync = required
 
+    def check_averaged(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """See that every rank has the same gradients and weights, by their sums and norms.
+
+        Raises:
+            RuntimeError: they differ, on every rank: without this the ranks would train apart without a word.
+        """
+        parameters = parameters_of(optimizers)
+        if not parameters:
+            return
+        mine = torch.stack([_figures(p) for p in parameters])
+        everyone = [torch.empty_like(mine) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(everyone, mine)
+        alike = torch.stack([torch.isclose(one, everyone[0], equal_nan=True) for one in everyone]).all(2).all(0)
+        if alike.all():
+            return
+        names = {id(p): name for model in models for name, p in self.unwrap(model).named_parameters()}
+        apart = [p for p, same in zip(parameters, alike.tolist(), strict=True) if not same]
+        told = [names.get(id(p), f"one of shape {list(p.shape)} that is in no model") for p in apart[:3]]
+        raise RuntimeError(
+            f"ranks would train apart: before the first update {len(apart)} of {len(parameters)} parameters or their "
+            f"gradients differ between ranks ({', '.join(told)}{', …' if apart[3:] else ''}). Gradients are averaged "
+            "where the model itself is called, model(…): not where a part of it is, model.part(…), nor those of a "
+            "module outside of it; let its forward() choose the part, by an argument"
+        )
+
+
+def _figures(parameter: nn.Parameter) -> Tensor:
+    """The sums of a parameter and of its gradient, and the gradient's norm."""
+    gradient = parameter.new_zeros(1) if parameter.grad is None else parameter.grad
+    slopes = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return torch.stack([x.real.double() for x in (parameter.detach().sum(), slopes.sum(), slopes.norm())])
+
 
 class _Parallel(nn.parallel.DistributedDataParallel):
-    """Gives attributes of the user's model as if it were that."""
+    """Gives attributes and items of the user's model as if it were that."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.module[key]
 
     def __getattr__(self, name: str) -> Any:
         try:

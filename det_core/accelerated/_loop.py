@@ -362,6 +362,8 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
                 perform(batch, step)
             step += 1
             if updates:
+                if several and run.updates == 0:
+                    strategy.check_averaged(trainer.model, listed(trainer.optimizer))
                 if clips:
                     trainer._clip_gradients()
                 trainer.optimizer_step()

@@ -140,6 +140,12 @@ class Strategy:
         """Compute gradients, averaged over the ranks outside of :meth:`no_sync`."""
         loss.backward() if self._direct else self.accelerator.backward(loss)
 
+    def check_averaged(self, model: nn.Module, optimizers: Iterable[Any]) -> None:
+        """Before a first update: raise a RuntimeError on every rank if it is not the same on all."""
+        if self.num_processes > 1 and self.is_whole and getattr(self.accelerator, "sync_gradients", True):
+            plain = [self.unwrap_optimizer(optimizer) for optimizer in optimizers]
+            DDP(self.device).check_averaged([model], [o for o in plain if isinstance(o, Optimizer)])
+
     def step(self, optimizers: Iterable[Any]) -> None:
         """Step the optimizers; :attr:`optimizer_step_was_skipped` says whether fp16's gradients were not finite."""
         if self._direct:

@@ -63,6 +63,8 @@ class PyTorchTrialContext(TrialContext):
         self.lr_schedulers: list[LRScheduler] = []
         self.experimental = PyTorchExperimentalContext(self)
         self._averages: dict[int, bool] = {}
+        self._unchecked: set[int] = set()
+        """Optimizers that have not stepped yet."""
         self._scaler: Any = None
         self._scaler_from = ""
         self._auto_amp: torch.dtype | None = None
@@ -118,6 +120,7 @@ class PyTorchTrialContext(TrialContext):
             optimizer = self._distributed_optimizer(optimizer, backward_passes_per_step, compress)
         self._averages[id(optimizer)] = self._average_gradients_default if average is None else average
         self.optimizers.append(optimizer)
+        self._unchecked.add(id(optimizer))
         return optimizer
 
     def _distributed_optimizer(self, optimizer: Optimizer, passes: int, compress: bool) -> Optimizer:
@@ -214,6 +217,9 @@ class PyTorchTrialContext(TrialContext):
             if not self._updates:
                 return
             self._average(optimizer)
+        if id(optimizer) in self._unchecked:
+            self._unchecked.remove(id(optimizer))
+            self._strategy.check_averaged(self.models, [optimizer])
         if scaler is None and self._auto_amp is not None:
             scaler = self._scaler
         if clip_grads is not None:

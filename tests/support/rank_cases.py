@@ -309,6 +309,22 @@ def a_validation_that_ends_early() -> None:
     fit(Trial, 2)
 
 
+def a_part_called_alone() -> None:
+    """DDP does not hear of it, and each rank trained a model of its own."""
+
+    class Trial(Tiny):
+        def build(self) -> Any:
+            return torch.nn.Sequential(torch.nn.Linear(1, 1))
+
+        def train_batch(self, batch: Any, epoch_idx: int, batch_idx: int) -> Any:
+            loss = ((self.model[0](batch[0]) - batch[1]) ** 2).mean()
+            self.context.backward(loss)
+            self.context.step_optimizer(self.optimizer)
+            return {"loss": loss}
+
+    fit(Trial, 2)
+
+
 def case_36_no_batch_at_all() -> None:
     class Empty(Tiny):
         def build_validation_data_loader(self) -> Any:
@@ -361,7 +377,7 @@ WHERE = ("train", "evaluate", "callback", "loader")
 FAILING: dict[str, Callable[[], Any]] = {
     "different_reducers": different_reducers, "different_data": different_data,
     "different_options": different_options, "a_validation_that_ends_early": a_validation_that_ends_early,
-    "case_36_no_batch_at_all": case_36_no_batch_at_all,
+    "a_part_called_alone": a_part_called_alone, "case_36_no_batch_at_all": case_36_no_batch_at_all,
     **{f"{where}-{culprit}": (lambda w=where, c=culprit: raising(w, c)) for where in WHERE for culprit in (0, 1)},
 }  # fmt: skip
 

@@ -296,6 +296,61 @@ say(updates=train(trainer()).updates_completed)
         assert after == {"updates": 10}
 
 
+def test_ranks_that_would_train_apart_are_told_before_the_first_update(tmp_path: Path) -> None:
+    """Gradients that DDP does not hear of: of a part that is called alone, of a module outside of the model; and what
+    an optimizer of the user's has stepped by such gradients. Two parts called through the model train alike."""
+    said, _ = on_ranks(tmp_path, """
+from det_core.errors import PeerLost
+
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)
+    def forward(self, part, x):
+        return getattr(self, part)(x)
+
+class Alone(Trainer):
+    def calculate_train_batch_loss(self, batch):
+        x, y = batch
+        return {"loss": self.loss_func(self.output(x), y), "model_outputs": y, "batch_size": len(x)}
+    def output(self, x):
+        return self.model.a(x)
+
+class Outside(Alone):
+    def output(self, x):
+        return self.model("a", x) + outside(x)
+
+class Stepped(Alone):
+    def output(self, x):
+        self.model.b(x).sum().backward()
+        own.step()
+        own.zero_grad()
+        return self.model("a", x)
+
+class Through(Alone):
+    def output(self, x):
+        return self.model("a", x) + self.model("b", x)
+
+for cls in (Alone, Outside, Stepped, Through):
+    torch.manual_seed(0)
+    model, outside = Two(), torch.nn.Linear(1, 1)
+    own = torch.optim.SGD(model.b.parameters(), lr=0.1)
+    more = outside.parameters() if cls is Outside else model.b.parameters()
+    optimizers = {name: torch.optim.SGD(p, lr=1e-3) for name, p in (("a", model.a.parameters()), ("b", more))}
+    one = cls(model, torch.nn.functional.mse_loss, optimizers, callbacks=())
+    try:
+        train(one, rows=8)
+        say(weights=[p.item() for p in model.parameters()])
+    except (RuntimeError, PeerLost) as e:
+        say(error=str(e))
+""")  # fmt: skip
+    for alone, outside, stepped, _ in said:
+        assert "2 of 4 parameters or their gradients differ between ranks (a.weight, a.bias)" in alone["error"]
+        assert "one of shape [1, 1] that is in no model" in outside["error"]
+        assert "would train apart" in stepped["error"] and "b.weight" in stepped["error"]
+    assert said[0][3]["weights"] == said[1][3]["weights"]
+
+
 def test_a_report_at_an_epochs_last_update_and_other_ranks_after_it(tmp_path: Path) -> None:
     """Whether it was made is decided alike on all of them, whatever each has counted."""
     code = (

@@ -148,6 +148,11 @@ def test_a_loader_that_ends_early_is_an_error_on_both(failed: Told) -> None:
         assert "the validation loader gave 1 of its 2 batches" in error
 
 
+def test_a_part_of_the_model_that_is_called_alone_is_an_error_on_both(failed: Told) -> None:
+    for error in failed["a_part_called_alone"]:
+        assert error.startswith("RuntimeError: ranks would train apart") and "(0.weight, 0.bias)" in error
+
+
 @pytest.mark.parametrize("culprit", [0, 1])
 @pytest.mark.parametrize("where", WHERE)
 def test_an_exception_on_one_rank_ends_the_others_with_its_text(failed: Told, where: str, culprit: int) -> None:
