@@ -203,9 +203,12 @@ def connect(trainer: TrainingLoop) -> None:
         session.strategy = Strategy(trainer._accelerator)
     size, context = session.strategy.num_processes, open_context(session.given_context)
     if context is not None and context.distributed.size != size:
+        remedy = (
+            "give core.init(distributed=core.DistributedContext.detect())" if size > 1 else
+            "accelerate finds ranks of torch's launchers, and on CPUs an Accelerator of your own needs cpu=True"
+        )  # fmt: skip
         raise ValueError(
-            f"the core context has {context.distributed.size} rank(s), and the model is trained by {size}: give "
-            "core.init(distributed=core.DistributedContext.detect())"
+            f"the core context has {context.distributed.size} rank(s), and the model is trained by {size}: {remedy}"
         )
     session.several = size > 1
     session.managed = None if context is None else Managed.of(context)
