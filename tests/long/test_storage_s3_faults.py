@@ -19,14 +19,14 @@ __all__ = ["proxy"]
 def test_one_fault_anywhere_is_got_over(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str
 ) -> None:
-    short.test_one_fault_anywhere_is_got_over(moto_server, proxy, tmp_path, operation, fault)
+    short.test_one_fault_anywhere_is_got_over(moto_server, proxy, tmp_path, operation, fault, step=1)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_one_fault_in_any_request_for_parts_is_got_over(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, fault: str
 ) -> None:
-    short.test_one_fault_in_any_request_for_parts_is_got_over(moto_server, proxy, tmp_path, fault)
+    short.test_one_fault_in_any_request_for_parts_is_got_over(moto_server, proxy, tmp_path, fault, range(1, 6))
 
 
 @pytest.mark.parametrize("fault", [LOST, BUSY, RESET])
@@ -34,4 +34,6 @@ def test_one_fault_in_any_request_for_parts_is_got_over(
 def test_a_fault_that_stays_is_named_and_nothing_is_half_there(
     moto_server: S3Server, proxy: Proxy, tmp_path: Path, operation: Operation, fault: str
 ) -> None:
-    short.test_a_fault_that_stays_is_named_and_nothing_is_half_there(moto_server, proxy, tmp_path, operation, fault)
+    short.test_a_fault_that_stays_is_named_and_nothing_is_half_there(
+        moto_server, proxy, tmp_path, operation, fault, step=1
+    )

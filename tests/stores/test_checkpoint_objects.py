@@ -39,7 +39,7 @@ def opened(storage: dict[str, Any], tmp_path: Path) -> Iterator[Callable[[], Any
 
 
 def test_four_processes_share_every_method(storage: dict[str, Any], tmp_path: Path) -> None:
-    share_every_method(storage, tmp_path, count=40, size=18)
+    share_every_method(storage, tmp_path, count=12, size=2)
 
 
 def share_every_method(storage: dict[str, Any], tmp_path: Path, count: int, size: int) -> None:
@@ -125,7 +125,7 @@ Driver.put_file = dying
 
 
 def test_a_rank_that_is_killed_while_it_uploads(storage: dict[str, Any], tmp_path: Path) -> None:
-    kill_one_of_three(storage, tmp_path, count=90)
+    kill_one_of_three(storage, tmp_path, count=30)
 
 
 def kill_one_of_three(storage: dict[str, Any], tmp_path: Path, count: int) -> None:
