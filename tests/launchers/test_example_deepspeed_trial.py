@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from support import EXAMPLES
-from support.frameworks import need, variables
+from support import EXAMPLES, warm
+from support.frameworks import WARM, need, variables
 from support.person import Person
 
 EXAMPLE = EXAMPLES / "deepspeed_trial"
@@ -20,14 +20,17 @@ COMMANDS = [line.strip() for line in README.splitlines() if line.startswith("   
 
 @pytest.fixture
 def person(tmp_path: Path) -> Iterator[Person]:
+    """Somebody who has activated the venv with DeepSpeed, whose ``python`` is warm; four epochs will do."""
     need()
-    shutil.copytree(EXAMPLE, tmp_path / "trial", ignore=shutil.ignore_patterns("__pycache__"))
-    config = tmp_path / "trial" / "const.yaml"
-    config.write_text(
-        config.read_text().replace("epochs: 10", "epochs: 2")
-    )  # the command is tried, and train.py learns
-    somebody = Person(tmp_path / "trial")
-    somebody.environment.update(variables())  # whoever has activated the venv with DeepSpeed
+    folder = tmp_path / "trial"
+    shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("train.py", "const.yaml", "pipeline.yaml"):
+        text, count = re.subn(r"(epochs: |Epoch\()10", r"\g<1>4", (folder / name).read_text())
+        assert count == 1, name
+        (folder / name).write_text(text)
+    somebody = Person(folder)
+    somebody.environment.update(variables())
+    somebody.environment["PATH"] = f"{Path(warm.python(WARM)).parent}:{somebody.environment['PATH']}"
     yield somebody
     somebody.leaves()
 
