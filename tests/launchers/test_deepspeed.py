@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support import TESTS, warm
-from support.frameworks import FRAMEWORKS, PYTHON, WARM, need, variables
+from support.frameworks import FRAMEWORKS, PYTHON, WARM, variables
 from support.launcher import launched
 from support.ranks import running
 
@@ -29,7 +29,6 @@ from support.engine_trials import Pipelined, Tiny, fit, say
 
 def given(folder: Path) -> dict[str, str]:
     """The variables of every process here."""
-    need()
     return {**variables(), "DET_CORE_HOME": str(folder / "home"), "PYTHONPATH": str(TESTS)}
 
 
@@ -437,7 +436,7 @@ class Trial(Tiny):
 
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         found = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
-        if batch_idx == 2:
+        if len(self.calls) == 5:
             say(calls=self.calls, lr=self.engine.get_lr(), size=self.context.distributed.size)
         return found
 """

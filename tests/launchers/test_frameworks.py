@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import time
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -99,19 +98,6 @@ def test_a_failure_ends_the_others_and_gives_the_status(framework: Framework, tm
         r"\[rank=1\] line 28\n\[rank=1\] line 29\n",
         job.err,
     ), job.err
-
-
-def test_what_ignores_sigterm_is_killed_after_the_grace(framework: Framework, tmp_path: Path) -> None:
-    write(tmp_path, "stubborn.py", STUBBORN)
-    with start(framework, tmp_path, 2, "stubborn.py", "--grace", "2") as job:
-        job.wait_for("ready", times=4)
-        began = time.monotonic()
-        os.kill(job.pid, signal.SIGTERM)
-        assert job.wait() == 128 + signal.SIGKILL, job.err
-        assert time.monotonic() - began >= 2
-        job.nothing_left()
-    assert job.out.count("heard it") == 2
-    assert job.err.count("still runs: killing it") == 2
 
 
 def test_nothing_outlives_kill_9(framework: Framework, tmp_path: Path) -> None:

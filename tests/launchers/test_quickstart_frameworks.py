@@ -21,7 +21,6 @@ class Warm(Framework):
 
     @property
     def python(self) -> str:
-        frameworks.need()
         return warm.python(frameworks.WARM)
 
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -22,16 +19,6 @@ STATE = """
     with open(f"{sys.argv[1]}-{os.environ['RANK']}.json", "w") as f:
         json.dump({"argv": sys.argv, "env": dict(os.environ), "python": sys.executable}, f)
     print("hello from", os.environ["RANK"])
-"""
-WAITS = """
-    import os, signal, sys, time
-    got = []
-    signal.signal(signal.SIGTERM, lambda n, f: got.append(n))
-    print("ready", os.getpid())
-    while not got:
-        time.sleep(0.01)
-    time.sleep(0.5)  # a second one would come now
-    print("got", len(got))
 """
 RESTARTS = """
     import os, sys, time
@@ -98,34 +85,6 @@ def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: 
         same = {key for key in theirs["env"] if key.startswith(RANKS) and key not in OF_THE_AGENT}
         assert len(same) > 12 and {k: mine["env"].get(k) for k in same} == {k: theirs["env"][k] for k in same}
         assert mine["env"]["MASTER_ADDR"] == "127.0.0.1" and theirs["env"]["MASTER_ADDR"] in ("127.0.0.1", "localhost")
-
-
-def test_a_signal_reaches_each_script_once_and_all_that_save_give_0(tmp_path: Path) -> None:
-    write(tmp_path, "waits.py", WAITS)
-    with launched(TORCH, "--nproc-per-node", "2", sys.executable, "waits.py", folder=tmp_path) as job:
-        job.wait_for("ready", times=2)
-        os.kill(job.pid, signal.SIGTERM)
-        assert job.wait() == 0
-    assert sorted(job.out.splitlines()[-2:]) == ["[rank=0] got 1", "[rank=1] got 1"]
-    assert job.err == "[launcher] SIGTERM: passed on to 2 ranks, which have 60 s to save and exit\n"
-
-
-def test_a_rank_that_is_killed_gives_the_status_and_its_last_lines(tmp_path: Path) -> None:
-    write(tmp_path, "waits.py", WAITS)
-    (tmp_path / "tmp").mkdir()
-    words = ["--nproc-per-node", "2", "waits.py"]
-    with launched(TORCH, *words, folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
-        job.wait_for("ready", times=2)
-        victim = int(re.findall(r"\[rank=1\] ready (\d+)", job.out)[0])
-        os.kill(victim, signal.SIGKILL)
-        assert job.wait() == 128 + signal.SIGKILL
-    assert job.out.count("got 1") == 1, "the other one gets SIGTERM, once, after some seconds"
-    first, last = job.err.splitlines()
-    assert re.fullmatch(
-        rf"\[launcher\] rank 1 \(pid {victim}, .*failed first, killed by SIGKILL; its last lines:", first
-    )
-    assert last == f"[rank=1] ready {victim}"
-    assert list((tmp_path / "tmp").iterdir()) == [], "no file is left behind"
 
 
 def test_restarts_are_torchruns_with_the_wrapper_before_each_rank(tmp_path: Path) -> None:
