@@ -33,7 +33,7 @@ def person(tmp_path: Path) -> Iterator[Person]:
 
 def shorten(epochs: int, *files: Path) -> None:
     for file in files:
-        text, count = re.subn(r"(epochs: |Epoch\()\d+", rf"\g<1>{epochs}", file.read_text())
+        text, count = re.subn(r"(max_length\D+)\d+", rf"\g<1>{epochs}", file.read_text())
         assert count == 1, file
         file.write_text(text)
 
