@@ -1,15 +1,22 @@
-"""Machines and a Slurm for the tests of launchers."""
+"""The venv of the frameworks, machines and a Slurm for the tests of launchers."""
 
 from __future__ import annotations
 
 import pytest
 
+from support.frameworks import need
 from support.hosts import hosts
 from support.slurm import slurm
 
 __all__ = ["hosts", "slurm"]
 
 LONG = ("test_example_deepspeed_trial.py", "test_quickstart_frameworks.py", "test_deepspeed_resume.py")
+
+
+@pytest.fixture(autouse=True)
+def frameworks() -> None:
+    """What all of them run."""
+    need()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from support.frameworks import FRAMEWORKS, need, places, told, variables
-from support.hosts import ADDRESSES, NAMES, SECRET, Hosts
+from support.frameworks import FRAMEWORKS, everyone_is_right, variables
+from support.hosts import ADDRESSES, SECRET, Hosts
 from support.launcher import launched, write
 
 SCRIPT = """
@@ -26,7 +26,6 @@ SCRIPT = """
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
 def test_each_starts_its_own_ranks(hosts: Hosts, tmp_path: Path, name: str) -> None:
-    need()
     framework = FRAMEWORKS[name]
     script = write(tmp_path, "script.py", SCRIPT.format(context=framework.context))
     with ExitStack() as stack:
@@ -39,11 +38,7 @@ def test_each_starts_its_own_ranks(hosts: Hosts, tmp_path: Path, name: str) -> N
             command = [*hosts.on(rank + 1), *framework.launcher()]
             jobs.append(stack.enter_context(launched(command, script, folder=tmp_path, **env)))
         assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
-    found = told(jobs[0].out + jobs[1].out)
-    assert sorted(found) == [0, 1, 2, 3]
-    for ranks in found.values():
-        assert [rank[:2] for rank in ranks] == places(dict.fromkeys(NAMES, 2))
-        assert {rank[2] for rank in ranks} == {SECRET}
+    everyone_is_right(jobs[0].out + jobs[1].out)
     hosts.nothing_left()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from support import TESTS
-from support.frameworks import PYTHON, need, variables
+from support import TESTS, warm
+from support.frameworks import FRAMEWORKS, PYTHON, WARM, variables
 from support.launcher import launched
+from support.ranks import running
 
 HEAD = """
 from pathlib import Path
@@ -23,30 +25,24 @@ from det_core.pytorch import Batch, Epoch, deepspeed
 from det_core.pytorch.deepspeed import ModelParallelUnit
 from support.engine_trials import Pipelined, Tiny, fit, say
 """
-TORCH = ("torch_distributed", "--nproc-per-node", "2")
-DEEPSPEED = ("deepspeed", "--num_gpus", "2")
 
 
-def started(
-    folder: Path, *words: str, launcher: tuple[str, ...] = TORCH, status: int = 0, **env: str
-) -> tuple[list[list[dict[str, Any]]], str]:
-    """Run words behind a launcher, or without one; what each rank has said, and the whole output."""
-    need()
-    command = [PYTHON, "-m", f"det_core.launch.{launcher[0]}", *launcher[1:]] if launcher else [PYTHON]
-    given = {"DET_CORE_HOME": str(folder / "home"), "PYTHONPATH": str(TESTS), **variables()}
-    with launched(command, *words, folder=folder, **{**given, **env}) as job:
-        found, output = job.wait(), job.out + job.err
-    assert found == status, output[-6000:]
-    said: list[list[dict[str, Any]]] = [[], []]
-    for rank, text in re.findall(r"^(?:\[rank=(\d)\] )?SAID (.*)$", output, re.MULTILINE):
-        said[int(rank or 0)].append(json.loads(text))
-    return said, output
+def given(folder: Path) -> dict[str, str]:
+    """The variables of every process here."""
+    return {**variables(), "DET_CORE_HOME": str(folder / "home"), "PYTHONPATH": str(TESTS)}
 
 
-def on_two(folder: Path, code: str, **how: Any) -> tuple[list[list[dict[str, Any]]], str]:
-    """Run code on two ranks."""
-    (folder / "script.py").write_text(HEAD + code)
-    return started(folder, "script.py", **how)
+def said(output: str) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in re.findall(r"^SAID (.*)$", output, re.MULTILINE)]
+
+
+def on_two(folder: Path, code: str, *, status: int = 0, **env: str) -> tuple[list[list[dict[str, Any]]], str]:
+    """Run code on two ranks; what each of them has said, and all that they have printed."""
+    with running(HEAD + code, 2, folder, env={**given(folder), **env}, kind=WARM) as ranks:
+        statuses = ranks.wait()
+    outputs = [ranks.output(rank) for rank in range(2)]
+    assert statuses == [status, status], outputs
+    return [said(output) for output in outputs], "".join(outputs)
 
 
 def test_case_60_micro_batches_of_a_batch_have_its_index(tmp_path: Path) -> None:
@@ -380,8 +376,9 @@ except ValueError as e:
     say(error=str(e))
 """
     )
-    said, _ = started(tmp_path, "script.py", launcher=())
-    first, second = said[0]
+    done = warm.run(["script.py"], env={**os.environ, **given(tmp_path)}, cwd=tmp_path, kind=WARM)
+    assert done.returncode == 0, done.stdout
+    first, second = said(done.stdout)
     assert first["hparams"] == {"lr": 0.1, "net": {"width": 8}} and first["data"] == {"url": "here"}
     assert first["seen"] == [[0, 1], [2, 3], [4, 5]] and first["steps"] == 3
     assert second == {"error": "hyperparameters.net.lr is to be searched over (log): give from_config() one value"}
@@ -409,7 +406,7 @@ fit(Trial, 1)
 
 def test_a_checkpoint_of_another_run_is_read_if_that_is_allowed(tmp_path: Path) -> None:
     found, _ = on_two(tmp_path, """
-store = {"hparams": {}, "checkpoint_storage": str(Path.cwd() / "store")}
+store = {"hparams": {}, "checkpoint_storage": str(Path(__file__).parent / "store")}
 first = fit(Tiny, 2, store)
 uuid = [e[1] for e in first.events if e[0] == "on_checkpoint_upload_end"][-1]
 for allowed in (None, True):
@@ -439,7 +436,7 @@ class Trial(Tiny):
 
     def train_batch(self, dataloader_iter, epoch_idx, batch_idx):
         found = super().train_batch(dataloader_iter, epoch_idx, batch_idx)
-        if batch_idx == 2:
+        if len(self.calls) == 5:
             say(calls=self.calls, lr=self.engine.get_lr(), size=self.context.distributed.size)
         return found
 """
@@ -453,13 +450,17 @@ optimizations: {aggregation_frequency: 4}
 """
 
 
-@pytest.mark.parametrize("launcher", [DEEPSPEED, TORCH, ()], ids=["deepspeed", "torch_distributed", "alone"])
-def test_a_class_as_a_program(tmp_path: Path, launcher: tuple[str, ...]) -> None:
+def test_a_class_as_a_program(tmp_path: Path) -> None:
+    """By the launcher, on two ranks, which are cold here; and alone, by the harness."""
     (tmp_path / "model_def.py").write_text(MODEL)
     (tmp_path / "experiment.yaml").write_text(EXPERIMENT)
-    before = ["--trial"] if launcher else ["-m", "det_core.exec.harness"]
-    words = [*before, "model_def:Trial", "--config", "experiment.yaml"]
-    found, output = started(tmp_path, *words, launcher=launcher)
-    expected = {"calls": [0, 0, 1, 1, 2], "lr": [0.125], "size": 2 if launcher else 1}
-    assert [each[0] for each in found[: expected["size"]]] == [expected] * int(str(expected["size"]))
-    assert "optimizations.aggregation_frequency does not count" in output and "completed" in output
+    words, env = ["model_def:Trial", "--config", "experiment.yaml"], given(tmp_path)
+    launcher = FRAMEWORKS["deepspeed"].local(2)
+    with launched(launcher, "--trial", *words, folder=tmp_path, **env) as job:
+        assert job.wait() == 0, job.err
+    alone = warm.run(["-m", "det_core.exec.harness", *words], env={**os.environ, **env}, cwd=tmp_path, kind=WARM)
+    assert alone.returncode == 0, alone.stdout
+    expected = {"calls": [0, 0, 1, 1, 2], "lr": [0.125]}
+    for output, size in ((job.out + job.err, 2), (alone.stdout, 1)):
+        assert said(re.sub(r"^\[rank=\d\] ", "", output, flags=re.M)) == [{**expected, "size": size}] * size
+        assert "optimizations.aggregation_frequency does not count" in output and "completed" in output

@@ -18,17 +18,17 @@ from support.engine_resume import (
 @pytest.mark.parametrize("kind", ["zero1", "pipe"])
 def test_killed_and_stopped_equals_straight(tmp_path: Path, kind: str) -> None:
     """The other stages of ZeRO are killed in ``tests/long``."""
-    killed_and_stopped_equals_straight(tmp_path, kind, random.Random(1))
+    killed_and_stopped_equals_straight(tmp_path, kind, random.Random(1), cold=False)
 
 
 def test_another_number_of_ranks(tmp_path: Path) -> None:
-    resumed_with_another_number_of_ranks(tmp_path, "zero1")
+    resumed_with_another_number_of_ranks(tmp_path, "zero1", cold=False)
 
 
 @pytest.mark.parametrize(("kind", "optimizer"), [("zero1", "SGD"), ("pipe", "Adam")])
 def test_what_cannot_be_loaded_on_another_number_is_one_error(tmp_path: Path, kind: str, optimizer: str) -> None:
     env = {"OPTIMIZER": optimizer} if optimizer != "Adam" else {}
-    found = script(tmp_path / "script", kind, LENGTH="3", **env)
+    found = script(tmp_path / "script", kind, cold=False, LENGTH="3", **env)
     found.finish()
     found.env["LENGTH"] = "5"
     if kind == "pipe":

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from support import TESTS
-from support.frameworks import PYTHON, need, variables
+from support import TESTS, warm
+from support.frameworks import WARM, variables
 from support.launcher import launched
 
 TRIAL = """
-import json, sys
-sys.path.insert(0, SUPPORT)
+import json
 import torch
 from det_core import pytorch
 from support.trials import Tiny
@@ -38,17 +37,18 @@ if __name__ == "__main__":
 
 def weights(folder: Path, command: list[str], aggregation: int, length: int) -> list[tuple[int, list[float]]]:
     folder.mkdir()
-    code = TRIAL.replace("SUPPORT", repr(str(TESTS)))
-    (folder / "train.py").write_text(code.replace("AGGREGATION", str(aggregation)).replace("LENGTH", str(length)))
-    with launched(command, "train.py", folder=folder, DET_CORE_HOME=str(folder / "home"), **variables()) as job:
+    code = TRIAL.replace("AGGREGATION", str(aggregation)).replace("LENGTH", str(length))
+    (folder / "train.py").write_text(code)
+    env = {**variables(), "DET_CORE_HOME": str(folder / "home"), "PYTHONPATH": str(TESTS)}
+    with launched(command, "train.py", folder=folder, **env) as job:
         assert job.wait() == 0, job.err
     said = [json.loads(line.partition("SAID ")[2]) for line in job.out.splitlines() if "SAID " in line]
     return [(size, found) for size, found, _ in said]
 
 
 def test_two_ranks_with_aggregation_are_one_process_with_all_batches(tmp_path: Path) -> None:
-    need()
-    two = weights(tmp_path / "two", [PYTHON, "-m", "det_core.launch.horovod", "-np", "2"], 2, 2)
-    one = weights(tmp_path / "one", [PYTHON], 4, 4)
+    python = warm.python(WARM)
+    two = weights(tmp_path / "two", [python, "-m", "det_core.launch.horovod", "-np", "2"], 2, 2)
+    one = weights(tmp_path / "one", [python], 4, 4)
     assert [size for size, _ in two] == [2, 2] and two[0] == two[1]
     assert two[0][1] == pytest.approx(one[0][1], rel=1e-6)

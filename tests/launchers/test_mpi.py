@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from support.frameworks import (
     MPI,
     PRINTS,
     assert_all_was_printed,
+    everyone_is_right,
     mpirun,
     need,
     places,
@@ -38,9 +38,8 @@ WAITS = """
 
 
 @pytest.fixture(autouse=True)
-def has_mpi() -> Iterator[None]:
+def has_mpi() -> None:
     need(*MPI.needs)
-    yield
 
 
 def test_every_rank_knows_its_place(tmp_path: Path) -> None:
@@ -107,9 +106,3 @@ def test_one_of_our_launchers_on_each_of_two_machines(hosts: Hosts, tmp_path: Pa
 def passed_on(env: dict[str, str]) -> list[str]:
     """mpirun's options that hand variables on to other machines."""
     return [word for name in env if name not in ("HOME",) for word in ("-x", name)]
-
-
-def everyone_is_right(output: str) -> None:
-    found = told(output)
-    assert sorted(found) == [0, 1, 2, 3], output
-    assert all(ranks == [[*place, SECRET] for place in places(dict.fromkeys(NAMES, 2))] for ranks in found.values())

@@ -1,17 +1,30 @@
-"""The quickstart with DeepSpeed and Horovod: what is tried of FSDP2 in ``tests/trainings``, in their venv."""
+"""The quickstart with DeepSpeed and Horovod: what is tried of FSDP2 in ``tests/trainings``, in their venv, and warm."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from support import frameworks, warm
 from support.person import Person
 from trainings import test_quickstart_frameworks as tried
 from trainings.test_quickstart_frameworks import DEEPSPEED, HOROVOD, Framework, person
 
 __all__ = ["person"]
-FRAMEWORKS = pytest.mark.parametrize("framework", [DEEPSPEED, HOROVOD], ids=lambda f: f.name)
+
+
+@dataclass(frozen=True)
+class Warm(Framework):
+    """One whose launcher and ranks are forked from a process that has the framework."""
+
+    @property
+    def python(self) -> str:
+        return warm.python(frameworks.WARM)
+
+
+FRAMEWORKS = pytest.mark.parametrize("framework", [Warm(**vars(f)) for f in (DEEPSPEED, HOROVOD)], ids=lambda f: f.name)
 
 
 @FRAMEWORKS
@@ -30,5 +43,6 @@ def test_a_model_that_was_kept_is_trained_on(framework: Framework, tmp_path: Pat
 
 
 @FRAMEWORKS
-def test_a_trial_is_paused_and_goes_on(framework: Framework, person: Person) -> None:
+def test_a_trial_is_paused_and_goes_on(framework: Framework, person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", frameworks.variables()["PATH"])  # where DeepSpeed's ninja is
     tried.test_a_trial_is_paused_and_goes_on(framework, person)

@@ -12,21 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from support.frameworks import (
-    FRAMEWORKS,
-    PYTHON,
-    Framework,
-    need,
-    places,
-    told,
-    unprefixed,
-    variables,
-)
+from support.frameworks import FRAMEWORKS, PYTHON, Framework, everyone_is_right, told, unprefixed, variables
 from support.hosts import ADDRESSES, NAMES, SECRET, Hosts
 from support.launcher import Launched, launched, write
 from support.processes import until
 
-PLACES = places(dict.fromkeys(NAMES, 2))
+TORCH = FRAMEWORKS["torch_distributed"]
+EACH = pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS)
 WAITS = """
     import os, signal, sys, time
     got = []
@@ -48,8 +40,7 @@ FAILS = """
 HOLDS = """
     import os, sys, time
     from det_core import core
-    {context}
-    with core.init(distributed=distributed) as ctx:
+    with core.init(distributed=core.DistributedContext.from_torch_distributed()) as ctx:
         ctx.distributed.allgather(0)
         print("ready", flush=True)
         while not os.path.exists("go"):
@@ -77,23 +68,22 @@ def on_both(
 ) -> Iterator[list[Launched]]:
     """A launcher on each machine, with two ranks each; it finds itself among the names of both."""
     named = framework.launcher("--hosts", ",".join(f"{name}:2" for name in NAMES), *options)
+    env = variables_of(folder, secret)
     with ExitStack() as stack:
         yield [
-            stack.enter_context(
-                launched([*hosts.on(number), *named], script, folder=folder, DET_CORE_SECRET=secret, **env(folder))
-            )
+            stack.enter_context(launched([*hosts.on(number), *named], script, folder=folder, **env))
             for number in (1, 2)
         ]
 
 
-def by_number(framework: Framework, hosts: Hosts, number: int, chief: str, *options: str) -> list[str]:
+def by_number(hosts: Hosts, number: int, chief: str) -> list[str]:
     """The words before a script that a launcher runs which knows the machines by their number."""
     place = ["--nnodes", "2", "--node-rank", str(number - 1), "--master-addr", chief, "--master-port", "29600"]
-    return [*hosts.on(number), *framework.launcher(*place, "--nproc-per-node", "2", *options)]
+    return [*hosts.on(number), *TORCH.launcher(*place, "--nproc-per-node", "2")]
 
 
-def env(folder: Path) -> dict[str, str]:
-    return {**variables(), "GLOO_SOCKET_IFNAME": "eth0", "HOME": str(folder)}
+def variables_of(folder: Path, secret: str = SECRET) -> dict[str, str]:
+    return {**variables(), "GLOO_SOCKET_IFNAME": "eth0", "HOME": str(folder), "DET_CORE_SECRET": secret}
 
 
 def ready(jobs: list[Launched]) -> None:
@@ -103,103 +93,76 @@ def ready(jobs: list[Launched]) -> None:
     until(lambda: all(job.linked() for job in jobs))
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_launcher_on_each(hosts: Hosts, tmp_path: Path, name: str) -> None:
-    framework = FRAMEWORKS[name]
-    need(*framework.needs)
+def all_are_right(jobs: list[Launched]) -> None:
+    """The launchers have ended well, and what all ranks have said is right."""
+    assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
+    everyone_is_right(jobs[0].out + jobs[1].out)
+    for job in jobs:
+        assert [line for line in unprefixed(job.err) if not line.startswith("[launcher] ")] == []
+
+
+@EACH
+def test_a_launcher_on_each(hosts: Hosts, tmp_path: Path, framework: Framework) -> None:
     with on_both(framework, hosts, tmp_path, framework.who(tmp_path)) as jobs:
-        assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
-    everyone_is_right(jobs)
+        all_are_right(jobs)
     assert sorted(told(jobs[1].out)) == [2, 3], "each launcher shows its own"
 
 
-@pytest.mark.parametrize("name", ["torch_distributed", "deepspeed"])
-def test_a_launcher_on_each_by_number(hosts: Hosts, tmp_path: Path, name: str) -> None:
-    framework = FRAMEWORKS[name]
-    need(*framework.needs)
-    script = framework.who(tmp_path)
+def test_a_launcher_on_each_by_number(hosts: Hosts, tmp_path: Path) -> None:
     with ExitStack() as stack:
         jobs = [
             stack.enter_context(
                 launched(
-                    by_number(framework, hosts, number, ADDRESSES[0]), script,
-                    folder=tmp_path, DET_CORE_SECRET=SECRET, **env(tmp_path),
+                    by_number(hosts, number, ADDRESSES[0]), TORCH.who(tmp_path),
+                    folder=tmp_path, **variables_of(tmp_path),
                 )
             )
             for number in (1, 2)
         ]  # fmt: skip
-        assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
-    everyone_is_right(jobs)
-
-
-def everyone_is_right(jobs: list[Launched]) -> None:
-    found = told("".join(job.out for job in jobs))
-    assert sorted(found) == [0, 1, 2, 3], [job.err for job in jobs]
-    for ranks in found.values():
-        assert [rank[:2] for rank in ranks] == PLACES
-        assert {rank[2] for rank in ranks} == {SECRET}, "one secret, handed to every rank"
-    for job in jobs:
-        assert unprefixed(job.out) == []
-        assert [line for line in unprefixed(job.err) if not line.startswith("[launcher] ")] == []
+        all_are_right(jobs)
 
 
 def test_a_machine_that_can_bind_any_address_finds_itself(hosts: Hosts, tmp_path: Path) -> None:
-    framework = FRAMEWORKS["torch_distributed"]
-    need(*framework.needs)
     for number in (1, 2):
         hosts.run(number, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind")
-    with on_both(framework, hosts, tmp_path, framework.who(tmp_path)) as jobs:
-        assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
-    everyone_is_right(jobs)
+    with on_both(TORCH, hosts, tmp_path, TORCH.who(tmp_path)) as jobs:
+        all_are_right(jobs)
 
 
 def test_without_a_secret_ranks_do_not_talk_and_are_told_what_to_type(hosts: Hosts, tmp_path: Path) -> None:
-    framework = FRAMEWORKS["torch_distributed"]
-    need(*framework.needs)
-    with on_both(framework, hosts, tmp_path, framework.who(tmp_path), secret="") as jobs:
+    with on_both(TORCH, hosts, tmp_path, TORCH.who(tmp_path), secret="") as jobs:
         assert all(job.wait() for job in jobs)
     for job in jobs:
         assert re.search(r"^\[launcher\]     export DET_CORE_SECRET=[0-9a-f]{64}$", job.err, re.MULTILINE), job.err
         assert "Error: " in job.err and "DET_CORE_SECRET" in job.err.partition("Error: ")[2], job.err
 
 
-@pytest.mark.parametrize("name", ["torch_distributed", "deepspeed"])
 @pytest.mark.parametrize("chief", ["10.77.0.99", "node9"], ids=["where nobody is", "that nobody knows"])
-def test_a_chief_that_cannot_be_reached_is_one_line(hosts: Hosts, tmp_path: Path, name: str, chief: str) -> None:
-    framework = FRAMEWORKS[name]
-    need(*framework.needs)
+def test_a_chief_that_cannot_be_reached_is_one_line(hosts: Hosts, tmp_path: Path, chief: str) -> None:
     script = write(tmp_path, "ok.py", "print('ran')")
-    command = by_number(framework, hosts, 2, chief)
-    with launched(command, script, folder=tmp_path, DET_CORE_SECRET=SECRET, **env(tmp_path)) as job:
+    with launched(by_number(hosts, 2, chief), script, folder=tmp_path, **variables_of(tmp_path)) as job:
         assert job.wait() == 1, job.err
     assert re.fullmatch(rf"\[launcher\] .*{re.escape(chief)}.*\n", job.err) and job.out == "", job.err
 
 
-@pytest.mark.parametrize("name", ["torch_distributed", "horovod"])
-def test_the_secret_is_told_to_nobody_else(hosts: Hosts, tmp_path: Path, name: str) -> None:
-    framework = FRAMEWORKS[name]
-    need(*framework.needs)
-    script = write(tmp_path, "holds.py", HOLDS.format(context=framework.context))
+def test_the_secret_is_told_to_nobody_else(hosts: Hosts, tmp_path: Path) -> None:
     write(tmp_path, "stranger.py", STRANGER)
-    with on_both(framework, hosts, tmp_path, script) as jobs:
+    with on_both(TORCH, hosts, tmp_path, write(tmp_path, "holds.py", HOLDS)) as jobs:
         ready(jobs)
         seen = [*hosts.processes(1).values(), *hosts.processes(2).values()]
         assert len(seen) > 4
         assert not [command for command in seen if SECRET in command]
         assert 12360 in hosts.listening(1), "where the chief waits for other machines"
-        another = "DET_CORE_SECRET=the secret of another job"
-        stranger = [*hosts.on(2), "env", another, PYTHON, "stranger.py", ADDRESSES[0]]
-        with launched(stranger, folder=tmp_path, **env(tmp_path)) as other:
+        stranger = [*hosts.on(2), PYTHON, "stranger.py", ADDRESSES[0]]
+        with launched(stranger, folder=tmp_path, **variables_of(tmp_path, "the secret of another job")) as other:
             assert other.wait() == 1
         assert "Error" in other.err and not any(job.process.poll() for job in jobs), other.err
         (tmp_path / "go").touch()
         assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
 
 
-@pytest.mark.parametrize("name", FRAMEWORKS)
-def test_a_failure_on_the_other_machine_ends_all(hosts: Hosts, tmp_path: Path, name: str) -> None:
-    framework = FRAMEWORKS[name]
-    need(*framework.needs)
+@EACH
+def test_a_failure_on_the_other_machine_ends_all(hosts: Hosts, tmp_path: Path, framework: Framework) -> None:
     script = write(tmp_path, "fails.py", FAILS.format(rank=framework.rank))
     with on_both(framework, hosts, tmp_path, script, "--grace", "4") as jobs:
         ready(jobs)
@@ -212,9 +175,7 @@ def test_a_failure_on_the_other_machine_ends_all(hosts: Hosts, tmp_path: Path, n
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_nothing_outlives_kill_9_on_either(hosts: Hosts, tmp_path: Path, number: int) -> None:
-    framework = FRAMEWORKS["torch_distributed"]
-    need(*framework.needs)
-    with on_both(framework, hosts, tmp_path, write(tmp_path, "waits.py", WAITS)) as jobs:
+    with on_both(TORCH, hosts, tmp_path, write(tmp_path, "waits.py", WAITS)) as jobs:
         ready(jobs)
         os.kill(jobs[number - 1].pid, signal.SIGKILL)
         assert jobs[2 - number].wait() == 1
@@ -222,15 +183,13 @@ def test_nothing_outlives_kill_9_on_either(hosts: Hosts, tmp_path: Path, number:
     assert f"machine {number - 1} (" in jobs[2 - number].err
 
 
-@pytest.mark.parametrize("framework", [FRAMEWORKS["torch_distributed"], FRAMEWORKS["horovod"]], ids=lambda f: f.name)
-@pytest.mark.parametrize("script", ["waits", "holds"])
+@pytest.mark.parametrize(("name", "script"), [("torch_distributed", HOLDS), ("horovod", WAITS)], ids=["holds", "waits"])
 def test_a_cut_cable_ends_all_on_both_sides_within_ten_seconds(
-    hosts: Hosts, tmp_path: Path, framework: Framework, script: str
+    hosts: Hosts, tmp_path: Path, name: str, script: str
 ) -> None:
-    need(*framework.needs)
-    path = write(tmp_path, "s.py", WAITS if script == "waits" else HOLDS.format(context=framework.context))
+    """Ranks that are linked themselves, and ranks that know nothing of each other."""
     try:
-        with on_both(framework, hosts, tmp_path, path, "--grace", "2") as jobs:
+        with on_both(FRAMEWORKS[name], hosts, tmp_path, write(tmp_path, "s.py", script), "--grace", "2") as jobs:
             ready(jobs)
             hosts.cut()
             began = time.monotonic()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support import TESTS
-from support.frameworks import PYTHON, need, variables
+from support.frameworks import PYTHON, WARM, need, variables
 from support.killed import Restarted, disturb, equal_but_for_stops
 
 SCRIPT = """
@@ -60,9 +60,11 @@ if __name__ == "__main__":
 ENV = {"LENGTH": "18", "PYTHONPATH": str(TESTS)}
 
 
-def script(folder: Path, kind: str, ranks: int = 2, **env: str) -> Restarted:
+def script(folder: Path, kind: str, *, cold: bool = True, **env: str) -> Restarted:
+    """On two ranks; cold ones are started by the launcher."""
     need()
-    return Restarted(folder, SCRIPT, ranks, {**variables(), **ENV, "KIND": kind, **env}, PYTHON)
+    found = {**variables(), **ENV, "KIND": kind, **env}
+    return Restarted(folder, SCRIPT, 2, found, PYTHON if cold else None, kind=WARM)
 
 
 def ends(found: Restarted) -> dict[int, str]:
@@ -76,17 +78,17 @@ def joined(found: Restarted) -> list[Any]:
 
 
 def killed_and_stopped_equals_straight(
-    tmp_path: Path, kind: str, rng: random.Random, *, kills: int = 1, rounds: int = 1
+    tmp_path: Path, kind: str, rng: random.Random, *, kills: int = 1, rounds: int = 1, cold: bool = True
 ) -> None:
     """Runs that are killed so many times and then stopped once, each beside one that is left alone."""
     length = 6 + 12 * kills
-    straight = script(tmp_path / "straight", kind, LENGTH=str(length))
+    straight = script(tmp_path / "straight", kind, cold=cold, LENGTH=str(length))
     straight.finish()
     rows = joined(straight)
     assert len(rows) == length * (1 if kind == "pipe" else 2) and len(ends(straight)) == 2
     for n in range(rounds):
         other = disturb(
-            lambda name, n=n: script(tmp_path / f"{n}-{name}", kind, LENGTH=str(length), PACE="0.02"),
+            lambda name, n=n: script(tmp_path / f"{n}-{name}", kind, cold=cold, LENGTH=str(length), PACE="0.02"),
             rng, [*[signal.SIGKILL] * kills, signal.SIGTERM], most=9,
         )  # fmt: skip
         assert joined(other) == rows
@@ -95,9 +97,9 @@ def killed_and_stopped_equals_straight(
         assert ends(other) == ends(straight)
 
 
-def resumed_with_another_number_of_ranks(tmp_path: Path, kind: str) -> None:
+def resumed_with_another_number_of_ranks(tmp_path: Path, kind: str, *, cold: bool = True) -> None:
     """The same records in the same steps: losses as those of two ranks throughout, but for rounding."""
-    straight, changed = (script(tmp_path / name, kind, DROPOUT="0") for name in ("straight", "changed"))
+    straight, changed = (script(tmp_path / name, kind, cold=cold, DROPOUT="0") for name in ("straight", "changed"))
     straight.finish()
     for ranks, length in ((2, "5"), (1, "10"), (2, "18")):
         changed.env["LENGTH"] = length

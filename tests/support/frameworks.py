@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from support.hosts import skip_or_fail
+from support import warm
+from support.hosts import NAMES, SECRET, skip_or_fail
 
 VENV = os.environ.get("FRAMEWORKS_VENV", "")
 PYTHON = f"{VENV}/bin/python"
@@ -102,6 +103,18 @@ def variables() -> dict[str, str]:
     }
 
 
+WARM = warm.Kind(
+    PYTHON,
+    (
+        *("torch.distributed", "torch.utils.data", "numpy", "sklearn.datasets", "horovod.torch", "deepspeed.pipe"),
+        "torch._inductor.compile_fx",  # an engine of ZeRO 1 imports it: 1.6 CPU seconds
+        *("det_core.core", "det_core.client", "det_core.pytorch.deepspeed", "det_core.exec.harness"),
+    ),
+    variables(),
+)
+"""Of the ranks that are forked where neither a launcher nor the start of a framework is the subject."""
+
+
 def mpirun(*options: str) -> list[str]:
     """The words before a script that mpirun starts, with :data:`MPI`'s wrapper before each rank."""
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
@@ -137,6 +150,13 @@ def places(counts: Mapping[str, int]) -> list[list[Any]]:
         for local in range(count):
             found.append([[len(found), size, local, count, machine, len(counts)], host])
     return found
+
+
+def everyone_is_right(output: str) -> None:
+    """Two ranks on each of the two machines have said by :data:`WHO` who they are, and that they have the secret."""
+    expected = [[*place, SECRET] for place in places(dict.fromkeys(NAMES, 2))]
+    assert told(output) == dict.fromkeys(range(4), expected), output
+    assert unprefixed(output) == []
 
 
 PRINTS = r"""

@@ -30,13 +30,20 @@ class Restarted:
         ranks: how many processes.
         env: variables for it.
         python: of another environment, with our launcher for more than one rank; left out, they are warm.
+        kind: the process that warm ones are forked from.
     """
 
     def __init__(
-        self, folder: Path, code: str, ranks: int, env: Mapping[str, str] | None = None, python: str | None = None
+        self,
+        folder: Path,
+        code: str,
+        ranks: int,
+        env: Mapping[str, str] | None = None,
+        python: str | None = None,
+        kind: warm.Kind = warm.HERE,
     ) -> None:
         folder.mkdir(parents=True)
-        self.python = python
+        self.python, self.kind = python, kind
         self.folder, self.home, self.ranks, self.env = folder, folder / "home", ranks, dict(env or {})
         (folder / "script.py").write_text(code)
 
@@ -51,8 +58,8 @@ class Restarted:
                 command = [self.python, *(launcher if size > 1 else []), "script.py"]
                 return subprocess.Popen(command, cwd=self.folder, env=env, stdout=out, stderr=out)
             if size > 1:
-                return Job(["script.py"], size, env=env, cwd=self.folder, stdout=out.fileno())
-            return warm.start(["script.py"], env=env, cwd=self.folder, stdout=out.fileno())
+                return Job(["script.py"], size, env=env, cwd=self.folder, stdout=out.fileno(), kind=self.kind)
+            return warm.start(["script.py"], env=env, cwd=self.folder, stdout=out.fileno(), kind=self.kind)
 
     def wait(self, process: Process) -> int:
         """The status of a start that was sent a signal, once it has ended; a killed script's workers are ended too.

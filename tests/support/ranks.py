@@ -28,6 +28,7 @@ class Ranks:
         env: variables for all of them.
         args: words after the script.
         cold: start each as an interpreter of its own, instead of forking it from a process that has torch.
+        kind: the process that they are forked from.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class Ranks:
         args: tuple[str, ...] = (),
         *,
         cold: bool = False,
+        kind: warm.Kind = warm.HERE,
     ) -> None:
         self.outputs = [folder / f"{script.stem}-{rank}.out" for rank in range(size)]
         self.processes: list[warm.Started | subprocess.Popen[bytes]] = []
@@ -49,7 +51,7 @@ class Ranks:
                     command = [sys.executable, "-u", str(script), *args]
                     self.processes.append(subprocess.Popen(command, env=everything, stdout=out, stderr=out))
                 else:
-                    self.processes.append(warm.start([script, *args], env=everything, stdout=out.fileno()))
+                    self.processes.append(warm.start([script, *args], env=everything, stdout=out.fileno(), kind=kind))
 
     def output(self, rank: int) -> str:
         """What ``rank`` has printed so far."""
@@ -89,13 +91,22 @@ class Job:
         env: all variables, but for those of a launcher.
         cwd: the working directory.
         stdout: a descriptor for the output of all of them.
+        kind: the process that they are forked from.
     """
 
     def __init__(
-        self, argv: Sequence[str | Path], size: int, *, env: Mapping[str, str], cwd: Path | str, stdout: int
+        self,
+        argv: Sequence[str | Path],
+        size: int,
+        *,
+        env: Mapping[str, str],
+        cwd: Path | str,
+        stdout: int,
+        kind: warm.Kind = warm.HERE,
     ) -> None:
         self._ranks = [
-            warm.start(argv, env={**env, **variables}, cwd=cwd, stdout=stdout) for variables in _variables(size)
+            warm.start(argv, env={**env, **variables}, cwd=cwd, stdout=stdout, kind=kind)
+            for variables in _variables(size)
         ]
         self.pid = self._ranks[0].pid
         self._failed = 0
@@ -128,6 +139,7 @@ def watched(
     cwd: Path | str = ".",
     at: str | None = None,
     number: int = signal.SIGTERM,
+    kind: warm.Kind = warm.HERE,
 ) -> str:
     """Run a warm script to its end, which must be a good one; what it printed.
 
@@ -138,11 +150,12 @@ def watched(
         cwd: the working directory.
         at: words; the rank that prints them first sends itself a signal.
         number: the signal.
+        kind: the process that they are forked from.
     """
     before = [TESTS / "support" / "interrupted.py", at, str(int(number))] if at is not None else []
     start = warm.start if size is None else partial(Job, size=size)
     with tempfile.TemporaryFile() as output:
-        job = start([*before, *argv], env={**env, "OMP_NUM_THREADS": "1"}, cwd=cwd, stdout=output.fileno())
+        job = start([*before, *argv], env={**env, "OMP_NUM_THREADS": "1"}, cwd=cwd, stdout=output.fileno(), kind=kind)
         status = job.wait()
         output.seek(0)
         printed = output.read().decode(errors="replace")
@@ -159,11 +172,12 @@ def running(
     env: Mapping[str, str] | None = None,
     args: tuple[str, ...] = (),
     cold: bool = False,
+    kind: warm.Kind = warm.HERE,
 ) -> Iterator[Ranks]:
     """Start ``code`` as a script on ``size`` ranks; whatever still runs at the end is killed."""
     script = folder / f"script-{time.monotonic_ns()}.py"
     script.write_text(textwrap.dedent(code))
-    ranks = Ranks(script, size, folder, env or {}, args, cold=cold)
+    ranks = Ranks(script, size, folder, env or {}, args, cold=cold, kind=kind)
     try:
         yield ranks
     finally:

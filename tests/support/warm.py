@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from support import TESTS, nest
@@ -28,22 +29,53 @@ WITH_TORCH = (
 MODULES = (*(WITH_TORCH if importlib.util.find_spec("torch") else ()), "det_core.core", "det_core.client")
 
 
-class Server:
-    """The server of one test process.
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What a server has loaded.
 
-    Args:
+    Attributes:
+        python: its interpreter.
         modules: what it imports.
+        variables: those that the imports read, beside this process's.
     """
 
-    def __init__(self, modules: Sequence[str] = MODULES) -> None:
+    python: str = sys.executable
+    modules: Sequence[str] = MODULES
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+HERE = Kind()
+# An interpreter that asks for a process of which the server has loaded the rest, and passes signals on to it.
+_PYTHON = """#!{python} -IS
+import array, json, os, signal, socket, sys
+connection = socket.socket(socket.AF_UNIX)
+connection.connect({socket!r})
+request = {{"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "session": False, "python": sys.argv[0]}}
+descriptors = array.array("i", [0, 1, 2])
+connection.sendmsg([json.dumps(request).encode() + b"\\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
+told = connection.makefile("r")
+pid = int(told.readline())
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, lambda number, _: os.kill(pid, number))
+status = int(told.readline())
+sys.exit(status if status >= 0 else 128 - status)
+"""
+
+
+class Server:
+    """A server of one test process."""
+
+    def __init__(self, kind: Kind) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="warm", dir="/tmp")
-        self.path = f"{self._folder.name}/socket"
-        command = [sys.executable, str(TESTS / "support" / "warm_server.py"), self.path, *modules]
+        self.path, self.python = f"{self._folder.name}/socket", Path(self._folder.name, "python")
+        self.python.write_text(_PYTHON.format(python=kind.python, socket=self.path))
+        self.python.chmod(0o755)
+        command = [kind.python, str(TESTS / "support" / "warm_server.py"), self.path, *kind.modules]
         # A process with threads cannot be forked; how many a script has, it says itself.
         single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
         variables = {name: value for name, value in os.environ.items() if not name.startswith("DET_")}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**variables, **single}
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**variables, **kind.variables, **single}
         )
         nest.keep(self._process.pid, children=False)
         assert self._process.stdout is not None and self._process.stdout.readline() == b"ready\n"
@@ -108,7 +140,7 @@ class Started:
         self.send_signal(signal.SIGTERM)
 
 
-_server: Server | None = None
+_servers: dict[Kind, Server] = {}
 
 
 def start(
@@ -120,6 +152,7 @@ def start(
     stdout: int | None = None,
     stderr: int | None = None,
     session: bool = False,
+    kind: Kind = HERE,
 ) -> Started:
     """Start a script in a process that has torch and det_core loaded; the arguments are those of ``subprocess.Popen``.
 
@@ -131,8 +164,9 @@ def start(
         stdout: a descriptor; by default this process's.
         stderr: a descriptor; by default that of stdout.
         session: whether it leads a session of its own.
+        kind: which server forks it.
     """
-    server = _the_server()
+    server = _server_of(kind)
     nothing = os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin
     try:
         out = 1 if stdout is None else stdout
@@ -144,30 +178,34 @@ def start(
             os.close(nothing)
 
 
-def run(argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | str | None = None,
-        ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+def run(
+    argv: Sequence[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | str | None = None,
+    kind: Kind = HERE,
+) -> subprocess.CompletedProcess[str]:  # fmt: skip
     """Run a script to its end, as ``subprocess.run(..., text=True)``; stderr is within stdout."""
     with tempfile.TemporaryFile() as output:
-        status = start(argv, env=env, cwd=cwd, stdout=output.fileno()).wait()
+        status = start(argv, env=env, cwd=cwd, stdout=output.fileno(), kind=kind).wait()
         output.seek(0)
         return subprocess.CompletedProcess(list(map(str, argv)), status, output.read().decode(errors="replace"), "")
 
 
+def python(kind: Kind) -> str:
+    """The path of a ``python`` that runs scripts and modules warm, as does what these start by ``sys.executable``."""
+    return str(_server_of(kind).python)
+
+
 def socket_path() -> str:
     """Where the server listens, for a process that asks it by itself."""
-    return _the_server().path
+    return _server_of(HERE).path
 
 
-def _the_server() -> Server:
-    global _server
-    if _server is None:
-        _server = Server()
-    return _server
+def _server_of(kind: Kind) -> Server:
+    if kind not in _servers:
+        _servers[kind] = Server(kind)
+    return _servers[kind]
 
 
 def close() -> None:
-    """End the server, if it was ever needed."""
-    global _server
-    if _server is not None:
-        _server.close()
-        _server = None
+    """End the servers that were ever needed."""
+    while _servers:
+        _servers.popitem()[1].close()

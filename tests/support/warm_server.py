@@ -2,8 +2,8 @@
 
     python warm_server.py SOCKET MODULE...
 
-A request is a line of JSON (argv, cwd, env, session) with three descriptors (stdin, stdout, stderr). The answers are
-the pid and, once it has ended, the status as subprocess gives it. A script ends with this server.
+A request is a line of JSON (argv, cwd, env, session, maybe python) with three descriptors (stdin, stdout, stderr). The
+answers are the pid and, once it has ended, the status as subprocess gives it. A script ends with this server.
 """
 
 import array
@@ -94,6 +94,7 @@ def become(request, fds):
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    sys.executable = request.get("python", sys.executable)
     tempfile.tempdir = None
     for name in ("random", "numpy.random"):  # torch's seed is the same in every new process, as theirs is not
         if name in sys.modules:

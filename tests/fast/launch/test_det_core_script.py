@@ -9,13 +9,11 @@ import signal
 import time
 from pathlib import Path
 
-import pytest
-
 from support.launcher import TORCH, launched, write
 from support.processes import seconds_in_the_queue
 
 COLLECTIVES = """
-    import os, sys, time
+    import os, time
     from det_core import core
     distributed = core.DistributedContext.from_torch_distributed()
     with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
@@ -26,13 +24,13 @@ COLLECTIVES = """
         preempted = ctx.preempt.should_preempt()
         try:
             for i in range(10**9):
-                getattr(distributed, sys.argv[1])(i)
+                distributed.allgather(i)
                 if i == 20:
                     print("ready", os.getpid())
                 preempted = preempted or ctx.preempt.should_preempt()
         except Exception as e:
             print(f"raised {time.time()} {os.getpid()} {type(e).__name__}: {e}")
-            time.sleep(float(sys.argv[2]))  # as one that cleans up
+            time.sleep(0.5)  # as one that cleans up
             print("preempted", preempted)
             raise
 """
@@ -64,10 +62,9 @@ INVALID = """
 """
 
 
-@pytest.mark.parametrize("collective", ["allgather", "gather", "broadcast"])
-def test_a_killed_rank_is_named_by_the_others_within_2_s(tmp_path: Path, collective: str) -> None:
+def test_a_killed_rank_is_named_by_the_others_within_2_s(tmp_path: Path) -> None:
     write(tmp_path, "collectives.py", COLLECTIVES)
-    with launched(TORCH, "--nproc-per-node", "4", "collectives.py", collective, "0.5", folder=tmp_path) as job:
+    with launched(TORCH, "--nproc-per-node", "4", "collectives.py", folder=tmp_path) as job:
         pids = {rank: int(pid) for rank, pid in job.wait_for(r"\[rank=(\d)\] ready (\d+)", times=4)}
         victim = pids.pop("2")
         queued = {pid: seconds_in_the_queue(pid) for pid in pids.values()}

@@ -105,9 +105,8 @@ def test_a_rank_that_fails_ends_all_with_its_name_and_status(machines: Machines,
         assert len(told) == (node != rank // 2)
 
 
-@pytest.mark.parametrize("victim", ["launcher", "supervisor"])
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_machine_that_is_lost_ends_all(machines: Machines, tmp_path: Path, victim: str, node: int) -> None:
+@pytest.mark.parametrize(("node", "victim"), [(0, "launcher"), (1, "supervisor")])
+def test_a_machine_that_is_lost_ends_all(machines: Machines, tmp_path: Path, node: int, victim: str) -> None:
     machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
     until(lambda: all(job.linked() for job in machines.jobs))
     lost = machines.jobs[node]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import re
-import signal
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -13,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from support import nest, warm
 from support.launcher import TORCH, launched, write
-from support.processes import free_port
+from support.processes import free_port, until
 
 STATE = """
     import json, os, sys
@@ -22,32 +20,28 @@ STATE = """
         json.dump({"argv": sys.argv, "env": dict(os.environ), "python": sys.executable}, f)
     print("hello from", os.environ["RANK"])
 """
-WAITS = """
-    import os, signal, sys, time
-    got = []
-    signal.signal(signal.SIGTERM, lambda n, f: got.append(n))
-    print("ready", os.getpid())
-    while not got:
-        time.sleep(0.01)
-    time.sleep(0.5)  # a second one would come now
-    print("got", len(got))
-"""
 RESTARTS = """
     import os, sys, time
     attempt, rank = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
-    print("attempt", attempt)
+    print("attempt", attempt, flush=True)
+    open("began-" + rank, "w").close()
     if attempt == "0" and rank == "1":
+        while not os.path.exists("began-0"):
+            time.sleep(0.01)
         sys.exit(3)
-    time.sleep(0.3 if attempt == "1" else 60)
+    time.sleep(600 if attempt == "0" else 0)
 """
-STORE = """
-    import sys
-    import torch.distributed as dist
-    dist.init_process_group("gloo")
-    ranks = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, dist.get_rank())
-    print("ranks", ranks)
-    dist.destroy_process_group()
+MEETS = """
+    import os, socket, time
+    place = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    if os.environ["RANK"] == "0":  # as torch's store does
+        with socket.create_server(place) as listener, listener.accept()[0] as peer:
+            peer.sendall(b"of the same job " + os.environ["TEST_JOB"].encode())
+    else:
+        while (s := socket.socket()).connect_ex(place):
+            s.close()
+            time.sleep(0.01)
+        print(s.makefile().read())
 """
 SECRET = "a secret of two machines"
 OF_THE_AGENT = {"MASTER_ADDR", "MASTER_PORT"} | {
@@ -68,8 +62,9 @@ def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: 
         ours = ["--nproc-per-node", "2", "--", "state.py", "ours", "--", "--nproc-per-node", "é ü"]
         job = stack.enter_context(launched(TORCH, *ours, folder=tmp_path))
         module = stack.enter_context(launched(TORCH, "--standalone", "-m", "state", "module", "-m", folder=tmp_path))
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, "theirs"]
-        subprocess.run(torchrun, cwd=tmp_path, check=True, capture_output=True, env=dict(os.environ))
+        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", script, "theirs"]
+        done = warm.run(torchrun, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout
         assert job.wait() == 0
         assert module.wait() == 0
     assert sorted(job.out.splitlines()) == ["[rank=0] hello from 0", "[rank=1] hello from 1"]
@@ -92,53 +87,27 @@ def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: 
         assert mine["env"]["MASTER_ADDR"] == "127.0.0.1" and theirs["env"]["MASTER_ADDR"] in ("127.0.0.1", "localhost")
 
 
-def test_a_signal_reaches_each_script_once_and_all_that_save_give_0(tmp_path: Path) -> None:
-    write(tmp_path, "waits.py", WAITS)
-    with launched(TORCH, "--nproc-per-node", "2", sys.executable, "waits.py", folder=tmp_path) as job:
-        job.wait_for("ready", times=2)
-        os.kill(job.pid, signal.SIGTERM)
-        assert job.wait() == 0
-    assert sorted(job.out.splitlines()[-2:]) == ["[rank=0] got 1", "[rank=1] got 1"]
-    assert job.err == "[launcher] SIGTERM: passed on to 2 ranks, which have 60 s to save and exit\n"
-
-
-def test_a_rank_that_is_killed_gives_the_status_and_its_last_lines(tmp_path: Path) -> None:
-    write(tmp_path, "waits.py", WAITS)
-    (tmp_path / "tmp").mkdir()
-    words = ["--nproc-per-node", "2", "waits.py"]
-    with launched(TORCH, *words, folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
-        job.wait_for("ready", times=2)
-        victim = int(re.findall(r"\[rank=1\] ready (\d+)", job.out)[0])
-        os.kill(victim, signal.SIGKILL)
-        assert job.wait() == 128 + signal.SIGKILL
-    assert job.out.count("got 1") == 1, "the other one gets SIGTERM, once, after some seconds"
-    first, last = job.err.splitlines()
-    assert re.fullmatch(
-        rf"\[launcher\] rank 1 \(pid {victim}, .*failed first, killed by SIGKILL; its last lines:", first
-    )
-    assert last == f"[rank=1] ready {victim}"
-    assert list((tmp_path / "tmp").iterdir()) == [], "no file is left behind"
-
-
 def test_restarts_are_torchruns_with_the_wrapper_before_each_rank(tmp_path: Path) -> None:
     write(tmp_path, "restarts.py", RESTARTS)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
+    before = nest.running()
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     wrapped = ["--no-python", sys.executable, "-m", "det_core.launch.wrap_rank", "RANK", "restarts.py"]
-    with launched([*torchrun, *wrapped], folder=tmp_path) as job:
-        assert job.wait() == 0
-        job.nothing_left()
-    assert sorted(job.out.splitlines()) == [f"[rank={r}] attempt {a}" for r, a in ((0, 0), (0, 1), (1, 0), (1, 1))]
+    done = warm.run([*torchrun, *wrapped], cwd=tmp_path)
+    assert done.returncode == 0, done.stdout
+    until(lambda: nest.running() <= before)
+    said = sorted(line for line in done.stdout.splitlines() if line.startswith("[rank="))
+    assert said == [f"[rank={r}] attempt {a}" for r, a in ((0, 0), (0, 1), (1, 0), (1, 1))]
 
 
 def test_ranks_meet_at_a_port_that_nobody_else_gets(tmp_path: Path) -> None:
-    write(tmp_path, "store.py", STORE)
+    write(tmp_path, "meets.py", MEETS)
     with ExitStack() as stack:
         jobs = [
-            stack.enter_context(launched(TORCH, "--nproc-per-node", "2", "store.py", folder=tmp_path))
+            stack.enter_context(launched(TORCH, "--nproc-per-node", "2", "meets.py", folder=tmp_path))
             for _ in range(2)
         ]  # fmt: skip
         assert [job.wait() for job in jobs] == [0, 0]
-    assert [job.out.count("ranks [0, 1]\n") for job in jobs] == [2, 2]
+    assert [job.out for job in jobs] == [f"[rank=1] of the same job {job.job}\n" for job in jobs]
 
 
 def test_two_machines_know_their_chief_and_share_the_secret(tmp_path: Path) -> None:
