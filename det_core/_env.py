@@ -65,10 +65,6 @@ class Environment:
     """``CUDA_VISIBLE_DEVICES``: which GPUs the profiler reports and the launcher counts."""
     grace: float | None = None
     """``DET_CORE_GRACE``: seconds that a launcher gives scripts to save and exit after a signal."""
-    cache: Path | None = None
-    """``DET_CORE_CACHE``: where this machine keeps copies of checkpoints. None: ``cache`` in ``home``."""
-    cache_bytes: int = 20 << 30
-    """``DET_CORE_CACHE_BYTES``: how many bytes of checkpoints stay there when nobody reads them."""
     master: str | None = None
     """``DET_MASTER``: the address of the master that ``det-core`` and ``det_core.client`` talk to. None: the embedded
     one of ``home``."""
@@ -113,8 +109,6 @@ class Environment:
             command=e.get("DET_CORE_COMMAND") or None,
             cuda_visible_devices=e.get("CUDA_VISIBLE_DEVICES"),
             grace=_number(e, "DET_CORE_GRACE"),
-            cache=Path(e["DET_CORE_CACHE"]).expanduser().absolute() if e.get("DET_CORE_CACHE") else None,
-            cache_bytes=_count(e, "DET_CORE_CACHE_BYTES", cls.cache_bytes, "bytes"),
             master=e.get("DET_MASTER") or None,
             user_token=e.get("DET_USER_TOKEN") or None,
             master_cert=e.get("DET_MASTER_CERT_FILE") or None,

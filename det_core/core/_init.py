@@ -11,11 +11,10 @@ from typing import Any
 from det_core._env import Environment
 from det_core._info import get_cluster_info
 from det_core.core._bare_run import open_bare_run
-from det_core.core._checkpoint import CheckpointCache, CheckpointContext
+from det_core.core._checkpoint import CheckpointContext, RunEvents
 from det_core.core._context import Context
 from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
-from det_core.core._facts import CheckpointFacts
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
 from det_core.core._run import Run, Wanted, close_quietly, recordable, say
@@ -135,7 +134,6 @@ def _compose(
         rank=distributed.rank,
         steps_completed=run.steps_completed,
     )
-    facts = CheckpointFacts(run, tensorboard, retention)
     preempt = PreemptContext(
         distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
         master=run.backend if run.managed else None, signals=not run.managed,
@@ -144,15 +142,13 @@ def _compose(
         for line in run.first_lines:
             say(line)
     _record_start(distributed, run)
-    cached = environment.cache or environment.home / "cache"
     context = Context(
         distributed=distributed,
         checkpoint=CheckpointContext(
-            distributed, run.store, run_id=run.run_id, restart=run.restart, committing=facts.committing,
-            reports=run.journal, registered=facts.registered, deleted=facts.deleted, restored=facts.restored,
-            described=run.backend.checkpoint_metadata, elsewhere=run.elsewhere,
-            cache=CheckpointCache(cached / "checkpoints", environment.cache_bytes), latest=run.latest_checkpoint,
-            deadline=lambda: _deadline(preempt, environment.grace), say=say if chief else logger.debug,
+            distributed, run.store, run_id=run.run_id, restart=run.restart,
+            events=RunEvents(run, tensorboard, retention), latest=run.latest_checkpoint, elsewhere=run.elsewhere,
+            scratch=environment.home / "scratch", deadline=lambda: _deadline(preempt, environment.grace),
+            say=say if chief else logger.debug,
         ),
         preempt=preempt,
         train=TrainContext(distributed, run.journal, run.backend, tensorboard),

@@ -51,7 +51,7 @@ def as_ranks(size: int, work: Callable[[core.DistributedContext], T]) -> list[T]
     return [results[rank] for rank in range(size)]
 
 
-def once_it_waits(do: Callable[[], object], file: str = "_latch.py") -> None:
+def once_it_waits(do: Callable[[], object], file: str = "threading.py") -> None:
     """Have ``do`` called, in another thread, once this one waits in ``file``: by then it is not to go on by itself."""
     waiter = threading.get_ident()
 

@@ -171,7 +171,7 @@ def test_a_failure_of_one_rank_reaches_all_once(job: Job, failing: int, then: st
     def work(context: CheckpointContext, rank: int) -> tuple[str, str]:
         disk = FaultyDisk("the disk", 0)
         if rank == failing:
-            context._writer._store = DirectoryStore(job.store, disk=disk)
+            context._store = DirectoryStore(job.store, disk=disk)
         with context.store_path(STEPS, shard=True, blocking=False) as (path, failed):
             (path / str(rank)).write_text("x")
             disk.at = disk.calls + 5
@@ -203,7 +203,7 @@ def test_a_call_of_one_rank_fails_for_every_n(job: Job, tmp_path: Path) -> None:
 
         def work(context: CheckpointContext, rank: int, at: int = at, disk: FaultyDisk = disk) -> None:
             if rank == at % 2:
-                context._writer._store = DirectoryStore(job.store, disk=disk, patience=1.0)
+                context._store = DirectoryStore(job.store, disk=disk, patience=1.0)
             context.upload(tmp_path / str(at) / f"s{rank}", STEPS, shard=True, blocking=False, consume=True)
 
         errors = job.errors(2, work)
@@ -266,7 +266,7 @@ def test_it_is_refused_on_all_ranks_or_on_none(job: Job) -> None:
 
     def work(context: CheckpointContext, rank: int) -> str:
         if rank == 0:
-            context._writer._registered = lambda record: slow.wait()  # type: ignore[assignment,return-value]
+            context._events.committed = lambda record: slow.wait()  # type: ignore[assignment,method-assign,return-value]
         with context.store_path(STEPS, shard=True, blocking=False) as (path, storage_id):
             (path / str(rank)).write_text("x")
         with pytest.raises(CheckpointBusy, match=storage_id):

@@ -143,7 +143,7 @@ def test_a_download_leaves_whole_files(existing: bool, how: str, memory: Path) -
 def test_a_restore_that_fails_says_so(memory: Path) -> None:
     for work, old, recorder, _ in every_call_fails_once(restore, memory, "EIO"):
         assert listed(work / "store") == [old]
-        assert bool(recorder.restored) == (work / "restored").exists(), "only the mark that it is in use may fail"
+        assert bool(recorder.restores) == (work / "restored").exists(), "only the mark that it is in use may fail"
 
 
 def test_a_delete_unlists_first(memory: Path) -> None:
