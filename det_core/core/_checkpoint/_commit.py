@@ -264,6 +264,7 @@ class Commits:
         self._ordinals = itertools.count(1)
         self._last: CheckpointHandle | None = None
         self._newest: Header | None = None
+        self._told_empty = False
         self._pid = os.getpid()
 
     def admit(self, together: Together, if_busy: str) -> None:
@@ -323,6 +324,9 @@ class Commits:
             steps_completed=check_steps(metadata),
             storage_id=staging.storage_id,
         )
+        if not files and not self._told_empty:
+            self._told_empty = True
+            log.warning("checkpoint %s is empty: no file was written into its folder", staging.storage_id)
         self._events.committing(staging.storage_id)
         manifest = staging.commit(files, directories, metadata, header)
         self._newest = header
@@ -350,7 +354,7 @@ class Commits:
         last.drop()
         announced = False
         try:
-            while not last._over.wait(LOOK):
+            while not last.done:
                 until = self._deadline()
                 if until is not None and not announced:
                     announced = True
@@ -360,6 +364,7 @@ class Commits:
                     last.stop(CheckpointError("the time that was left to save it is over"))
                     last._over.wait(STOPPING)
                     break
+                last._over.wait(LOOK)
             if last.done and last._thread is not None:
                 last._thread.join()
         except BaseException as e:

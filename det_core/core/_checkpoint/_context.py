@@ -340,8 +340,8 @@ class CheckpointContext:
         self._check()
         if storage_id is None:
             raise ValueError(
-                "restore_path(None): there is no checkpoint to start from. Use ctx.checkpoint.resume(), which gives "
-                "None in a new run"
+                "restore_path(storage_id=None): there is no checkpoint to start from. Use ctx.checkpoint.resume(), "
+                "which gives None in a new run"
             )
         with self._reader.restore_path(storage_id, download_mode, selector, only_listed=only_listed) as path:
             yield path

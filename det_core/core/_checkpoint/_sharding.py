@@ -1,4 +1,4 @@
-"""What several ranks do together: steps in which all raise if one does, and one checkpoint that each brings a part of."""
+"""What ranks do together: steps in which all raise if one does, and one checkpoint of which each brings a part."""
 
 from __future__ import annotations
 
