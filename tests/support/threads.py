@@ -52,7 +52,7 @@ def as_ranks(size: int, work: Callable[[core.DistributedContext], T]) -> list[T]
 
 
 def once_it_waits(do: Callable[[], object], file: str = "_commit.py") -> None:
-    """Have ``do`` called, in another thread, once a function of ``file`` waits in this one: it is not to go on alone."""
+    """Have ``do`` called, in another thread, once ``file`` waits in this one, so that it is not to go on alone."""
     waiter = threading.get_ident()
 
     def waits() -> bool:

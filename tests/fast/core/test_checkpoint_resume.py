@@ -20,7 +20,6 @@ def save(ctx: core.Context, step: int) -> str:
 def saved(count: int) -> tuple[list[str], Path]:
     """The ids of a run's checkpoints, and the folder that they lie in."""
     with core.init(name="r") as ctx:
-        assert ctx.checkpoint is not None
         with ctx.checkpoint.resume() as path:
             assert path is None
         ids = [save(ctx, step) for step in range(1, count + 1)]
@@ -64,16 +63,16 @@ def test_it_never_begins_anew_where_there_is_something(what: str) -> None:
     for storage_id in ids:
         flip(store / storage_id / what)
     with core.init(name="r", resume="latest") as ctx:
-        with pytest.raises(CheckpointCorrupt, match="no checkpoint of run .* is whole: ") as caught:
+        with pytest.raises(CheckpointCorrupt, match=r"no checkpoint of run .* is whole: ") as caught:
             with ctx.checkpoint.resume():
                 raise AssertionError("the block was entered")
         assert all(storage_id in str(caught.value) for storage_id in ids)
 
 
 def test_what_was_deleted_is_no_reason_not_to_begin() -> None:
-    ids, store = saved(1)
+    (storage_id,), _ = saved(1)
     with core.init(name="r", resume="latest") as ctx:
-        ctx.checkpoint.delete(ids[0])
+        ctx.checkpoint.delete(storage_id)
     with core.init(name="r", resume="latest") as ctx, ctx.checkpoint.resume() as path:
         assert path is None
 
