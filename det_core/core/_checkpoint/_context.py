@@ -506,7 +506,8 @@ class CheckpointContext:
                 if before is not None:
                     self._say(f"checkpoint {storage_id} is passed over, and {before}, the one before, is taken: {e}")
                 storage_id = before
-        passed += self._on_chief(mode, self._unreadable)
+        if self._restart:
+            passed += self._on_chief(mode, self._unreadable)
         if passed:
             raise CheckpointCorrupt(f"no checkpoint of run {self._run_id} is whole: {'; '.join(passed)}")
         return None

@@ -33,6 +33,7 @@ class Snapshots:
         import torch
 
         copies: dict[int, Any] = {}
+        devices: set[Any] = set()
         memo: dict[int, Any] = {}
         for tensor in _tensors(state, torch.Tensor):
             if not _is_dense(tensor, torch):
@@ -43,8 +44,10 @@ class Snapshots:
             kept = copies.get(storage._cdata)
             if kept is None:
                 kept = copies[storage._cdata] = self._memory(len(copies), storage.nbytes(), torch)
-                kept.copy_(storage, non_blocking=True)
-                if storage.device.type == "cpu":  # where deepcopy looks for what other objects have of it
+                kept.copy_(storage, non_blocking=storage.device.type == "cuda")
+                if storage.device.type == "cuda":
+                    devices.add(storage.device)
+                elif storage.device.type == "cpu":  # where deepcopy looks for what other objects have of it
                     memo.setdefault("torch", {})[storage._cdata] = kept  # type: ignore[call-overload]
             found = torch.empty(0, dtype=tensor.dtype)
             found.set_(kept, tensor.storage_offset(), tensor.size(), tensor.stride())
@@ -55,8 +58,8 @@ class Snapshots:
             memo[id(tensor)] = found
         del self._kept[len(copies) :]
         result = copy.deepcopy(state, memo)
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            torch.cuda.synchronize()  # the copies are on their way until then
+        for device in devices:
+            torch.cuda.synchronize(device)  # the copies are on their way until then
         return result
 
     def _memory(self, number: int, size: int, torch: Any) -> Any:

@@ -54,9 +54,7 @@ def on_ranks(size: int, folder: Path, work: Callable[[CheckpointContext, int], A
 
 
 @pytest.mark.parametrize(("size", "mode"), [(1, NO), (3, DownloadMode.LocalWorkersShareDownload)])
-def test_the_ranks_of_a_machine_fetch_each_file_once(
-    size: int, mode: DownloadMode, stored: str, tmp_path: Path
-) -> None:
+def test_a_machine_fetches_each_file_once(size: int, mode: DownloadMode, stored: str, tmp_path: Path) -> None:
     paths: list[Path] = []
 
     def work(context: CheckpointContext, rank: int) -> dict[str, bytes]:

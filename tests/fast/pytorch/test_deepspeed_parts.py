@@ -31,6 +31,7 @@ from det_core.pytorch.deepspeed import (
 )
 from det_core.pytorch.deepspeed._checkpoint import Shards
 from det_core.storage import DirectoryStore
+from support.checkpoints import Recorder
 from support.trials import Numbers
 
 BASE = {"train_batch_size": 16, "optimizer": {"type": "Adam", "params": {"lr": 0.1, "betas": [0.9, 0.99]}}, "fp16": {}}
@@ -257,9 +258,8 @@ def test_whose_a_checkpoint_is(tmp_path: Path, reader: str, own: bool) -> None:
 
     def context_of(run_id: str) -> core.CheckpointContext:
         return core.CheckpointContext(
-            alone, DirectoryStore(tmp_path / "store"), run_id=run_id, restart=0, registered=lambda _: None,
-            deleted=lambda *_: None, restored=lambda *_: None,
-        )  # fmt: skip
+            alone, DirectoryStore(tmp_path / "store"), run_id=run_id, restart=0, events=Recorder()
+        )
 
     with contextlib.closing(context_of("7.a")) as writes, contextlib.closing(context_of(reader)) as reads:
         with writes.store_path({"steps_completed": 1}) as (path, storage_id):
