@@ -67,7 +67,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         path = wanted.environment.home / "runs" / opened.run_id
         path.mkdir(parents=True, exist_ok=True)
     store = wanted.store or _own_store(path)
-    length, units = wanted.length
+    length, units = wanted.length if wanted.max_length is not None else (None, None)
     return Run(
         run_id=opened.run_id,
         restart=opened.restart,
