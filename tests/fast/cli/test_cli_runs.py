@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas
 import pytest
 
 from det_core import core
@@ -115,6 +114,8 @@ def test_ranks_that_disagree_are_told_of(home: Path) -> None:
 
 
 def test_export_csv(home: Path) -> None:
+    import pandas
+
     rich_run(home)
     text = det_core("runs", "export", "latest", "--format", "csv", "--group", "training").stdout
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -160,6 +161,8 @@ def test_export_parquet(home: Path, tmp_path: Path) -> None:
     rich_run(home)
     target = tmp_path / "out.parquet"
     det_core("runs", "export", "latest", "-f", "parquet", "-o", target, "--batches")
+    import pandas
+
     frame = pandas.read_parquet(target)
     assert len(frame) == 17
     training = frame[(frame["group"] == "training") & frame["batch"].isna()]

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 
 from det_core import client
@@ -52,6 +51,8 @@ def test_a_run_says_what_it_is(home: Path) -> None:
 
 
 def test_metrics_are_a_data_frame(home: Path) -> None:
+    import pandas
+
     frame = rich_run(home).metrics("training")
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame.columns) == [
