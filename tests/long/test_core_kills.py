@@ -55,7 +55,7 @@ def test_every_call_of_a_download(existing: bool, how: str, memory: Path) -> Non
     faults.test_a_download_leaves_whole_files(existing, how, memory)
 
 
-@pytest.mark.parametrize("name", ["upload", "store_path_in_background"])
+@pytest.mark.parametrize("name", ["upload_in_background", "store_path", "store_path_in_background"])
 def test_death_at_every_call(name: str, memory: Path) -> None:
     faults.test_death_at_every_call(name, memory)
 

@@ -1,9 +1,9 @@
 """``python -m support.sharding WHAT STORAGE FOLDER [MORE]``, on each rank: save or restore a model that FSDP shards.
 
-``STORAGE`` is a ``checkpoint_storage`` in JSON, and ``FOLDER`` this machine's. ``save WAY``: train a little, save by
-``store_path``, ``begin`` or ``async``, and print the storage_id and a digest of what was saved. ``restore ID``: restore
-into a model that differs, and print its digest; a directory is also read as if it were none. ``fail``: one rank cannot
-write.
+``STORAGE`` is a ``checkpoint_storage`` in JSON, and ``FOLDER`` this machine's. ``save WAY [fail]``: train a little,
+save by ``store_path`` or ``async``, and print the storage_id and a digest of what was saved; then, if asked for, one
+rank cannot write. ``restore ID``: restore into a model that differs, and print its digest; a directory is also read as
+if it were none.
 """
 
 from __future__ import annotations
@@ -79,14 +79,8 @@ def save(context: CheckpointContext, way: str) -> None:
     if way == "async":
         return save_while_training(context, training)
     before = digest(training.state())
-    if way == "store_path":
-        with context.store_path(STEPS, shard=True) as (path, storage_id):
-            dcp.save(training.state(), checkpoint_id=path)
-    else:
-        handle = context.begin(STEPS, shard=True)
-        dcp.save(training.state(), checkpoint_id=handle.path)
-        handle.commit()
-        storage_id = handle.storage_id
+    with context.store_path(STEPS, shard=True) as (path, storage_id):
+        dcp.save(training.state(), checkpoint_id=path)
     print("saved", storage_id, before, flush=True)
 
 
@@ -157,13 +151,13 @@ def main(what: str, where: str, here: str, *more: str) -> None:
     with core.DistributedContext.from_torch_distributed() as distributed:
         context = Recorder().context(distributed, Path(here), store=store)
         if what == "save":
-            save(context, *more)
+            save(context, more[0])
+            if "fail" in more:
+                fail(context)
         elif what == "restore":
             restore(context, *more)
             if isinstance(storage, str):
                 restore_from_elsewhere(distributed, more[0], Path(storage))
-        else:
-            fail(context)
         context.close()
         store.close()
         distributed.allgather(None)

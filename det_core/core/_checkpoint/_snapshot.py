@@ -20,6 +20,8 @@ class Snapshots:
 
     def __init__(self) -> None:
         self._kept: list[Any] = []
+        self._made: dict[Any, Any] = {}
+        """The tensors on it, to be used again: making one takes longer than a small copy."""
 
     def take(self, state: Any) -> Any:
         """A deep copy of a state, with its tensors on the CPU; what is changed afterwards does not reach it.
@@ -34,6 +36,7 @@ class Snapshots:
 
         copies: dict[int, Any] = {}
         devices: set[Any] = set()
+        made: dict[Any, Any] = {}
         memo: dict[int, Any] = {}
         for tensor in _tensors(state, torch.Tensor):
             if not _is_dense(tensor, torch):
@@ -49,14 +52,12 @@ class Snapshots:
                     devices.add(storage.device)
                 elif storage.device.type == "cpu":  # where deepcopy looks for what other objects have of it
                     memo.setdefault("torch", {})[storage._cdata] = kept  # type: ignore[call-overload]
-            found = torch.empty(0, dtype=tensor.dtype)
-            found.set_(kept, tensor.storage_offset(), tensor.size(), tensor.stride())
-            if type(tensor) is torch.nn.Parameter:
-                found = torch.nn.Parameter(found, tensor.requires_grad)
-            elif tensor.requires_grad:
-                found.requires_grad_()
-            memo[id(tensor)] = found
+            shape = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+            key = (kept._cdata, *shape, type(tensor), tensor.requires_grad)
+            found = self._made.get(key) if key not in made else None  # two tensors stay two
+            made[key] = memo[id(tensor)] = _view(torch, kept, *key[1:]) if found is None else found
         del self._kept[len(copies) :]
+        self._made = made
         result = copy.deepcopy(state, memo)
         for device in devices:
             torch.cuda.synchronize(device)  # the copies are on their way until then
@@ -69,6 +70,18 @@ class Snapshots:
         elif self._kept[number].nbytes() != size:
             self._kept[number] = torch.UntypedStorage(size)
         return self._kept[number]
+
+
+def _view(
+    torch: Any, storage: Any, dtype: Any, offset: int, size: Any, stride: Any, kind: type, requires_grad: bool
+) -> Any:
+    """A tensor on a storage."""
+    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+    return (
+        torch.nn.Parameter(tensor, requires_grad)
+        if kind is torch.nn.Parameter
+        else tensor.requires_grad_(requires_grad)
+    )
 
 
 def _tensors(state: Any, kind: type) -> Iterator[Any]:
