@@ -1,13 +1,10 @@
-"""What every backend must do, as tests that a third party runs on its own.
+"""What every backend must do, as tests to inherit.
 
 ::
 
     class TestMyBackend(BackendSuite):
         @contextmanager
         def opened(self, folder, lengths): ...; yield BackendCase(backend, journal, preempt)
-
-The suite needs no test framework: each method that begins with ``test_`` takes an empty folder and raises
-AssertionError if the backend is wrong. pytest runs it as it stands (the argument has the name of its fixture).
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
-"""What every engine must do, as tests that a third party runs on its own.
+"""What every engine must do, as tests to inherit.
 
 ::
 
     class TestMyEngine(EngineSuite):
         def make_engine(self, home, slots): return MyEngine(home, slots)
 
-The suite needs no test framework: each method that begins with ``test_`` takes an empty folder and raises
-AssertionError if the engine is wrong. pytest runs it as it stands (the argument has the name of its fixture). The
-engine has to run its allocations on this machine, with ``sh`` and ``python``.
+The engine has to run its allocations on this machine, with ``sh`` and ``python``.
 """
 
 from __future__ import annotations
