@@ -99,7 +99,7 @@ class Environment:
         """
         e = os.environ if environ is None else environ
         return cls(
-            home=Path(e["DET_CORE_HOME"]).expanduser().absolute() if e.get("DET_CORE_HOME") else _default_home(),
+            home=_folder(e, "DET_CORE_HOME") or _default_home(),
             resume=e.get("DET_CORE_RESUME") or None,
             secret=_secret(e),
             timeout=_number(e, "DET_CORE_TIMEOUT"),
@@ -141,6 +141,15 @@ def inherited() -> dict[str, str]:
 def tell_local_rank(local_rank: int) -> None:
     """Set LOCAL_RANK where the launcher has not: DeepSpeed's engines read nothing else."""
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
+
+
+def _folder(e: Mapping[str, str], name: str) -> Path | None:
+    if not (text := e.get(name)):
+        return None
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # as expanduser() puts it
+        raise ValueError(f"{name}={text}: {text.partition('/')[0]} has no home directory") from None
 
 
 def _default_home() -> Path:

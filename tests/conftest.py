@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
 import signal
@@ -94,8 +93,6 @@ def nothing_leaks() -> Iterator[None]:
     with nest.nested():
         yield
     deadline = time.monotonic() + 60  # threads that are about to end may wait for a processor
-    if _leaks(threads, files):
-        gc.collect()  # s3fs closes its connections with the file system, which is part of a cycle
     while (leaked := _leaks(threads, files)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not leaked, f"the test leaves behind: {', '.join(leaked)}"

@@ -17,7 +17,7 @@ from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
-from det_core.core._run import Run, Wanted, close_quietly, recordable, say
+from det_core.core._run import Run, Wanted, close_quietly, recordable, say, without_our_frames
 from det_core.core._searcher import SearcherContext, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
@@ -29,6 +29,7 @@ TIME_TO_END = 3.0
 """Seconds of the grace that are kept for what comes after checkpoints when a process ends; less of a short one."""
 
 
+@without_our_frames
 def init(
     *,
     distributed: DistributedContext | None = None,
@@ -78,7 +79,8 @@ def init(
         MasterError: this is a trial of an experiment, and its master does not answer, or refuses.
 
     In a trial of an experiment the master says what ``name``, ``resume``, ``metric``, ``smaller_is_better`` and
-    ``hparams`` say elsewhere, and they are not looked at; nor is ``max_length``, if the experiment's configuration has
+    ``hparams`` say elsewhere, and they are not looked at (a ``smaller_is_better=False`` that the configuration
+    contradicts is warned of); nor is ``max_length``, if the experiment's configuration has
     one.
     ``checkpoint_storage``, left out, is that of the configuration.
     """

@@ -141,7 +141,10 @@ class RunSummary:
 
     @property
     def last_start(self) -> dict[str, Any]:
-        """What run.json says of the newest start: time, host, pid, argv, cwd and git, as far as it does."""
+        """What run.json says of the newest start: time, host, pid, argv, cwd and git, as far as it does.
+
+        Earlier versions said ``argv`` and ``cwd`` once, of the run.
+        """
         starts = [start for start in self.info.get("restarts", []) if isinstance(start, dict)]
         return {"argv": self.info.get("argv", []), "cwd": self.info.get("cwd"), **(starts[-1] if starts else {})}
 

@@ -23,9 +23,9 @@ from support.stored import run_with_checkpoints
 
 
 def rich_run(home: Path) -> str:
-    folder = RunFolder.create(home, name="/work/train.py", argv=["python", "train.py", "a b"])
+    folder = RunFolder.create(home, name="/work/train.py")
     for restart in range(2):
-        folder.begin_restart()
+        folder.begin_restart({"argv": ["python", "train.py", "a b"]})
         journal = Journal(folder.path, run_id=folder.run_id, restart=restart, rank=0)
         for step in range(1 + 2 * restart, 4 + 2 * restart):
             metrics = {"loss": 1 / step, "acc": {"top1": step, "bad": -math.inf}, "words": ["a", "b"]}

@@ -28,7 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     "tensorboard": {"core"},
     "accelerated": {"core", "_training"},
     "exec": {"pytorch", "config"},
-    "testing": {"backend", "core", "journal", "search", "storage", "ipc", "master"},
+    "testing": {"search"},
     "client": {"config", "journal", "storage", "core"},
     "master": {"config", "search", "journal", "storage"},
     "cli": {"backend", "client", "config", "core", "journal", "search", "storage"},

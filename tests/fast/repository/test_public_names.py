@@ -74,7 +74,7 @@ PUBLIC = {
         METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
         SearcherEventRow Store TokenRow TrialRow
     """,
-    "det_core.testing": "BackendCase BackendSuite EngineSuite SearchSuite",
+    "det_core.testing": "SearchSuite",
 }
 
 
