@@ -204,6 +204,6 @@ def _check(
             raise ValueError(f"{argument}={value!r}: expected a text that is not empty, or None")
     if distributed is None and (ranks := launched_ranks(environment)) is not None:
         raise ValueError(
-            f"{ranks.launcher} started {ranks.numbers['size']} processes, so core.init() needs to know the ranks: "
-            f"core.init(distributed={ranks.line}), or core.DistributedContext.detect() for any launcher"
+            f"{ranks.launcher.command} started {ranks.numbers['size']} processes, so core.init() needs to know the "
+            f"ranks: core.init(distributed={ranks.launcher.line}), or core.DistributedContext.detect() for any launcher"
         )
