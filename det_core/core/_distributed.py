@@ -424,13 +424,11 @@ class _SoloLane:
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
 
-    def gather(self, obj: Any, *, timeout: float | None = None) -> list[Any] | None:
-        self._check()
-        return [obj]
-
     def allgather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
         self._check()
         return [obj]
+
+    gather = allgather
 
     def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
         self._check()
