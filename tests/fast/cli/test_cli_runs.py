@@ -56,6 +56,18 @@ def test_list(home: Path) -> None:
     assert "'x' is not a number" in det_core("runs", "list", "--limit", "x", check=2).stderr
 
 
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_list_passes_over_a_journal_that_is_no_file(home: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    other, damaged = one_run(home), one_run(home)
+    path = damaged.path / "journal-0-0.jsonl"
+    path.unlink()
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    rows = {row["run_id"]: row["state"] for row in json.loads(det_core("runs", "list", "--json").stdout)}
+    assert rows == {other.run_id: "completed", damaged.run_id: "died"}
+    assert len(det_core("runs", "list").stdout.splitlines()) == 3
+    assert f"{path} is no file, and is passed over" in caplog.text
+
+
 def test_show(home: Path) -> None:
     run_id = rich_run(home)
     text = det_core("runs", "show", run_id[:12]).stdout

@@ -400,3 +400,13 @@ def test_a_run_leaves_the_checkpoints_of_others_in_its_storage(home: Path, tmp_p
     every = client.checkpoints(storage=tmp_path / "shared")
     assert [c.steps_completed for c in every] == [3, 3]
     assert len(every.run_ids()) == 2
+
+
+def test_a_store_that_refuses_every_delete_fails_no_run(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    def refuse(store: DirectoryStore, storage_id: str, *_: Any) -> None:
+        raise StorageError(28, f"checkpoint store {store.root}: cannot delete {storage_id}: No space left on device")
+
+    monkeypatch.setattr(DirectoryStore, "delete", refuse)
+    run_id, _ = train(3, retention=core.KeepLatest(1))
+    assert client.run(run_id).state == "completed"
+    assert [c.steps_completed for c in client.checkpoints()] == [1, 2, 3]

@@ -41,7 +41,9 @@ def test_more_ranks_need_a_distributed_context(monkeypatch: pytest.MonkeyPatch) 
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     with pytest.raises(
-        ValueError, match=r"core\.init\(distributed=core\.DistributedContext\.from_torch_distributed\(\)\)"
+        ValueError,
+        match=r"core\.init\(distributed=core\.DistributedContext\.from_torch_distributed\(\)\), or "
+        r"core\.DistributedContext\.detect\(\) for any launcher",
     ):
         core.init()
 
