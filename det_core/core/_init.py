@@ -80,8 +80,7 @@ def init(
 
     In a trial of an experiment the master says what ``name``, ``resume``, ``metric``, ``smaller_is_better`` and
     ``hparams`` say elsewhere, and they are not looked at (a ``smaller_is_better=False`` that the configuration
-    contradicts is warned of); nor is ``max_length``, if the experiment's configuration has
-    one.
+    contradicts is warned of); nor is ``max_length``, if the experiment's configuration has one.
     ``checkpoint_storage``, left out, is that of the configuration.
     """
     environment = Environment.read()
