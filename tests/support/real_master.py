@@ -47,7 +47,8 @@ class RealMaster:
 
     def __init__(self, home: Path, *options: str) -> None:
         self.home = home
-        schema.place(home / "master" / "master.db")
+        if "--db" not in options:
+            schema.place(home / "master" / "master.db")
         self._options = options
         self.start()
 
