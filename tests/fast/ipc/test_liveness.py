@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import textwrap
 import time
 from pathlib import Path
@@ -115,6 +117,81 @@ PREAMBLE = """
     lane = links.lane("user")
     lane.allgather(0)
 """
+
+
+SUSPENDED = """
+    links.close()  # of PREAMBLE
+    from det_core.ipc import _membership
+    _membership.WARN_AFTER = 1.5
+    links = connect(rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None,
+                    port=int(os.environ["PORT"]))
+    lane = links.lane("user")
+    print("ready", flush=True)
+    for turn in range(10**9):
+        if lane.allgather(os.path.exists("stop"))[0]:
+            break
+    print("over", flush=True)
+    links.close()
+"""
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_suspended_rank_is_named_once_and_so_is_its_return(
+    tmp_path: Path, stopped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each of the others: the first word comes after ten seconds, here after 1.5."""
+    monkeypatch.chdir(tmp_path)
+    others = [rank for rank in range(3) if rank != stopped]
+    with running(PREAMBLE + SUSPENDED, 3, tmp_path, env={"PORT": str(free_port())}) as ranks:
+        ranks.wait_for("ready")
+        os.kill(ranks.processes[stopped].pid, signal.SIGSTOP)
+        ranks.wait_for("has waited for", ranks=others)
+        os.kill(ranks.processes[stopped].pid, signal.SIGCONT)
+        ranks.wait_for("is back after", ranks=others)
+        (tmp_path / "stop").touch()
+        assert ranks.wait() == [0, 0, 0]
+        for rank in others:
+            (warning,) = re.findall(r".* has waited for .*", ranks.output(rank))
+            assert f"for rank {stopped} (" in warning and "last call heard of: allgather (call" in warning
+
+
+def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 cannot read for a moment, so the chief's word of rank 5 stands in a queue that would end with it."""
+    monkeypatch.chdir(tmp_path)
+    script = (
+        PREAMBLE.replace("port=", "insecure=True, force_tcp=True, port=")
+        + """
+    print("ready", flush=True)
+    try:
+        if rank == 0:
+            while not os.path.exists("suspended"):
+                time.sleep(0.01)
+            lane.broadcast(bytes(30_000_000))
+            print("sent", flush=True)
+        while True:
+            links.everyone.raise_if_broken()
+            time.sleep(0.001)
+    except DetCoreError as e:
+        print(type(e).__name__, e, flush=True)
+        if rank == 2:
+            time.sleep(0.5)  # long enough for a chief that does not wait to be gone
+            print("a moment later", flush=True)
+        os._exit(0)
+    """
+    )
+    with running(script, 8, tmp_path, env={"PORT": str(free_port())}) as ranks:
+        ranks.wait_for("ready")
+        os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+        (tmp_path / "suspended").touch()
+        ranks.wait_for("sent", ranks=[0])
+        ranks.processes[5].kill()
+        ranks.wait_for("a moment later", ranks=[2])
+        os.kill(ranks.processes[1].pid, signal.SIGCONT)
+        for rank in {*range(8)} - {5}:
+            assert ranks.processes[rank].wait() == 0
+            assert "PeerLost rank 5 (" in ranks.output(rank), ranks.output(rank)
 
 
 def test_a_rank_that_exits_without_closing(tmp_path: Path) -> None:
