@@ -67,10 +67,6 @@ class Environment:
     """``CUDA_VISIBLE_DEVICES``: which GPUs the profiler reports and the launcher counts."""
     grace: float | None = None
     """``DET_CORE_GRACE``: seconds that a launcher gives scripts to save and exit after a signal."""
-    cache: Path | None = None
-    """``DET_CORE_CACHE``: where this machine keeps copies of checkpoints. None: ``cache`` in ``home``."""
-    cache_bytes: int = 20 << 30
-    """``DET_CORE_CACHE_BYTES``: how many bytes of checkpoints stay there when nobody reads them."""
     master: str | None = None
     """``DET_MASTER``: the address of the master that ``det-core`` and ``det_core.client`` talk to. None: the embedded
     one of ``home``."""
@@ -105,7 +101,7 @@ class Environment:
         """
         e = os.environ if environ is None else environ
         return cls(
-            home=Path(e["DET_CORE_HOME"]).expanduser().absolute() if e.get("DET_CORE_HOME") else _default_home(),
+            home=_folder(e, "DET_CORE_HOME") or _default_home(),
             resume=e.get("DET_CORE_RESUME") or None,
             secret=_secret(e),
             timeout=_number(e, "DET_CORE_TIMEOUT"),
@@ -115,8 +111,6 @@ class Environment:
             command=e.get("DET_CORE_COMMAND") or None,
             cuda_visible_devices=e.get("CUDA_VISIBLE_DEVICES"),
             grace=_number(e, "DET_CORE_GRACE"),
-            cache=Path(e["DET_CORE_CACHE"]).expanduser().absolute() if e.get("DET_CORE_CACHE") else None,
-            cache_bytes=_count(e, "DET_CORE_CACHE_BYTES", cls.cache_bytes, "bytes"),
             master=e.get("DET_MASTER") or None,
             user_token=e.get("DET_USER_TOKEN") or None,
             master_cert=e.get("DET_MASTER_CERT_FILE") or None,
@@ -149,6 +143,15 @@ def inherited() -> dict[str, str]:
 def tell_local_rank(local_rank: int) -> None:
     """Set LOCAL_RANK where the launcher has not: DeepSpeed's engines read nothing else."""
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
+
+
+def _folder(e: Mapping[str, str], name: str) -> Path | None:
+    if not (text := e.get(name)):
+        return None
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # as expanduser() puts it
+        raise ValueError(f"{name}={text}: {text.partition('/')[0]} has no home directory") from None
 
 
 def _default_home() -> Path:

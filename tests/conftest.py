@@ -19,6 +19,7 @@ from support.processes import free_port
 from support.servers import gcs_server, moto_server, rgw_server, s3_server
 
 pytest_plugins = ["support.cpu"]
+gc.disable()  # what importing all the tests makes stays: see pytest_collection_finish
 __all__ = ["gcs_server", "moto_server", "rgw_server", "s3_server"]
 nest.adopt_orphans()
 free_port()  # locks this process's block, before any test looks at the open files
@@ -50,6 +51,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         places = {item.nodeid: random.Random(f"{seed} {item.nodeid}").random() for item in items}
         modules = {item.path: random.Random(f"{seed} {item.path.name}").random() for item in items}
         items.sort(key=lambda item: (modules[item.path], str(item.path), places[item.nodeid]))
+
+
+def pytest_collection_finish() -> None:
+    """From here on garbage is collected, and what is there by now is never looked at again: a million objects."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -87,8 +94,6 @@ def nothing_leaks() -> Iterator[None]:
     with nest.nested():
         yield
     deadline = time.monotonic() + 60  # threads that are about to end may wait for a processor
-    if _leaks(threads, files):
-        gc.collect()  # s3fs closes its connections with the file system, which is part of a cycle
     while (leaked := _leaks(threads, files)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not leaked, f"the test leaves behind: {', '.join(leaked)}"

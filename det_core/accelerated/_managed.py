@@ -272,7 +272,8 @@ class Managed:
         names = list(history.get_metric_names())
         if searcher.metric not in names:
             raise ValueError(
-                f"the search is over the metric {searcher.metric!r}, and the history has {', '.join(names) or 'none'}"
+                f"the search is over the metric {searcher.metric!r}, and the history has {', '.join(names) or 'none'}: "
+                "name one of them in searcher.metric"
             )
         values = [float(value) for value in history.get_metric_values(searcher.metric)]
         numbers = [value for value in values if value == value]

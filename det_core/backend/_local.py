@@ -18,7 +18,7 @@ class LocalBackend:
 
     Args:
         folder: the run's folder.
-        length: how far the run is to be trained.
+        length: how far the run is to be trained; None: nobody said, so 1, and a script that asks is told so.
         latest_checkpoint: the storage_id a resumed run starts from.
         searcher_metric: the validation metric that is best validation's key; None: the metric that operations were
             completed with.
@@ -29,7 +29,7 @@ class LocalBackend:
         self,
         folder: Path,
         *,
-        length: int,
+        length: int | None,
         latest_checkpoint: str | None = None,
         searcher_metric: str | None = None,
         smaller_is_better: bool = True,
@@ -49,7 +49,12 @@ class LocalBackend:
         """The run's one operation, until it was completed, in this restart or in an earlier one."""
         if self._completed is None:
             self._completed = max((int(r["length"]) for r in self._run().records("operation")), default=0)
-        return self._length if self._completed < self._length else None
+            if self._length is None:
+                logger.warning(
+                    "operations() gives one operation of length 1: core.init(max_length=) says how long to train"
+                )
+        length = self._length or 1
+        return length if self._completed < length else None
 
     def complete_operation(self, length: int, searcher_metric: Any) -> None:
         """Remember that ``length`` was reached."""

@@ -181,8 +181,8 @@ class _Sync:
 
     def _experiment(self, run: RunSummary) -> int:
         config: dict[str, Any] = {"name": run.name or run.run_id, "searcher": SEARCHER, "labels": ["det-core sync"]}
-        if argv := run.info.get("argv"):
-            config["description"] = " ".join(map(str, argv))[:1000]
+        if argv := run.argv:
+            config["description"] = " ".join(argv)[:1000]
         body = {"config": json.dumps(config), "unmanaged": True, **self._began(run)}
         route = f"/api/v1/experiments/by-external-id/{quote(run.run_id, safe='')}"
         return int(self._session.call("PUT", route, body)["experiment"]["id"])

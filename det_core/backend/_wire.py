@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -122,9 +122,13 @@ class Wire:
         for connection in list(self._connections):  # a pool that an error still knows closes none by itself
             connection.close()
 
-    def _opened(self) -> requests.Session:
+    def _check(self) -> None:
+        """Raise once it was interrupted: asked before a request, and when a connection has just been made for one."""
         if self._interrupted:
             raise NoAnswer("the connection to the master is closed", arrived=False)
+
+    def _opened(self) -> requests.Session:
+        self._check()
         with self._lock:
             if self._session is None:
                 self._session = self._open()
@@ -142,7 +146,7 @@ class Wire:
         if self._cert_file == "noverify":
             session.verify = False
             warnings.filterwarnings("ignore", message=f"Unverified HTTPS request is being made to host '{host}'")
-        adapter = _adapter(self._context(), self._cert_name, self._connections)
+        adapter = _adapter(self._context(), self._cert_name, self._connections, self._check)
         session.mount("http://", adapter)
         session.mount("https://", adapter)
         return session
@@ -161,8 +165,10 @@ class Wire:
         return context
 
 
-def _adapter(context: ssl.SSLContext | None, name: str | None, connections: weakref.WeakSet[Any]) -> Any:
-    """What ``requests`` opens connections with: each is noted in ``connections``."""
+def _adapter(
+    context: ssl.SSLContext | None, name: str | None, connections: weakref.WeakSet[Any], check: Callable[[], None]
+) -> Any:
+    """What ``requests`` opens connections with: each is noted in ``connections``, and checked once it stands."""
     from requests.adapters import HTTPAdapter
     from urllib3.connection import HTTPConnection, HTTPSConnection
     from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
@@ -171,11 +177,13 @@ def _adapter(context: ssl.SSLContext | None, name: str | None, connections: weak
         def connect(self) -> None:
             connections.add(self)
             super().connect()
+            check()
 
     class Secure(HTTPSConnection):
         def connect(self) -> None:
             connections.add(self)
             super().connect()
+            check()
 
     class PlainPool(HTTPConnectionPool):
         ConnectionCls = Plain

@@ -9,9 +9,9 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from det_core.core._checkpoint._download import download, open_together
-from det_core.core._checkpoint._together import Together
-from det_core.core._checkpoint._values import seconds
+from det_core.core._checkpoint._reader import download, open_together
+from det_core.core._checkpoint._retention import seconds
+from det_core.core._checkpoint._sharding import Together
 from det_core.errors import CheckpointCorrupt, StorageError
 from det_core.storage import Header, Owner, Progress, Selector, Store, StoredCheckpoint
 
@@ -108,10 +108,10 @@ class Checkpoint:
             CheckpointCorrupt: a file is missing or differs; the message names it.
             StorageError: the store or the disk refused.
         """
-        alone = Together("download", None, rank=0, index=0, size=1)
+        alone = Together.alone("download")
         with self._store.hold(self.storage_id, Owner.current("client", 0)):
             stored = open_together(alone, self._store, self.storage_id)
-            download(alone, self._store, stored, os.path.abspath(os.fspath(folder)), selector, progress)
+            download(alone, self._store.disk, stored, os.path.abspath(os.fspath(folder)), selector, progress)
 
     def verify(self, progress: Progress | None = None) -> list[str]:
         """Compare every byte with the manifest; returns what is wrong, one line for each damaged file.

@@ -12,8 +12,7 @@ from det_core.client._find import LATEST
 from det_core.client._run import registered
 from det_core.client._storage import run_folder
 from det_core.client._table import spread
-from det_core.core._checkpoint._retention import Retention
-from det_core.core._checkpoint._values import GROUP
+from det_core.core._checkpoint._retention import GROUP, Retention
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, RunError, RunLocked
 from det_core.journal import Journal, RunSummary, hold, read_run
 from det_core.storage import Header, RetentionPolicy, Store, Verdict

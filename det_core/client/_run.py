@@ -66,9 +66,10 @@ class Run:
 
     @property
     def state(self) -> str:
-        """``running``, ``completed``, ``stopped``, ``preempted``, ``failed``, ``incomplete`` or ``died``.
+        """``running``, ``completed``, ``stopped``, ``preempted``, ``failed``, ``incomplete``, ``unclosed`` or ``died``.
 
-        ``incomplete``: its disk did not take all of its reports; ``died``: it ended without a word.
+        ``incomplete``: its disk did not take all of its reports; ``unclosed``: its script ended without closing the
+        context; ``died``: it ended without a word.
         """
         return self._summary.state
 

@@ -4,7 +4,7 @@
 imported when something is read.
 """
 
-from det_core.config._entrypoint import binds, entrypoint_command, entrypoint_trial
+from det_core.config._entrypoint import binds, entrypoint_command, entrypoint_scripts, entrypoint_trial
 from det_core.config._experiment import Experiment
 from det_core.config._parse import parse_experiment, read_changes, read_overrides
 from det_core.errors import ConfigError, ConfigErrors
@@ -15,6 +15,7 @@ __all__ = [
     "Experiment",
     "binds",
     "entrypoint_command",
+    "entrypoint_scripts",
     "entrypoint_trial",
     "parse_experiment",
     "read_changes",

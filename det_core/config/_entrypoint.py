@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 import shlex
 import symtable
@@ -41,6 +42,17 @@ def entrypoint_trial(entrypoint: str | Sequence[str]) -> tuple[str, str] | None:
         if found and option in ("--trial", "det_core.exec.harness"):
             return found[1], found[2]
     return None
+
+
+def entrypoint_scripts(entrypoint: str | Sequence[str]) -> list[str]:
+    """The Python files that an entrypoint names, relative to its folder; none where only a shell could tell."""
+    if isinstance(entrypoint, str) and re.search(r"[;&|<>$`(){}*?~\\\n]", entrypoint):
+        return []
+    try:
+        words = shlex.split(entrypoint) if isinstance(entrypoint, str) else entrypoint
+    except ValueError:  # a quotation that does not end: the shell will say so
+        return []
+    return [posixpath.normpath(word) for word in words if word.endswith(".py") and word[0] not in "-/"]
 
 
 def binds(source: str, name: str) -> bool:

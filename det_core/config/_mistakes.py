@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from det_core.config._entrypoint import foreign_launchers
 from det_core.config._fields import UNUSED, Section, UnknownKind, sections_of
-from det_core.config._model import HYPERPARAMETERS, SEARCHERS, STORAGES, ExperimentFile, Halving, PerDevice
+from det_core.config._model import HYPERPARAMETERS, SEARCHERS, STORAGES, ExperimentFile, Halving, PerDevice, Single
 from det_core.errors import ConfigError
 
 Path = tuple["str | int", ...]
@@ -24,6 +24,8 @@ _FORMER = {
     "adaptive_simple": "adaptive_asha",
     "sync_halving": "adaptive_asha",
 }
+_LARGER_IS_BETTER = re.compile(r"acc|auc|auroc|f1|recall|precision|score|reward|bleu|rouge|iou|dice|psnr|ssim|r2|top\d")
+"""Names of metrics, or pieces of such, of which the largest is mostly meant."""
 _OTHER_WORDS = {
     "missing": "missing",
     "model_type": "should be an object",
@@ -113,6 +115,9 @@ def warnings(file: ExperimentFile) -> Iterator[str]:
         said = ", ".join(f"determined.launch.{name} by det_core.launch.{name}" for name in launchers)
         yield f"in entrypoint, a launcher is replaced by ours of the same name: {said}"
     searcher = file.searcher
+    unsaid = not isinstance(searcher, Single) and "smaller_is_better" not in searcher.model_fields_set
+    if unsaid and _LARGER_IS_BETTER.search(searcher.metric.lower()):
+        yield f"the smallest {searcher.metric!r} is taken for the best; if the largest is: smaller_is_better: false"
     by_metric = isinstance(searcher, Halving) and searcher.time_metric is not None
     ignored = [f"searcher.{key}" for key in ("max_length", "stop_once") if by_metric and getattr(searcher, key)]
     if ignored:

@@ -67,7 +67,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         path = wanted.environment.home / "runs" / opened.run_id
         path.mkdir(parents=True, exist_ok=True)
     store = wanted.store or _own_store(path)
-    length, units = wanted.length
+    length, units = wanted.length if wanted.max_length is not None else (None, None)
     return Run(
         run_id=opened.run_id,
         restart=opened.restart,
@@ -115,7 +115,7 @@ def _open_folder(wanted: Wanted, size: int) -> tuple[RunFolder, list[str]]:
     start = started_as(wanted.command)
     found = RunFolder.latest(home, name) if resume == "latest" else RunFolder.open(home, resume) if resume else None
     if found is None:
-        folder = RunFolder.create(home, name=name, argv=start["argv"])
+        folder = RunFolder.create(home, name=name)
         remarks = [f"there is no earlier run named {name} in {home}: starting a new one"] if resume else []
     else:
         folder, remarks = found, _differences(read_run(found.path), name, size, start["argv"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-import weakref
+import os
+import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
@@ -21,6 +22,7 @@ from det_core.core._train import EarlyExitReason, TrainContext
 from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
 
 logger = logging.getLogger("det_core.core")
+NEVER_CLOSED = "it was not closed, so whether it completed is not known: use `with core.init() as ctx:`, or ctx.close()"
 _AS_WISHED = ("completed", "stopped", "preempted")
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
 
@@ -73,7 +75,8 @@ class Context:
         self._run = run
         self._closed = False
         self._outer: Context | None = None
-        _OPEN.add(self)
+        self._pid = os.getpid()
+        _note_open(self)
 
     def __enter__(self) -> Context:
         if self._closed:
@@ -153,6 +156,14 @@ class Context:
         """
         self._close(None)
 
+    def _close_unclosed(self) -> None:
+        """Close what the script has left open: its saves are committed and its reports kept, but how it ended is not
+        known here, neither by a status nor by an exception."""
+        try:
+            self._close(None, unclosed=True)
+        except BaseException as e:
+            say(f"run {self.run_id}: {type(e).__name__}: {e}")
+
     def _end_job(self, error: InvalidHP) -> None:
         """Report the early exit, and tell every other rank to exit with status 0 as well."""
         self.train.report_early_exit(EarlyExitReason.INVALID_HP)
@@ -160,12 +171,12 @@ class Context:
             reason = f"rank {self.distributed.rank} raised InvalidHP: {error}"
             self.distributed.star.end_job("invalid_hp", reason)
 
-    def _close(self, error: BaseException | None) -> None:
+    def _close(self, error: BaseException | None, *, unclosed: bool = False) -> None:
         if self._closed:
             return
         self._closed = True
         _OPEN.discard(self)
-        outcome, detail = self._outcome(error)
+        outcome, detail = ("unclosed", NEVER_CLOSED) if unclosed else self._outcome(error)
         failures: dict[str, BaseException] = {}
         interrupt: KeyboardInterrupt | None = None
         for part, finish in self._closers(outcome, detail, error):
@@ -191,6 +202,7 @@ class Context:
     def _closers(self, outcome: str, detail: str, error: BaseException | None) -> list[tuple[str, Callable[[], None]]]:
         """Each part with what closes it, in order: sources of reports, then the ranks' links, then the journal."""
         failure = error if outcome in ("failed", "interrupted") else None
+        says_nothing = self.managed and outcome == "unclosed"  # the master goes by the status of the process
         end = {"outcome": outcome, **({"detail": detail} if detail else {})}
         return [
             ("profiler", self.profiler.close),
@@ -199,7 +211,7 @@ class Context:
             ("preempt", self.preempt.close),
             ("train", self.train.close),
             *(("checkpoint store", store.close) for store in (self._run.store, *self._run.elsewhere.values())),
-            ("run", lambda: self._run.journal.record("run_end", end)),
+            *([] if says_nothing else [("run", lambda: self._run.journal.record("run_end", end))]),
             ("distributed", lambda: self.distributed.close(farewell=end, failure=failure)),
             ("journal", self._run.journal.close),
             ("master", self._run.backend.close),
@@ -229,7 +241,30 @@ class Context:
 
 
 _CURRENT: ContextVar[Context | None] = ContextVar("det_core_context", default=None)
-_OPEN: weakref.WeakSet[Context] = weakref.WeakSet()
+_OPEN: set[Context] = set()
+"""Those of this process that are not closed, be they forgotten by the script."""
+_watched = False
+
+
+def _note_open(context: Context) -> None:
+    """Note a context, and have those that are never closed closed when the main thread has ended.
+
+    That comes before the interpreter joins its threads, and before its executors take no more work, without which a
+    store in a cloud saves nothing: what is registered last is called first.
+    """
+    global _watched
+    _OPEN.add(context)
+    if not _watched:
+        import concurrent.futures.thread  # noqa: F401  registers its own
+
+        threading._register_atexit(_close_unclosed)  # type: ignore[attr-defined]
+        _watched = True
+
+
+def _close_unclosed() -> None:
+    for context in list(_OPEN):
+        if context._pid == os.getpid():  # a forked child leaves them to its parent
+            context._close_unclosed()
 
 
 def current_context() -> Context | None:

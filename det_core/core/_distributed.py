@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
@@ -12,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from det_core import _clock
 from det_core._env import Environment
 from det_core._optional import is_installed
-from det_core.core._environments import Launcher, find, launcher_called, number_machines
-from det_core.errors import ContextClosed, MissingExtra, PeerLost
+from det_core.core._environments import NUMBERS, Launcher, find, launcher_of, number_machines
+from det_core.errors import ContextClosed, MissingExtra, PeerLost, RendezvousError
 
 if TYPE_CHECKING:
     from det_core.ipc import Links, Star
@@ -87,8 +89,8 @@ class DistributedContext:
         _job: tuple[str, ...] = (),
         _environment: Environment | None = None,
     ) -> None:
-        numbers = dict(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
-        check_numbers(**numbers, cross_rank=cross_rank, cross_size=cross_size)
+        numbers = dict(zip(NUMBERS, (rank, size, local_rank, local_size, cross_rank, cross_size), strict=True))
+        check_numbers(**numbers)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout={timeout!r}: expected seconds above 0, or None to wait while every rank lives")
         if pub_port is not None and not 0 < pub_port < 65536:
@@ -111,20 +113,31 @@ class DistributedContext:
         if size > 1:
             from det_core.ipc import connect
 
+            port = pub_port or environment.port or PORT
+            self._refuse_a_second_of((os.getpid(), rank, port, _job))
             self._links = connect(
                 **numbers,
-                cross_rank=cross_rank,
-                cross_size=cross_size,
                 chief_ip=chief_ip,
-                port=pub_port or environment.port or PORT,
+                port=port,
                 job=_job,
                 secret=environment.secret,
                 insecure=insecure,
                 force_tcp=force_tcp,
                 timeout=self.timeout,
             )
+            _linked.add(self)
         self._user = self.lane("user")
         self._local_user = self.local_lane("user")
+
+    def _refuse_a_second_of(self, place: tuple[Any, ...]) -> None:
+        """The chief would refuse it too, but name this very process as the one that is there already."""
+        self._place = place  # with the process: a forked child has copies of its parent's contexts
+        others = [each for each in tuple(_linked) if each._place == place and not each._closed]
+        if self.rank and any(each.star is not None and each.star.trouble is None for each in others):
+            raise RendezvousError(
+                f"this process has a DistributedContext for rank {self.rank} of this job already. Use that one, or "
+                "close it first; for links of another job give this one a pub_port of its own"
+            )
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
@@ -137,17 +150,17 @@ class DistributedContext:
         Raises:
             ValueError: variables are missing; the message names them.
         """
-        return cls._from("torch_distributed", chief_ip)
+        return cls._from("from_torch_distributed", chief_ip)
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
         """From what deepspeed's launcher sets for each process; arguments as in ``from_torch_distributed``."""
-        return cls._from("deepspeed", chief_ip)
+        return cls._from("from_deepspeed", chief_ip)
 
     @classmethod
     def from_slurm(cls, chief_ip: str | None = None) -> DistributedContext:
         """From what ``srun`` sets for each task; the chief's address is the first node of the step."""
-        return cls._from("slurm", chief_ip)
+        return cls._from("from_slurm", chief_ip)
 
     @classmethod
     def from_mpi(cls, chief_ip: str | None = None) -> DistributedContext:
@@ -161,7 +174,7 @@ class DistributedContext:
         Raises:
             ValueError: variables are missing, or the ranks cannot tell which of them share a machine.
         """
-        return cls._from("mpi", chief_ip)
+        return cls._from("from_mpi", chief_ip)
 
     @classmethod
     def from_tf_config(cls, *, strategy: bool = False) -> tuple[DistributedContext, Any]:
@@ -178,13 +191,12 @@ class DistributedContext:
             ValueError: ``TF_CONFIG`` is not of TensorFlow's form, or this process is no worker.
             MissingExtra: ``strategy``, and TensorFlow is not installed.
         """
-        environment, tensorflow = Environment.read(), launcher_called("tensorflow")
+        environment = Environment.read()
+        tensorflow = launcher_of("from_tf_config", environment.launch)
         given = bool(environment.launch.get("TF_CONFIG"))
         several = given and tensorflow.ranks(environment.launch).numbers["size"] > 1
-        made = _make_strategy(several=several, required=strategy)
-        if several:
-            return cls._of(tensorflow, environment, None), made
-        return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1), made
+        made = _make_strategy(several=several, required=strategy)  # before the ranks meet: it may raise
+        return cls._of(tensorflow if several else None, environment, None), made
 
     @classmethod
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> DistributedContext:
@@ -194,51 +206,38 @@ class DistributedContext:
             hvd: the module, after ``hvd.init()``.
             chief_ip: address of the chief (or ``DET_CHIEF_IP``), needed with more than one machine.
         """
-        return cls(
-            rank=hvd.rank(),
-            size=hvd.size(),
-            local_rank=hvd.local_rank(),
-            local_size=hvd.local_size(),
-            cross_rank=hvd.cross_rank(),
-            cross_size=hvd.cross_size(),
-            chief_ip=chief_ip,
-            _job=launcher_called("horovod").job_of(Environment.read().launch),
-        )
+        launch = Environment.read().launch
+        numbers = {name: getattr(hvd, name)() for name in NUMBERS}
+        return cls(**numbers, chief_ip=chief_ip, _job=launcher_of("from_horovod", launch).job_of(launch))
 
     @classmethod
     def detect(cls, chief_ip: str | None = None) -> DistributedContext:
         """From whichever launcher started this process; of one rank where none did."""
         environment = Environment.read()
-        found = find(environment.launch)
-        if found is None:
-            return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
-        return cls._of(found, environment, chief_ip)
+        return cls._of(find(environment.launch), environment, chief_ip)
 
     @classmethod
-    def _from(cls, name: str, chief_ip: str | None) -> DistributedContext:
+    def _from(cls, maker: str, chief_ip: str | None) -> DistributedContext:
         environment = Environment.read()
-        found = find(environment.launch)
-        chosen = found if found is not None and found.name == name else launcher_called(name)
-        return cls._of(chosen, environment, chief_ip)
+        return cls._of(launcher_of(maker, environment.launch), environment, chief_ip)
 
     @classmethod
-    def _of(cls, launcher: Launcher, environment: Environment, chief_ip: str | None) -> DistributedContext:
+    def _of(cls, launcher: Launcher | None, environment: Environment, chief_ip: str | None) -> DistributedContext:
+        if launcher is None:
+            return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
         ranks = launcher.ranks(environment.launch)
+        job = launcher.job_of(environment.launch)
         address = chief_ip or environment.chief_ip or ranks.chief_ip
-        context = cls(**ranks.numbers, chief_ip=address, _job=ranks.job, _environment=environment)
-        if context.cross_size > 1 and not ranks.machine_is_known:
-            context._find_machine()
+        context = cls(**ranks.numbers, chief_ip=address, _job=job, _environment=environment)
+        if context.cross_size > 1 and not launcher.knows_machines:
+            try:
+                places = context.lane("init").allgather((socket.gethostname(), context.local_rank, context.local_size))
+                machines = number_machines(places)
+            except BaseException as e:
+                context.close(failure=e)
+                raise
+            context.cross_rank, context.cross_size = machines[context.rank], max(machines) + 1
         return context
-
-    def _find_machine(self) -> None:
-        """Set the number of this machine, and of all, by what the ranks tell each other."""
-        try:
-            places = self.lane("init").allgather((socket.gethostname(), self.local_rank, self.local_size))
-            machines = number_machines(places)
-        except BaseException as e:
-            self.close(failure=e)
-            raise
-        self.cross_rank, self.cross_size = machines[self.rank], max(machines) + 1
 
     # collectives
 
@@ -415,19 +414,21 @@ class DistributedContext:
         self.close(failure=error)
 
 
+_linked: weakref.WeakSet[DistributedContext] = weakref.WeakSet()
+"""The contexts of this process that are linked to other ranks."""
+
+
 class _SoloLane:
     """A lane of one rank, which loads nothing of what links ranks: everything comes back as it is."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
 
-    def gather(self, obj: Any, *, timeout: float | None = None) -> list[Any] | None:
-        self._check()
-        return [obj]
-
     def allgather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
         self._check()
         return [obj]
+
+    gather = allgather
 
     def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
         self._check()

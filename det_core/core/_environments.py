@@ -1,7 +1,7 @@
-"""Which launcher started this process, and which rank is it? One table, tried in order, and one reader.
+"""Which launcher started this process, and as which rank: a table of their variables, tried in order, and one reader.
 
-Each row names what a launcher sets for a rank and nothing else. Three launchers do not say all six numbers: MPI leaves
-out the machine's, Slurm gives a list of tasks per node, TensorFlow one JSON text.
+Torchrun, deepspeed and horovodrun set the six numbers of a rank. MPI leaves out the machine's two, Slurm gives a list
+of tasks per node, TensorFlow one JSON text: each of these has a function.
 """
 
 from __future__ import annotations
@@ -16,62 +16,56 @@ from det_core._env import Environment
 from det_core._slurm import expand_counts, expand_nodes
 
 NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
-"""The rank arguments of a DistributedContext, in the order of the tables below."""
+"""The rank arguments of a DistributedContext, in the order of the table."""
 _Launch = Mapping[str, str]
+_Place = tuple[list[int], str | None]
+"""The six numbers, and the chief's address where the launcher tells it."""
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process's place among the ranks, as its launcher gave it.
+    """This process's place among the ranks, as ``launcher`` gave it: ``numbers`` are a DistributedContext's."""
 
-    Attributes:
-        launcher: who started this process, as a person knows it ("torchrun").
-        line: the expression that makes the DistributedContext of this launcher.
-        job: what tells this job's ranks from those of another job on the same machine.
-        numbers: the rank arguments of a DistributedContext.
-        chief_ip: the chief's address, where the launcher tells it.
-        machine_is_known: False: ``cross_rank`` and ``cross_size`` are a guess, and the ranks have to ask each other.
-    """
-
-    launcher: str
-    line: str
-    job: tuple[str, ...]
+    launcher: Launcher
     numbers: dict[str, Any]
-    chief_ip: str | None = None
-    machine_is_known: bool = True
+    chief_ip: str | None
 
 
 @dataclass(frozen=True)
 class Launcher:
-    """How the processes of one launcher are recognised and read.
+    """What one launcher sets for each process.
 
     Attributes:
-        name: as in ``DistributedContext.from_NAME``.
         command: as a person knows it.
-        line: the expression that makes the DistributedContext.
+        maker: the class method of DistributedContext that reads it, as a script calls it.
         marks: the variables that no other launcher sets together: where all of them are, it was this one.
-        variables: those that a rank needs; without ``read`` the six numbers, in order.
-        job: those that tell one job from another, as far as they are set.
-        chief: reads the chief's address, where the launcher tells it.
-        read: reads the six numbers, where they are not simply the variables.
-        machine_is_known: as in :class:`Ranks`.
+        variables: those that a rank needs.
+        job: those that tell one job on a machine from another, as far as they are set.
+        read: reads the numbers from ``variables``.
         also: what has to hold beside the marks.
     """
 
-    name: str
     command: str
-    line: str
+    maker: str
     marks: tuple[str, ...]
     variables: tuple[str, ...]
-    job: tuple[str, ...] = ()
-    chief: Callable[[_Launch], str | None] | None = None
-    read: Callable[[_Launch, tuple[str, ...]], tuple[int, ...]] | None = None
-    machine_is_known: bool = True
-    also: Callable[[_Launch], bool] | None = None
+    job: tuple[str, ...]
+    read: Callable[[_Launch, tuple[str, ...]], _Place]
+    also: Callable[[_Launch], bool] = lambda _: True
+
+    @property
+    def line(self) -> str:
+        """The expression that makes the DistributedContext."""
+        return f"core.DistributedContext.{self.maker}"
+
+    @property
+    def knows_machines(self) -> bool:
+        """Whether ``cross_rank`` and ``cross_size`` are told. If not they are a guess, and the ranks ask each other."""
+        return self.read is not _mpi
 
     def started(self, launch: _Launch) -> bool:
         """Whether this launcher started the process."""
-        return all(map(launch.get, self.marks)) and (self.also is None or self.also(launch))
+        return all(map(launch.get, self.marks)) and self.also(launch)
 
     def ranks(self, launch: _Launch) -> Ranks:
         """Read the ranks.
@@ -85,13 +79,23 @@ class Launcher:
                 "or give the ranks yourself: DistributedContext(rank=…, size=…, …). DistributedContext.detect() finds "
                 "any launcher, and is one rank where there is none"
             )
-        numbers = dict(zip(NUMBERS, (self.read or numbers_of)(launch, self.variables), strict=True))
-        chief = self.chief(launch) if self.chief else None
-        return Ranks(self.command, self.line, self.job_of(launch), numbers, chief, self.machine_is_known)
+        numbers, chief_ip = self.read(launch, self.variables)
+        return Ranks(self, dict(zip(NUMBERS, numbers, strict=True)), chief_ip)
 
     def job_of(self, launch: _Launch) -> tuple[str, ...]:
         """What tells the job of this process from others on the machine."""
         return tuple(f"{name}={launch[name]}" for name in self.job if launch.get(name))
+
+
+def find(launch: _Launch) -> Launcher | None:
+    """The first launcher of the table that is recognised."""
+    return next((each for each in LAUNCHERS if each.started(launch)), None)
+
+
+def launcher_of(maker: str, launch: _Launch) -> Launcher:
+    """The launcher whose ``maker`` begins so: of several the one that started this process, else the first."""
+    those = [each for each in LAUNCHERS if each.maker.startswith(maker)]
+    return next((each for each in those if each.started(launch)), those[0])
 
 
 def launched_ranks(environment: Environment) -> Ranks | None:
@@ -101,51 +105,38 @@ def launched_ranks(environment: Environment) -> Ranks | None:
     return ranks if ranks is not None and ranks.numbers["size"] > 1 else None
 
 
-def find(launch: _Launch) -> Launcher | None:
-    """The first launcher of the table that is recognised."""
-    return next((launcher for launcher in LAUNCHERS if launcher.started(launch)), None)
-
-
-def launcher_called(name: str) -> Launcher:
-    """The (first) launcher of that name."""
-    return next(launcher for launcher in LAUNCHERS if launcher.name == name)
-
-
-def numbers_of(launch: _Launch, names: tuple[str, ...]) -> tuple[int, ...]:
-    """The values of variables that are numbers.
-
-    Raises:
-        ValueError: one is none.
-    """
+def _numbers(launch: _Launch, names: tuple[str, ...]) -> list[int]:
     for name in names:
         if not re.fullmatch(r"\d+", launch[name]):
             raise ValueError(f"{name}={launch[name]!r}: expected a number")
-    return tuple(int(launch[name]) for name in names)
+    return [int(launch[name]) for name in names]
 
 
-# MPI
+def _six(launch: _Launch, names: tuple[str, ...]) -> _Place:
+    return _numbers(launch, names), None
 
 
-def _mpi(launch: _Launch, names: tuple[str, ...]) -> tuple[int, ...]:
+def _six_of_torch(launch: _Launch, names: tuple[str, ...]) -> _Place:
+    return _numbers(launch, names), launch.get("MASTER_ADDR")
+
+
+def _mpi(launch: _Launch, names: tuple[str, ...]) -> _Place:
     """MPI's four numbers, and a guess at the machine: as if all had as many ranks as this one, in blocks.
 
     The guess never claims the chief's machine (number 0) wrongly. A rank that is its own local rank has all lower ones
     beside it; of any other one it is not sure.
     """
-    rank, size, local_rank, local_size = numbers_of(launch, names)
+    rank, size, local_rank, local_size = numbers = _numbers(launch, names)
     if local_size >= size:
-        return rank, size, local_rank, local_size, 0, 1
+        return [*numbers, 0, 1], None
     machine, machines = rank // max(local_size, 1), max(2, -(-size // max(local_size, 1)))
     if machine == 0 and rank != local_rank:
         machine = 1
-    return rank, size, local_rank, local_size, machine, machines
+    return [*numbers, machine, machines], None
 
 
 def number_machines(places: Sequence[tuple[str, int, int]]) -> list[int]:
-    """Which machine each rank is on, in the order of their lowest ranks.
-
-    Args:
-        places: of each rank its host's name, its local rank and local size.
+    """Which machine each rank is on, numbered by their lowest ranks, from each rank's host, local rank and local size.
 
     Raises:
         ValueError: neither the host names nor blocks of ranks agree with the local sizes.
@@ -168,32 +159,19 @@ def number_machines(places: Sequence[tuple[str, int, int]]) -> list[int]:
     )
 
 
-# Slurm
-
-
-def _slurm(launch: _Launch, names: tuple[str, ...]) -> tuple[int, ...]:
-    rank, local_rank, node, size, nodes = numbers_of(launch, names[:5])
+def _slurm(launch: _Launch, names: tuple[str, ...]) -> _Place:
+    rank, local_rank, node, size, nodes = _numbers(launch, names[:5])
     tasks = expand_counts(launch[names[5]])
     if node >= len(tasks):
         raise ValueError(f"{names[5]}={launch[names[5]]!r} has no entry for {names[2]}={node}")
-    return rank, size, local_rank, tasks[node], node, nodes
+    hosts = expand_nodes(launch.get("SLURM_STEP_NODELIST") or launch.get("SLURM_JOB_NODELIST") or "")
+    return [rank, size, local_rank, tasks[node], node, nodes], next(iter(hosts), None)
 
 
-def _slurm_chief(launch: _Launch) -> str | None:
-    return next(iter(expand_nodes(launch.get("SLURM_STEP_NODELIST") or launch.get("SLURM_JOB_NODELIST") or "")), None)
-
-
-# TensorFlow
-
-
-def read_tf_config(text: str) -> tuple[int, list[str]]:
-    """Which worker this process is, and the ``HOST:PORT`` of each, from the value of ``TF_CONFIG``.
-
-    Raises:
-        ValueError: it is not JSON of TensorFlow's form, or this process is no worker.
-    """
+def _tensorflow(launch: _Launch, names: tuple[str, ...]) -> _Place:
+    """One process on each machine, from JSON: which worker this process is, and the ``HOST:PORT`` of each."""
     try:
-        found = json.loads(text)
+        found = json.loads(launch[names[0]])
     except ValueError as e:
         raise ValueError(f"TF_CONFIG is not JSON: {e}") from e
     task = _object(_object(found, "TF_CONFIG").get("task"), "TF_CONFIG's task")
@@ -205,25 +183,7 @@ def read_tf_config(text: str) -> tuple[int, list[str]]:
         raise ValueError(f"TF_CONFIG: cluster.worker is {addresses!r}, expected a list of HOST:PORT")
     if not isinstance(index, int) or not 0 <= index < len(addresses):
         raise ValueError(f"TF_CONFIG: task.index is {index!r}, and there are {len(addresses)} workers")
-    return index, addresses
-
-
-def _is_worker_of_several(launch: _Launch) -> bool:
-    """Whether ``TF_CONFIG`` says that this process is one of several workers."""
-    try:
-        return len(read_tf_config(launch.get("TF_CONFIG", ""))[1]) > 1
-    except ValueError:
-        return False
-
-
-def _tensorflow(launch: _Launch, names: tuple[str, ...]) -> tuple[int, ...]:
-    """One process on each machine."""
-    index, addresses = read_tf_config(launch[names[0]])
-    return index, len(addresses), 0, 1, index, len(addresses)
-
-
-def _tensorflow_chief(launch: _Launch) -> str | None:
-    return read_tf_config(launch["TF_CONFIG"])[1][0].rpartition(":")[0].strip("[]")
+    return [index, len(addresses), 0, 1, index, len(addresses)], addresses[0].rpartition(":")[0].strip("[]")
 
 
 def _object(value: Any, name: str) -> dict[str, Any]:
@@ -232,53 +192,47 @@ def _object(value: Any, name: str) -> dict[str, Any]:
     return value
 
 
-# The table
+def _is_worker_of_several(launch: _Launch) -> bool:
+    try:
+        return _tensorflow(launch, ("TF_CONFIG",))[0][1] > 1
+    except ValueError:
+        return False
 
-_TORCH_JOB = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-_MPI_JOB = ("PMIX_NAMESPACE", "PMI_ID", "PMI_PORT", "PMI_JOBID")
-_SLURM_JOB = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+
+_TORCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+_MPI = ("PMIX_NAMESPACE", "PMI_ID", "PMI_PORT", "PMI_JOBID")
+_SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
+_GLOO = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 _OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name.upper()}" for name in NUMBERS[:4])
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
-_CONTEXT = "core.DistributedContext."
 
 LAUNCHERS = (
     Launcher(
-        "torch_distributed", "torchrun", f"{_CONTEXT}from_torch_distributed()",
-        marks=("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
-        variables=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
-        job=_TORCH_JOB, chief=lambda launch: launch.get("MASTER_ADDR"),
+        "torchrun", "from_torch_distributed()", ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        _TORCH, _six_of_torch,
     ),
     Launcher(
-        "deepspeed", "deepspeed", f"{_CONTEXT}from_deepspeed()",
-        marks=("RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK"),
-        variables=("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
-        job=_TORCH_JOB, chief=lambda launch: launch.get("MASTER_ADDR"),
+        "deepspeed", "from_deepspeed()", ("RANK", "WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK"),
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE"),
+        _TORCH, _six_of_torch,
     ),
     Launcher(
-        "horovod", "horovodrun", f"{_CONTEXT}from_horovod(hvd)",
-        marks=("HOROVOD_RANK", "HOROVOD_SIZE"), variables=tuple(f"HOROVOD_{name.upper()}" for name in NUMBERS),
-        job=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT", *_MPI_JOB, *_SLURM_JOB),
+        "horovodrun", "from_horovod(hvd)", ("HOROVOD_RANK", "HOROVOD_SIZE"),
+        tuple(f"HOROVOD_{name.upper()}" for name in NUMBERS),
+        (*_GLOO, *_MPI, *_SLURM), _six,
     ),
     Launcher(  # its workers are on machines of their own, and meet at the chief's address and port: no name of a job
-        "tensorflow", "TensorFlow's launcher", f"{_CONTEXT}from_tf_config()[0]",
-        marks=("TF_CONFIG",), variables=("TF_CONFIG",), chief=_tensorflow_chief, read=_tensorflow,
-        also=_is_worker_of_several,
+        "TensorFlow's launcher", "from_tf_config()[0]", ("TF_CONFIG",), ("TF_CONFIG",),
+        (), _tensorflow, _is_worker_of_several,
     ),
-    *(
-        Launcher(
-            "mpi", "mpirun", f"{_CONTEXT}from_mpi()",
-            marks=names, variables=names, job=_MPI_JOB, read=_mpi, machine_is_known=False,
-        )
-        for names in (_OPEN_MPI, _HYDRA)
-    ),
+    Launcher("mpirun", "from_mpi()", _OPEN_MPI, _OPEN_MPI, _MPI, _mpi),
+    Launcher("mpirun", "from_mpi()", _HYDRA, _HYDRA, _MPI, _mpi),
     Launcher(
-        "slurm", "srun", f"{_CONTEXT}from_slurm()",
-        marks=("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
-        variables=(
-            "SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES",
-            "SLURM_STEP_TASKS_PER_NODE",
-        ),
-        job=_SLURM_JOB, chief=_slurm_chief, read=_slurm,
+        "srun", "from_slurm()", ("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
+        ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES",
+         "SLURM_STEP_TASKS_PER_NODE"),
+        _SLURM, _slurm,
     ),
 )  # fmt: skip
 """In the order in which they are tried: a launcher that another one started comes first."""

@@ -11,14 +11,13 @@ from typing import Any
 from det_core._env import Environment
 from det_core._info import get_cluster_info
 from det_core.core._bare_run import open_bare_run
-from det_core.core._checkpoint import CheckpointCache, CheckpointContext
+from det_core.core._checkpoint import CheckpointContext, RunEvents
 from det_core.core._context import Context
 from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
-from det_core.core._facts import CheckpointFacts
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
-from det_core.core._run import Run, Wanted, close_quietly, recordable, say
+from det_core.core._run import Run, Wanted, close_quietly, recordable, say, without_our_frames
 from det_core.core._searcher import SearcherContext, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
@@ -30,6 +29,7 @@ TIME_TO_END = 3.0
 """Seconds of the grace that are kept for what comes after checkpoints when a process ends; less of a short one."""
 
 
+@without_our_frames
 def init(
     *,
     distributed: DistributedContext | None = None,
@@ -79,8 +79,8 @@ def init(
         MasterError: this is a trial of an experiment, and its master does not answer, or refuses.
 
     In a trial of an experiment the master says what ``name``, ``resume``, ``metric``, ``smaller_is_better`` and
-    ``hparams`` say elsewhere, and they are not looked at; nor is ``max_length``, if the experiment's configuration has
-    one.
+    ``hparams`` say elsewhere, and they are not looked at (a ``smaller_is_better=False`` that the configuration
+    contradicts is warned of); nor is ``max_length``, if the experiment's configuration has one.
     ``checkpoint_storage``, left out, is that of the configuration.
     """
     environment = Environment.read()
@@ -135,7 +135,6 @@ def _compose(
         rank=distributed.rank,
         steps_completed=run.steps_completed,
     )
-    facts = CheckpointFacts(run, tensorboard, retention)
     preempt = PreemptContext(
         distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
         master=run.backend if run.managed else None, signals=not run.managed,
@@ -144,15 +143,13 @@ def _compose(
         for line in run.first_lines:
             say(line)
     _record_start(distributed, run)
-    cached = environment.cache or environment.home / "cache"
     context = Context(
         distributed=distributed,
         checkpoint=CheckpointContext(
-            distributed, run.store, run_id=run.run_id, restart=run.restart, committing=facts.committing,
-            reports=run.journal, registered=facts.registered, deleted=facts.deleted, restored=facts.restored,
-            described=run.backend.checkpoint_metadata, elsewhere=run.elsewhere,
-            cache=CheckpointCache(cached / "checkpoints", environment.cache_bytes), latest=run.latest_checkpoint,
-            deadline=lambda: _deadline(preempt, environment.grace), say=say if chief else logger.debug,
+            distributed, run.store, run_id=run.run_id, restart=run.restart,
+            events=RunEvents(run, tensorboard, retention), latest=run.latest_checkpoint, elsewhere=run.elsewhere,
+            scratch=environment.home / "scratch", deadline=lambda: _deadline(preempt, environment.grace),
+            say=say if chief else logger.debug,
         ),
         preempt=preempt,
         train=TrainContext(distributed, run.journal, run.backend, tensorboard),
@@ -206,6 +203,6 @@ def _check(
             raise ValueError(f"{argument}={value!r}: expected a text that is not empty, or None")
     if distributed is None and (ranks := launched_ranks(environment)) is not None:
         raise ValueError(
-            f"{ranks.launcher} started {ranks.numbers['size']} processes, so core.init() needs to know the ranks: "
-            f"core.init(distributed={ranks.line}), or core.DistributedContext.detect() for any launcher"
+            f"{ranks.launcher.command} started {ranks.numbers['size']} processes, so core.init() needs to know the "
+            f"ranks: core.init(distributed={ranks.launcher.line}), or core.DistributedContext.detect() for any launcher"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -29,6 +30,8 @@ from det_core.core._searcher import Unit
 from det_core.core._signals import EndSafely
 from det_core.journal import Cursor, Journal, RunFolder, cursors
 from det_core.storage import public_storage
+
+logger = logging.getLogger("det_core.core")
 
 TERM_PATIENCE = 3.0
 """Seconds that a SIGTERM may take to bring reports to the master."""
@@ -68,6 +71,8 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
     hold = ExitStack()
     undo.callback(hold.close)
     known = on_chief(distributed, "init", lambda: _prepare(info, session, wanted, task, hold))
+    if distributed.rank == 0:
+        _warn_of_another_end(wanted, task.searcher)
     store = wanted.store or opened(configured, environment, foreign=not known.master.ours)
     undo.callback(close_quietly, store)
     elsewhere = lent(info.latest_checkpoint, known.start, store, environment)
@@ -109,6 +114,20 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         info=info,
         managed=True,
     )
+
+
+def _warn_of_another_end(wanted: Wanted, searcher: Mapping[str, Any]) -> None:
+    """Say that the search keeps the smallest where the script wants the largest: it would keep the worst trials.
+
+    The other way round the script may just have left ``smaller_is_better`` out.
+    """
+    metric, smaller = searcher.get("metric"), searcher.get("smaller_is_better", True) is not False
+    if smaller and not wanted.smaller_is_better and wanted.metric in (None, metric):
+        logger.warning(
+            "the script says core.init(smaller_is_better=False), but the search goes by the configuration: "
+            "the smallest %s is the best there. If that is wrong, set searcher.smaller_is_better: false in it",
+            metric or "metric",
+        )
 
 
 def _prepare(info: ClusterInfo, session: MasterSession, wanted: Wanted, task: Task, hold: ExitStack) -> _Known:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from random import SystemRandom
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from det_core import _clock
 from det_core.backend import Backend
@@ -19,9 +19,6 @@ from det_core.core._agreement import FINAL, MASTER, SIGNAL, ChiefSide, RankSide,
 from det_core.core._distributed import DistributedContext
 from det_core.core._signals import SignalWatch
 from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
-
-if TYPE_CHECKING:
-    from det_core.ipc import Star
 
 logger = logging.getLogger("det_core.core")
 
@@ -88,31 +85,29 @@ class PreemptContext:
         self._side = RankSide()
         self._chief = ChiefSide(range(distributed.size)) if distributed.rank == 0 else None
         self._signals = SignalWatch(partial(self._ask_for, SIGNAL)) if signals and master is None else None
-        self._talks = distributed.rank == 0 or preempt_mode is PreemptMode.WorkersAskMaster  # to the master
-        self._poll: _MasterPoll | None = None
-        if master is not None and self._talks:
-            self._poll = _MasterPoll(master, partial(self._ask_for, MASTER), self._on_poll_failure)
+        self._talks = self._chief is not None or preempt_mode is PreemptMode.WorkersAskMaster  # to the master
+        self._master = master if self._talks else None
+        self._poll: threading.Thread | None = None
         self._poll_failure: Exception | None = None
-        self._changed = threading.Event()
+        self._closing, self._changed = threading.Event(), threading.Event()
         self._requested_at: float | None = None
+        self._first_call_at: float | None = None
         self._reason: str | None = None
         self._stopped_at = 0
-        self._first_call_at: float | None = None
-        in_step = self._chief is not None and preempt_mode is PreemptMode.WorkersAskChief
+        self._left = self._acknowledged = self._gave_up = False
         # For warnings: on the chief the ranks whose first call was not heard of, on a worker whom a decision waits for.
+        in_step = self._chief is not None and preempt_mode is PreemptMode.WorkersAskChief
         self._silent = set(range(1, distributed.size)) if in_step else set()
         self._missing = "rank 0"
-        self._closed = self._left = self._acknowledged = self._gave_up = False
-        if (star := self._star) is not None:
-            if (chief := self._chief) is not None:
-                star.subscribe(self._topic, lambda rank, message: self._on_worker(chief, star, rank, message))
-            else:
-                star.subscribe(self._topic, lambda _rank, message: self._on_chief(star, message))
-            star.on_trouble(self._on_trouble)
+        if self._star is not None:
+            self._star.subscribe(self._topic, self._on_message)
+            self._star.on_trouble(self._wake)
 
     def start(self) -> None:
         """Begin to wait for a master's request; :meth:`close` ends that."""
-        if self._poll is not None:
+        if self._master is not None:
+            ask = partial(self._ask_master, self._master)
+            self._poll = threading.Thread(target=ask, name="det-core-preempt", daemon=True)
             self._poll.start()
 
     @property
@@ -193,13 +188,13 @@ class PreemptContext:
             raise TypeError(f"reason must be a string, not {type(reason).__name__}")
         if reason in FINAL:
             raise ValueError(f"reason={reason!r} stands for a preemption that the script did not ask for")
-        if self._closed:
+        if self._closing.is_set():
             raise ContextClosed("request() was called on a context that is closed")
         self._ask_for(reason)
 
     def acknowledge_preemption_signal(self) -> None:
         """Say that this process stops, unfinished, because it was asked to, and expects to be run again."""
-        if self._closed:
+        if self._closing.is_set():
             raise ContextClosed("acknowledge_preemption_signal() was called on a context that is closed")
         if self._acknowledged:
             return
@@ -213,13 +208,14 @@ class PreemptContext:
         Raises:
             DetCoreError: the thread that asks the master has failed, and no call has said so.
         """
-        if self._closed:
+        if self._closing.is_set():
             return
-        self._closed = True
+        self._closing.set()
         self._distributed.detach("PreemptContext")
         try:
-            if self._poll is not None:
-                self._poll.close()
+            if self._poll is not None and self._master is not None:
+                self._master.stop_waiting()
+                self._poll.join(CLOSE_TIMEOUT)
             self._leave()
         finally:
             self._side.attention = True
@@ -232,7 +228,7 @@ class PreemptContext:
 
     def _look(self, auto_ack: bool) -> bool:
         side = self._side
-        if self._closed:
+        if self._closing.is_set():
             raise ContextClosed("should_preempt() was called on a context that is closed")
         if self._mode is PreemptMode.ChiefOnly and self._chief is None:
             rank = self._distributed.rank
@@ -267,8 +263,8 @@ class PreemptContext:
                     "the first should_preempt() call is not on the main thread, so signals will not preempt this run: "
                     "call it once on the main thread first"
                 )
-        if self._star is not None and self._chief is None:
-            self._star.post(self._topic, ("began", 0, ""))
+        if self._chief is None:
+            self._post("began")
 
     def _some_are_silent(self) -> bool:
         """On the chief, whether to look for ranks that never call; after a while they are named, once."""
@@ -284,9 +280,9 @@ class PreemptContext:
 
     def _await_decision(self) -> None:
         """Wait for as long as a decision is open and every rank lives; say for whom."""
-        side, star, timeout = self._side, self._star, self._distributed.timeout
+        side, timeout = self._side, self._distributed.timeout
         began, warned, asked = _clock.monotonic(), "", self._chief is not None
-        while star is not None and side.waiting and not self._broken:
+        while self._star is not None and side.waiting and not self._broken:
             if self._changed.wait(TICK):
                 self._changed.clear()
                 continue
@@ -298,7 +294,7 @@ class PreemptContext:
                 )
             if waited >= WARN_AFTER / 2 and not asked:
                 asked = True
-                star.post(self._topic, ("who", 0, ""))  # the answer is there by the time of the warning
+                self._post("who")  # the answer is there by the time of the warning
             if waited >= WARN_AFTER and not warned:
                 warned = missing
                 logger.warning(
@@ -314,14 +310,6 @@ class PreemptContext:
             return ""
         return ", ".join(f"rank {r} (last call: {self._star.last_call(r)})" for r in sorted(self._chief.unanswered))
 
-    def _raise_poll_failure(self) -> None:
-        failure, self._poll_failure = self._poll_failure, None
-        if failure is not None:
-            raise DetCoreError(
-                "the master cannot be asked any more whether to stop, so this trial would never be preempted: "
-                f"{type(failure).__name__}: {failure}"
-            ) from failure
-
     # Requests. _ask_for runs in a signal handler, in the thread that asks the master, or in one of the script's; all
     # else on the ipc thread, or, where there is none, in the next call.
 
@@ -333,62 +321,54 @@ class PreemptContext:
         if star is None:
             self._request(reason, round_)
             side.request()
-        elif self._mode is PreemptMode.ChiefOnly and self._chief is None:
-            star.call_soon(lambda: star.post(self._topic, ("request", 0, reason)))
-        else:
-            side.request()
-            star.call_soon(lambda: self._request(reason, round_))
+            return
+        if self._chief is not None or self._mode is not PreemptMode.ChiefOnly:
+            side.request()  # this rank calls should_preempt(), and waits there
+        star.call_soon(lambda: self._request(reason, round_))
 
     def _request(self, reason: str, round_: int) -> None:
-        chief, star = self._chief, self._star
+        chief, only = self._chief, self._mode is PreemptMode.ChiefOnly
         if chief is None:
-            if star is not None:
-                star.post(self._topic, ("request", round_, reason))
-            return
-        if self._left:
-            return
-        if self._mode is PreemptMode.ChiefOnly:
-            round_ = self._side.round  # the only rank that makes calls
-        to_ask = chief.requested(reason, round_)
-        if star is None:
-            return  # the next call decides
-        if self._mode is not PreemptMode.WorkersAskChief:
-            self._announce(chief.decide(0))  # the next call, even one that waits for this already
-            return
-        for rank in sorted(to_ask):
-            if rank:
-                star.post(self._topic, ("ask", 0, ""), to=rank)
-            else:
-                self._announce(chief.answered(0, self._side.asked()))
+            self._post("request", round_, reason)
+        elif not self._left:
+            to_ask = chief.requested(reason, self._side.round if only else round_)  # the only rank that makes calls
+            if self._star is None:
+                return  # the next call decides
+            if self._mode is not PreemptMode.WorkersAskChief:
+                self._announce(chief.decide(0))  # the next call, even one that waits for this already
+                return
+            for rank in sorted(to_ask):
+                if rank:
+                    self._post("ask", to=rank)
+                else:
+                    self._announce(chief.answered(0, self._side.asked()))
 
-    def _on_worker(self, chief: ChiefSide, star: Star, rank: int, message: tuple[str, int, str]) -> None:
-        """On the chief: a worker has said something."""
+    def _on_message(self, rank: int, message: tuple[str, int, str]) -> None:
+        """``rank`` has said something: a worker to the chief, or the chief to a worker."""
         word, number, text = message
-        match word:
-            case "began":
-                self._silent.discard(rank)
-            case "request":
-                self._request(text, number)
-            case "count":
-                self._announce(chief.answered(rank, number))
-            case "left":
-                self._announce(chief.left(rank, number))
-            case "who":
-                star.post(self._topic, ("missing", 0, self._unanswered()), to=rank)
-
-    def _on_chief(self, star: Star, message: tuple[str, int, str]) -> None:
-        """On a worker: the chief has said something."""
-        word, number, text = message
+        if (chief := self._chief) is not None:
+            match word:
+                case "began":
+                    self._silent.discard(rank)
+                case "request":
+                    self._request(text, number)
+                case "count":
+                    self._announce(chief.answered(rank, number))
+                case "left":
+                    self._announce(chief.left(rank, number))
+                case "who":
+                    self._post("missing", text=self._unanswered(), to=rank)
+            return
         match word:
             case "ask":
-                star.post(self._topic, ("count", self._side.asked(), ""))
+                self._post("count", self._side.asked())
             case "stop":
                 self._announce(Stop(number, text))
+            case "missing":
+                self._missing = text or self._missing
             case "left":
                 self._side.chief_left = True
                 self._changed.set()
-            case "missing":
-                self._missing = text or self._missing
 
     def _announce(self, stop: Stop | None) -> None:
         """A stop is decided, if it is: on the chief tell the others."""
@@ -396,22 +376,21 @@ class PreemptContext:
             return
         if stop.stays:
             self._requested_at = self._requested_at or _clock.monotonic()
-        tells = self._chief is not None and self._mode is not PreemptMode.ChiefOnly and not self._left
-        if tells and self._star is not None:
-            self._star.post(self._topic, ("stop", *stop))
+        if self._chief is not None and self._mode is not PreemptMode.ChiefOnly and not self._left:
+            self._post("stop", stop.call, stop.reason)
         self._side.announced(stop)
         self._changed.set()
 
-    def _on_poll_failure(self, failure: Exception) -> None:
-        self._poll_failure = failure
-        self._side.attention = True
+    def _post(self, word: str, number: int = 0, text: str = "", to: int | None = None) -> None:
+        if self._star is not None:
+            self._star.post(self._topic, (word, number, text), to=to)
 
     @property
     def _broken(self) -> bool:
-        # Asked of the star: a collective of the main thread may raise before _on_trouble() is called.
+        # Asked of the star: a collective of the main thread may raise before _wake() is called.
         return self._star is not None and self._star.trouble is not None
 
-    def _on_trouble(self) -> None:
+    def _wake(self) -> None:
         self._side.attention = True
         self._changed.set()
 
@@ -423,7 +402,7 @@ class PreemptContext:
 
         def leave() -> None:
             self._left = True
-            star.post(self._topic, ("left", self._side.calls, ""))
+            self._post("left", self._side.calls)
             if self._chief is not None:
                 self._announce(self._chief.left(0, self._side.calls))
             said.set()
@@ -435,44 +414,33 @@ class PreemptContext:
             star.call_soon(leave)
             said.wait(CLOSE_TIMEOUT)
 
+    # The master
 
-class _MasterPoll:
-    """Asks a master in a thread whether to stop, until it says yes.
-
-    A question that gets no answer is asked again and again; any other error ends the thread, and ``on_failure`` hears.
-    """
-
-    def __init__(self, master: Backend, on_yes: Callable[[], None], on_failure: Callable[[Exception], None]) -> None:
-        self._master, self._on_yes, self._on_failure = master, on_yes, on_failure
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="det-core-preempt", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._master.stop_waiting()
-            self._thread.join(CLOSE_TIMEOUT)
-            self._thread = None
-
-    def _run(self) -> None:
+    def _ask_master(self, master: Backend) -> None:
+        """Ask, in a thread, until it says yes. A question without an answer is asked again; what else fails is kept."""
         jitter = SystemRandom()  # the global generator's numbers are the script's
         hold, pause, warned = 0.0, FIRST_PAUSE, False  # answered at once, to learn whether there are answers
-        while not self._ended.is_set():
+        while not self._closing.is_set():
             try:
-                if self._master.preempted(hold):
-                    return self._on_yes()
+                if master.preempted(hold):
+                    return self._ask_for(MASTER)
                 hold, pause, warned = POLL_HOLD, FIRST_PAUSE, False
             except Exception as e:
-                if self._ended.is_set():
+                if self._closing.is_set():
                     return
                 if not isinstance(e, DetCoreError):
-                    return self._on_failure(e)
+                    self._poll_failure = e
+                    return self._wake()
                 level = logging.DEBUG if warned else logging.WARNING
                 logger.log(level, "whether to stop cannot be asked, and is asked again and again: %s", e)
                 warned = True
-                self._ended.wait(pause * jitter.uniform(0.5, 1.0))  # so that many trials do not come together
+                self._closing.wait(pause * jitter.uniform(0.5, 1.0))  # so that many trials do not come together
                 pause = min(2 * pause, LONGEST_PAUSE)
+
+    def _raise_poll_failure(self) -> None:
+        failure, self._poll_failure = self._poll_failure, None
+        if failure is not None:
+            raise DetCoreError(
+                "the master cannot be asked any more whether to stop, so this trial would never be preempted: "
+                f"{type(failure).__name__}: {failure}"
+            ) from failure

@@ -10,9 +10,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from det_core._env import Environment
 from det_core._info import ClusterInfo
@@ -23,6 +23,8 @@ from det_core.journal import Journal
 from det_core.storage import Store
 
 logger = logging.getLogger("det_core.core")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 GIT_PATIENCE = 2.0
 """Seconds that git may take to say which commit is trained, and whether files differ from it."""
@@ -116,6 +118,23 @@ class Run:
     elsewhere: Mapping[str, Store] = field(default_factory=dict)
     info: ClusterInfo | None = None
     managed: bool = False
+
+
+def without_our_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """The function, whose errors for its user show the user's line and what they say, not how we came to it.
+
+    Python adds the one frame that raises. How we came to it is in the log, at level DEBUG.
+    """
+
+    @wraps(function)
+    def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except (DetCoreError, ValueError, TypeError) as error:
+            logger.debug("%s() fails", function.__name__, exc_info=True)
+            raise error.with_traceback(None) from None
+
+    return called
 
 
 def close_quietly(what: Store | Backend) -> None:

@@ -40,9 +40,7 @@ class SignalWatch:
         self._found: dict[int, Any] = {}
         self._interrupts = 0
         self._got_sigterm = self._forked = False
-        self._late_until: float | None = None
-        """Set once the watch is over and a handler of it stays: until when it takes a signal, before it puts back what
-        it found."""
+        self._late_until: float | None = None  # the watch is over, and a handler of it takes one more signal until then
 
     def install(self) -> bool:
         """Install the handlers. False when this is not the main thread, where Python allows none."""
@@ -142,20 +140,19 @@ class EndSafely:
             os.kill(os.getpid(), number)
             return
         # In threads, as the main one may hold the journal's lock at this moment.
+        threading.Thread(target=self._end, args=(number,), name="det-core-term-end", daemon=True).start()
+
+    def _end(self, number: int) -> None:
         work = threading.Thread(target=self._settle_and_say, name="det-core-term", daemon=True)
         work.start()
-        threading.Thread(target=_end_after, args=(work, number), name="det-core-term-end", daemon=True).start()
+        work.join(SETTLE_TIMEOUT)
+        os.kill(os.getpid(), number)
 
     def _settle_and_say(self) -> None:
         try:
             self._settle()
         except Exception as e:
             os.write(2, f"det_core: at the end of this process: {type(e).__name__}: {e}\n".encode())
-
-
-def _end_after(work: threading.Thread, number: int) -> None:
-    work.join(SETTLE_TIMEOUT)
-    os.kill(os.getpid(), number)
 
 
 def _on_main_thread() -> bool:

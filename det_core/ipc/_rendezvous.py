@@ -109,12 +109,7 @@ class Assembly:
             return None
         if known.gone or star.closing:  # a hello may overtake the goodbye over TCP
             return True, "the previous job with this key is just ending"
-        again = (
-            ", this process: it has a DistributedContext, which has to be closed first"
-            if known.pid == hello.pid
-            else ""
-        )
-        return False, f"rank {hello.rank} is already there: pid {known.pid} on {known.host}{again}"
+        return False, f"rank {hello.rank} is already there: pid {known.pid} on {known.host}"
 
     def _admit(self, peer: Peer) -> None:
         star = self._star

@@ -14,7 +14,6 @@ import os
 import re
 import stat
 import struct
-import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +39,7 @@ _KINDS: dict[str, type | tuple[type, ...]] = {
     "cwd": str,
     "restarts": list,
 }
-"""What a key of run.json must be, where it is there."""
+"""What a key of run.json must be, where it is there; ``argv`` and ``cwd`` now stand in each start of ``restarts``."""
 _ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _JOURNAL = re.compile(r"journal-(\d{1,9})-(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
@@ -66,13 +65,12 @@ class RunFolder:
     _lock: WriterLock | None = field(default=None, repr=False, compare=False)
 
     @classmethod
-    def create(cls, home: Path, *, name: str, argv: Sequence[str] | None = None) -> RunFolder:
+    def create(cls, home: Path, *, name: str) -> RunFolder:
         """Make the folder of a new run.
 
         Args:
             home: the home folder; made if need be.
             name: the run's name.
-            argv: the command, for people.
 
         Raises:
             RunError: the folder cannot be made; the message gives path and reason.
@@ -89,15 +87,7 @@ class RunFolder:
                 with suppress(FileExistsError):
                     (runs / run_id).mkdir()
                     break
-            info = {
-                "run_id": run_id,
-                "name": name,
-                "created": created,
-                "argv": list(sys.argv if argv is None else argv),
-                "cwd": os.getcwd(),
-                "restarts": [],
-            }
-            _write_info(runs / run_id, info)
+            _write_info(runs / run_id, {"run_id": run_id, "name": name, "created": created, "restarts": []})
         except OSError as e:
             raise RunError(
                 f"a run cannot be kept in {runs}: {e.strerror}. Set DET_CORE_HOME to a folder of yours"
@@ -119,7 +109,7 @@ class RunFolder:
         if not _ID.fullmatch(run_id) or not path.is_dir():
             found = [p for p in run_paths(home) if run_id and p.name.startswith(run_id)]
             if len(found) != 1:
-                raise RunNotFound(_not_one(run_id, found, path.parent))
+                raise RunNotFound(_not_one(run_id, found, Path(home, "runs")))
             path = found[0]
         return cls(path, path.name, str(read_info(path).get("name", "")))
 
@@ -264,12 +254,14 @@ def is_live(folder: Path) -> bool:
 
 
 def run_paths(home: Path) -> list[Path]:
-    """The folders of all runs, newest first."""
+    """The folders of all runs, newest first. Raises RunError where they cannot be looked at."""
     runs = Path(home) / "runs"
     try:
         names = [entry.name for entry in os.scandir(runs) if entry.is_dir()]
     except FileNotFoundError:
         return []
+    except OSError as e:
+        raise RunError(f"no runs can be read in {runs}: {e.strerror}. Set DET_CORE_HOME to a folder of yours") from None
     return sorted((runs / name for name in names if _ID.fullmatch(name)), key=_age, reverse=True)
 
 

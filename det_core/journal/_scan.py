@@ -141,7 +141,10 @@ class RunSummary:
 
     @property
     def last_start(self) -> dict[str, Any]:
-        """What run.json says of the newest start: time, host, pid, argv, cwd and git, as far as it does."""
+        """What run.json says of the newest start: time, host, pid, argv, cwd and git, as far as it does.
+
+        Earlier versions said ``argv`` and ``cwd`` once, of the run.
+        """
         starts = [start for start in self.info.get("restarts", []) if isinstance(start, dict)]
         return {"argv": self.info.get("argv", []), "cwd": self.info.get("cwd"), **(starts[-1] if starts else {})}
 
@@ -173,7 +176,7 @@ class RunSummary:
 
         ``completed``, ``stopped`` (the script asked for it), ``preempted``, ``interrupted`` or ``invalid_hp``;
         ``failed`` if any rank failed; ``died`` if any rank ended without a word; ``incomplete`` if any rank could not
-        write all of its reports.
+        write all of its reports; ``unclosed`` if any rank's script ended without closing its context.
         """
         if self.live:
             return "running"
@@ -181,7 +184,7 @@ class RunSummary:
         ranks = {0} | {rank for restart, rank, *_ in journal_files(self.path) if restart == last}
         ends = [self._end_of(last, rank) for rank in sorted(ranks)]
         outcomes = ["died" if end is None else str(end["body"].get("outcome", "completed")) for end in ends]
-        return next((bad for bad in ("failed", "died", "incomplete") if bad in outcomes), outcomes[0])
+        return next((bad for bad in ("failed", "died", "incomplete", "unclosed") if bad in outcomes), outcomes[0])
 
     def _end_of(self, restart: int, rank: int) -> dict[str, Any] | None:
         """How a rank said that it ends."""

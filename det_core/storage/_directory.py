@@ -301,13 +301,6 @@ class DirectoryStaging(Staging):
                 self._disk.do("rename", target, os.rename, source.path, target)
         return entries
 
-    def local(self, name: str) -> Path | None:
-        """In this rank's folder, or where :meth:`take` has moved it."""
-        for top in (self._own, self._tree):
-            if self._open and self._disk.exists(f"{top}/{name}"):
-                return Path(f"{top}/{name}")
-        return None
-
     def commit(
         self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
     ) -> Manifest:

@@ -22,6 +22,8 @@ PART = 16 << 20
 PATIENT, HASTY = 8, 4
 """Tries of a request; the hasty ones take a few seconds, the patient ones, with those of s3fs around them, a minute."""
 S3FS_RETRIES = 12
+CLOSING = 5.0
+"""Seconds that connections may take to close."""
 AZURE = ("az", "abfs", "abfss")
 MODIFIED = ("LastModified", "last_modified", "modified", "mtime", "updated", "created")
 SECRET = ("key", "secret", "token", "password", "passphrase", "credential", "connection_string", "sas", "pkey")
@@ -67,8 +69,19 @@ class Driver:
         return self._make(self._tries)
 
     def close(self) -> None:
-        """Let go of the connections, which close with the file system; a later call makes a new one."""
-        self.__dict__.pop("fs", None)
+        """Close the connections; a later call makes new ones.
+
+        By themselves they would close with the file system, which lies in cycles of references until Python collects
+        them. s3fs and gcsfs have no call for it. Other file systems close as they are let go.
+        """
+        fs = self.__dict__.pop("fs", None)
+        session = getattr(fs, "_s3creator", None) or getattr(fs, "_session", None)  # there once one has connected
+        if session is not None:
+            from fsspec.asyn import sync
+            from fsspec.exceptions import FSTimeoutError
+
+            with contextlib.suppress(FSTimeoutError):  # a server that does not even answer to that
+                sync(fs.loop, session.__aexit__, None, None, None, timeout=CLOSING)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Store a small object."""

@@ -327,10 +327,6 @@ class ObjectStaging(Staging):
         """What the scratch folder holds."""
         return self._local.written()
 
-    def local(self, name: str) -> Path | None:
-        """Where a file lies in the scratch folder."""
-        return self._local.local(name)
-
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
         """Put the files of a folder."""
         if self._taken:

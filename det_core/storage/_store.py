@@ -408,13 +408,6 @@ class Staging(ABC):
         """
 
     @abstractmethod
-    def local(self, name: str) -> Path | None:
-        """Where a file that was written into :attr:`path` lies on this machine, be it taken meanwhile or not.
-
-        None: nowhere; so it is after a commit or an abort.
-        """
-
-    @abstractmethod
     def commit(
         self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
     ) -> Manifest:

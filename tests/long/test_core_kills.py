@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from fast.core import test_checkpoint_faults as faults
-from fast.core.test_checkpoint_cache_jobs import killed_jobs
-from fast.core.test_checkpoint_cache_limits import whatever_call_fails
 from fast.core.test_checkpoint_faults import memory
 from fast.core.test_checkpoint_kills import kills, saves
 from fast.core.test_checkpoint_retention import every_call_of_a_gc_fails_once
@@ -31,16 +29,12 @@ def test_many_kills_spare_the_newest_checkpoint(seed: int, tmp_path: Path) -> No
     kills(tmp_path, 200, seed)
 
 
-def test_many_kills_of_helpers_spare_what_is_saved(seed: int, tmp_path: Path) -> None:
+def test_many_kills_while_states_are_saved(seed: int, tmp_path: Path) -> None:
     saves(tmp_path, 200, seed)
 
 
 def test_many_killed_writers_leave_whole_checkpoints(seed: int, tmp_path: Path) -> None:
     killed_writers(tmp_path, 100, seed)
-
-
-def test_many_killed_jobs_spoil_nothing_in_the_cache(seed: int, tmp_path: Path) -> None:
-    killed_jobs(tmp_path, 100, seed)
 
 
 @pytest.mark.parametrize("how", HOW)
@@ -61,7 +55,7 @@ def test_every_call_of_a_download(existing: bool, how: str, memory: Path) -> Non
     faults.test_a_download_leaves_whole_files(existing, how, memory)
 
 
-@pytest.mark.parametrize("name", ["upload", "store_path_in_background"])
+@pytest.mark.parametrize("name", ["upload_in_background", "store_path", "store_path_in_background"])
 def test_death_at_every_call(name: str, memory: Path) -> None:
     faults.test_death_at_every_call(name, memory)
 
@@ -70,8 +64,3 @@ def test_death_at_every_call(name: str, memory: Path) -> None:
 @pytest.mark.parametrize("committed", [None, 4])
 def test_every_call_of_a_gc(how: str, committed: int | None, memory: Path) -> None:
     every_call_of_a_gc_fails_once(how, committed, memory)
-
-
-@pytest.mark.parametrize("how", ["EIO", "ENOSPC", "dead"])
-def test_every_call_of_the_cache(how: str, tmp_path: Path) -> None:
-    whatever_call_fails(how, tmp_path)

@@ -6,8 +6,8 @@ from typing import Any
 
 from det_core.master.api._auth import OPEN
 from fast.master.api.conftest import master
-from fast.master.api.test_openapi import Sweep, as_described
 from support.running_master import Running
+from support.sweep import Sweep, as_described
 
 __all__ = ["master"]
 

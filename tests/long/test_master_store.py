@@ -10,10 +10,10 @@ from sqlalchemy import Engine
 
 from fast.master.store import test_metrics_journal as journal
 from fast.master.store import test_metrics_reported as reported
-from fast.master.store.conftest import empty_url, scratch, sqlite_template
+from fast.master.store.conftest import empty_url, scratch
 from fast.master.store.test_killed import kill_and_look
 
-__all__ = ["empty_url", "scratch", "sqlite_template"]
+__all__ = ["empty_url", "scratch"]
 
 
 def test_what_was_answered_survives_200_kills(empty_url: str) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import support
-from det_core.core._checkpoint import CheckpointCache
 from det_core.errors import CheckpointNotFound, PeerLost
 from det_core.storage import Owner, Store, open_store
 from support.buckets import closing, contents
@@ -77,8 +76,7 @@ def test_folders_and_names_come_back(opened: Callable[[], Any], tmp_path: Path) 
     (source / "empty folder" / "inner").mkdir(parents=True)
     with alone() as distributed:
         recorder = Recorder()
-        cache = CheckpointCache(tmp_path / "cache", 1 << 30)
-        context = recorder.context(distributed, tmp_path, store=opened(), cache=cache)
+        context = recorder.context(distributed, tmp_path, store=opened())
         storage_id = context.upload(source, STEPS)
         with context.restore_path(storage_id) as path:
             found = tree(path)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from fsspec.asyn import sync
 from gcsfs.core import simple_upload
 
 import fast.storage.test_object_suite as suite
+from det_core.storage import open_store
 from det_core.storage._object_store import ObjectStore
 from support.servers import GcsServer, S3Server
 
@@ -39,3 +43,28 @@ class TestSuiteOnGcs(suite.OnObjects):
 class TestSuiteOnDisk(suite.OnObjects):
     def storage(self, folder: Path) -> str:
         return f"local://{folder}"
+
+
+def test_closing_closes_the_connections_of_a_file_system_that_is_still_referred_to(
+    rgw_server: S3Server, tmp_path: Path
+) -> None:
+    before = sockets()
+    store = open_store(rgw_server.storage(rgw_server.make_bucket()), tmp_path, scratch=tmp_path)
+    assert isinstance(store, ObjectStore)
+    fs = store.driver.fs  # as a cycle of references would
+    assert store.list() == [] and sockets() - before
+    store.close()
+    for _ in range(5):  # the event loop lets go of a socket a little later than it is told to
+        sync(fs.loop, asyncio.sleep, 0)
+    assert not sockets() - before
+    assert store.list() == []
+    store.close()
+
+
+def sockets() -> set[str]:
+    """This process's."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {each for each in found if each.startswith("socket:")}

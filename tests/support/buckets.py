@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from det_core.storage._drivers import Driver, generic
 from det_core.storage._object_store import ObjectStore
 
@@ -63,6 +65,14 @@ def closing() -> Iterator[Callable[[Any], Any]]:
     finally:
         while opened:  # and forgets them: their connections close with the last that knows them
             opened.pop().close()
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """botocore makes its next try of a request at once; how many it makes is what it is."""
+    from botocore.retries.standard import ExponentialBackoff
+
+    monkeypatch.setattr(ExponentialBackoff, "delay_amount", lambda self, context: 0)
 
 
 class Around(Driver):

@@ -24,6 +24,7 @@ from typing import Any
 from det_core import client
 from det_core.errors import MasterError
 from det_core.master.engines._supervisor._tree import start_time
+from support import schema
 from support.leftovers import processes_of
 from support.processes import until
 
@@ -93,7 +94,7 @@ class Machine:
         """Start a master, and do not wait until it listens."""
         assert self.master is None
         log = self.home / "master.log"
-        self.home.mkdir(exist_ok=True)
+        schema.place(self.home / "master" / "master.db")
         self.master = subprocess.Popen(
             [sys.executable, "-m", "det_core.master", "--home", str(self.home), "--slots", str(self.slots)]
             + ["--log-file", str(log)],

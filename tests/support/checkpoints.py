@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from det_core import core
-from det_core.core._checkpoint import CheckpointCache, CheckpointContext
+from det_core.core._checkpoint import CheckpointContext, CheckpointEvents
 from det_core.storage import DirectoryStore, Disk, Owner, Progress, Store
 
 FILES = {"model.pt": b"m" * 300_000, "sub/optimizer.pt": b"o" * 1000, "sub/deep/empty": b"", "rng": b"r"}
@@ -15,13 +15,13 @@ STEPS = {"steps_completed": 3}
 RUN = "run"
 
 
-class Recorder:
+class Recorder(CheckpointEvents):
     """Keeps what a context tells of checkpoints."""
 
     def __init__(self) -> None:
         self.registered: list[Any] = []
-        self.deleted: list[tuple[str, dict[str, int]]] = []
-        self.restored: list[tuple[str, int | None]] = []
+        self.gone: list[tuple[str, dict[str, int]]] = []
+        self.restores: list[tuple[str, int | None]] = []
         self.said: list[str] = []
 
     def context(
@@ -34,7 +34,6 @@ class Recorder:
         progress: Progress | None = None,
         patience: float = 1.0,
         store: Store | None = None,
-        cache: CheckpointCache | None = None,
         deadline: Callable[[], float | None] = lambda: None,
     ) -> CheckpointContext:
         """A context on a directory (or on ``store``) that tells this recorder."""
@@ -43,14 +42,21 @@ class Recorder:
             store or DirectoryStore(root, disk=disk, patience=patience),
             run_id=RUN,
             restart=restart,
-            registered=self.registered.append,
-            deleted=lambda storage_id, left: self.deleted.append((storage_id, dict(left))),
-            restored=lambda storage_id, steps, _: self.restored.append((storage_id, steps)),
-            cache=cache,
+            events=self,
+            scratch=root.parent / "scratch",
             progress=progress,
             deadline=deadline,
             say=self.said.append,
         )
+
+    def committed(self, checkpoint: Any) -> None:
+        self.registered.append(checkpoint)
+
+    def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+        self.gone.append((storage_id, dict(remaining)))
+
+    def restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
+        self.restores.append((storage_id, steps_completed))
 
 
 def alone() -> core.DistributedContext:

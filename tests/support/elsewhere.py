@@ -1,23 +1,12 @@
-"""A store whose checkpoints have no folder on this machine, and a process that restores from it.
-
-``python -m support.elsewhere ROOT CACHE LIMIT STORAGE_ID [HOLD]`` prints ``locks`` when it takes a lock or waits for
-it, ``fetching`` when a file has come, does no more when HOLD have, prints ``open`` in the block, and leaves it when a
-line comes on its standard input.
-"""
+"""A store whose checkpoints have no folder on this machine."""
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
-from det_core.core._checkpoint import CheckpointCache
-from det_core.storage import DirectoryStore, Disk, Manifest, Progress, StoredCheckpoint
-from support.checkpoints import Recorder, alone, tree
+from det_core.storage import DirectoryStore, Manifest, Progress, StoredCheckpoint
 
 
 class Elsewhere(DirectoryStore):
@@ -58,42 +47,8 @@ class _Hidden:
     def copy_out(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
+        self._stored.copy_out(folder, [], directories, progress)
         for name in names:
             self._store.arriving(name)
-            self._stored.copy_out(folder, [name], directories, progress)
+            self._stored.copy_out(folder, [name], [], progress)
             self._store.fetched.append((name, self.manifest.files[name].size))
-
-
-class Telling(Disk):
-    """Says when a lock is about to be taken."""
-
-    def do(self, operation: str, path: str, function: Callable[..., Any], *args: Any) -> Any:
-        if operation == "lock":
-            print("locks", path, flush=True)
-        return super().do(operation, path, function, *args)
-
-
-def main(root: str, cache: str, limit: str, storage_id: str, hold: str = "0") -> None:
-    store = Elsewhere(Path(root))
-
-    def arriving(name: str) -> None:
-        if store.fetched:
-            print("fetching", flush=True)
-            if len(store.fetched) == int(hold):
-                signal.pause()
-
-    store.arriving = arriving
-    with alone() as distributed:
-        kept = CheckpointCache(Path(cache), int(limit), Telling("the cache"))
-        context = Recorder().context(distributed, Path(root), store=store, cache=kept)
-        with context.restore_path(storage_id) as path:
-            print("files", len(tree(path)), "fetched", sum(size for _, size in store.fetched), flush=True)
-            print("open", flush=True)
-            sys.stdin.readline()
-    print("closed", flush=True)
-    assert threading.active_count() == 1, threading.enumerate()
-
-
-if __name__ == "__main__":
-    os.umask(0o077)
-    main(*sys.argv[1:])

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core.master.engines import Engine, LocalEngine, Slots
-from det_core.testing import EngineSuite
+from support.engine_suite import EngineSuite
 
 
 class Local(EngineSuite):

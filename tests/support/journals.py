@@ -40,8 +40,8 @@ def same(a: Any, b: Any) -> bool:
 
 def one_run(home: Path, *, name: str = "job", outcome: str | None = "completed", steps: int = 3) -> RunRecord:
     """A run with a few training rows, ended as said (None: it died)."""
-    folder = RunFolder.create(home, name=name, argv=["python", "train.py"])
-    folder.begin_restart()
+    folder = RunFolder.create(home, name=name)
+    folder.begin_restart({"argv": ["python", "train.py"]})
     journal = Journal(folder.path, run_id=folder.run_id, restart=folder.restart, rank=0)
     for step in range(1, steps + 1):
         journal.metrics("training", step, {"loss": 1 / step})

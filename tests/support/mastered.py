@@ -16,6 +16,7 @@ from det_core.master._settings import MasterSettings
 from det_core.master.service import Service
 from det_core.master.store import Store, experiments, metrics, operations, searcher_events, trials
 from det_core.search import action_from_dict, create_search, event_from_dict
+from support import schema
 from support.scripted_trials import Script, ScriptedTrials, Trial
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Bench:
     """
 
     def __init__(self, folder: Path, script: Script, slots: int, **settings: Any) -> None:
+        schema.place(folder / "master.db")
         self.store = Store.open(f"sqlite:///{folder / 'master.db'}")
         self.settings = MasterSettings(home=folder, **settings)
         self.engine = ScriptedTrials(script, slots=list(range(slots)))

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from det_core import core
-from det_core.core._checkpoint import CheckpointCache, CheckpointContext
+from det_core.core._checkpoint import CheckpointContext
 from det_core.storage import open_store
 from support.checkpoints import Recorder, tree
 
@@ -37,10 +37,9 @@ class Script:
         self.all = {p: d for rank in range(distributed.size) for p, d in files_of(rank, count, size).items()}
         self.recorder = Recorder()
         self.store = open_store(json.loads(storage), folder, scratch=folder / "scratch")
-        self.cache = CheckpointCache(folder / "cache", 20 << 30)
 
     def run(self) -> None:
-        context = self.recorder.context(self.distributed, self.folder, store=self.store, cache=self.cache)
+        context = self.recorder.context(self.distributed, self.folder, store=self.store)
         self.fill(self.folder / "source")
         metadata = {"steps_completed": 3, "by": {str(self.distributed.rank): "x"}}
         uploaded = context.upload(self.folder / "source", metadata, shard=True)

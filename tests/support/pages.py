@@ -18,17 +18,6 @@ from support import ROOT, warm
 
 _BLOCK = re.compile(r"(?:^ *<!-- not run: ([^\n]*) -->\n)?^( *)```(\w*)\n(.*?)^\2```$", re.M | re.S)
 _NAME = re.compile(r"# ([\w-]+\.(?:py|yaml|json|sh))\n")
-# What stands for `python` and `det-core` in commands: it asks for a process that has torch already (support.warm).
-_WARM = """#!{python} -IS
-import array, json, os, socket, sys
-connection = socket.socket(socket.AF_UNIX)
-connection.connect({socket!r})
-request = {{"argv": {before!r} + sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "session": False}}
-descriptors = array.array("i", [0, 1, 2])
-connection.sendmsg([json.dumps(request).encode() + b"\\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
-pid, status = connection.makefile("r")
-sys.exit(int(status) if int(status) >= 0 else 128 - int(status))
-"""
 
 
 @dataclass(frozen=True)
@@ -104,8 +93,7 @@ def play(found: list[Block], folder: Path, python: Path | None = None, **variabl
         commands, python = folder / "bin", Path(sys.executable)
         commands.mkdir(exist_ok=True)
         for name, before in {"python": [], "det-core": ["-m", "det_core.cli"]}.items():
-            (commands / name).write_text(_WARM.format(python=python, before=before, socket=warm.socket_path()))
-            (commands / name).chmod(0o755)
+            warm.add_command(commands / name, before)
         search = f"{commands}:{python.parent}:{os.environ['PATH']}"
     else:
         search = f"{python.parent}:{os.environ['PATH']}"

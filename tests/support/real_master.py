@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import requests
 
-from support import nest
+from support import nest, schema
 from support.leftovers import processes_of
 from support.processes import until
 from support.servers import MARK
@@ -47,6 +47,7 @@ class RealMaster:
 
     def __init__(self, home: Path, *options: str) -> None:
         self.home = home
+        schema.place(home / "master" / "master.db")
         self._options = options
         self.start()
 

@@ -18,6 +18,7 @@ from det_core.master.api import create_app
 from det_core.master.engines import LaunchSpec
 from det_core.master.service import Service
 from det_core.master.store import Store
+from support import schema
 from support.processes import until
 from support.scripted_engine import ScriptedEngine
 
@@ -78,6 +79,7 @@ class Running:
         self.loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
         self.engine = ScriptedEngine(slots=list(range(256)))
+        schema.place(folder / "master.db")
         self.store = store = Store.open(f"sqlite:///{folder / 'master.db'}")
         self.service = Service(store, self.engine, MasterSettings(home=folder, cluster_id="the-cluster"))
         await self.service.start()

@@ -53,8 +53,11 @@ class S3Server:
     def make_bucket(self) -> str:
         """Make a bucket and return its name."""
         name = f"test-{uuid.uuid4().hex[:12]}"
-        with self.client() as client:
-            client.create_bucket(Bucket=name)
+        if self.checks_signatures:
+            with self.client() as client:
+                client.create_bucket(Bucket=name)
+        else:  # a client of boto3 takes ten times as long to make
+            urllib.request.urlopen(urllib.request.Request(f"{self.url}/{name}", method="PUT")).close()
         return name
 
     def storage(self, bucket: str, prefix: str = "", **changes: Any) -> dict[str, Any]:

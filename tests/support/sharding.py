@@ -1,9 +1,9 @@
 """``python -m support.sharding WHAT STORAGE FOLDER [MORE]``, on each rank: save or restore a model that FSDP shards.
 
-``STORAGE`` is a ``checkpoint_storage`` in JSON, and ``FOLDER`` this machine's. ``save WAY``: train a little, save by
-``store_path``, ``begin`` or ``async``, and print the storage_id and a digest of what was saved. ``restore ID``: restore
-into a model that differs, and print its digest; a directory is also read as if it were none. ``fail``: one rank cannot
-write.
+``STORAGE`` is a ``checkpoint_storage`` in JSON, and ``FOLDER`` this machine's. ``save WAY [fail]``: train a little,
+save by ``store_path`` or ``async``, and print the storage_id and a digest of what was saved; then, if asked for, one
+rank cannot write. ``restore ID``: restore into a model that differs, and print its digest; a directory is also read as
+if it were none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.fsdp import fully_shard
 
 from det_core import core
-from det_core.core._checkpoint import CheckpointCache, CheckpointContext
+from det_core.core._checkpoint import CheckpointContext
 from det_core.errors import CheckpointError
 from det_core.storage import open_store
 from support.checkpoints import Recorder
@@ -79,14 +79,8 @@ def save(context: CheckpointContext, way: str) -> None:
     if way == "async":
         return save_while_training(context, training)
     before = digest(training.state())
-    if way == "store_path":
-        with context.store_path(STEPS, shard=True) as (path, storage_id):
-            dcp.save(training.state(), checkpoint_id=path)
-    else:
-        handle = context.begin(STEPS, shard=True)
-        dcp.save(training.state(), checkpoint_id=handle.path)
-        handle.commit()
-        storage_id = handle.storage_id
+    with context.store_path(STEPS, shard=True) as (path, storage_id):
+        dcp.save(training.state(), checkpoint_id=path)
     print("saved", storage_id, before, flush=True)
 
 
@@ -107,7 +101,7 @@ def save_while_training(context: CheckpointContext, training: Training) -> None:
     writers = dist.new_group(backend="gloo")
     handles = []
     for _ in range(2):
-        handle = context.begin(STEPS, shard=True)
+        handle = context.begin(STEPS, shard=True)  # waits for the one before
         before = digest(training.state())
         future = dcp.async_save(training.state(), checkpoint_id=handle.path, process_group=writers)
         future.add_done_callback(ending(handle))  # type: ignore[union-attr]
@@ -128,11 +122,9 @@ def restore(context: CheckpointContext, storage_id: str, seed: int = 1) -> None:
     print("restored", digest(state), flush=True)
 
 
-def restore_from_elsewhere(
-    distributed: core.DistributedContext, storage_id: str, root: Path, cache: CheckpointCache
-) -> None:
+def restore_from_elsewhere(distributed: core.DistributedContext, storage_id: str, root: Path) -> None:
     elsewhere = Elsewhere(root)
-    context = Recorder().context(distributed, root, store=elsewhere, cache=cache)
+    context = Recorder().context(distributed, root, store=elsewhere)
     restore(context, storage_id, seed=2)
     context.close()
     print("fetched", sum(size for _, size in elsewhere.fetched), flush=True)
@@ -156,17 +148,16 @@ def main(what: str, where: str, here: str, *more: str) -> None:
     dist.init_process_group("gloo")
     storage = json.loads(where)
     store = open_store(storage, Path(here), scratch=Path(here) / "scratch")
-    cache = CheckpointCache(Path(here) / "cache", 1 << 30)
     with core.DistributedContext.from_torch_distributed() as distributed:
-        context = Recorder().context(distributed, Path(here), store=store, cache=cache)
+        context = Recorder().context(distributed, Path(here), store=store)
         if what == "save":
-            save(context, *more)
+            save(context, more[0])
+            if "fail" in more:
+                fail(context)
         elif what == "restore":
             restore(context, *more)
             if isinstance(storage, str):
-                restore_from_elsewhere(distributed, more[0], Path(storage), cache)
-        else:
-            fail(context)
+                restore_from_elsewhere(distributed, more[0], Path(storage))
         context.close()
         store.close()
         distributed.allgather(None)

@@ -338,19 +338,6 @@ class CheckpointStoreSuite(ABC):
         assert store.open("one").metadata() == METADATA
         assert everything(store.open("one"), tmp_path) == {"file": b"text"}
 
-    def test_where_a_file_lies_is_known_until_the_end(self, tmp_path: Path) -> None:
-        store = self.make_store(tmp_path / "store")
-        first = store.begin("one", owner())
-        staging = store.join(first.ticket, 0)
-        (staging.path / "file").write_text("text")
-        for step in (lambda: None, lambda: staging.take(staging.written())):
-            step()
-            path = staging.local("file")
-            assert path is not None and path.read_text() == "text"
-            assert staging.local("nothing") is None
-        staging.abort()
-        assert staging.local("file") is None
-
     def test_what_is_held_is_in_use_until_it_is_let_go(self, tmp_path: Path) -> None:
         store, other = self.make_store(tmp_path / "store"), self.make_store(tmp_path / "store")
         assert store.in_use() == set()

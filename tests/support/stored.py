@@ -47,8 +47,8 @@ def run_with_checkpoints(
     name: str = "job",
 ) -> tuple[str, Store]:
     """A run with checkpoints ``c<steps>-<run>``, a validation loss for each, and the store where they lie."""
-    folder = RunFolder.create(home, name=name, argv=["python", "train.py"])
-    folder.begin_restart()
+    folder = RunFolder.create(home, name=name)
+    folder.begin_restart({"argv": ["python", "train.py"]})
     store = DirectoryStore(storage or folder.path / "checkpoints")
     journal = Journal(folder.path, run_id=folder.run_id, restart=0, rank=0)
     journal.record("run_start", {"size": 1, "host": "h", "pid": 1, "storage": str(storage) if storage else None})

@@ -51,14 +51,15 @@ def as_ranks(size: int, work: Callable[[core.DistributedContext], T]) -> list[T]
     return [results[rank] for rank in range(size)]
 
 
-def once_it_waits(do: Callable[[], object], file: str = "_latch.py") -> None:
-    """Have ``do`` called, in another thread, once this one waits in ``file``: by then it is not to go on by itself."""
+def once_it_waits(do: Callable[[], object], file: str = "_commit.py") -> None:
+    """Have ``do`` called, in another thread, once ``file`` waits in this one, so that it is not to go on alone."""
     waiter = threading.get_ident()
 
     def waits() -> bool:
-        frame = sys._current_frames().get(waiter)
+        frame, waits = sys._current_frames().get(waiter), False
         while frame is not None:
-            if frame.f_code.co_name == "wait" and frame.f_code.co_filename.endswith(file):
+            waits = waits or frame.f_code.co_name == "wait"
+            if waits and frame.f_code.co_filename.endswith(file) and frame.f_code.co_name in ("close", "settle"):
                 return True
             frame = frame.f_back
         return False

@@ -45,12 +45,13 @@ class Kind:
 
 
 HERE = Kind()
-# An interpreter that asks for a process of which the server has loaded the rest, and passes signals on to it.
-_PYTHON = """#!{python} -IS
+# A command that asks for a process of which the server has loaded the rest, and passes signals on to it.
+_COMMAND = """#!{python} -IS
 import array, json, os, signal, socket, sys
 connection = socket.socket(socket.AF_UNIX)
 connection.connect({socket!r})
-request = {{"argv": sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "session": False, "python": sys.argv[0]}}
+request = {{"argv": {before!r} + sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "session": False}}
+request["python"] = {executable!r}
 descriptors = array.array("i", [0, 1, 2])
 connection.sendmsg([json.dumps(request).encode() + b"\\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
 told = connection.makefile("r")
@@ -66,10 +67,10 @@ class Server:
     """A server of one test process."""
 
     def __init__(self, kind: Kind) -> None:
+        self._kind = kind
         self._folder = tempfile.TemporaryDirectory(prefix="warm", dir="/tmp")
         self.path, self.python = f"{self._folder.name}/socket", Path(self._folder.name, "python")
-        self.python.write_text(_PYTHON.format(python=kind.python, socket=self.path))
-        self.python.chmod(0o755)
+        self.add_command(self.python, str(self.python))
         command = [kind.python, str(TESTS / "support" / "warm_server.py"), self.path, *kind.modules]
         # A process with threads cannot be forked; how many a script has, it says itself.
         single = {f"{name}_NUM_THREADS": "1" for name in ("OMP", "OPENBLAS", "MKL")}
@@ -90,6 +91,18 @@ class Server:
         fds = array.array("i", [stdin, stdout, stderr])
         connection.sendmsg([json.dumps(request).encode() + b"\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         return Started(connection)
+
+    def add_command(self, path: Path, executable: str, before: Sequence[str] = ()) -> None:
+        """Make a command whose arguments, after ``before``, are those of an interpreter.
+
+        Args:
+            path: where.
+            executable: ``sys.executable`` of the script: what starts others like itself.
+            before: the first arguments.
+        """
+        words = {"before": list(before), "executable": executable}
+        path.write_text(_COMMAND.format(python=self._kind.python, socket=self.path, **words))
+        path.chmod(0o755)
 
     def close(self) -> None:
         """End it, and all that it has started."""
@@ -194,9 +207,9 @@ def python(kind: Kind) -> str:
     return str(_server_of(kind).python)
 
 
-def socket_path() -> str:
-    """Where the server listens, for a process that asks it by itself."""
-    return _server_of(HERE).path
+def add_command(path: Path, before: Sequence[str] = ()) -> None:
+    """Make a warm command as :meth:`Server.add_command` does; what it starts by ``sys.executable`` is as ever."""
+    _server_of(HERE).add_command(path, HERE.python, before)
 
 
 def _server_of(kind: Kind) -> Server:

@@ -31,7 +31,7 @@ FAST = ["--width", "8"]
 
 def test_the_demo_trains_is_interrupted_and_resumes(tmp_path: Path) -> None:
     home = tmp_path / "demo-home"
-    earlier = [RunFolder.create(home, name=name, argv=[]).run_id for name in (str(TRAIN), "mine")]
+    earlier = [RunFolder.create(home, name=name).run_id for name in (str(TRAIN), "mine")]
     command = [sys.executable, str(DEMO), "--epochs", "8", "--home", str(home)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

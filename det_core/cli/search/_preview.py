@@ -54,10 +54,30 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(found)
         return 0
+    _show_space(experiment.hyperparameters)
     _show(found, experiment.searcher)
     for text in [*experiment.warnings, *found["warnings"]]:
         note(f"warning: {text}")
     return 0
+
+
+def _show_space(hyperparameters: dict[str, Any]) -> None:
+    """The values as the scripts get them: of a logarithmic range, the powers and not the exponents."""
+    from det_core.search._space import Space
+
+    rows = []
+    for parameter in Space(hyperparameters).parameters:
+        spec = parameter.spec
+        if parameter.kind in ("const", "categorical"):
+            rows.append([parameter.name, ", ".join(str(value) for value in parameter.axis())])
+            continue
+        low, high = spec["minval"], spec["maxval"]
+        if parameter.kind == "log":
+            low, high = (spec["base"] ** exponent for exponent in (low, high))
+        rows.append([parameter.name, f"{low:g} to {high:g}" + (", logarithmic" if parameter.kind == "log" else "")])
+    if rows:
+        print_table(["hyperparameter", "values"], rows)
+        print()
 
 
 def _show(found: dict[str, Any], searcher: Any) -> None:
@@ -76,7 +96,8 @@ def _show(found: dict[str, Any], searcher: Any) -> None:
     if rows:
         print_table(["bracket", "max_trials", "at a time", "rung", "length", "trials"], rows)
         print()
-    print(f"{found['method']}, by {searcher['metric']}: {found['trials']:,} trials", end="")
+    best = "smallest" if searcher["smaller_is_better"] else "largest"
+    print(f"{found['method']}, the {best} {searcher['metric']} is best: {found['trials']:,} trials", end="")
     if found["units"] is None:
         print(", each as long as its script trains")
         return

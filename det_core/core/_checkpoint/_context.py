@@ -1,53 +1,61 @@
-"""CheckpointContext: ``ctx.checkpoint``."""
+"""``ctx.checkpoint``: saves a state, a folder, or what a script writes, and gets it back.
+
+Every save is the same: a folder of ours is filled, its files are hashed and synced, and one rename lists it. The calls
+differ in who fills the folder, and in which thread the rest is done.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from det_core.core._checkpoint._cache import CheckpointCache
-from det_core.core._checkpoint._closing import Closing
-from det_core.core._checkpoint._handle import CheckpointHandle
-from det_core.core._checkpoint._mode import DownloadMode
-from det_core.core._checkpoint._reader import CheckpointReader
-from det_core.core._checkpoint._record import CheckpointRecord, Reports
-from det_core.core._checkpoint._upload import FolderOrFolders
-from det_core.core._checkpoint._writer import CheckpointWriter, IfBusy
+from det_core._optional import require
+from det_core.core._checkpoint._commit import CheckpointHandle, Commits, IfBusy
+from det_core.core._checkpoint._events import CheckpointEvents
+from det_core.core._checkpoint._reader import LANE, CheckpointReader, DownloadMode
+from det_core.core._checkpoint._sharding import (
+    Offering,
+    Together,
+    agree,
+    check_steps,
+    merge_metadata,
+    plain_metadata,
+    remove,
+    write,
+)
+from det_core.core._checkpoint._snapshot import Snapshots, write_state
+from det_core.core._checkpoint._sources import Extras, Folder, FolderOrFolders, check_name
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief, raise_if_ended
-from det_core.errors import ContextClosed
-from det_core.storage import Owner, Progress, Selector, Store
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, ContextClosed
+from det_core.storage import Owner, Progress, Selector, Staging, Store, copy_in
 
 log = logging.getLogger("det_core.checkpoint")
+UPLOAD_LANE = "upload"
+"""Commits have a lane of their own: else their broadcasts were matched with those of the script."""
 
 
 class CheckpointContext:
     """Stores checkpoints and gets them back. A checkpoint is complete, or it is not there.
 
     Each has files, a ``metadata.json``, and a manifest with the size and the digests of every file, by which they are
-    checked when they are read. It is listed only when all of that is on disk.
+    checked when they are read. It is listed only when all of that is on disk. One is written at a time.
 
     Args:
         distributed: the ranks.
         store: where checkpoints lie.
         run_id: the run that writes.
         restart: how often that run was restarted before.
-        committing: called on the chief with a storage_id just before that checkpoint becomes complete.
-        reports: made durable on the chief with each checkpoint.
-        registered: called on the chief when a checkpoint is complete, before the call that wrote it returns; of one
-            that is saved in the background, in a thread of its own.
-        deleted: called with a storage_id and the resources that are left.
-        restored: called with a storage_id, its steps_completed and the run that wrote it (None: it does not say), once
-            per process and checkpoint, when a ``restore_path()`` begins.
-        described: called with a storage_id; what a master has as its metadata, None: ask the store.
+        events: told what becomes of checkpoints.
         latest: the checkpoint that this process starts from.
         elsewhere: by storage_id, the stores of checkpoints that lie in another one.
-        cache: where this machine keeps copies of checkpoints; needed where ``store`` is no directory.
+        scratch: a folder of this machine for what is restored from a store that is no directory.
         progress: called with the number of bytes that were copied or checked since it was last called.
         deadline: until when, on the monotonic clock, this process may go on once it is preempted; None: as long as it
             likes. Asked when the context closes while a checkpoint is being saved.
@@ -61,85 +69,27 @@ class CheckpointContext:
         *,
         run_id: str,
         restart: int,
-        committing: Callable[[str], None] = lambda _: None,
-        reports: Reports | None = None,
-        registered: Callable[[CheckpointRecord], None],
-        deleted: Callable[[str, Mapping[str, int]], None],
-        restored: Callable[[str, int | None, str | None], None],
-        described: Callable[[str], dict[str, Any] | None] = lambda _: None,
+        events: CheckpointEvents,
         latest: str | None = None,
         elsewhere: Mapping[str, Store] = MappingProxyType({}),
-        cache: CheckpointCache | None = None,
+        scratch: Path | None = None,
         progress: Progress | None = None,
         deadline: Callable[[], float | None] = lambda: None,
         say: Callable[[str], None] = log.info,
     ) -> None:
-        self._distributed = distributed
-        self._store = store
-        self._run_id = run_id
-        self._restart = restart
-        self._deleted = deleted
-        self._described = described
-        self._latest = latest
-        self._elsewhere = elsewhere
-        self._writer = CheckpointWriter(
-            distributed, store, run_id=run_id, restart=restart, owner=self._owner, committing=committing,
-            reports=reports, registered=registered, closing=Closing(store, run_id, deadline, say), progress=progress,
-        )  # fmt: skip
+        self._distributed, self._store, self._events, self._latest = distributed, store, events, latest
+        self._run_id, self._restart, self._progress, self._say = run_id, restart, progress, say
+        self._commits = Commits(
+            store, run_id=run_id, restart=restart, events=events, progress=progress, deadline=deadline, say=say
+        )
         self._reader = CheckpointReader(
-            distributed, store, owner=self._owner, elsewhere=elsewhere, cache=cache, restored=restored,
-            before=self._writer.raise_failures, progress=progress,
+            distributed, store, owner=self._owner, elsewhere=elsewhere, scratch=scratch, events=events,
+            before=self._commits.raise_failure, progress=progress,
         )  # fmt: skip
+        self._snapshots = Snapshots()
         self._closed = False
 
-    def upload(
-        self,
-        ckpt_dir: FolderOrFolders | None,
-        metadata: Mapping[str, Any] | None = None,
-        *,
-        shard: bool = False,
-        selector: Selector | None = None,
-        blocking: bool = True,
-        consume: bool = False,
-        if_busy: IfBusy = "wait",
-    ) -> str:
-        """Copy a folder into a new checkpoint. The folder itself is left as it is, unless ``consume`` says otherwise.
-
-        Links that stay inside the folder are followed and their content is copied; one that leads out of it is an
-        error. A ``metadata.json`` at the top of the folder is not uploaded: the checkpoint's own, with the given
-        metadata, has that name. Nor is a folder ``.det_core``, as restored checkpoints have one.
-
-        Args:
-            ckpt_dir: the folder; or several, as ``{"best": DIR, "last": DIR}``, each of which becomes a folder of that
-                name in the checkpoint. With ``shard=True``, None for a rank that has nothing to upload.
-            metadata: what to remember with it, at least ``{"steps_completed": N}``. With ``shard=True`` the
-                dictionaries of all ranks are merged.
-            shard: every rank calls, and the checkpoint is the union of their folders. Otherwise only the chief may.
-            selector: called with paths as they will be in the checkpoint (folders end in a slash); says which to
-                upload.
-            blocking: False: return as soon as the files may be changed again (they are cloned where the file system
-                can, else copied), and save them in the background. A failure is raised by the next call on
-                ``ctx.checkpoint``, or when the context is closed, which waits.
-            consume: the files are given up: they become the checkpoint's own, and are gone from the folder, so that
-                nothing is copied where folder and store share a file system. If the checkpoint cannot be saved they are
-                put back; if this process is killed before it is, they are lost.
-            if_busy: what to do while an earlier checkpoint is still being saved: ``"wait"`` or ``"refuse"``.
-
-        Returns:
-            the checkpoint's storage_id.
-
-        Raises:
-            ValueError: the folder or the metadata cannot be used. Nothing was done.
-            RuntimeError: called on a worker with ``shard=False``, or without any folder.
-            CheckpointConflict: ranks have different files under one name, or different metadata.
-            CheckpointBusy: an earlier one is still being saved, and ``if_busy="refuse"``.
-            StorageError: the store refused.
-            CheckpointError: an earlier one could not be saved in the background. Nothing else was done.
-
-        With ``shard=True``, if one rank raises all do, and nothing is kept.
-        """
-        self._check()
-        return self._writer.upload(ckpt_dir, metadata, shard, selector, blocking, consume, if_busy)
+    # Saving.
 
     def save(
         self,
@@ -155,14 +105,9 @@ class CheckpointContext:
         """Save a state of torch, such as ``{"model": model.state_dict(), …}``, as a file of a checkpoint, ``name``.
 
         ``torch.load`` reads the file, also with ``weights_only=True``. With ``blocking=False`` this is the way to save
-        that costs a training loop least: the call copies the tensors, from whichever devices, into memory that is kept
-        for that, pickles everything else, and returns; the state may be changed at once. A process beside this one
-        writes the file and commits it. It is started by the first such call
-        and ends with the context, and with this process however that ends.
-
-        That takes memory of the size of the state, on this machine, and once more when a checkpoint of all ranks is
-        begun while the one before is being saved. Where no such process can be started, a thread of this one does its
-        work, and the log says so.
+        that costs a training loop least: the call copies the state, with its tensors from whichever devices, into
+        memory that is kept for that, and returns; the state may be changed at once. The file is written and committed
+        by a thread. That takes memory of the size of the state, on this machine.
 
         Args:
             state: what ``torch.save`` takes.
@@ -182,10 +127,103 @@ class CheckpointContext:
                 :meth:`upload`.
             TypeError: ``files`` holds something else.
             MissingExtra: torch is not installed.
-            Exception: what in the state cannot be pickled. Nothing was done.
+            Exception: what in the state cannot be copied, or, with ``blocking=True``, pickled. Nothing was done. With
+                ``blocking=False`` what cannot be pickled is told like any failure in the background.
         """
         self._check()
-        return self._writer.save(state, metadata, name, files or {}, shard, blocking, if_busy)
+        require("torch", extra="torch", purpose="checkpoint.save()")
+        check_name(name)
+        disk = self._store.disk
+        extras = Extras(disk, files or {}, beside=name)
+        handle = self._begin("save" if blocking else "save(blocking=False)", metadata, shard, if_busy)
+        path = handle.path / name
+        try:
+            extras.write(handle.path)
+            if blocking:
+                write_state(disk, path, state)
+                handle.commit()
+            else:
+                copied = self._snapshots.take(state)
+                handle.commit_after(lambda tick: write_state(disk, path, copied, tick), blocking=False)
+        except BaseException as e:
+            handle.abort(e, blocking)
+            raise
+        return handle.storage_id
+
+    def upload(
+        self,
+        ckpt_dir: FolderOrFolders | None,
+        metadata: Mapping[str, Any] | None = None,
+        *,
+        shard: bool = False,
+        selector: Selector | None = None,
+        blocking: bool = True,
+        if_busy: IfBusy = "wait",
+    ) -> str:
+        """Copy a folder into a new checkpoint. The folder itself is left as it is.
+
+        Links that stay inside the folder are followed and their content is copied; one that leads out of it is an
+        error. A ``metadata.json`` at the top of the folder is not uploaded: the checkpoint's own, with the given
+        metadata, has that name. Nor is a folder ``.det_core``, as restored checkpoints have one.
+
+        Args:
+            ckpt_dir: the folder; or several, as ``{"best": DIR, "last": DIR}``, each of which becomes a folder of that
+                name in the checkpoint. With ``shard=True``, None for a rank that has nothing to upload.
+            metadata: what to remember with it, at least ``{"steps_completed": N}``. With ``shard=True`` the
+                dictionaries of all ranks are merged.
+            shard: every rank calls, and the checkpoint is the union of their folders. Otherwise only the chief may.
+            selector: called with paths as they will be in the checkpoint (folders end in a slash); says which to
+                upload.
+            blocking: False: return as soon as the files may be changed again (they are cloned where the file system
+                can, else copied), and save them in the background. A failure is raised by the next call on
+                ``ctx.checkpoint``, or when the context is closed, which waits.
+            if_busy: what to do while an earlier checkpoint is still being saved: ``"wait"`` or ``"refuse"``.
+
+        Returns:
+            the checkpoint's storage_id.
+
+        Raises:
+            ValueError: the folder or the metadata cannot be used. Nothing was done.
+            RuntimeError: called on a worker with ``shard=False``, or without any folder.
+            CheckpointConflict: ranks have different files under one name, or different metadata.
+            CheckpointBusy: an earlier one is still being saved, and ``if_busy="refuse"``; or one was begun, and neither
+                committed nor aborted.
+            StorageError: the store refused.
+            CheckpointError: an earlier one could not be saved in the background. Nothing else was done.
+
+        With ``shard=True``, if one rank raises all do, and nothing is kept.
+        """
+        self._check()
+        together = self._writers("upload" if blocking else "upload(blocking=False)", shard)
+        disk = self._store.disk
+        folder = Folder(disk, ckpt_dir, selector)
+
+        def offer() -> Offering:
+            if ckpt_dir is None and not shard:
+                raise RuntimeError("upload(ckpt_dir=None) needs shard=True: there is nothing to upload")
+            folder.check(self._store.root)
+            return folder.offer(self._plain(metadata, shard))
+
+        self._commits.admit(together, if_busy)
+        agreed = agree(together, offer)
+        staging = self._stage(together, shard)
+        if not blocking:
+            mine = agreed.listing.without(agreed.part.same)
+            handle = self._handle(together, staging, None if metadata is None else plain_metadata(metadata))
+            try:
+                together.each(lambda: copy_in(disk, mine, os.fspath(handle.path)))
+            except BaseException:
+                handle.drop(quietly=True)  # every rank does
+                raise
+            handle.commit(blocking=False)
+            return handle.storage_id
+        try:
+            finish = functools.partial(self._commits.finish, staging)
+            write(together, disk, staging, agreed, lambda listing: staging.put(listing, self._progress), finish)
+        except BaseException:
+            remove(staging)
+            raise
+        return staging.storage_id
 
     @contextmanager
     def store_path(
@@ -218,7 +256,7 @@ class CheckpointContext:
                 :meth:`upload`. If one rank's block or one rank's disk fails, every rank raises an error that names it.
         """
         self._check()
-        handle = self._writer.begin("store_path", metadata, shard, if_busy)
+        handle = self._begin("store_path", metadata, shard, if_busy)
         try:
             yield handle.path, handle.storage_id
         except BaseException as e:
@@ -229,9 +267,14 @@ class CheckpointContext:
     def begin(
         self, metadata: Mapping[str, Any] | None = None, *, shard: bool = False, if_busy: IfBusy = "wait"
     ) -> CheckpointHandle:
-        """Start a checkpoint that is committed later, in any thread; arguments and errors as in :meth:`store_path`."""
+        """Start a checkpoint that is committed later, in any thread; arguments and errors as in :meth:`store_path`.
+
+        It is to be committed or aborted before the next one is begun, by whichever call.
+        """
         self._check()
-        return self._writer.begin("begin", metadata, shard, if_busy)
+        return self._begin("begin", metadata, shard, if_busy)
+
+    # Getting back.
 
     def download(
         self,
@@ -244,8 +287,7 @@ class CheckpointContext:
         """Copy a checkpoint into a folder, comparing every byte with the manifest.
 
         All is copied aside and compared first, and then takes its place: if this raises, the folder is as it was.
-        What else is in the folder stays. From an object store it is fetched by way of this machine's cache, where
-        there is room, so that jobs share one fetch; with ``DownloadMode.NoSharedDownload`` straight into the folder.
+        What else is in the folder stays.
 
         Args:
             storage_id: the checkpoint.
@@ -276,14 +318,12 @@ class CheckpointContext:
     ) -> Iterator[Path]:
         """A folder with the checkpoint's files, as ``with ctx.checkpoint.restore_path(storage_id) as path:``.
 
-        Only read from it. On a directory this is the stored checkpoint itself. From any other store, the ranks of a
-        machine bring one copy up to date, in a cache that all jobs on the machine share and that keeps what was used
-        last (``DET_CORE_CACHE``, ``DET_CORE_CACHE_BYTES``); with ``NoSharedDownload`` each has a copy of its own, which
-        goes when the block ends.
+        Only read from it. On a directory this is the stored checkpoint itself, and what was written to it is told when
+        the block ends. From any other store, the ranks of a machine fetch each file once, into a temporary folder,
+        which goes when the block ends.
 
-        The files are compared with the manifest first: digests once per job, every rank its share, and sizes every
-        time. What differs in a copy is fetched again. A checkpoint without a manifest, written by others, is taken as
-        it is, and the log says so.
+        The files are compared with the manifest first; on a directory digests once per job, every rank its share, and
+        sizes every time. A checkpoint without a manifest, written by others, is taken as it is, and the log says so.
 
         Args:
             storage_id: the checkpoint.
@@ -295,8 +335,14 @@ class CheckpointContext:
 
         Raises:
             CheckpointNotFound, CheckpointCorrupt, StorageError: as in :meth:`download`.
+            ValueError: ``storage_id`` is None: see :meth:`resume`.
         """
         self._check()
+        if storage_id is None:
+            raise ValueError(
+                "restore_path(storage_id=None): there is no checkpoint to start from. Use ctx.checkpoint.resume(), "
+                "which gives None in a new run"
+            )
         with self._reader.restore_path(storage_id, download_mode, selector, only_listed=only_listed) as path:
             yield path
 
@@ -311,16 +357,18 @@ class CheckpointContext:
         """The folder to start from, or None, as ``with ctx.checkpoint.resume() as path:``.
 
         It is that of ``ctx.latest_checkpoint``: what the master hands over, or the newest checkpoint of a run that is
-        resumed. It stays the same while this process runs, however often it is asked for.
+        resumed. If that is damaged it is the newest of this run before it that is whole, and a line says which were
+        passed over, and why. It stays the same while this process runs, however often it is asked for.
 
-        Arguments and errors as in :meth:`restore_path`: by default, every rank enters.
+        Arguments as in :meth:`restore_path`: by default, every rank enters.
+
+        Raises:
+            CheckpointCorrupt: the run has saved checkpoints, and none of them is whole. It is never begun anew.
+            CheckpointNotFound, StorageError: as in :meth:`download`.
         """
-        if self._latest is None:
-            self._check()
-            yield None
-            return
-        with self.restore_path(self._latest, download_mode, selector=selector, only_listed=only_listed) as path:
-            yield path
+        self._check()
+        with ExitStack() as stack:
+            yield self._newest_whole(stack, download_mode, selector, only_listed)
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """The metadata of a checkpoint, on any rank.
@@ -330,8 +378,8 @@ class CheckpointContext:
             CheckpointCorrupt: its metadata.json differs from the manifest.
         """
         self._check()
-        self._writer.raise_failures()
-        found = self._described(storage_id)
+        self._commits.raise_failure()
+        found = self._events.described(storage_id)
         return self._reader.metadata(storage_id) if found is None else found
 
     def previous(self, storage_id: str) -> str | None:
@@ -340,12 +388,7 @@ class CheckpointContext:
         For one that goes on from an older checkpoint, as the newest is damaged.
         """
         self._check()
-
-        def find() -> str | None:
-            known = [header.storage_id for header in self._store.list(self._run_id)]
-            return ([None, *known])[known.index(storage_id)] if storage_id in known else None
-
-        return on_chief(self._distributed, "user", find)
+        return on_chief(self._distributed, "user", lambda: self._before(storage_id))
 
     def is_own(self, storage_id: str) -> bool:
         """Whether this run wrote a checkpoint, or under a master a trial of its experiment, on any rank.
@@ -357,7 +400,7 @@ class CheckpointContext:
             CheckpointNotFound: there is no such checkpoint.
         """
         self._check()
-        self._writer.raise_failures()
+        self._commits.raise_failure()
         run_id = self._reader.written_by(storage_id)
         if run_id is None or run_id == self._run_id:
             return run_id is not None
@@ -372,10 +415,8 @@ class CheckpointContext:
             StorageError: the store refused.
         """
         self._check()
-        self._writer.raise_failures()
-        remaining = self._elsewhere.get(storage_id, self._store).delete(storage_id)
-        self._reader.forget(storage_id)
-        self._deleted(storage_id, remaining)
+        self._commits.raise_failure()
+        self._events.deleted(storage_id, self._reader.delete(storage_id))
 
     def close(self) -> None:
         """Remove what was begun and never committed, and wait for what is being saved. Idempotent.
@@ -387,7 +428,108 @@ class CheckpointContext:
         """
         if not self._closed:
             self._closed = True
-            self._writer.close()
+            self._commits.close()
+
+    # How a checkpoint begins.
+
+    def _begin(self, call: str, metadata: Mapping[str, Any] | None, shard: bool, if_busy: str) -> CheckpointHandle:
+        together = self._writers(call, shard)
+        self._commits.admit(together, if_busy)
+        given = together.gather(lambda: self._plain(metadata, shard))
+        together.chief(lambda: check_steps(merge_metadata(given or [])))
+        return self._handle(together, self._stage(together, shard), metadata)
+
+    def _writers(self, call: str, shard: bool) -> Together:
+        self._commits.check_process()
+        rank, size = self._distributed.rank, self._distributed.size
+        if shard and size > 1:
+            return Together(call, self._distributed.lane(LANE), rank=rank, index=rank, size=size)
+        if rank != 0:
+            raise RuntimeError(
+                f"checkpoint.{call}(shard=False) was called on rank {rank}, but only the chief (rank 0) may: call it "
+                "under `if ctx.distributed.rank == 0:`, or on every rank with shard=True"
+            )
+        return Together.alone(call)
+
+    def _stage(self, together: Together, shard: bool) -> Staging:
+        """Make a staging on the chief, and join it on every rank if they write together."""
+        made: list[Staging] = []
+
+        def begin() -> str:
+            made.append(self._store.begin(new_storage_id(), self._owner()))
+            return made[0].ticket
+
+        ticket = together.chief(begin)
+        if not shard:
+            return made[0]
+        try:
+            return together.each(lambda: self._store.join(ticket, self._distributed.rank))
+        except BaseException:
+            if made:
+                remove(made[0])
+            raise
+
+    def _handle(self, together: Together, staging: Staging, metadata: Mapping[str, Any] | None) -> CheckpointHandle:
+        try:
+            path = together.each(lambda: staging.path)
+        except BaseException:
+            remove(staging)
+            raise
+        ending = together.on(self._distributed.lane(UPLOAD_LANE)) if together.shared else together
+        return self._commits.opened(CheckpointHandle(self._commits, ending, staging, path, metadata))
+
+    def _plain(self, metadata: Mapping[str, Any] | None, shard: bool) -> dict[str, Any]:
+        if metadata is None and shard:
+            return {}
+        plain = plain_metadata(metadata)
+        if not shard:
+            check_steps(plain)
+        return plain
+
+    # Which checkpoint to resume.
+
+    def _newest_whole(
+        self, stack: ExitStack, mode: DownloadMode, selector: Selector | None, only_listed: bool
+    ) -> Path | None:
+        passed: list[str] = []
+        storage_id = self._latest
+        while storage_id is not None:
+            try:
+                path = stack.enter_context(
+                    self.restore_path(storage_id, mode, selector=selector, only_listed=only_listed)
+                )
+                self._latest = storage_id
+                return path
+            except CheckpointCorrupt as e:
+                passed.append(str(e))
+                before = self._on_chief(mode, functools.partial(self._before, storage_id))
+                if before is not None:
+                    self._say(f"checkpoint {storage_id} is passed over, and {before}, the one before, is taken: {e}")
+                storage_id = before
+        if self._restart:
+            passed += self._on_chief(mode, self._unreadable)
+        if passed:
+            raise CheckpointCorrupt(f"no checkpoint of run {self._run_id} is whole: {'; '.join(passed)}")
+        return None
+
+    def _on_chief(self, mode: DownloadMode, work: Callable[[], Any]) -> Any:
+        return work() if mode is DownloadMode.NoSharedDownload else on_chief(self._distributed, "user", work)
+
+    def _before(self, storage_id: str) -> str | None:
+        known = [header.storage_id for header in self._store.list(self._run_id)]
+        return ([None, *known])[known.index(storage_id)] if storage_id in known else None
+
+    def _unreadable(self) -> list[str]:
+        """What is wrong with the checkpoints of this run that are there, and not listed as nobody can read them."""
+        problems = []
+        for storage_id in self._events.registered_before():
+            try:
+                self._store.open(storage_id)
+            except CheckpointNotFound:
+                continue
+            except CheckpointCorrupt as e:
+                problems.append(str(e))
+        return problems
 
     def _check(self) -> None:
         if self._closed:
@@ -396,3 +538,10 @@ class CheckpointContext:
 
     def _owner(self) -> Owner:
         return Owner.current(self._run_id, self._restart)
+
+
+def new_storage_id() -> str:
+    """A name for a checkpoint."""
+    import uuid
+
+    return str(uuid.uuid4())

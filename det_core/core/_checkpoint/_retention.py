@@ -1,16 +1,17 @@
-"""Retention at work: a run's checkpoints judged by a policy, and those deleted that are to go."""
+"""Retention at work: a run's checkpoints judged by a policy and their metrics, and those deleted that are to go."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from det_core import _clock
-from det_core.core._checkpoint._values import Values
 from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError, StorageError
+from det_core.journal import Cursor, cursors
 from det_core.storage import (
     AnyOf,
     Candidate,
@@ -27,12 +28,11 @@ from det_core.storage import (
 )
 
 log = logging.getLogger("det_core.checkpoint")
+GROUP = "validation"
 FAILURES = 3
 """Deletes that may fail one after the other before the rest waits for the next time: the store is in trouble."""
 FIRST = 2
 """Checkpoints that may have to wait for a validation without a word."""
-BELIEVED = 300.0
-"""Seconds for which a checkpoint that was seen in the store is taken to be there."""
 
 
 class Retention:
@@ -63,14 +63,11 @@ class Retention:
     ) -> None:
         check_policy(policy)
         self.policy = policy
-        self._store = store
-        self._run_id = run_id
-        self._deleted = deleted
-        self._values = Values(store, folder)
+        self._store, self._run_id, self._deleted = store, run_id, deleted
+        self._validations = None if folder is None else Validations(folder)
+        self._metadata: dict[str, Mapping[str, Any]] = {}
+        self._known: dict[str, Header] | None = None
         self._failed: set[str] = set()
-        self._known: dict[str, Header] = {}
-        self._seen: dict[str, float] = {}
-        self._listed = False
         self._told = False
         self._warned = False
 
@@ -81,13 +78,13 @@ class Retention:
 
         Args:
             committed: the record of a checkpoint that has just been committed. This process being the only one that
-                commits, the others are known, so that a store with those of many runs need not be listed each time.
+                commits, the others are known, and a store with those of many runs is not listed each time.
 
         Returns:
             the storage_ids that are gone.
         """
         try:
-            verdicts = self.judge() if committed is None else self._judge_known(_header(committed))
+            verdicts = self.judge() if committed is None else self._judge_known(committed)
         except (DetCoreError, OSError) as e:
             self._warn(f"older checkpoints of run {self._run_id} were not looked through, and stay for now: {e}")
             return []
@@ -108,45 +105,8 @@ class Retention:
 
     def forget(self, storage_id: str) -> None:
         """A checkpoint was deleted by somebody else."""
-        self._known.pop(storage_id, None)
-
-    def _judge_known(self, committed: Header) -> list[Verdict]:
-        """As :meth:`judge`, of the checkpoints that are known; those that count against others are seen to be there."""
-        if not self._listed:
-            first = (committed.restart, committed.ordinal) == (0, 1)
-            self._known = {h.storage_id: h for h in ([] if first else self._store.list(self._run_id))}
-            self._listed = True
-        self._known[committed.storage_id] = committed
-        self._seen[committed.storage_id] = _clock.monotonic()
-        while True:
-            verdicts = self._verdicts(list(self._known.values()))
-            if all(v.reasons for v in verdicts):
-                return verdicts
-            lost = [
-                v.candidate.storage_id for v in verdicts if v.reasons and not self._is_there(v.candidate.storage_id)
-            ]
-            if not lost:
-                return self._verdicts(list(self._known.values()), self._store.in_use())
-            for storage_id in lost:
-                self.forget(storage_id)
-
-    def _is_there(self, storage_id: str) -> bool:
-        now = _clock.monotonic()
-        if now - self._seen.get(storage_id, -BELIEVED) < BELIEVED:
-            return True
-        try:
-            self._store.open(storage_id)
-        except (CheckpointNotFound, CheckpointCorrupt):
-            return False
-        self._seen[storage_id] = now
-        return True
-
-    def _verdicts(
-        self, headers: Sequence[Header], in_use: Collection[str] = (), damaged: Collection[str] = ()
-    ) -> list[Verdict]:
-        found = self._values.candidates(headers, self.policy.metrics)
-        found = [replace(c, damaged=c.storage_id in damaged) for c in found]
-        return judge(self.policy, found, run_id=self._run_id, in_use=in_use, now=_clock.now())
+        if self._known is not None:
+            self._known.pop(storage_id, None)
 
     def delete(self, going: list[Candidate]) -> list[str]:
         """Delete these, but for one that a process has begun to read; see :meth:`apply`."""
@@ -190,6 +150,24 @@ class Retention:
                 return
             raise
 
+    def _judge_known(self, committed: Mapping[str, Any]) -> list[Verdict]:
+        """As :meth:`judge`, of what was there at the first commit and has come since; the newest is whole."""
+        header = Header(**{f.name: committed[f.name] for f in fields(Header)})
+        if self._known is None:
+            is_first = (header.restart, header.ordinal) == (0, 1)
+            self._known = {h.storage_id: h for h in ([] if is_first else self._store.list(self._run_id))}
+        self._known[header.storage_id] = header
+        verdicts = self._verdicts(list(self._known.values()))
+        if all(v.reasons for v in verdicts):
+            return verdicts
+        return self._verdicts(list(self._known.values()), self._store.in_use())
+
+    def _verdicts(
+        self, headers: Sequence[Header], in_use: Collection[str] = (), damaged: Collection[str] = ()
+    ) -> list[Verdict]:
+        found = [replace(c, damaged=c.storage_id in damaged) for c in self.candidates(headers)]
+        return judge(self.policy, found, run_id=self._run_id, in_use=in_use, now=_clock.now())
+
     def _damaged(self, verdicts: Sequence[Verdict]) -> set[str]:
         """The newest ones, up to one that is whole, whose files are missing or have another size."""
         damaged = set()
@@ -205,6 +183,44 @@ class Retention:
                 damaged.add(storage_id)
         return damaged
 
+    def candidates(self, headers: Sequence[Header]) -> list[Candidate]:
+        """The checkpoints as the policy sees them, with the metrics that it decides by.
+
+        Those are what was reported for a checkpoint's step, by any rank, else what its own metadata has.
+
+        Raises:
+            StorageError: the store refused.
+        """
+        names = self.policy.metrics
+        if names and self._validations is not None:
+            self._validations.refresh()
+        return [
+            Candidate(
+                h.storage_id, h.steps_completed, seconds(h), h.restart, h.ordinal, self._numbers(h, names), h.run_id
+            )
+            for h in headers
+        ]
+
+    def _numbers(self, header: Header, names: Collection[str]) -> dict[str, float]:
+        reported = self._validations.of(header) if names and self._validations is not None else {}
+        numbers = {}
+        for name in names:
+            value = number_in(reported, name)
+            value = number_in(self._metadata_of(header), name) if value is None else value
+            if value is not None:
+                numbers[name] = value
+        return numbers
+
+    def _metadata_of(self, header: Header) -> Mapping[str, Any]:
+        known = self._metadata.get(header.storage_id)
+        if known is None:
+            try:
+                known = self._store.open(header.storage_id).metadata()
+            except (CheckpointNotFound, CheckpointCorrupt):
+                known = {}
+            self._metadata[header.storage_id] = known
+        return known
+
     def _tell_of_unknown(self, verdicts: Sequence[Verdict]) -> None:
         """Warn once if nothing goes only as no checkpoint has a metric; of the first ones none may be validated yet."""
         held = [v.reasons[0] for v in verdicts if v.reasons and v.reasons == v.unknown]
@@ -217,8 +233,78 @@ class Retention:
         self._warned = True
 
 
-def _header(record: Mapping[str, Any]) -> Header:
-    return Header(**{f.name: record[f.name] for f in fields(Header)})
+class Validations:
+    """The validation metrics of a run, by checkpoint. What is new in the journals is read at each :meth:`refresh`.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._cursors: dict[tuple[int, int], Cursor] = {}
+        self._rows: dict[int, dict[tuple[int, int, int], Mapping[str, Any]]] = {}
+        self._began: dict[int, int] = {}
+
+    def refresh(self) -> None:
+        """Take in what was reported since the last time, by any rank."""
+        for found in cursors(self._folder, name="unsaved"):
+            cursor = self._cursors.setdefault((found.restart, found.rank), found)
+            while lines := cursor.read():
+                cursor.mark(lines)
+                for line in lines:
+                    if line.record["kind"] == "restore" or line.record.get("group") == GROUP:
+                        self._take(cursor.restart, cursor.rank, line.decoded())
+
+    def _take(self, restart: int, rank: int, record: Mapping[str, Any]) -> None:
+        restored = record["kind"] == "restore"
+        step = record["body"].get("steps_completed") if restored else record["steps_completed"]
+        if not isinstance(step, int):
+            return
+        self._began[restart] = min(step, self._began.get(restart, step))
+        if not restored:
+            self._rows.setdefault(step, {})[restart, rank, record["seq"]] = record["metrics"]
+
+    def of(self, header: Header) -> dict[str, Any]:
+        """The metrics of a checkpoint: those of its step that count; of the ranks that differ the lowest rank's.
+
+        None, if a restart since then began below that step: what it reported is about other weights.
+        """
+        step = header.steps_completed
+        rows = self._rows.get(step, {})
+        restart = max((key[0] for key in rows), default=-1)
+        if any(r > min(restart, header.restart) and began < step for r, began in self._began.items()):
+            return {}
+        metrics: dict[str, Any] = {}
+        for key in sorted(rows, reverse=True):
+            metrics |= rows[key] if key[0] == restart else {}
+        return metrics
+
+
+def number_in(metrics: Mapping[str, Any], name: str) -> float | None:
+    """The number called ``name``, where ``a.b`` may also be ``b`` within ``a``; None if there is none."""
+    for path in _paths(name):
+        value: Any = metrics
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
+
+
+def _paths(name: str) -> Iterable[list[str]]:
+    yield [name]
+    for i, c in enumerate(name):
+        if c == ".":
+            yield from ([name[:i], *rest] for rest in _paths(name[i + 1 :]))
+
+
+def seconds(header: Header) -> float:
+    """When a checkpoint was committed, in seconds since the epoch; infinite where that cannot be read."""
+    try:
+        return datetime.fromisoformat(header.time.replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return float("inf")
 
 
 __all__ = ["AnyOf", "KeepBest", "KeepEvery", "KeepLatest", "KeepNewer", "Retention", "RetentionPolicy"]

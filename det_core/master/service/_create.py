@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core.config import ConfigErrors, Experiment, binds, entrypoint_trial, parse_experiment
+from det_core.config import ConfigErrors, Experiment, binds, entrypoint_scripts, entrypoint_trial, parse_experiment
 from det_core.errors import DetCoreError
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import check_archive, read_archived, unpack_archive
@@ -95,6 +95,7 @@ async def draft(
     warm_start = await hub.store.read(lambda conn: _warm_start(conn, spec))
     search = await make_search(hub, spec, digest, context)
     await asyncio.to_thread(_check_trial_class, spec, files, context)
+    spec = replace(spec, warnings=(*spec.warnings, *_missing_scripts(spec, files)))
     return Draft(spec, _text(config), digest, search, warm_start)
 
 
@@ -116,13 +117,23 @@ def _check_trial_class(spec: Experiment, files: frozenset[str], context: bytes |
     paths = [f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")]
     path = next((path for path in paths if path in files), None)
     if path is None:
-        hint = "" if files else ", which is empty; name the folder with it: det-core experiment create CONFIG DIR"
-        raise Invalid(
-            f"entrypoint: {module}:{name} needs {paths[0]}, and there is no such file in the context directory{hint}"
-        )
+        raise Invalid(f"entrypoint: {module}:{name} needs {paths[0]}, and {_no_such_file(files)}")
     assert context is not None
     if not binds(read_archived(io.BytesIO(context), path).decode(errors="replace"), name):
         raise Invalid(f"entrypoint: {module}:{name} needs a class {name}, and {path} has none")
+
+
+def _missing_scripts(spec: Experiment, files: frozenset[str]) -> list[str]:
+    """What to know of scripts that the entrypoint names, and that are not in the context directory."""
+    if "startup-hook.sh" in files:
+        return []
+    missing = [name for name in entrypoint_scripts(spec.entrypoint or "") if name not in files]
+    return [f"entrypoint names {name}, and {_no_such_file(files)}" for name in missing]
+
+
+def _no_such_file(files: frozenset[str]) -> str:
+    hint = "" if files else ", which is empty; name the folder with it: det-core experiment create CONFIG DIR"
+    return f"there is no such file in the context directory{hint}"
 
 
 def _text(config: str | Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ from det_core.accelerated import Trainer  # noqa: E402
 from det_core.accelerated.callbacks import TrainerCallback  # noqa: E402
 from det_core.errors import CheckpointCorrupt, CheckpointError  # noqa: E402
 from det_core.journal import read_run  # noqa: E402
+from support.threads import as_ranks  # noqa: E402
 from support.trainings import a_trainer, evaluate, rows, same, train  # noqa: E402
 
 
@@ -248,6 +249,15 @@ def test_garbage_is_collected_where_that_frees_something(monkeypatch: pytest.Mon
     if not torch.cuda.is_available():
         assert calls == [] and len(trainer._accelerator._models) == 1
     assert same(trainer, train(train(a_trainer())))
+
+
+def test_one_process_in_a_context_of_several_ranks_is_refused() -> None:
+    def work(distributed: core.DistributedContext) -> None:
+        said = r"the core context has 2 rank\(s\), and the model is trained by 1: accelerate finds ranks of torch's"
+        with core.init(distributed=distributed) as context, pytest.raises(ValueError, match=said):
+            train(a_trainer(core_context=context))
+
+    as_ranks(2, work)
 
 
 def test_an_import_without_accelerate_says_how_to_install_it() -> None:

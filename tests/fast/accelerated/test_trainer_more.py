@@ -21,13 +21,16 @@ from det_core.accelerated.utils import world_process_zero_only  # noqa: E402
 from det_core.journal import read_run  # noqa: E402
 from support.trainings import Events, Recording, a_trainer, evaluate, linear, rows, same, train  # noqa: E402
 
-torchmetrics = pytest.importorskip("torchmetrics")
-
-
 # metrics
 
 
-def test_metrics_of_each_epoch() -> None:
+@pytest.fixture
+def torchmetrics() -> Any:
+    """Loaded where it is used: it brings scipy."""
+    return pytest.importorskip("torchmetrics")
+
+
+def test_metrics_of_each_epoch(torchmetrics: Any) -> None:
     trainer = a_trainer(
         lr=0.0, metrics=torchmetrics.MeanAbsoluteError(), train_metrics={"mae": torchmetrics.MeanAbsoluteError()}
     )
@@ -47,7 +50,7 @@ def linear_of(trainer: Any) -> Any:
     return trainer.model
 
 
-def test_metrics_are_anew_in_each_epoch() -> None:
+def test_metrics_are_anew_in_each_epoch(torchmetrics: Any) -> None:
     trainer = a_trainer(metrics={"mae": torchmetrics.MeanAbsoluteError()})
     train(trainer, 3, eval_dataset=rows(14))
     x, y = rows(14).tensors
@@ -56,7 +59,7 @@ def test_metrics_are_anew_in_each_epoch() -> None:
     )
 
 
-def test_metrics_are_moved_to_the_device() -> None:
+def test_metrics_are_moved_to_the_device(torchmetrics: Any) -> None:
     moved: list[Any] = []
 
     class Moved(torchmetrics.MeanAbsoluteError):  # type: ignore[misc, name-defined]
@@ -69,7 +72,7 @@ def test_metrics_are_moved_to_the_device() -> None:
     assert moved == [trainer.device] * 4
 
 
-def test_a_collection_and_ones_own_way_to_count(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_collection_and_ones_own_way_to_count(torchmetrics: Any, capsys: pytest.CaptureFixture[str]) -> None:
     class Signs(Trainer):
         def update_metrics(self, metrics: Any, batch: Any, batch_output: Any) -> None:
             metrics.update((batch_output["model_outputs"] > 0).int(), (batch[1] > 0).int())
@@ -85,7 +88,7 @@ def test_a_collection_and_ones_own_way_to_count(capsys: pytest.CaptureFixture[st
     assert lines == names  # in the order of first recording
 
 
-def test_metrics_that_a_subclass_keeps_under_that_name() -> None:
+def test_metrics_that_a_subclass_keeps_under_that_name(torchmetrics: Any) -> None:
     class Counting(Trainer):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)

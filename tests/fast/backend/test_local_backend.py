@@ -11,7 +11,7 @@ def _backend(folder: Path, **arguments: object) -> LocalBackend:
 
 
 def test_an_operation_once_completed_is_not_given_again(tmp_path: Path) -> None:
-    backend = _backend(RunFolder.create(tmp_path, name="n", argv=[]).path)
+    backend = _backend(RunFolder.create(tmp_path, name="n").path)
     assert backend.next_operation() == 10
     backend.complete_operation(10, 0.5)
     backend.complete_operation(10, 0.5)

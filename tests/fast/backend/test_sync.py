@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core import core
+from det_core import client, core
 from det_core.backend.rest import sync_run
 from det_core.errors import MasterError, MasterUnreachable, ReportsNotShipped, RunNotFound
 from support.foreign_master import foreign_master
@@ -24,7 +24,7 @@ def train(steps: range, **arguments: object) -> Path:
         ctx.train.set_metadata({"steps": steps[-1]})
         with ctx.checkpoint.store_path({"steps_completed": steps[-1]}) as (path, _):
             (path / "f").write_text("f")
-    return ctx._run.path
+    return Path(client.run(ctx.run_id).path)
 
 
 def test_a_bare_run_becomes_an_unmanaged_trial(home: Path) -> None:

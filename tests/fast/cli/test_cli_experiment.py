@@ -203,8 +203,26 @@ def test_mistakes_of_a_configuration_are_a_line_each(master: Running, command: C
     assert len(lines) == 6 and all(line.startswith("det-core: error: ") for line in lines)
     assert any("did you mean double?" in line for line in lines)
     path.write_text(GRID)
-    assert "can be run" in command("e", "create", path, "--check")
+    assert "can be run" in command("e", "create", path, "--check") and command.errors == ""
     assert command.json("e", "create", path, "--check")["config"]["max_restarts"] == 0
+
+
+def test_a_script_that_is_not_in_the_folder_is_said(master: Running, command: Command, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "fit.py").touch()
+    path = tmp_path / "search.yaml"
+
+    def missing(entrypoint: str, *folder: Path) -> list[str]:
+        path.write_text(GRID.replace('"true"', json.dumps(entrypoint)))
+        command("e", "create", path, *folder, "--check")
+        return [line.removeprefix("det-core: warning: ").split(",")[0] for line in command.errors.splitlines()]
+
+    launched = "python -m det_core.launch.torch_distributed --nproc-per-node 2 ./sub/fit.py --lr 1"
+    assert missing(launched, tmp_path) == missing("cd sub && python fit.py", tmp_path) == []
+    assert missing("python fit.py", tmp_path) == ["entrypoint names fit.py"]
+    assert missing(launched) == ["entrypoint names sub/fit.py"] and "create CONFIG DIR" in command.errors
+    (tmp_path / "startup-hook.sh").touch()  # may bring it
+    assert missing("python fit.py", tmp_path) == []
 
 
 def test_more_slots_than_there_are_says_what_to_type(master: Running, command: Command, config: Path) -> None:

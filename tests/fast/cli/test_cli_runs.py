@@ -13,7 +13,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas
 import pytest
 
 from det_core import core
@@ -24,9 +23,9 @@ from support.stored import run_with_checkpoints
 
 
 def rich_run(home: Path) -> str:
-    folder = RunFolder.create(home, name="/work/train.py", argv=["python", "train.py", "a b"])
+    folder = RunFolder.create(home, name="/work/train.py")
     for restart in range(2):
-        folder.begin_restart()
+        folder.begin_restart({"argv": ["python", "train.py", "a b"]})
         journal = Journal(folder.path, run_id=folder.run_id, restart=restart, rank=0)
         for step in range(1 + 2 * restart, 4 + 2 * restart):
             metrics = {"loss": 1 / step, "acc": {"top1": step, "bad": -math.inf}, "words": ["a", "b"]}
@@ -55,6 +54,18 @@ def test_list(home: Path) -> None:
     assert len(det_core("runs", "list", "--limit", 1).stdout.splitlines()) == 2
     assert det_core("runs", "list", "--home", home / "else", "--json").stdout.strip() == "[]"
     assert "'x' is not a number" in det_core("runs", "list", "--limit", "x", check=2).stderr
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe"])
+def test_list_passes_over_a_journal_that_is_no_file(home: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    other, damaged = one_run(home), one_run(home)
+    path = damaged.path / "journal-0-0.jsonl"
+    path.unlink()
+    path.mkdir() if kind == "folder" else os.mkfifo(path)
+    rows = {row["run_id"]: row["state"] for row in json.loads(det_core("runs", "list", "--json").stdout)}
+    assert rows == {other.run_id: "completed", damaged.run_id: "died"}
+    assert len(det_core("runs", "list").stdout.splitlines()) == 3
+    assert f"{path} is no file, and is passed over" in caplog.text
 
 
 def test_show(home: Path) -> None:
@@ -115,6 +126,8 @@ def test_ranks_that_disagree_are_told_of(home: Path) -> None:
 
 
 def test_export_csv(home: Path) -> None:
+    import pandas
+
     rich_run(home)
     text = det_core("runs", "export", "latest", "--format", "csv", "--group", "training").stdout
     rows = list(csv.DictReader(io.StringIO(text)))
@@ -160,6 +173,8 @@ def test_export_parquet(home: Path, tmp_path: Path) -> None:
     rich_run(home)
     target = tmp_path / "out.parquet"
     det_core("runs", "export", "latest", "-f", "parquet", "-o", target, "--batches")
+    import pandas
+
     frame = pandas.read_parquet(target)
     assert len(frame) == 17
     training = frame[(frame["group"] == "training") & frame["batch"].isna()]

@@ -46,11 +46,27 @@ def test_the_table_says_how_many_trials_reach_each_rung(config: Any, capsys: pyt
     assert main(["search", "preview", config(HALVING)]) == 0
     said = capsys.readouterr()
     rows = [line.split() for line in said.out.splitlines()]
+    rows = rows[rows.index([]) + 1 :]
     assert rows[0] == ["bracket", "max_trials", "at", "a", "time", "rung", "length", "trials"]
     assert rows[1] == ["0", "12", "12", "0", "1,000", "12"]
     assert rows[2][:2] == ["1", "3,000"] and rows[3][:2] == ["2", "9,000"]
     assert "of 108,000, what training all of them fully takes" in said.out
     assert said.err == ""
+
+
+def test_values_are_as_scripts_get_them_and_which_end_is_best_is_said(
+    config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = {**SPACE, "net": {"layers": {"type": "int", "minval": 2, "maxval": 8}}, "opt": "sgd"}
+    assert main(["search", "preview", config({**HALVING, "metric": "accuracy"}, space)]) == 0
+    said = capsys.readouterr()
+    rows = [line.split(maxsplit=1) for line in said.out.splitlines()]
+    assert rows[1:4] == [["lr", "0.0001 to 0.1, logarithmic"], ["net.layers", "2 to 8"], ["opt", "sgd"]]
+    assert "async_halving, the smallest accuracy is best: 12 trials" in said.out
+    assert "if the largest is: smaller_is_better: false" in said.err
+    assert main(["search", "preview", config({**HALVING, "metric": "accuracy", "smaller_is_better": False})]) == 0
+    said = capsys.readouterr()
+    assert "the largest accuracy is best" in said.out and said.err == ""
 
 
 def test_the_budget_is_that_of_the_search(config: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import pandas
 import pytest
 
 from det_core import client
@@ -18,9 +17,9 @@ from support.journals import one_run
 
 def rich_run(home: Path) -> client.Run:
     """Two restarts; nested metrics, one called like a column, batch metrics, checkpoints."""
-    folder = RunFolder.create(home, name="rich", argv=["python", "train.py", "--lr", "0.1 0.2"])
+    folder = RunFolder.create(home, name="rich")
     for restart in range(2):
-        folder.begin_restart()
+        folder.begin_restart({"argv": ["python", "train.py", "--lr", "0.1 0.2"]})
         journal = Journal(folder.path, run_id=folder.run_id, restart=restart, rank=0)
         for step in range(1 + 2 * restart, 4 + 2 * restart):
             metrics = {"loss": 1 / step, "acc": {"top1": step, "top5": math.nan}, "time": step * 10}
@@ -52,6 +51,8 @@ def test_a_run_says_what_it_is(home: Path) -> None:
 
 
 def test_metrics_are_a_data_frame(home: Path) -> None:
+    import pandas
+
     frame = rich_run(home).metrics("training")
     assert isinstance(frame, pandas.DataFrame)
     assert list(frame.columns) == [

@@ -110,7 +110,7 @@ def test_a_storage_id_is_the_name_of_one_folder(storage_id: Any, tmp_path: Path)
         with pytest.raises(ValueError, match="storage_id"):
             context.delete(storage_id)
     assert not (tmp_path / "out").exists()
-    assert recorder.deleted == recorder.restored == []
+    assert recorder.gone == recorder.restores == []
 
 
 def test_an_unknown_id_is_not_found(context: CheckpointContext, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import shutil
 import signal
 import threading
 import time
@@ -39,6 +38,11 @@ def context_on(folder: Path, disk: Disk | None = None, **options: Any) -> Iterat
             if isinstance(disk, Gate):
                 disk.opened_up.set()
             context.close()
+
+
+def threads() -> list[threading.Thread]:
+    """Those that save."""
+    return [thread for thread in threading.enumerate() if thread.name == "det_core-upload"]
 
 
 def overwrite(folder: Path) -> None:
@@ -123,89 +127,6 @@ class TestUpload:
         assert recorder.registered[0]["metadata"] == {"steps_completed": 1, "list": [1]}
 
 
-class TestConsume:
-    """``upload(consume=True)``."""
-
-    def test_files_become_the_checkpoint(self, tmp_path: Path) -> None:
-        source = fill(tmp_path / "source")
-        inodes = {name: (source / name).stat().st_ino for name in FILES}
-        (source / "metadata.json").write_text("mine")
-        with context_on(tmp_path) as (context, _):
-            storage_id = context.upload(source, STEPS, blocking=False, consume=True)
-            assert tree(source) == {"metadata.json": b"mine"}
-            fill(source, {name: b"\xff" * len(data) for name, data in FILES.items()})
-        stored = tmp_path / "store" / storage_id
-        assert listed(tmp_path / "store") == [storage_id]
-        assert {name: (stored / name).stat().st_ino for name in FILES} == inodes, "no byte was copied"
-        assert tree(stored) == tree(stored) | FILES
-
-    def test_a_file_with_other_names_is_copied(self, tmp_path: Path) -> None:
-        source = fill(tmp_path / "source")
-        os.link(source / "model.pt", tmp_path / "kept")
-        (source / "link").symlink_to("rng")
-        with context_on(tmp_path) as (context, _):
-            storage_id = context.upload(source, STEPS, blocking=False, consume=True)
-            (tmp_path / "kept").write_bytes(b"changed")
-        assert tree(source) == {}
-        found = tree(tmp_path / "store" / storage_id)
-        found.pop("metadata.json")
-        assert found == {**FILES, "link": b"r"}
-
-    def test_from_another_file_system_it_is_copied(self, tmp_path: Path) -> None:
-        if not os.access("/dev/shm", os.W_OK) or os.stat("/dev/shm").st_dev == tmp_path.stat().st_dev:
-            pytest.skip("there is no second file system here")
-        source = Path("/dev/shm") / f"det_core-test-{os.getpid()}"
-        try:
-            fill(source)
-            with context_on(tmp_path) as (context, _):
-                storage_id = context.upload(source, STEPS, blocking=False, consume=True)
-                assert tree(source) == {}
-            assert listed(tmp_path / "store") == [storage_id]
-        finally:
-            shutil.rmtree(source)
-
-    def test_what_is_not_selected_stays(self, tmp_path: Path) -> None:
-        source = fill(tmp_path / "source")
-        with context_on(tmp_path) as (context, _):
-            context.upload(source, STEPS, consume=True, selector=lambda path: path.startswith("sub"))
-        assert set(tree(source)) == {"model.pt", "rng"}
-
-    def test_every_call_of_the_disk_fails_once_and_the_files_are_put_back(self, tmp_path: Path) -> None:
-        for at in range(1, 400):
-            work = tmp_path / str(at)
-            source = fill(work / "source")
-            disk = FaultyDisk(str(work), at)
-            try:
-                with context_on(work, disk) as (context, recorder):
-                    context.upload(source, STEPS, blocking=at % 2 == 0, consume=True)
-            except StorageError as e:
-                assert disk.struck and str(work) in str(e)
-            if recorder.registered:
-                assert tree(source) in ({}, FILES)
-            else:
-                assert tree(source) == FILES, f"after {disk.struck} at {at}"
-                assert listed(work / "store") == []
-            nothing_is_left_over(work / "store")
-            if not disk.struck:
-                assert at > 30
-                return
-        raise AssertionError("it never gets through")
-
-    def test_a_name_that_is_taken_again_is_left_alone(self, tmp_path: Path) -> None:
-        source, gate = fill(tmp_path / "source"), Gate()
-        with context_on(tmp_path, gate) as (context, _):
-            context.upload(source, STEPS, blocking=False, consume=True)
-            assert gate.reached.wait()
-            (source / "rng").write_bytes(b"new")
-            shutil.rmtree(source / "sub")
-            gate.do = FaultyDisk("it", 1, "dead").do  # type: ignore[method-assign]
-            gate.opened_up.set()
-            with pytest.raises(CheckpointError):
-                context.close()
-        # The disk is dead, so nothing could be put back; what the script wrote meanwhile is as it is.
-        assert (source / "rng").read_bytes() == b"new"
-
-
 class TestStorePath:
     """``store_path(blocking=False)`` and ``begin()``."""
 
@@ -268,18 +189,20 @@ class TestBusy:
                 else:
                     context.upload(source, STEPS, blocking=call == "blocking", if_busy="refuse")
             gate.opened_up.set()
-            until(lambda: not context._writer._background.under_way())
+            until(lambda: first in listed(tmp_path / "store") and not threads())
             second = context.upload(source, STEPS, if_busy="refuse")
         assert set(listed(tmp_path / "store")) == {first, second}
 
-    def test_a_handle_that_is_open_hinders_nobody(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("if_busy", ["wait", "refuse"])
+    def test_one_is_open_at_a_time(self, if_busy: Any, tmp_path: Path) -> None:
         with context_on(tmp_path) as (context, _):
-            handles = [context.begin({"steps_completed": i}, if_busy="refuse") for i in range(3)]
-            for handle in handles:
-                fill(handle.path)
-            for handle in reversed(handles):
-                handle.commit(blocking=False)
-        assert len(listed(tmp_path / "store")) == 3
+            first = context.begin(STEPS)
+            for call in (context.begin, lambda *a, **k: context.upload(fill(tmp_path / "source"), *a, **k)):
+                with pytest.raises(CheckpointBusy, match=f"{first.storage_id} was begun, and neither committed nor"):
+                    call(STEPS, if_busy=if_busy)
+            first.abort(blocking=False)
+            context.begin(STEPS).commit()
+        assert len(listed(tmp_path / "store")) == 1
 
 
 class TestFailures:
@@ -344,17 +267,6 @@ class TestFailures:
             with pytest.raises(StorageError, match="not saved"):
                 handle.wait()
 
-    def test_several_are_all_named_when_it_closes(self, tmp_path: Path) -> None:
-        disk, _ = self.failing(tmp_path)
-        with context_on(tmp_path, disk) as (context, _):
-            handles = [context.begin(STEPS) for _ in range(2)]
-            disk.at, disk.how = disk.calls + 1, "dead"
-            for handle in handles:
-                handle.commit(blocking=False)
-            with pytest.raises(CheckpointError) as caught:
-                context.close()
-            assert all(handle.storage_id in str(caught.value) for handle in handles)
-
     def test_metadata_that_cannot_be_stored_fails_the_commit(self, tmp_path: Path) -> None:
         metadata: dict[str, Any] = {"steps_completed": 1}
         with context_on(tmp_path) as (context, _):
@@ -374,7 +286,7 @@ class TestClosing:
             context.close()
             assert [record["storage_id"] for record in recorder.registered] == [storage_id]
             assert recorder.said == []
-        assert not any(thread.name == "det_core-upload" for thread in threading.enumerate())
+        assert not threads()
 
     def test_a_preempted_process_waits_while_there_is_time(self, tmp_path: Path) -> None:
         with context_on(tmp_path, gate := Gate(), deadline=lambda: 1e6) as (context, recorder):
@@ -402,7 +314,7 @@ class TestClosing:
         with context_on(tmp_path, disk, deadline=lambda: deadline[0] if deadline else None) as (context, _):
             first = context.upload(source, STEPS, selector=lambda path: path == "1")
             disk.slow = True
-            second = context.upload(source, {"steps_completed": 9}, blocking=False, consume=True)
+            second = context.upload(source, {"steps_completed": 9}, blocking=False)
             deadline.append(time.monotonic() + 0.5)
             with pytest.raises(CheckpointError) as caught:
                 context.close()
@@ -411,12 +323,11 @@ class TestClosing:
         assert f"the newest that is saved is {first}, steps_completed 3" in said
         assert listed(tmp_path / "store") == [first]
         assert list((tmp_path / "store" / ".det_core-tmp").iterdir()) == []
-        assert len(tree(source)) == 500, "what was given up is back"
 
     def test_a_disk_that_hangs_does_not_hold_a_preempted_process(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("det_core.core._checkpoint._closing.STOPPING", 0.2)
+        monkeypatch.setattr("det_core.core._checkpoint._commit.STOPPING", 0.2)
         with context_on(tmp_path, gate := Gate(), deadline=lambda: 0.0) as (context, _):
             storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
             assert gate.reached.wait()
@@ -457,14 +368,14 @@ class TestClosing:
 
 def test_a_forked_child_leaves_the_upload_to_its_parent(tmp_path: Path) -> None:
     with context_on(tmp_path, gate := Gate()) as (context, _):
-        handle, other = context.begin(STEPS), context.begin(STEPS)
+        handle = context.begin(STEPS)
         fill(handle.path)
         handle.commit(blocking=False)
         assert gate.reached.wait()
         pid = os.fork()
         if pid == 0:
             refused = 0
-            for call in (lambda: context.begin(STEPS), handle.wait, lambda: other.commit(blocking=False)):
+            for call in (lambda: context.begin(STEPS), handle.wait, lambda: handle.commit(blocking=False)):
                 try:
                     call()
                 except ContextClosed:
@@ -472,8 +383,6 @@ def test_a_forked_child_leaves_the_upload_to_its_parent(tmp_path: Path) -> None:
             context.close()
             os._exit(refused)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
-        assert other.path.exists()
-        other.abort()
         gate.opened_up.set()
     assert listed(tmp_path / "store") == [handle.storage_id]
 

@@ -97,11 +97,8 @@ def every_call_fails_once(operation: Operation, folder: Path, how: str) -> list[
 
 @pytest.mark.parametrize(
     ("operation", "how"),
-    [
-        (upload, "short"), (upload_in_background, "ENOSPC"), (store_path, "EIO"), (store_path_in_background, "dead"),
-        (save_in_background, "dead"),
-    ],
-)  # fmt: skip
+    [(upload, "short"), (store_path, "EIO"), (save_in_background, "dead")],  # the others: tests/long/test_core_kills.py
+)
 def test_a_checkpoint_is_listed_and_registered_or_it_is_not_there(operation: Operation, how: str, memory: Path) -> None:
     outcomes = every_call_fails_once(operation, memory, how)
     assert {"write", "sync", "rename", "open"} <= {struck for _, _, _, struck in outcomes}
@@ -143,7 +140,7 @@ def test_a_download_leaves_whole_files(existing: bool, how: str, memory: Path) -
 def test_a_restore_that_fails_says_so(memory: Path) -> None:
     for work, old, recorder, _ in every_call_fails_once(restore, memory, "EIO"):
         assert listed(work / "store") == [old]
-        assert bool(recorder.restored) == (work / "restored").exists(), "only the mark that it is in use may fail"
+        assert bool(recorder.restores) == (work / "restored").exists(), "only the mark that it is in use may fail"
 
 
 def test_a_delete_unlists_first(memory: Path) -> None:
@@ -169,7 +166,7 @@ def test_a_partial_delete_leaves_a_checkpoint_that_verifies(memory: Path) -> Non
         )
 
 
-@pytest.mark.parametrize("name", ["upload_in_background", "store_path", "save_in_background", "download", "delete"])
+@pytest.mark.parametrize("name", ["upload", "save_in_background", "download", "delete"])
 def test_death_at_every_call(name: str, memory: Path) -> None:
     done = warm.run(["-m", "support.dying", name, memory], cwd=TESTS)
     assert done.returncode == 0, done.stdout[-3000:]

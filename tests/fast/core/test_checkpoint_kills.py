@@ -49,7 +49,7 @@ with core.DistributedContext.from_torch_distributed() as distributed:
             metadata = {"steps_completed": step}
             if step % 3 == 0:
                 folder = fill(source / str(rank), files(rank, step))
-                ctx.checkpoint.upload(folder, metadata, shard=True, blocking=False, consume=step % 2 == 0)
+                ctx.checkpoint.upload(folder, metadata, shard=True, blocking=step % 2 == 0)
             else:
                 with ctx.checkpoint.store_path(metadata, shard=True, blocking=False) as (path, _):
                     fill(path, files(rank, step))
@@ -120,11 +120,11 @@ def test_a_kill_spares_the_newest_checkpoint(tmp_path: Path) -> None:
 
 
 def saves(folder: Path, times: int, seed: int) -> None:
-    """Kill a trainer that saves by a helper, or the helper, again and again."""
+    """Kill a trainer that saves states in the background, again and again."""
     pytest.importorskip("torch")
     done = warm.run(["-m", "support.dying_saves", folder / "store", times, seed], cwd=TESTS)
     assert done.returncode == 0, done.stdout[-3000:]
 
 
-def test_a_kill_of_a_helper_spares_what_is_saved(tmp_path: Path) -> None:
+def test_a_kill_while_a_state_is_saved(tmp_path: Path) -> None:
     saves(tmp_path, 4, seed=1)

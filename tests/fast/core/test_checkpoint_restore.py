@@ -109,10 +109,10 @@ def test_restore_path_is_the_stored_folder(mode: DownloadMode, stored: str, tmp_
         context = recorder.context(distributed, tmp_path / "store")
         with context.restore_path(stored, mode) as path:
             assert path == tmp_path / "store" / stored
-            assert recorder.restored == [(stored, 3)]
+            assert recorder.restores == [(stored, 3)]
         with context.restore_path(stored, mode):
             pass
-    assert recorder.restored == [(stored, 3)], "a process tells of a restore once"
+    assert recorder.restores == [(stored, 3)], "a process tells of a restore once"
     assert listed(tmp_path / "store") == [stored]
 
 
@@ -169,7 +169,7 @@ def test_a_flipped_byte_is_found(mode: DownloadMode, path: str, stored: str, tmp
         with context.restore_path(stored, mode, selector=lambda name: name != path):
             pass
         context.download(stored, tmp_path / "out", mode, selector=lambda name: name != path)
-    assert recorder.restored == [(stored, 3)]
+    assert recorder.restores == [(stored, 3)]
 
 
 def test_a_file_that_became_a_link_elsewhere_is_found(context: CheckpointContext, stored: str, tmp_path: Path) -> None:
@@ -233,7 +233,7 @@ class TestWrittenByOthers:
             with context.restore_path(foreign, mode) as path:
                 assert tree(path) == tree(tmp_path / "out")
         assert tree(tmp_path / "out")["latest"] == FILES["rng"]
-        assert recorder.restored == [(foreign, 12)]
+        assert recorder.restores == [(foreign, 12)]
         assert "theirs" in caplog.text and "unverified" in caplog.text
         assert listed(tmp_path / "store") == []
 
@@ -249,7 +249,7 @@ class TestWrittenByOthers:
                     pass
             with pytest.raises(CheckpointCorrupt, match="no JSON"):
                 context.get_metadata("odd")
-        assert recorder.restored == [("bare", None), ("odd", None)]
+        assert recorder.restores == [("bare", None), ("odd", None)]
 
     def test_a_link_out_of_it_is_refused(self, context: CheckpointContext, foreign: str, tmp_path: Path) -> None:
         (tmp_path / "secret").write_text("secret")
@@ -276,7 +276,7 @@ class TestDelete:
             context.delete(stored)
             with pytest.raises(CheckpointNotFound):
                 context.get_metadata(stored)
-        assert recorder.deleted == [(stored, {}), (stored, {})]
+        assert recorder.gone == [(stored, {}), (stored, {})]
         assert [p.name for p in (tmp_path / "store").iterdir()] == [".det_core-tmp"]
 
     def test_any_rank_may(self, stored: str, tmp_path: Path) -> None:

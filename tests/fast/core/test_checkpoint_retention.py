@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from det_core import _clock, client, core
-from det_core.core._checkpoint._retention import Retention
-from det_core.core._checkpoint._values import Values, number_in
+from det_core.core._checkpoint._retention import Retention, number_in
 from det_core.errors import StorageError
 from det_core.storage import DirectoryStore, Header, Owner, RetentionPolicy
 from support.checkpoints import listed, nothing_is_left_over
@@ -84,19 +83,14 @@ def test_a_run_knows_its_own_checkpoints_without_listing_those_of_all(
     assert listings == ["run"], "a later restart looks once what the earlier left"
 
 
-@pytest.mark.parametrize("told", [True, False])
-def test_what_somebody_else_deleted_does_not_count(tmp_path: Path, told: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_script_deleted_does_not_count(tmp_path: Path) -> None:
     store = filled(tmp_path, 0)
     retention = Retention(core.KeepLatest(2), store, "run")
     for ordinal in (1, 2):
         put(store, f"c{ordinal}", 10 * ordinal, tmp_path, ordinal=ordinal)
         assert retention.apply(record(ordinal)) == []
     store.delete("c2")
-    if told:
-        retention.forget("c2")
-    else:
-        moment = _clock.monotonic() + 1000.0
-        monkeypatch.setattr(_clock, "monotonic", lambda: moment)
+    retention.forget("c2")
     put(store, "c3", 30, tmp_path, ordinal=3)
     assert retention.apply(record(3)) == [], "of c1, c2 and c3 the latest two that are there are c1 and c3"
     assert ids(store) == ["c1", "c3"]
@@ -261,8 +255,15 @@ def header(steps: int, restart: int = 0) -> Header:
     return Header("run", restart, 1, "2026-11-21T12:00:00.000000+00:00", steps, f"r{restart}-{steps}")
 
 
+def best(store: DirectoryStore, folder: Path | None, *names: str) -> Retention:
+    """Goes by these metrics."""
+    return Retention(
+        core.AnyOf(core.KeepLatest(1), *(core.KeepBest(1, name) for name in names)), store, "run", folder=folder
+    )
+
+
 def metrics(folder: Path, *headers: Header, names: tuple[str, ...] = ("loss",)) -> list[dict[str, float]]:
-    found = Values(DirectoryStore(folder / "store"), folder).candidates(headers, names)
+    found = best(DirectoryStore(folder / "store"), folder, *names).candidates(headers)
     return [dict(c.metrics) for c in found]
 
 
@@ -284,12 +285,12 @@ def test_a_checkpoint_has_the_validation_of_its_step(tmp_path: Path) -> None:
 
 
 def test_what_is_reported_later_is_found_later(tmp_path: Path) -> None:
-    values = Values(DirectoryStore(tmp_path / "store"), tmp_path)
+    values = best(DirectoryStore(tmp_path / "store"), tmp_path, "loss")
     journal = open_journal(tmp_path)
-    assert values.candidates([header(10)], ["loss"])[0].metrics == {}
+    assert values.candidates([header(10)])[0].metrics == {}
     journal.metrics("validation", 10, {"loss": 0.5})
     journal.flush()
-    assert values.candidates([header(10)], ["loss"])[0].metrics == {"loss": 0.5}
+    assert values.candidates([header(10)])[0].metrics == {"loss": 0.5}
     journal.close()
 
 
@@ -333,10 +334,10 @@ def test_metadata_counts_where_no_report_does(tmp_path: Path) -> None:
     journal = open_journal(tmp_path)
     journal.metrics("validation", 30, {"loss": 0.2})
     journal.close()
-    values = Values(store, tmp_path)
-    found = {c.storage_id: dict(c.metrics) for c in values.candidates(store.list(), ["loss"])}
+    values = best(store, tmp_path, "loss")
+    found = {c.storage_id: dict(c.metrics) for c in values.candidates(store.list())}
     assert found == {"a": {"loss": 0.3}, "b": {}, "c": {"loss": 0.2}}
-    assert {c.storage_id: dict(c.metrics) for c in Values(store, None).candidates(store.list(), ["loss"])} == {
+    assert {c.storage_id: dict(c.metrics) for c in best(store, None, "loss").candidates(store.list())} == {
         "a": {"loss": 0.3}, "b": {}, "c": {},
     }  # fmt: skip
 
@@ -347,7 +348,7 @@ def test_a_policy_that_needs_no_metrics_has_nothing_read(tmp_path: Path) -> None
     watched = DirectoryStore(store.root, disk=disk)
     headers = watched.list()
     before = disk.calls
-    Values(watched, tmp_path).candidates(headers, ())
+    best(watched, tmp_path).candidates(headers)
     assert disk.calls == before
 
 
@@ -399,3 +400,13 @@ def test_a_run_leaves_the_checkpoints_of_others_in_its_storage(home: Path, tmp_p
     every = client.checkpoints(storage=tmp_path / "shared")
     assert [c.steps_completed for c in every] == [3, 3]
     assert len(every.run_ids()) == 2
+
+
+def test_a_store_that_refuses_every_delete_fails_no_run(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    def refuse(store: DirectoryStore, storage_id: str, *_: Any) -> None:
+        raise StorageError(28, f"checkpoint store {store.root}: cannot delete {storage_id}: No space left on device")
+
+    monkeypatch.setattr(DirectoryStore, "delete", refuse)
+    run_id, _ = train(3, retention=core.KeepLatest(1))
+    assert client.run(run_id).state == "completed"
+    assert [c.steps_completed for c in client.checkpoints()] == [1, 2, 3]

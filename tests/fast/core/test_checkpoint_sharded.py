@@ -239,7 +239,7 @@ def test_it_is_registered_when_every_rank_is_safe(job: Job) -> None:
                 assert listed(job.store) == [record["storage_id"]]
                 told.set()
 
-            context._writer._registered = registered
+            context._events.committed = registered  # type: ignore[method-assign]
         with context.store_path(STEPS, shard=True) as (path, _):
             (path / str(rank)).write_text("x")
             if rank == 1:
@@ -289,7 +289,7 @@ def test_a_disk_that_fails_on_one_rank_fails_all(job: Job) -> None:
 
         def work(context: CheckpointContext, rank: int, failing: int = failing, disk: FaultyDisk = disk) -> None:
             if rank == failing:
-                context._writer._store = DirectoryStore(job.store, disk=disk, patience=1.0)
+                context._store = DirectoryStore(job.store, disk=disk, patience=1.0)
             try:
                 with context.store_path(STEPS, shard=True) as (path, _):
                     fill(path, {f"{rank}/f": b"x"})
@@ -330,7 +330,7 @@ def test_a_bad_argument_on_one_rank_is_told_to_all(job: Job, tmp_path: Path) -> 
 def test_a_rank_that_does_not_see_the_store_is_named(job: Job, tmp_path: Path) -> None:
     def work(context: CheckpointContext, rank: int) -> None:
         if rank == 1:
-            context._writer._store = DirectoryStore(tmp_path / "another disk", patience=0.1)
+            context._store = DirectoryStore(tmp_path / "another disk", patience=0.1)
         with context.store_path(STEPS, shard=True):
             raise AssertionError("the block was entered")
 
@@ -373,7 +373,7 @@ def test_registration_that_fails_is_told_to_all(job: Job) -> None:
         def refuse(record: Any) -> None:
             raise ConnectionError("the master is gone")
 
-        context._writer._registered = refuse
+        context._events.committed = refuse  # type: ignore[method-assign]
         with context.store_path(STEPS, shard=True) as (path, _):
             (path / str(rank)).write_text("x")
 

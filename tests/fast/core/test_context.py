@@ -13,6 +13,7 @@ from det_core import InvalidHP, client, core
 from det_core.errors import CloseError, PeerLost, RunLocked, RunNotFound
 from det_core.journal import RunRecord, read_run
 from support import warm
+from support.commands import det_core
 from support.ranks import running
 from support.threads import as_ranks
 
@@ -327,6 +328,7 @@ def test_a_run_records_how_it_was_started(home: Path, tmp_path: Path) -> None:
         script.write("# changed\n")
     last = start("--lr", "2")
     assert (last["argv"], last["git"]) == (["python", "train.py", "--lr", "2"], {"commit": commit, "dirty": True})
+    assert f" {commit}, with changes\n" in det_core("runs", "show", "latest").stdout
     assert [each["argv"][2:] for each in _run(home).info["restarts"]] == [[], ["--lr", "1"], ["--lr", "2"]]
 
 

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -233,6 +234,23 @@ def test_several_machines_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("DET_CHIEF_IP", "127.0.0.1")
     with pytest.raises(RendezvousError, match="export DET_CORE_SECRET="):
         core.DistributedContext(**numbers)
+
+
+def test_a_second_context_in_a_process_is_told_of_the_first() -> None:
+    port = free_port()
+
+    def context(rank: int) -> core.DistributedContext:
+        numbers = {"local_rank": rank, "local_size": 2, "cross_rank": 0, "cross_size": 1}
+        return core.DistributedContext(rank=rank, size=2, pub_port=port, **numbers)
+
+    with ThreadPoolExecutor() as threads:
+        first = list(threads.map(context, range(2)))
+        for rank, message in enumerate(["this process is already the chief", "this process has a .* for rank 1"]):
+            with pytest.raises(RendezvousError, match=message):
+                context(rank)
+        list(threads.map(core.DistributedContext.close, first))
+        for again in list(threads.map(context, range(2))):
+            threads.submit(again.close)
 
 
 def test_the_deadline_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

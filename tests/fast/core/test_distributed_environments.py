@@ -9,7 +9,7 @@ import pytest
 
 from det_core._env import Environment
 from det_core._slurm import expand_counts
-from det_core.core._environments import Ranks, find, launched_ranks, launcher_called, number_machines
+from det_core.core._environments import Launcher, find, launched_ranks, launcher_of, number_machines
 from support.processes import free_port
 from support.ranks import running
 
@@ -61,16 +61,16 @@ def environment(variables: dict[str, str]) -> Environment:
         ({**SRUN, **TORCHRUN}, "torch_distributed", "node1"),
         ({**OPEN_MPI, **HOROVOD}, "horovod", None),
         ({**SRUN, **OPEN_MPI}, "mpi", None),
-        ({"TF_CONFIG": TF_CONFIG}, "tensorflow", "node0"),
+        ({"TF_CONFIG": TF_CONFIG}, "tf_config", "node0"),
     ],
 )
 def test_each_launcher_is_recognised(variables: dict[str, str], name: str, chief_ip: str | None) -> None:
     launch = environment(variables).launch
     found = find(launch)
-    assert found is not None and found.name == name
+    assert found is not None and found.maker.startswith(f"from_{name}")
     ranks = found.ranks(launch)
     alone = {"local_rank": 0, "local_size": 1, "cross_rank": 3, "cross_size": 4}
-    assert ranks.numbers == (PLACE | alone if name == "tensorflow" else PLACE)
+    assert ranks.numbers == (PLACE | alone if name == "tf_config" else PLACE)
     assert ranks.chief_ip == chief_ip
     assert launched_ranks(environment(variables)) == ranks
 
@@ -90,7 +90,7 @@ def test_one_process_of_a_launcher_is_no_several_ranks() -> None:
 def test_the_line_to_add_is_one_that_exists(name: str) -> None:
     from det_core import core
 
-    line = launcher_called(name).line
+    line = launcher_of(f"from_{name}", {}).line
     method = line.removeprefix("core.DistributedContext.").partition("(")[0]
     assert line.startswith("core.DistributedContext.") and callable(getattr(core.DistributedContext, method))
 
@@ -108,9 +108,9 @@ def test_the_line_to_add_is_one_that_exists(name: str) -> None:
 )
 def test_two_jobs_are_told_apart(variables: dict[str, str], change: dict[str, str]) -> None:
     def job(launch: dict[str, str]) -> Any:
-        ranks: Ranks | None = launched_ranks(environment(launch))
-        assert ranks is not None
-        return ranks.job
+        found: Launcher | None = find(environment(launch).launch)
+        assert found is not None
+        return found.job_of(launch)
 
     assert job(variables) == job({**variables, "RANK": "1"} if "RANK" in variables else variables)
     assert job(variables) != job({**variables, **change})
@@ -120,10 +120,10 @@ def test_two_jobs_are_told_apart(variables: dict[str, str], change: dict[str, st
     "variables, name", [(TORCHRUN, "torch_distributed"), (SRUN, "slurm"), (DEEPSPEED, "deepspeed")]
 )
 def test_what_is_missing_is_named(variables: dict[str, str], name: str) -> None:
-    for variable in launcher_called(name).variables:
+    for variable in launcher_of(f"from_{name}", {}).variables:
         launch = environment({k: v for k, v in variables.items() if k != variable}).launch
         with pytest.raises(ValueError, match=f"not set: {variable}"):
-            launcher_called(name).ranks(launch)
+            launcher_of(f"from_{name}", {}).ranks(launch)
 
 
 def test_a_variable_that_is_no_number_is_named() -> None:
@@ -218,4 +218,4 @@ def test_counts_that_are_none() -> None:
 )
 def test_the_first_host(nodes: str, first: str | None) -> None:
     launch = environment({**SRUN, "SLURM_STEP_NODELIST": nodes}).launch
-    assert launcher_called("slurm").ranks(launch).chief_ip == first
+    assert launcher_of("from_slurm", {}).ranks(launch).chief_ip == first

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +41,33 @@ def test_more_ranks_need_a_distributed_context(monkeypatch: pytest.MonkeyPatch) 
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     with pytest.raises(
-        ValueError, match=r"core\.init\(distributed=core\.DistributedContext\.from_torch_distributed\(\)\)"
+        ValueError,
+        match=r"core\.init\(distributed=core\.DistributedContext\.from_torch_distributed\(\)\), or "
+        r"core\.DistributedContext\.detect\(\) for any launcher",
     ):
         core.init()
 
 
-def test_wrong_variables_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DET_CORE_TIMEOUT", "soon")
-    with pytest.raises(ValueError, match="DET_CORE_TIMEOUT='soon'"):
-        core.init()
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("DET_CORE_RESUME", "nosuch", "RunNotFound: no run 'nosuch' in .*/home/runs; det-core runs list shows"),
+        ("DET_CORE_HOME", "/proc/no", "RunError: a run cannot be kept in /proc/no/runs: .* Set DET_CORE_HOME"),
+        ("DET_CORE_HOME", "FOLDER/file", "RunError: a run cannot be kept in .*/file/runs: .* Set DET_CORE_HOME"),
+        ("DET_CORE_HOME", "~nosuch/home", "ValueError: DET_CORE_HOME=~nosuch/home: ~nosuch has no home directory"),
+        ("DET_CORE_GRACE", "abc", "ValueError: DET_CORE_GRACE='abc': expected a number of seconds above 0"),
+        ("DET_CORE_TIMEOUT", "-1", "ValueError: DET_CORE_TIMEOUT='-1': expected a number of seconds above 0"),
+        ("DET_CORE_SECRET_FILE", "/nowhere", "ValueError: DET_CORE_SECRET_FILE=/nowhere: No such file or directory"),
+    ],
+)  # fmt: skip
+def test_a_wrong_variable_is_told_without_our_frames(tmp_path: Path, variable: str, value: str, said: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("from det_core import core\n\nwith core.init():\n    print('trains')\n")
+    (tmp_path / "file").touch()
+    environment = {**os.environ, variable: value.replace("FOLDER", str(tmp_path))}
+    done = subprocess.run([sys.executable, script], env=environment, capture_output=True, text=True)
+    *frames, error = done.stderr.splitlines()
+    assert re.search(said, error) and done.returncode == 1 and not done.stdout
+    places = [line for line in frames if line.startswith("  File ")]
+    assert places[0].startswith(f'  File "{script}", line 3')
+    assert len(places) == 2 and places[1].endswith("in called")  # Python's own: where it is raised

@@ -79,6 +79,28 @@ def test_a_trial_from_its_first_to_its_last_request(
     assert (tmp_path / "store" / made[-1] / "model").read_text() == "xxxxxx"
 
 
+@pytest.mark.parametrize(
+    ("searcher", "arguments", "warned"),
+    [
+        ({"metric": "accuracy"}, {"metric": "accuracy", "smaller_is_better": False}, True),
+        ({"metric": "accuracy", "smaller_is_better": True}, {"smaller_is_better": False}, True),
+        ({"metric": "accuracy", "smaller_is_better": False}, {"metric": "accuracy", "smaller_is_better": False}, False),
+        ({"metric": "accuracy", "smaller_is_better": False}, {"metric": "accuracy"}, False),
+        ({"metric": "loss"}, {"metric": "accuracy", "smaller_is_better": False}, False),
+    ],
+)
+def test_a_script_that_wants_the_other_end_of_the_metric_is_warned_once(
+    new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+    searcher: dict[str, Any], arguments: dict[str, Any], warned: bool,
+) -> None:  # fmt: skip
+    trial = new.add_trial(config={"searcher": {"name": "single", "max_length": {"batches": 1}, **searcher}})
+    with opened(new, trial, tmp_path, monkeypatch, **arguments) as ctx:
+        assert ctx.searcher.smaller_is_better is searcher.get("smaller_is_better", True)  # the configuration's word
+    said = [record.getMessage() for record in caplog.records if "smaller_is_better" in record.getMessage()]
+    assert len(said) == warned
+    assert not warned or "the smallest accuracy is the best there" in said[0]
+
+
 def test_questions_are_answered_by_the_master(
     new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,7 +62,7 @@ def signal_every_round(tmp_path: Path, size: int, rounds: int, seed: int) -> Non
         assert all(told[rank][round_][1] for rank in range(size)), "a later call returned False"
 
 
-@pytest.mark.parametrize(("size", "rounds"), [(1, 5), (4, 20)])
+@pytest.mark.parametrize(("size", "rounds"), [(1, 5), (4, 12)])
 def test_a_signal_to_any_rank_stops_all_at_the_same_call(tmp_path: Path, size: int, rounds: int) -> None:
     signal_every_round(tmp_path, size, rounds, seed=1)
 
@@ -101,11 +101,10 @@ MODES = """
 """
 
 
-@pytest.mark.parametrize("target", [0, 1])
-def test_workers_ask_master(tmp_path: Path, target: int) -> None:
+def test_workers_ask_master(tmp_path: Path) -> None:
     with running(MODES, 3, tmp_path, args=("WorkersAskMaster",)) as ranks:
         ranks.wait_for("ready")
-        os.kill(ranks.processes[target].pid, signal.SIGTERM)
+        os.kill(ranks.processes[1].pid, signal.SIGTERM)
         assert ranks.wait() == [0, 0, 0]
     assert all("stopped" in ranks.output(rank) for rank in range(3))
 
@@ -261,7 +260,7 @@ def test_a_forked_child_dies_of_sigterm(tmp_path: Path) -> None:
 
         with core.init() as ctx:
             ctx.preempt.should_preempt()
-            for number in [signal.SIGTERM, signal.SIGUSR1] * 20:
+            for number in [signal.SIGTERM, signal.SIGUSR1] * 8:
                 child = os.fork()
                 if child == 0:
                     signal.pause()
@@ -402,7 +401,7 @@ def test_a_forked_child_closes_its_copy_without_waiting(tmp_path: Path) -> None:
 
 
 STEPS = """
-    import sys
+    import sys, time
     from det_core import core
     from det_core.core import _preemption
 
@@ -413,7 +412,7 @@ STEPS = """
         distributed.barrier("all have begun")
         print("ready", flush=True)
         while not ctx.preempt.should_preempt():
-            pass
+            time.sleep(0.002)
         print("stopped", flush=True)
 """
 
@@ -436,7 +435,7 @@ def test_a_rank_that_is_suspended_is_named_while_the_others_wait_to_stop(tmp_pat
 
 
 DEADLINE = """
-    import sys
+    import time
     from det_core import core
 
     distributed = core.DistributedContext.from_torch_distributed()
@@ -447,7 +446,7 @@ DEADLINE = """
         distributed.timeout = 1
         print("ready", flush=True)
         while not ctx.preempt.should_preempt():
-            pass
+            time.sleep(0.002)
 """
 
 

@@ -31,10 +31,17 @@ def test_one_operation_of_the_given_length(home: Path) -> None:
     assert len(run.records("out_of_operations")) == 1
 
 
-def test_without_max_length_the_length_is_1() -> None:
+def test_without_max_length_the_length_is_1_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     with core.init() as ctx:
         assert [op.length for op in _completing(ctx)] == [1]
         assert ctx.searcher.get_configured_units() is None
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
+        "operations() gives one operation of length 1: core.init(max_length=) says how long to train"
+    ]
+    caplog.clear()
+    with core.init(max_length=1) as ctx:
+        assert [op.length for op in _completing(ctx)] == [1]
+    assert not any(r.levelname == "WARNING" for r in caplog.records)
 
 
 def _completing(ctx: core.Context) -> list[core.SearcherOperation]:

@@ -151,7 +151,8 @@ def test_a_value_is_the_one_it_had_when_reported() -> None:
 def test_nothing_is_made_without_a_number_and_a_step() -> None:
     with core.init(tensorboard_mode=AUTO) as ctx:
         assert not drawing_threads(), "before the first report"
-        ctx._run.journal.metrics("cpu", None, {"cpu_util_simple": 5.0})
+        ctx.profiler.on(0.1, 1)
+        until(lambda: len(client.run(ctx.run_id).metrics("cpu")))
         ctx.train.report_metrics("g", 4, {"text": "nothing to draw here"})
     assert not list(folder_of(ctx).parent.rglob("*tfevents*"))
     assert not drawing_threads()

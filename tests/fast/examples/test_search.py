@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from support import schema
 from support.person import Person
 from support.plain_halving import PlainPromotion
 
@@ -48,6 +49,7 @@ max_restarts: 0
 def person(home: Path, tmp_path: Path) -> Iterator[Person]:
     """Somebody with a machine of two slots."""
     found = Person(tmp_path)
+    schema.place(home / "master" / "master.db")
     try:
         found.types("det-core", "master", "up", "--slots", "2")
         yield found

@@ -166,8 +166,8 @@ def test_what_is_deleted_is_written_again(
 
 @pytest.mark.usefixtures("quick_retries")
 def test_a_run_that_is_deleted_while_it_is_written_keeps_its_name(home: Path) -> None:
-    run = RunFolder.create(home, name="job", argv=["python", "train.py"])
-    run.begin_restart()
+    run = RunFolder.create(home, name="job")
+    run.begin_restart({"argv": ["python", "train.py"]})
     before = (run.path / "run.json").read_bytes()
     journal = Journal(run.path, run_id=run.run_id, restart=0, rank=0)
     journal.metrics("training", 1, {"a": 1})
@@ -178,7 +178,7 @@ def test_a_run_that_is_deleted_while_it_is_written_keeps_its_name(home: Path) ->
     run.release()
     assert json.loads((run.path / "run.json").read_bytes()) == json.loads(before)
     (found,) = list_runs(home)
-    assert (found.name, found.state, found.info["argv"]) == ("job", "completed", ["python", "train.py"])
+    assert (found.name, found.state, found.argv) == ("job", "completed", ["python", "train.py"])
     assert written(run.path) == {1: {"a": 1}, 2: {"a": 2}}
 
 

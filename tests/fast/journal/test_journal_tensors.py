@@ -35,6 +35,7 @@ def test_accepted_tensors_come_back(tmp_path: Path, value: Any, read: Any) -> No
         ({"a": torch.tensor(1j)}, TypeError, r'metrics\["a"\]: a torch.complex64 tensor cannot'),
         ({"a": torch.empty(1, device="meta")}, TypeError, r'metrics\["a"\]: a meta tensor cannot'),
         ({"a": torch.eye(2).to_sparse()}, TypeError, r'metrics\["a"\]: a sparse tensor cannot'),
+        ({"a": torch.zeros(101, 100)}, ValueError, r'metrics\["a"\] is .*[Tt]ensor of 10,100 elements.*its mean'),
     ],
 )
 def test_a_tensor_json_cannot_hold_is_refused_by_its_path(

@@ -40,6 +40,12 @@ class Json:
         return {"x": math.inf}
 
 
+class Shaped:
+    """A scalar by its shape, of no dtype."""
+
+    shape = ()
+
+
 @dataclass
 class Point:
     x: int = 1
@@ -97,6 +103,7 @@ REFUSED = [
     ({"a": {"b": [0, {"c": object()}]}}, TypeError, r'metrics\["a"\]\["b"\]\[1\]\["c"\]: an object cannot'),
     ({"a": Decimal("0.1")}, TypeError, r'metrics\["a"\]: a Decimal cannot'),
     ({"a": Point()}, TypeError, r'metrics\["a"\]: a Point cannot'),
+    ({"a": [Shaped()]}, TypeError, r'metrics\["a"\]\[0\]: a Shaped cannot'),
     ({"a": 1j}, TypeError, r'metrics\["a"\]: a complex cannot'),
     ({"a": print}, TypeError, r'metrics\["a"\]: a builtin_function_or_method cannot'),
     ({"a": np.float32}, TypeError, r'metrics\["a"\]: a type cannot'),
@@ -260,3 +267,11 @@ def test_a_huge_array_is_no_metric(tmp_path: Path) -> None:
         journal.metrics("training", 1, {}, [{"b": np.zeros((101, 100))}])
     journal.metrics("training", 1, {"a": np.zeros(10_000), "list": [0] * 20_000})
     journal.close()
+
+
+def test_a_report_of_very_many_keys_comes_back(tmp_path: Path) -> None:
+    metrics = {f"layer.{number}": number / 7 for number in range(100_000)}
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, metrics)
+    journal.close()
+    assert written(tmp_path)[1] == metrics

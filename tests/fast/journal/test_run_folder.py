@@ -48,16 +48,17 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 
 def test_a_new_run(home: Path) -> None:
-    folder = RunFolder.create(home, name="job", argv=["python", "x.py"])
+    folder = RunFolder.create(home, name="job")
     assert re.fullmatch(r"\d{8}-\d{6}-[a-z0-9]{6}", folder.run_id)
     assert folder.path == home / "runs" / folder.run_id
     assert (folder.name, folder.restart) == ("job", -1)
-    assert folder.begin_restart() == folder.restart == 0
+    assert folder.begin_restart({"argv": ["python", "x.py"]}) == folder.restart == 0
     folder.release()
     folder.release()
     info = json.loads((folder.path / "run.json").read_text())
-    assert info["argv"] == ["python", "x.py"]
-    assert info["restarts"][0]["pid"] == os.getpid()
+    (start,) = info["restarts"]
+    assert (start["argv"], start["pid"]) == (["python", "x.py"], os.getpid())
+    assert info.keys() == {"run_id", "name", "created", "restarts"}  # what is said of a start is said once
 
 
 def test_ids_sort_by_age_and_are_never_taken_twice(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

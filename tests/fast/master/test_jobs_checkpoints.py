@@ -194,18 +194,18 @@ with begin() as ctx:
 
 DIES = """
 import signal
-from det_core.core._facts import CheckpointFacts
+from det_core.core._checkpoint import RunEvents
 
-def die(facts, *_):
-    facts._journal.flush()
+def die(events, *_):
+    events._run.journal.flush()
     os.kill(os.getpid(), signal.SIGKILL)
 
 first = not (signs / "died").exists()
 if first and hparams["complete"]:
-    CheckpointFacts.registered = die
+    RunEvents.committed = die
 elif first:
-    begun = CheckpointFacts.committing
-    CheckpointFacts.committing = lambda *told: (begun(*told), die(*told))
+    begun = RunEvents.committing
+    RunEvents.committing = lambda *told: (begun(*told), die(*told))
 with core.init(tensorboard_mode=core.TensorboardMode.MANUAL, checkpoint_storage=hparams["saved"]) as ctx:
     sign("start", f"{ctx.latest_checkpoint} {load(ctx)}")
     if first:
@@ -246,3 +246,20 @@ def test_a_checkpoint_counts_from_the_moment_on_that_it_is_complete(
         return [p.name for p in saved.iterdir() if not p.name.startswith(".")] == [trial.latest_checkpoint]
 
     until(left, lambda: str(list(saved.iterdir())))  # the master knows it, and lets it go in the end
+
+
+UNCLOSED = """
+ctx = begin()
+count(ctx)
+ctx.train.report_training_metrics(9, {"loss": 1.0})
+with ctx.checkpoint.store_path({"steps_completed": 9}, blocking=False) as (path, _):
+    (path / "step").write_text("9")
+"""
+
+
+def test_a_script_that_never_closes_has_saved_and_reported(jobs: Jobs) -> None:
+    """How it ended is known by its status alone."""
+    experiment = jobs.create(UNCLOSED)
+    (trial,) = jobs.ended(experiment, "COMPLETED")
+    assert jobs.steps(trial, "training") == [1, 2, 3, 9]
+    assert {c["metadata"]["steps_completed"] for c in experiment.checkpoints()} == {3, 9}

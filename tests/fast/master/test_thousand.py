@@ -12,7 +12,7 @@ from support.real_master import real_master
 MOST_MEMORY = 500e6
 
 
-def test_trials_that_finish_at_once(tmp_path: Path, count: int = 30) -> None:
+def test_trials_that_finish_at_once(tmp_path: Path, count: int = 12) -> None:
     config = {
         "name": "many",
         "entrypoint": ["true"],

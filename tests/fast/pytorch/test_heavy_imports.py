@@ -13,7 +13,7 @@ pytest.importorskip("torch")
 HEAVY = (
     "torch.distributed.checkpoint", "torch.distributed.fsdp", "torch._dynamo", "torch._inductor", "torch.profiler",
     "torch.utils.tensorboard", "tensorboard", "tqdm", "sympy", "requests", "fsspec", "zmq", "pydantic", "pandas",
-    "sqlite3", "rich",
+    "sqlite3", "rich", "deepspeed",
 )  # fmt: skip
 CODE = """
 import json, sys, os, torch
@@ -25,6 +25,7 @@ for batch in loader:
     break
 bare = set(sys.modules)
 from det_core import pytorch
+import det_core.pytorch.deepspeed
 
 class Trial(pytorch.PyTorchTrial):
     def __init__(self, context):
@@ -51,7 +52,7 @@ def test_nothing_heavy_before_the_first_report() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     more: list[str] = json.loads(done.stdout.splitlines()[-1])
-    assert "det_core.pytorch" in more
+    assert "det_core.pytorch.deepspeed" in more
     assert [name for name in more if name.startswith(tuple(f"{h}." for h in HEAVY)) or name in HEAVY] == []
 
 

@@ -42,7 +42,7 @@ PUBLIC = {
     """,
     "det_core.config": """
         ConfigError ConfigErrors Experiment binds entrypoint_command
-        entrypoint_trial parse_experiment read_changes read_overrides
+        entrypoint_scripts entrypoint_trial parse_experiment read_changes read_overrides
     """,
     "det_core.client": """
         Checkpoint Checkpoints Experiment Master Run Trial checkpoints connect create_experiment delete_run experiment
@@ -74,7 +74,7 @@ PUBLIC = {
         METADATA AlertRow AllocationRow CheckpointRow Connection ExperimentRow LogLine LogRow MetricRow OperationRow
         SearcherEventRow Store TokenRow TrialRow
     """,
-    "det_core.testing": "BackendCase BackendSuite EngineSuite SearchSuite",
+    "det_core.testing": "SearchSuite",
 }
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite on object stores: in memory by fsspec, and on S3; on all others in ``tests/stores``."""
+"""The conformance suite on an object store in memory, and what S3 adds; ``tests/stores`` has it on real servers."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def folders_of_determined(store: ObjectStore, folder: Path, put: Callable[[str, 
     assert keys(store) == set()
 
 
-class OnObjects(CheckpointStoreSuite):
-    """What the suite needs of any object store."""
+class Objects:
+    """How the suite makes an object store of any kind, and looks into it."""
 
     @pytest.fixture(autouse=True)
     def stores(self) -> Iterator[None]:
@@ -59,8 +59,12 @@ class OnObjects(CheckpointStoreSuite):
         return store.driver.get(name)
 
 
-class OnS3(OnObjects):
-    """On the server that ``server`` gives."""
+class OnObjects(Objects, CheckpointStoreSuite):
+    """The suite on object stores."""
+
+
+class S3(Objects):
+    """What S3 adds, on the server that ``server`` gives."""
 
     @pytest.fixture(autouse=True)
     def bucket(self, server: S3Server) -> None:
@@ -83,13 +87,6 @@ class OnS3(OnObjects):
         assert (keys(one), one.list()) == (set(), [])
         more.open("b").check(FILES)
 
-    def test_what_takes_several_pages_is_listed_and_deleted_whole(self, tmp_path: Path) -> None:
-        store = self.at(tmp_path, "many")
-        in_threads(lambda number: put(store, f"theirs/{number:04}"), range(1001), 16)
-        assert len(store.open("theirs").manifest.files) == 1001
-        assert store.delete("theirs") == {}
-        assert keys(store) == set()
-
     def test_folders_that_determined_put_come_back_and_go(self, tmp_path: Path) -> None:
         with self.server.client() as client:
             folders_of_determined(
@@ -105,12 +102,34 @@ class OnS3(OnObjects):
         assert store.driver.get("theirs/file") == b"data"
 
 
+class OnS3(S3, CheckpointStoreSuite):
+    """The suite on S3, and what that adds."""
+
+    def test_what_takes_several_pages_is_listed_and_deleted_whole(self, tmp_path: Path) -> None:
+        store = self.at(tmp_path, "many")
+        in_threads(lambda number: put(store, f"theirs/{number:04}"), range(1001), 16)
+        assert len(store.open("theirs").manifest.files) == 1001
+        assert store.delete("theirs") == {}
+        assert keys(store) == set()
+
+
 class TestInMemory(OnObjects):
     def storage(self, folder: Path) -> str:
         return f"memory:/{folder}"
 
 
-class TestOnS3(OnS3):
+class TestOnS3(S3):
+    """With the tests of the suite in which the driver has a part of its own."""
+
     @pytest.fixture
     def server(self, moto_server: S3Server) -> S3Server:
         return moto_server
+
+    test_what_is_put_comes_back = CheckpointStoreSuite.test_what_is_put_comes_back
+    test_many_chunks = CheckpointStoreSuite.test_many_chunks
+    test_several_ranks_write_one_checkpoint = CheckpointStoreSuite.test_several_ranks_write_one_checkpoint
+    test_an_unknown_id_is_not_found = CheckpointStoreSuite.test_an_unknown_id_is_not_found
+    test_a_file_of_another_size_is_found = CheckpointStoreSuite.test_a_file_of_another_size_is_found
+    test_delete_removes_what_globs_match = CheckpointStoreSuite.test_delete_removes_what_globs_match
+    test_what_is_held_is_in_use_until_it_is_let_go = CheckpointStoreSuite.test_what_is_held_is_in_use_until_it_is_let_go
+    test_files_are_put_beside = CheckpointStoreSuite.test_files_are_put_beside

@@ -11,11 +11,12 @@ import pytest
 
 from det_core.errors import StorageError
 from det_core.storage import Store, _drivers, open_store
-from support.buckets import closing
+from support.buckets import closing, no_pause
 from support.processes import free_port
 from support.proxy import BUSY, SILENT, proxy_before
 from support.servers import S3Server
 
+__all__ = ["no_pause"]
 Open = Callable[..., Store]
 
 

@@ -307,6 +307,7 @@ class TestMetadata:
     @given(st.dictionaries(st.text(), st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=10,
     )))  # fmt: skip
     def test_comes_back(self, metadata: dict[str, Any]) -> None:
         assert decode_metadata(encode_metadata(metadata), "here") == metadata

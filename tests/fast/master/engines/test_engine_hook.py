@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from det_core.testing._engines import archive, key, spec
+from support.engine_suite import archive, key, spec
 from support.engines import Local, run, texts
 
 HOOK = """

@@ -14,7 +14,7 @@ import pytest
 
 from det_core.master.engines import _watch
 from det_core.master.engines._folder import AllocationFolder
-from det_core.testing._engines import FOREVER, Bench, alive, key, numbers, spec, until
+from support.engine_suite import FOREVER, Bench, alive, key, numbers, spec, until
 from support.engines import Local, run, texts
 
 

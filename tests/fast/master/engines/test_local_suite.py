@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from det_core.master.engines import Engine, LocalEngine, Slots
-from det_core.testing import EngineSuite
+from support.engine_suite import EngineSuite
 
 
 class TestLocalEngine(EngineSuite):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,17 +10,7 @@ from sqlalchemy import Connection, Engine
 
 from det_core.master.store import Store, experiments, trials
 from det_core.master.store._database import parse, writing_engine
-from det_core.master.store._migrate import upgrade
-
-
-@pytest.fixture(scope="session")
-def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with the newest schema and nothing in it, to be copied."""
-    path = tmp_path_factory.mktemp("store") / "template.db"
-    engine = writing_engine(parse(f"sqlite:///{path}"))
-    upgrade(engine)
-    engine.dispose()
-    return path
+from support import schema
 
 
 @pytest.fixture
@@ -31,10 +20,9 @@ def empty_url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def url(sqlite_template: Path, tmp_path: Path) -> str:
+def url(tmp_path: Path) -> str:
     """A database with the newest schema and nothing else in it."""
-    (tmp_path / "master").mkdir()
-    shutil.copy(sqlite_template, tmp_path / "master" / "master.db")
+    schema.place(tmp_path / "master" / "master.db")
     return f"sqlite:///{tmp_path}/master/master.db"
 
 
@@ -48,10 +36,10 @@ def conn(url: str) -> Iterator[Connection]:
 
 
 @pytest.fixture(scope="module")
-def scratch(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A database for many examples, each of which rolls back what it did."""
     path = tmp_path_factory.mktemp("store") / "scratch.db"
-    shutil.copy(sqlite_template, path)
+    schema.place(path)
     engine = writing_engine(parse(f"sqlite:///{path}"))
     engine.connect().close()
     yield engine

@@ -23,7 +23,7 @@ from det_core.backend.rest import (
     about,
 )
 from det_core.journal import Cursor, Journal
-from det_core.testing import BackendCase, BackendSuite
+from support.backend_suite import BackendCase, BackendSuite
 from support.foreign_master import foreign_master
 from support.ours import config
 from support.running_master import Running

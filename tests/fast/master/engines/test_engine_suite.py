@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from det_core.master.engines import Ended, Engine, Listener, LocalEngine, Slots
-from det_core.testing import EngineSuite
+from support.engine_suite import EngineSuite
 
 
 class Careless(LocalEngine):

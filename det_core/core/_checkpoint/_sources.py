@@ -1,4 +1,4 @@
-"""What a rank gives to ``upload()``, a folder or several, and the files beside a state in ``save()``."""
+"""What a script gives to be saved: folders to ``upload()``, files beside a state in ``save()``."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-from det_core.core._checkpoint._agree import Offering
+from det_core.core._checkpoint._sharding import Offering
 from det_core.storage import Disk, Listing, Selector, Source, copy_in, host_identity, scan
-from det_core.storage._draft import link_in, take_away
 from det_core.storage._names import INNER, METADATA, is_inner_path
 
 FolderOrFolders = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
@@ -63,21 +62,13 @@ class Folder:
         if not self._given:
             return Offering(Listing(), metadata, given=False)
         if "" in self._paths:
-            return Offering(scan(self._disk, self._paths[""], self._selector), metadata, identity(self._paths[""]))
+            return Offering(scan(self._disk, self._paths[""], self._selector), metadata, _identity(self._paths[""]))
         whole = Listing()
         for name, path in self._paths.items():
             found = _below(name, self._disk, path, self._selector)
-            whole = Listing(whole.files | found.files, whole.directories + found.directories, whole.links + found.links)
-        same = tuple((name, identity(path)) for name, path in self._paths.items())
+            whole = Listing(whole.files | found.files, whole.directories + found.directories)
+        same = tuple((name, _identity(path)) for name, path in self._paths.items())
         return Offering(whole, metadata, same)
-
-    def bring(self, listing: Listing, target: Path, consume: bool) -> None:
-        """Have its files in ``target``, as they are now: as copies, or under a second name."""
-        (link_in if consume else copy_in)(self._disk, listing, os.fspath(target))
-
-    def give_up(self, listing: Listing) -> None:
-        """Remove the first names of what was brought."""
-        take_away(self._disk, listing)
 
 
 class Extras:
@@ -111,20 +102,18 @@ class Extras:
     def write(self, folder: Path) -> None:
         """Put them into ``folder``."""
         for name, content in self._files.items():
-            if isinstance(content, os.PathLike):
-                self._copy(name, os.path.abspath(content), folder)
-            else:
-                path = folder / name
+            path = folder / name
+            if not isinstance(content, os.PathLike):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
-
-    def _copy(self, name: str, path: str, folder: Path) -> None:
-        if os.path.isdir(path):
-            listing = _below(name, self._disk, path, None)
-        else:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            listing = Listing({name: Source(path, os.path.getsize(path))})
-        copy_in(self._disk, listing, os.fspath(folder))
+                continue
+            source = os.path.abspath(content)
+            if os.path.isdir(source):
+                listing = _below(name, self._disk, source, None)
+            else:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                listing = Listing({name: Source(source, os.path.getsize(source))})
+            copy_in(self._disk, listing, os.fspath(folder))
 
 
 def check_name(name: str) -> None:
@@ -133,7 +122,7 @@ def check_name(name: str) -> None:
         raise ValueError(f"name={name!r}: expected the name of a file in the checkpoint, such as 'state.pt'")
 
 
-def identity(folder: str) -> Hashable:
+def _identity(folder: str) -> Hashable:
     """What tells a folder from any other, also on another host. An inode alone does not, nor does its path."""
     found = os.stat(folder)
     return host_identity(), found.st_dev, found.st_ino
@@ -143,8 +132,5 @@ def _below(name: str, disk: Disk, path: str, selector: Selector | None) -> Listi
     """What lies in a folder, as it is called in the checkpoint that has it under ``name``."""
     wanted = None if selector is None else lambda inner: selector(f"{name}/{inner}")
     found = scan(disk, path, wanted, leave=(INNER,))
-    return Listing(
-        {f"{name}/{inner}": source for inner, source in found.files.items()},
-        [f"{name}/", *(f"{name}/{inner}" for inner in found.directories)],
-        [f"{name}/{inner}" for inner in found.links],
-    )
+    files = {f"{name}/{inner}": source for inner, source in found.files.items()}
+    return Listing(files, [f"{name}/", *(f"{name}/{inner}" for inner in found.directories)])

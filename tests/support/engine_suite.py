@@ -1,13 +1,11 @@
-"""What every engine must do, as tests that a third party runs on its own.
+"""What every engine must do, as tests to inherit.
 
 ::
 
     class TestMyEngine(EngineSuite):
         def make_engine(self, home, slots): return MyEngine(home, slots)
 
-The suite needs no test framework: each method that begins with ``test_`` takes an empty folder and raises
-AssertionError if the engine is wrong. pytest runs it as it stands (the argument has the name of its fixture). The
-engine has to run its allocations on this machine, with ``sh`` and ``python``.
+The engine has to run its allocations on this machine, with ``sh`` and ``python``.
 """
 
 from __future__ import annotations
@@ -323,16 +321,18 @@ class EngineSuite(ABC):
 
     def test_a_new_engine_goes_on_where_the_last_one_ended(self, tmp_path: Path) -> None:
         wait = f"while [ ! -e {tmp_path}/go ]; do sleep 0.02; done"
+        wait_end = f"while [ ! -e {tmp_path}/end ]; do sleep 0.02; done"
         script = f"i=0; while [ $i -lt 100 ]; do i=$((i+1)); echo line $i; [ $i = 50 ] && {wait}; done; exit 5"
 
         async def work() -> None:
             async with self.bench(tmp_path) as first:
                 await first.engine.launch(spec("runs", script))
-                await first.engine.launch(spec("ends", f"while [ ! -e {tmp_path}/end ]; do sleep 0.02; done; exit 6"))
+                await first.engine.launch(spec("ends", f"echo $$ > {tmp_path}/pid; {wait_end}; exit 6"))
                 await first.line_of("runs", "line 50")
+                await until(lambda: numbers(tmp_path / "pid"))
                 known = {key("runs"): first.marks[key("runs")], key("ends"): None}
             (tmp_path / "end").touch()
-            await asyncio.sleep(0.3)
+            await until(lambda: not alive(*numbers(tmp_path / "pid")))
             assert not first.ended
             async with self.bench(tmp_path, known=known) as second:
                 assert (await second.end_of("ends")).status == 6

@@ -1,0 +1,395 @@
+"""How a checkpoint ends: committed or aborted, in the caller's thread or in one of its own, one after the other."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from det_core import _clock
+from det_core.core._checkpoint._events import CheckpointEvents, record_of
+from det_core.core._checkpoint._sharding import Offering, Together, agree, check_steps, plain_metadata, remove, write
+from det_core.errors import CheckpointBusy, CheckpointError, ContextClosed, DistributedError, StorageError
+from det_core.storage import FileEntry, Header, Progress, Staging, Store
+
+log = logging.getLogger("det_core.checkpoint")
+IfBusy = Literal["wait", "refuse"]
+LOOK = 0.1
+"""Seconds between two looks whether there is still time."""
+STOPPING = 5.0
+"""Seconds that a commit gets to stop when there is no time left."""
+
+
+class CheckpointHandle:
+    """What ``checkpoint.begin()`` gives: a folder to write into, and then :meth:`commit` or :meth:`abort`.
+
+    ``store_path()`` is its with-form. With ``shard=True`` every rank has one, and every rank calls one of the two
+    methods; if any calls :meth:`abort`, nothing is kept. They may be called in any thread, such as the one that runs
+    the callbacks of a future.
+
+    Attributes:
+        path: the folder to write files into, until :meth:`commit`. With ``shard=True`` each rank has one of its own,
+            and the checkpoint is the union of them; a rank does not see what another one writes.
+        storage_id: what the checkpoint will be known by.
+    """
+
+    def __init__(
+        self, commits: Commits, together: Together, staging: Staging, path: Path, metadata: Mapping[str, Any] | None
+    ) -> None:
+        self._commits, self._together, self._staging, self._metadata = commits, together, staging, metadata
+        self._claim = threading.Lock()
+        self._ending, self._over = threading.Event(), threading.Event()
+        self._reason: BaseException | None = None
+        """Why it was aborted."""
+        self._error: BaseException | None = None
+        """Why its commit or abort failed, until somebody is told."""
+        self._failure: BaseException | None = None
+        self._stop: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        self.storage_id, self.path = staging.storage_id, path
+
+    def commit(self, blocking: bool = True) -> None:
+        """Make what was written durable, complete and listed, and report it.
+
+        Metadata is read again here, so keys that were added to the dictionary meanwhile count. From now on nothing may
+        be written into the folder.
+
+        Args:
+            blocking: on return every rank's files are safe. Otherwise that is done in the background; see :meth:`wait`.
+                A failure that :meth:`wait` has not told is raised by the next call on ``ctx.checkpoint``, or when the
+                context is closed.
+
+        Raises:
+            CheckpointConflict: ranks wrote different files under one name, or gave different metadata.
+            StorageError: the store refused; the message names path and operation.
+            ValueError: a link in the folder leads out of it.
+            RuntimeError: this checkpoint was committed or aborted before.
+
+        If it fails, on any rank, nothing is kept, and every rank is told.
+        """
+        self.commit_after(lambda _tick: None, blocking)
+
+    def commit_after(self, fill: Callable[[Progress], None], blocking: bool) -> None:
+        """As :meth:`commit`, but that ``fill`` is called before, in the thread that commits, to fill the folder.
+
+        It is given a function to call now and then, which raises if the commit is to stop.
+        """
+        self._commits.check_process()
+        try:
+            metadata = plain_metadata(self._metadata or {})
+            offer = functools.partial(self._filled, fill, metadata)
+        except ValueError as e:
+            offer = functools.partial(_raise, e)  # in the thread, where the other ranks are told
+        if not self._end(lambda: self._commit(offer), None, blocking):
+            raise RuntimeError(f"checkpoint {self.storage_id} was committed or aborted before")
+
+    def abort(self, reason: BaseException | None = None, blocking: bool = True) -> None:
+        """Remove what was written, and report nothing. Ranks that commit instead are told of this one.
+
+        Args:
+            reason: the error because of which this rank gives up.
+            blocking: return when all ranks know.
+        """
+        self._commits.check_process()
+        why = reason or CheckpointError(f"checkpoint {self.storage_id} was aborted")
+        self._end(lambda: self._give_up(why), why, blocking)
+
+    @property
+    def done(self) -> bool:
+        """Whether it was committed or aborted, and nothing of that is left to do."""
+        return self._over.is_set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until this checkpoint is committed, in whichever thread, and that is over.
+
+        Args:
+            timeout: seconds after which to return False; None: as long as it takes.
+
+        Returns:
+            whether the checkpoint is saved.
+
+        Raises:
+            CheckpointError: it could not be saved, or was aborted; the message says why.
+        """
+        self._commits.check_process()
+        deadline = None if timeout is None else _clock.monotonic() + timeout
+        if not self._ending.wait(timeout):
+            return False
+        if (why := self._reason) is not None:
+            raise CheckpointError(f"checkpoint {self.storage_id} was aborted: {type(why).__name__}: {why}") from why
+        if not self._over.wait(None if deadline is None else max(0.0, deadline - _clock.monotonic())):
+            return False
+        self._error = None
+        if self._failure is not None:
+            raise self._told(self._failure)
+        return True
+
+    # For Commits.
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was neither committed nor aborted."""
+        return not self._ending.is_set()
+
+    def drop(self, *, quietly: bool = False) -> None:
+        """Remove what was written without a word to the other ranks: they do the same, or are told that it left."""
+        why = CheckpointError(f"checkpoint {self.storage_id} was not committed when the context was closed")
+        if self._claimed(why):
+            if not quietly:
+                log.warning("checkpoint %s was neither committed nor aborted: it is removed", self.storage_id)
+            remove(self._staging)
+            self._over.set()
+
+    def stop(self, reason: BaseException) -> None:
+        """Let the commit fail with ``reason`` at its next step."""
+        self._stop = self._stop or reason
+
+    def taken_failure(self) -> BaseException | None:
+        """Why it failed, as an error that says what was not saved; None: it did not, or that was told."""
+        error, self._error = self._error, None
+        return None if error is None else self._told(error)
+
+    def _told(self, error: BaseException) -> BaseException:
+        """What a caller is told who did not wait for it."""
+        if isinstance(error, SystemExit):
+            return error
+        what = f"checkpoint {self.storage_id} was not saved in the background"
+        if isinstance(error, StorageError):
+            told: BaseException = StorageError(error.errno, f"{what}: {error.args[-1]}")
+        elif isinstance(error, CheckpointError | DistributedError):
+            told = type(error)(f"{what}: {error}")
+        else:
+            told = CheckpointError(f"{what}: {type(error).__name__}: {error}")
+        told.__cause__ = error
+        return told
+
+    # The end.
+
+    def _claimed(self, reason: BaseException | None) -> bool:
+        """Claim the end of this checkpoint, which is given up for ``reason``; whether nobody had."""
+        with self._claim:
+            if not self.is_open:
+                return False
+            self._reason = reason
+            self._ending.set()
+            return True
+
+    def _end(self, work: Callable[[], None], reason: BaseException | None, blocking: bool) -> bool:
+        """Do the work that ends it, once, here or in a thread; raise why it failed, if that is waited for."""
+        if not self._claimed(reason):
+            return False
+        if not blocking:
+            # No daemon, and none of concurrent.futures: a script that ends without close() has its checkpoint.
+            self._thread = threading.Thread(target=self._run, args=(work,), name="det_core-upload")
+            self._thread.start()
+            return True
+        self._run(work)
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return True
+
+    def _run(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except BaseException as e:
+            self._error = self._failure = e
+        finally:
+            self._over.set()
+
+    def _filled(self, fill: Callable[[Progress], None], metadata: dict[str, Any]) -> Offering:
+        fill(self._tick)
+        self._tick(0)
+        return Offering(self._staging.written(), metadata)
+
+    def _commit(self, offer: Callable[[], Offering]) -> None:
+        commits, staging = self._commits, self._staging
+        try:
+            agreed = agree(self._together, offer)
+            finish = functools.partial(commits.finish, staging)
+            write(
+                self._together, commits.store.disk, staging, agreed,
+                lambda listing: staging.take(listing, self._tick), finish,
+            )  # fmt: skip
+        except BaseException:
+            remove(staging)
+            raise
+
+    def _give_up(self, why: BaseException) -> None:
+        try:
+            self._together.fail(why)
+        finally:
+            remove(self._staging)
+
+    def _tick(self, done: int) -> None:
+        if self._stop is not None:
+            raise self._stop
+        if self._commits.progress is not None:
+            self._commits.progress(done)
+
+
+class Commits:
+    """The checkpoints that one rank writes, one at a time: so all ranks have one order, and none is announced.
+
+    Args:
+        store: where they lie.
+        run_id: the run that writes.
+        restart: how often that run was restarted before.
+        events: told of them.
+        progress: called with the number of bytes that were copied or checked since it was last called.
+        deadline: until when, on the monotonic clock, this process may go on; None: as long as it likes. Asked again
+            and again while :meth:`close` waits.
+        say: tells a person, in one line.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        run_id: str,
+        restart: int,
+        events: CheckpointEvents,
+        progress: Progress | None,
+        deadline: Callable[[], float | None],
+        say: Callable[[str], None],
+    ) -> None:
+        self.store, self.progress = store, progress
+        self._run_id, self._restart, self._events = run_id, restart, events
+        self._deadline, self._say = deadline, say
+        self._ordinals = itertools.count(1)
+        self._last: CheckpointHandle | None = None
+        self._newest: Header | None = None
+        self._told_empty = False
+        self._pid = os.getpid()
+
+    def admit(self, together: Together, if_busy: str) -> None:
+        """Wait until the checkpoint before is over, on every rank, or refuse; raise why it failed, if nobody was told.
+
+        Raises:
+            CheckpointBusy: it is being saved, and a rank refuses to wait; or a rank has not ended it.
+        """
+
+        def known() -> tuple[str, bool, str | None]:
+            if if_busy not in ("wait", "refuse"):
+                raise ValueError(f"if_busy={if_busy!r}: expected 'wait' or 'refuse'")
+            last = self._last
+            if last is not None and last.is_open:
+                raise CheckpointBusy(
+                    f"checkpoint {last.storage_id} was begun, and neither committed nor aborted: one is open at a time"
+                )
+            return if_busy, last is not None, None if last is None or last.done else last.storage_id
+
+        found = together.gather(known) or []
+
+        def settle() -> bool:
+            busy = next((i for _, _, i in found if i is not None), None)
+            if busy is not None and any(wanted == "refuse" for wanted, _, _ in found):
+                raise CheckpointBusy(f"checkpoint {busy} is being saved, and if_busy='refuse' was asked for")
+            return any(has for _, has, _ in found)
+
+        if together.chief(settle):
+            together.each(self.settle)
+
+    def settle(self) -> None:
+        """Wait until the last one is over, and raise why it failed."""
+        if self._last is not None:
+            self._last._over.wait()
+            self.raise_failure()
+            self._last = None
+
+    def opened(self, handle: CheckpointHandle) -> CheckpointHandle:
+        """Note the one that is written now."""
+        self._last = handle
+        return handle
+
+    def raise_failure(self) -> None:
+        """Raise why the last one failed, if that is over and nobody was told."""
+        if self._last is not None and self._last.done and (failure := self._last.taken_failure()) is not None:
+            raise failure
+
+    def finish(
+        self, staging: Staging, files: dict[str, FileEntry], directories: list[str], metadata: dict[str, Any]
+    ) -> None:
+        """List a checkpoint, and tell of it: on the chief, when every rank's files are safe."""
+        header = Header(
+            run_id=self._run_id,
+            restart=self._restart,
+            ordinal=next(self._ordinals),
+            time=_clock.iso(_clock.now()),
+            steps_completed=check_steps(metadata),
+            storage_id=staging.storage_id,
+        )
+        if not files and not self._told_empty:
+            self._told_empty = True
+            log.warning("checkpoint %s is empty: no file was written into its folder", staging.storage_id)
+        self._events.committing(staging.storage_id)
+        manifest = staging.commit(files, directories, metadata, header)
+        self._newest = header
+        self._events.committed(record_of(manifest, metadata))
+
+    def check_process(self) -> None:
+        """Raise ContextClosed in a process that was forked from the one with the context."""
+        if self.is_forked:
+            raise ContextClosed("this process was forked from the one that opened the CheckpointContext")
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process was forked from the one with the context."""
+        return self._pid != os.getpid()
+
+    def close(self) -> None:
+        """Remove what was begun and never committed, or wait for it, and raise why it failed and nobody was told.
+
+        Raises:
+            CheckpointError: it was not saved; if there was no time left, that names the newest that is.
+        """
+        last = self._last
+        if last is None or self.is_forked:
+            return
+        last.drop()
+        announced = False
+        try:
+            while not last.done:
+                until = self._deadline()
+                if until is not None and not announced:
+                    announced = True
+                    left = max(0.0, until - _clock.monotonic())
+                    self._say(f"checkpoint {last.storage_id} is being saved; there are {left:.0f} s to do so")
+                if until is not None and _clock.monotonic() >= until:
+                    last.stop(CheckpointError("the time that was left to save it is over"))
+                    last._over.wait(STOPPING)
+                    break
+                last._over.wait(LOOK)
+            if last.done and last._thread is not None:
+                last._thread.join()
+        except BaseException as e:
+            last.stop(e)
+            last._over.wait(STOPPING)
+            raise
+        failure = last.taken_failure()
+        if not last.done:
+            failure = CheckpointError(f"checkpoint {last.storage_id} could not be stopped, and is not saved")
+        if failure is not None and announced:
+            raise CheckpointError(f"{failure}; {self._what_is_saved()}") from failure
+        if failure is not None:
+            raise failure
+        if announced and self._newest is not None:
+            self._say(f"checkpoint {self._newest.storage_id} is saved: steps_completed {self._newest.steps_completed}")
+
+    def _what_is_saved(self) -> str:
+        try:
+            newest = self._newest or max(self.store.list(self._run_id), default=None)
+        except StorageError as e:
+            return f"what is saved cannot be read: {e}"
+        if newest is None:
+            return "no checkpoint of this run is saved"
+        return f"the newest that is saved is {newest.storage_id}, steps_completed {newest.steps_completed}"
+
+
+def _raise(error: Exception) -> Any:
+    raise error

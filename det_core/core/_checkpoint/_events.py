@@ -1,0 +1,150 @@
+"""What becomes of checkpoints, told to the journal, to whoever answers for the run, and to retention."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from det_core.errors import MasterError, TensorboardError
+from det_core.journal import read_run
+from det_core.storage import Manifest, RetentionPolicy
+
+if TYPE_CHECKING:
+    from det_core.core._checkpoint._retention import Retention
+    from det_core.core._run import Run
+    from det_core.core._tensorboard import Tensorboard
+
+logger = logging.getLogger("det_core.core")
+
+
+class CheckpointRecord(TypedDict):
+    """A complete checkpoint, as it is registered and journaled."""
+
+    storage_id: str
+    steps_completed: int
+    metadata: dict[str, Any]
+    resources: dict[str, int]
+    """Relative POSIX path to size in bytes; folders end in a slash and have size 0."""
+    run_id: str
+    restart: int
+    ordinal: int
+    """Counts the checkpoints of one restart, from 1."""
+    time: str
+    """When it was committed, RFC 3339 in UTC."""
+
+
+def record_of(manifest: Manifest, metadata: dict[str, Any]) -> CheckpointRecord:
+    """The record of a checkpoint that has just been committed."""
+    header = manifest.header
+    assert header is not None, "what was committed has a header"
+    return CheckpointRecord(
+        storage_id=header.storage_id,
+        steps_completed=header.steps_completed,
+        metadata=metadata,
+        resources=manifest.resources,
+        run_id=header.run_id,
+        restart=header.restart,
+        ordinal=header.ordinal,
+        time=header.time,
+    )
+
+
+class CheckpointEvents:
+    """Who is told of checkpoints. This one tells nobody."""
+
+    def committing(self, storage_id: str) -> None:
+        """One is about to be complete. On the chief, in the thread that commits, as :meth:`committed`."""
+
+    def committed(self, checkpoint: CheckpointRecord) -> None:
+        """One is complete; called before the call that wrote it returns, if that waits."""
+
+    def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+        """The script has deleted one, or a part of it. On any rank."""
+
+    def restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
+        """One is being restored, for the first time in this process.
+
+        Args:
+            storage_id: which.
+            steps_completed: None: it does not say.
+            written_by: the run that wrote it; None: it does not say.
+        """
+
+    def described(self, storage_id: str) -> dict[str, Any] | None:
+        """What is known as its metadata beside what its store says; None: nothing."""
+
+    def registered_before(self) -> list[str]:
+        """The checkpoints that earlier starts of this run have committed and nobody has deleted, oldest first."""
+        return []
+
+
+class RunEvents(CheckpointEvents):
+    """Journals what happens to the checkpoints of a run, tells its backend, and lets older ones go.
+
+    Restoring one that this run has written rolls the run back to its step; restoring another run's is a start, and
+    rolls back nothing.
+
+    Args:
+        run: the run.
+        tensorboard: its event files are copied beside each checkpoint.
+        policy: which checkpoints stay; None: all.
+    """
+
+    def __init__(self, run: Run, tensorboard: Tensorboard, policy: RetentionPolicy | None) -> None:
+        self._run = run
+        self._tensorboard = tensorboard
+        self._retention: Retention | None = None
+        if policy is not None:
+            from det_core.core._checkpoint._retention import Retention
+
+            self._retention = Retention(policy, run.store, run.run_id, folder=run.path, deleted=self._let_go)
+
+    def committing(self, storage_id: str) -> None:
+        """If this process dies before it has said more, somebody is to look for it; and what was reported is kept."""
+        self._run.journal.record("checkpoint_commit", {"storage_id": storage_id})
+        self._run.journal.flush()
+
+    def committed(self, checkpoint: CheckpointRecord) -> None:
+        """Register it; then event files may follow, and older ones go."""
+        self._run.journal.record("checkpoint", checkpoint)
+        self._run.backend.register_checkpoint(checkpoint)
+        try:
+            self._tensorboard.sync()
+        except (TensorboardError, OSError) as e:  # the checkpoint is safe; close() tries again
+            logger.warning("event files were not copied beside checkpoint %s: %s", checkpoint["storage_id"], e)
+        if self._retention is not None:
+            self._retention.apply(checkpoint)
+
+    def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+        """Journal and tell what is left."""
+        self._run.journal.record("checkpoint_deleted", {"storage_id": storage_id, "resources": dict(remaining)})
+        if self._retention is not None and not remaining:
+            self._retention.forget(storage_id)
+        self._run.backend.checkpoint_deleted(storage_id, remaining)
+
+    def restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:
+        """Journal it."""
+        rolls_back = steps_completed if written_by == self._run.run_id else None
+        body = {"storage_id": storage_id, "run_id": written_by, "steps_completed": rolls_back}
+        self._run.journal.record("restore", body)
+
+    def described(self, storage_id: str) -> dict[str, Any] | None:
+        """Ask the backend."""
+        return self._run.backend.checkpoint_metadata(storage_id)
+
+    def registered_before(self) -> list[str]:
+        """Ask the record of a bare run; under a master it is the master who says where to start."""
+        if self._run.managed or not self._run.restart:
+            return []
+        record = read_run(self._run.path)
+        gone = {r.get("storage_id") for r in record.records("checkpoint_deleted") if not r.get("resources")}
+        found = [str(r["storage_id"]) for r in record.records("checkpoint") if "storage_id" in r]
+        return [storage_id for storage_id in found if storage_id not in gone]
+
+    def _let_go(self, storage_id: str, remaining: Mapping[str, int]) -> None:
+        """Retention has deleted one; that nobody can be told is no reason to stop training."""
+        try:
+            self.deleted(storage_id, remaining)
+        except MasterError as e:
+            logger.warning("the master was not told that checkpoint %s is deleted: %s", storage_id, e)

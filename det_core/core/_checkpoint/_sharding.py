@@ -1,0 +1,400 @@
+"""What ranks do together: steps in which all raise if one does, and one checkpoint of which each brings a part."""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from det_core import _json, errors
+from det_core.core._distributed import LaneLike
+from det_core.errors import CheckpointConflict, CheckpointError, DistributedError, StorageError
+from det_core.storage import Disk, FileEntry, Listing, Staging, digests
+
+log = logging.getLogger("det_core.checkpoint")
+T = TypeVar("T")
+HOW = 'pass metadata={"steps_completed": N, ...}, N being the batches (or what else you count) trained so far'
+_SIMPLE = {str, int, float, bool, type(None)}
+_MISTAKES = {kind.__name__: kind for kind in (ValueError, TypeError, RuntimeError)}
+
+
+class Together:
+    """The ranks that take part in an operation.
+
+    Every step ends in a gather and a broadcast, also where the work raised: without them the full disk of one rank is
+    the others' hang.
+
+    Args:
+        call: what the script called; ranks that called different things are told so.
+        lane: the collectives among them; None: this rank is alone.
+        rank: the number of this one in the job, as messages name it.
+        index: the number of this one among those that take part; 0 is their chief.
+        size: how many take part.
+    """
+
+    def __init__(self, call: str, lane: LaneLike | None, *, rank: int, index: int, size: int) -> None:
+        self._call, self._lane, self._rank = call, lane, rank
+        self.index, self.size = index, size
+
+    @classmethod
+    def alone(cls, call: str, rank: int = 0) -> Together:
+        """A rank that asks nobody."""
+        return cls(call, None, rank=rank, index=0, size=1)
+
+    def on(self, lane: LaneLike) -> Together:
+        """The same ranks on another lane."""
+        return Together(self._call, lane if self.shared else None, rank=self._rank, index=self.index, size=self.size)
+
+    @property
+    def shared(self) -> bool:
+        """Whether there are others to be told."""
+        return self._lane is not None
+
+    @property
+    def first(self) -> bool:
+        """Whether this rank is the chief of those that take part."""
+        return self.index == 0
+
+    def gather(self, work: Callable[[], T]) -> list[T] | None:
+        """Do ``work`` on every rank; the chief returns every rank's result, the others None.
+
+        Raises:
+            Exception: what ``work`` raised here; or, if it failed elsewhere, an error of the same kind that names
+                the rank.
+        """
+        if self._lane is None:
+            return [work()]
+        try:
+            outcome: Any = (work(), None)
+        except BaseException as e:
+            lost = self.fail(e)
+            if lost is not None and isinstance(e, CheckpointError):  # e.g. what the chief removed when a rank had died
+                raise lost from e
+            raise
+        results, failures = self._exchange(self._lane, outcome)
+        _raise(failures)
+        return results
+
+    def each(self, work: Callable[[], T]) -> T:
+        """Do ``work`` on every rank, and return this one's result once all are done; raises like :meth:`gather`."""
+        mine: list[T] = []
+        self.gather(lambda: mine.append(work()))
+        return mine[0]
+
+    def chief(self, work: Callable[[], T]) -> T:
+        """Do ``work`` on the chief, and return its result on every rank; raises like :meth:`gather`."""
+        if self._lane is None:
+            return work()
+        if not self.first:
+            result, failure = self._lane.broadcast(None)
+            _raise([failure] if failure else [])
+            return result  # type: ignore[no-any-return]
+        try:
+            result = work()
+        except BaseException as e:
+            self._lane.broadcast((None, _Failure.of(self._rank, e)))
+            raise
+        self._lane.broadcast((result, None))
+        return result
+
+    def fail(self, error: BaseException) -> DistributedError | None:
+        """Take part in a :meth:`gather` of the others by failing in it; ``error`` is under way and stays.
+
+        Returns:
+            why the others could not be told.
+        """
+        if self._lane is None:
+            return None
+        try:
+            self._exchange(self._lane, (None, _Failure.of(self._rank, error)))
+        except DistributedError as e:
+            log.warning("rank %d could not tell the others that it failed: %s", self._rank, e)
+            return e
+        return None
+
+    def _exchange(self, lane: LaneLike, outcome: Any) -> tuple[list[Any] | None, list[_Failure]]:
+        gathered = lane.gather((self._call, self._rank, *outcome))
+        if gathered is None:
+            return None, lane.broadcast(None)
+        failures = [failure for _, _, _, failure in gathered if failure]
+        calls = {call: rank for call, rank, _, _ in reversed(gathered)}
+        if len(calls) > 1:
+            said = ", ".join(f"{call} on rank {rank}" for call, rank in calls.items())
+            failures = [_Failure(self._rank, "CollectiveMismatch", None, f"the ranks called different things: {said}")]
+        return [result for _, _, result, _ in gathered], lane.broadcast(failures)
+
+
+class _Failure(NamedTuple):
+    rank: int
+    kind: str
+    number: int | None
+    text: str
+
+    @classmethod
+    def of(cls, rank: int, error: BaseException) -> _Failure:
+        number = error.errno if isinstance(error, StorageError) else None
+        text = error.args[-1] if number is not None else str(error)
+        return cls(rank, type(error).__name__, number, str(text))
+
+
+def _raise(failures: list[_Failure]) -> None:
+    if not failures:
+        return
+    if any(failure.kind == "InvalidHP" for failure in failures):
+        raise SystemExit(0)  # as at any other call after a rank has raised it
+    texts = {f"{'' if _kind(f.kind).__name__ == f.kind else f.kind + ': '}{f.text}": f.rank for f in reversed(failures)}
+    text = "; ".join(f"rank {rank}: {text}" for text, rank in reversed(texts.items()))
+    kind = failures[0].kind
+    if kind == "StorageError" and failures[0].number is not None:
+        raise StorageError(failures[0].number, text)
+    raise _kind(kind)(text)
+
+
+def _kind(name: str) -> type[Exception]:
+    """The type that another rank's error has here: ours and a caller's mistakes keep theirs."""
+    kind = _MISTAKES.get(name) or getattr(errors, name, None)
+    known = (CheckpointError, DistributedError, *_MISTAKES.values())
+    return kind if isinstance(kind, type) and issubclass(kind, known) else CheckpointError
+
+
+# One checkpoint of all ranks.
+
+
+class Offering(NamedTuple):
+    """What one rank has."""
+
+    listing: Listing
+    metadata: dict[str, Any]
+    folder: Hashable = None
+    """Identity of the folder; ranks that read the very same one cannot disagree."""
+    given: bool = True
+    """False: this rank has nothing to bring, as it said."""
+
+
+class Part(NamedTuple):
+    """Which of its files a rank does not bring, as a lower rank does."""
+
+    same: frozenset[str] = frozenset()
+    """Those that it has from the very folder of the lower rank."""
+    others: frozenset[str] = frozenset()
+    """Those of another folder, whose bytes are to be the same."""
+
+
+@dataclass
+class Agreement:
+    """What the ranks agreed on; the last two are known to the chief alone."""
+
+    listing: Listing
+    """What this rank has."""
+    part: Part
+    metadata: dict[str, Any]
+    directories: list[str]
+
+
+def agree(together: Together, offer: Callable[[], Offering]) -> Agreement:
+    """Let the lowest rank bring each file, and see that metadata, sizes and kinds of names do not differ.
+
+    Raises:
+        CheckpointConflict: they do; the message has each path with its ranks.
+        Exception: whatever ``offer`` raised; on every rank, if it did on any.
+    """
+    mine: list[Listing] = []
+
+    def summary() -> tuple[dict[str, int], list[str], dict[str, Any], Hashable, bool]:
+        listing, metadata, folder, given = offer()
+        mine.append(listing)
+        return {p: s.size for p, s in listing.files.items()}, listing.directories, metadata, folder, given
+
+    found = together.gather(summary) or []
+    agreed = Agreement(mine[0] if mine else Listing(), Part(), {}, [])
+
+    def decide() -> list[Part]:
+        if not any(given for *_, given in found):
+            raise RuntimeError("upload(): every rank gave ckpt_dir=None: at least one must have a folder")
+        agreed.metadata = merge_metadata([metadata for _, _, metadata, _, _ in found])
+        check_steps(agreed.metadata)
+        agreed.directories = sorted({d for _, directories, _, _, _ in found for d in directories})
+        return _parts([(sizes, directories, folder) for sizes, directories, _, folder, _ in found])
+
+    agreed.part = together.chief(decide)[together.index]
+    return agreed
+
+
+def write(
+    together: Together,
+    disk: Disk,
+    staging: Staging,
+    agreed: Agreement,
+    bring: Callable[[Listing], dict[str, FileEntry]],
+    finish: Callable[[dict[str, FileEntry], list[str], dict[str, Any]], None],
+) -> None:
+    """Have every rank bring its files, and the chief compare and finish.
+
+    A rank hashes the files that a lower one brings, while all of them are busy: so a conflict is told after the
+    writing, and nothing is read twice.
+
+    Args:
+        together: the ranks.
+        disk: the door to this machine's file system.
+        staging: where to.
+        agreed: what the ranks agreed on.
+        bring: stores a listing durably.
+        finish: commits; called on the chief with the files, folders and metadata of all ranks.
+
+    Raises:
+        CheckpointConflict: ranks have different bytes under one name.
+    """
+
+    def work() -> tuple[dict[str, FileEntry], dict[str, tuple[str, ...]]]:
+        known = digests(disk, agreed.listing, agreed.part.others)
+        return bring(agreed.listing.without(agreed.part.same | agreed.part.others)), known
+
+    brought = together.gather(work) or []
+
+    def end() -> None:
+        files = {path: entry for entries, _ in brought for path, entry in entries.items()}
+        ranks = {path: [rank] for rank, (entries, _) in enumerate(brought) for path in entries}
+        differing = set()
+        for rank, (_, known) in enumerate(brought):
+            for path, digest in known.items():
+                ranks[path].append(rank)
+                if digest != files[path].digests:
+                    differing.add(path)
+        _refuse({path: _named(ranks[path]) for path in differing})
+        finish(files, agreed.directories, agreed.metadata)
+
+    together.chief(end)
+    if not together.first:
+        remove(staging)  # what is left of it on this machine
+
+
+def remove(staging: Staging) -> None:
+    """Abort a staging when there is something that matters more than an error in it."""
+    try:
+        staging.abort()
+    except StorageError as e:
+        log.warning("what was written of checkpoint %s could not be removed: %s", staging.storage_id, e)
+
+
+def _parts(found: Sequence[tuple[Mapping[str, int], Sequence[str], Hashable]]) -> list[Part]:
+    """By rank what it does not bring, from sizes, folders and the identity of its source; raises CheckpointConflict."""
+    ranks: dict[str, list[int]] = {}
+    folders: dict[str, list[int]] = {}
+    for rank, (sizes, directories, _) in enumerate(found):
+        for directory in directories:
+            folders.setdefault(directory.rstrip("/"), []).append(rank)
+        for path in sizes:
+            ranks.setdefault(path, []).append(rank)
+    conflicts = {}
+    same: list[set[str]] = [set() for _ in found]
+    others: list[set[str]] = [set() for _ in found]
+    for path, having in ranks.items():
+        first_sizes, _, first_folder = found[having[0]]
+        if path in folders:
+            conflicts[path] = f"a file on {_named(having)}, a folder on {_named(folders[path])}"
+        elif any(found[rank][0][path] != first_sizes[path] for rank in having):
+            conflicts[path] = _named(having)
+        for rank in having[1:]:
+            is_same = first_folder is not None and found[rank][2] == first_folder
+            (same if is_same else others)[rank].add(path)
+    _refuse(conflicts)
+    return [Part(frozenset(a), frozenset(b)) for a, b in zip(same, others, strict=True)]
+
+
+def _refuse(conflicts: Mapping[str, str]) -> None:
+    if conflicts:
+        found = "; ".join(f"{path} ({ranks})" for path, ranks in sorted(conflicts.items()))
+        raise CheckpointConflict(f"refusing to store a checkpoint with file conflicts: ranks disagree on {found}")
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+
+
+# Metadata.
+
+
+def plain_metadata(metadata: object) -> dict[str, Any]:
+    """A copy of ``metadata`` in which only JSON's types are left; scalars of numpy and torch become numbers.
+
+    Raises:
+        ValueError: it is no dictionary, or holds what JSON cannot; the message has the path of the key.
+    """
+    if (
+        type(metadata) is dict
+        and _SIMPLE.issuperset(map(type, metadata.values()))
+        and set(map(type, metadata)) == {str}
+    ):
+        return metadata.copy()
+    if not isinstance(metadata, Mapping):
+        raise ValueError(f"metadata must be a dictionary, not {type(metadata).__name__}: {HOW}")
+    return _plain(metadata, "")  # type: ignore[no-any-return]
+
+
+def check_steps(metadata: Mapping[str, Any]) -> int:
+    """Return ``metadata["steps_completed"]``.
+
+    Raises:
+        ValueError: it is missing, or is no integer of at least 0.
+    """
+    if "steps_completed" not in metadata:
+        raise ValueError(f"metadata has no 'steps_completed': {HOW}")
+    steps = metadata["steps_completed"]
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"metadata['steps_completed'] is {steps!r}: it must be an integer of at least 0")
+    return steps
+
+
+def merge_metadata(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Merge the metadata of all ranks (by rank): dictionaries key by key, anything else must be equal.
+
+    Raises:
+        CheckpointConflict: two ranks give one key different values; the message has keys (as ``/a/b``) and ranks.
+    """
+    conflicts: dict[str, list[int]] = {}
+    merged = _merge(list(enumerate(parts)), "", conflicts)
+    if conflicts:
+        found = "; ".join(f"{key} ({_named(ranks)})" for key, ranks in sorted(conflicts.items()))
+        raise CheckpointConflict(f"refusing to store a checkpoint with metadata conflicts: ranks disagree on {found}")
+    return merged
+
+
+def _merge(
+    parts: Sequence[tuple[int, Mapping[str, Any]]], path: str, conflicts: dict[str, list[int]]
+) -> dict[str, Any]:
+    merged: dict[str, Any] = {}
+    for key in dict.fromkeys(key for _, part in parts for key in part):
+        values = [(rank, part[key]) for rank, part in parts if key in part]
+        if all(isinstance(value, dict) for _, value in values):
+            merged[key] = _merge(values, f"{path}/{key}", conflicts)
+        elif all(_json.same(value, values[0][1]) for _, value in values):
+            merged[key] = values[0][1]
+        else:
+            conflicts[f"{path}/{key}"] = [rank for rank, _ in values]
+    return merged
+
+
+def _plain(value: Any, path: str) -> Any:
+    if value is None or isinstance(value, str | bool):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {_key(key, path): _plain(item, f"{path}/{key}") for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{path}/{i}") for i, item in enumerate(value)]
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):
+        return _plain(value.item(), path)
+    if hasattr(value, "__index__"):
+        return operator.index(value)
+    raise ValueError(f"metadata holds a {type(value).__name__} at {path or '/'}, which JSON cannot hold")
+
+
+def _key(key: object, path: str) -> str:
+    if not isinstance(key, str):
+        raise ValueError(f"metadata has the key {key!r} at {path or '/'}: keys must be strings")
+    return key

@@ -1,0 +1,154 @@
+"""A state of torch: copied as it is now, and written while the training goes on."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from det_core.storage import Disk, Progress
+
+
+class Snapshots:
+    """Copies one state after the other into CPU memory that is kept from one to the next.
+
+    Memory that is new costs more than the copy, as the kernel clears each page of it. So a snapshot holds until the
+    next is taken, and no longer.
+    """
+
+    def __init__(self) -> None:
+        self._kept: list[Any] = []
+        self._made: dict[Any, Any] = {}
+        """The tensors on it, to be used again: making one takes longer than a small copy."""
+
+    def take(self, state: Any) -> Any:
+        """A deep copy of a state, with its tensors on the CPU; what is changed afterwards does not reach it.
+
+        Tensors that share a storage share its copy: a ``state_dict()`` makes new tensors of tied weights, and their
+        bytes would be saved twice. What is no dense tensor is left to its own ``__deepcopy__``.
+
+        Raises:
+            Exception: what in the state cannot be copied.
+        """
+        import torch
+
+        copies: dict[int, Any] = {}
+        devices: set[Any] = set()
+        made: dict[Any, Any] = {}
+        memo: dict[int, Any] = {}
+        for tensor in _tensors(state, torch.Tensor):
+            if not _is_dense(tensor, torch):
+                if tensor.grad_fn is not None:  # deepcopy refuses what has a history
+                    memo[id(tensor)] = copy.deepcopy(tensor.detach(), memo).requires_grad_()
+                continue
+            storage = tensor.untyped_storage()
+            kept = copies.get(storage._cdata)
+            if kept is None:
+                kept = copies[storage._cdata] = self._memory(len(copies), storage.nbytes(), torch)
+                kept.copy_(storage, non_blocking=storage.device.type == "cuda")
+                if storage.device.type == "cuda":
+                    devices.add(storage.device)
+                elif storage.device.type == "cpu":  # where deepcopy looks for what other objects have of it
+                    memo.setdefault("torch", {})[storage._cdata] = kept  # type: ignore[call-overload]
+            shape = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+            key = (kept._cdata, *shape, type(tensor), tensor.requires_grad)
+            found = self._made.get(key) if key not in made else None  # two tensors stay two
+            made[key] = memo[id(tensor)] = _view(torch, kept, *key[1:]) if found is None else found
+        del self._kept[len(copies) :]
+        self._made = made
+        result = copy.deepcopy(state, memo)
+        for device in devices:
+            torch.cuda.synchronize(device)  # the copies are on their way until then
+        return result
+
+    def _memory(self, number: int, size: int, torch: Any) -> Any:
+        """Memory for a storage: that of the one at its place before, if it has the size."""
+        if number == len(self._kept):
+            self._kept.append(torch.UntypedStorage(size))
+        elif self._kept[number].nbytes() != size:
+            self._kept[number] = torch.UntypedStorage(size)
+        return self._kept[number]
+
+
+def _view(
+    torch: Any, storage: Any, dtype: Any, offset: int, size: Any, stride: Any, kind: type, requires_grad: bool
+) -> Any:
+    """A tensor on a storage."""
+    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+    return (
+        torch.nn.Parameter(tensor, requires_grad)
+        if kind is torch.nn.Parameter
+        else tensor.requires_grad_(requires_grad)
+    )
+
+
+def _tensors(state: Any, kind: type) -> Iterator[Any]:
+    """The tensors in dictionaries, lists and tuples at any depth, each once."""
+    seen: set[int] = set()
+    left = [state]
+    while left:
+        value = left.pop()
+        if not isinstance(value, kind | Mapping | list | tuple) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, kind):
+            yield value
+        else:
+            left.extend(value.values() if isinstance(value, Mapping) else value)  # type: ignore[arg-type]
+
+
+def _is_dense(tensor: Any, torch: Any) -> bool:
+    """Whether a tensor is no more than numbers in a storage."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
+        and not (tensor.__dict__ or tensor._backward_hooks)
+    )
+
+
+def write_state(disk: Disk, path: Path, state: Any, tick: Progress = lambda _: None) -> None:
+    """Write a state by ``torch.save``; what the disk refuses is a StorageError, which torch would hide.
+
+    Args:
+        disk: the door to the file system.
+        path: the file; its folder is made.
+        state: what to save.
+        tick: called with the number of bytes that were written since it was last called.
+    """
+    import torch
+
+    disk.make_folders(os.fspath(path.parent))
+    with disk.opened(os.fspath(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+        file = _File(disk, os.fspath(path), fd, tick)
+        try:
+            torch.save(state, file)
+        except BaseException:
+            if file.error is not None:
+                raise file.error from None
+            raise
+
+
+class _File:
+    """A file as ``torch.save`` wants one."""
+
+    def __init__(self, disk: Disk, path: str, fd: int, tick: Progress) -> None:
+        self._disk, self._path, self._fd, self._tick, self._size = disk, path, fd, tick, 0
+        self.error: BaseException | None = None
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        try:
+            self._tick(0)
+            self._disk.write_all(self._fd, self._path, view, self._size)
+        except BaseException as e:
+            self.error = self.error or e
+            raise
+        self._size += len(view)
+        return len(view)
+
+    def flush(self) -> None:
+        """All of it is the kernel's."""
