@@ -331,7 +331,8 @@ class Membership:
             self._published.wait(TOLD_WITHIN + 1.0)
 
     def _publish_once_told(self, trouble: Trouble, until: float) -> None:
-        if all(peer.informed for peer in self.others()) or monotonic() >= until:
+        told = all(peer.informed for star in (self, *self._sharers) for peer in star.others())
+        if told or monotonic() >= until:
             self._publish(trouble)
         else:
             self.loop.call_later(0.005, lambda: self._publish_once_told(trouble, until))

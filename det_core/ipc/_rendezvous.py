@@ -207,8 +207,9 @@ def await_everybody(star: Star, event: threading.Event, whom: Callable[[], str])
     """Wait for ``event`` of the rendezvous as long as everybody who is there lives; for both sides."""
 
     def check() -> None:
-        for peer in star.others(gone=True)[:1]:
-            star.lost(peer)
+        departed = star.others(gone=True)
+        if departed and not event.is_set():  # looked at in this order: who is ready may say goodbye at once
+            star.lost(departed[0])
         star.raise_if_broken()
 
     waits = waiting(event.is_set, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=check)
