@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import signal
 import socket
 import sys
 import tempfile
@@ -27,6 +28,18 @@ class Process(Protocol):
 
     def wait(self) -> int:
         """The exit status, once it has ended."""
+
+
+def suspend(pid: int) -> None:
+    """Stop a process, and wait until each of its threads stands still: one may go on until another has the signal."""
+    os.kill(pid, signal.SIGSTOP)
+
+    def stands(thread: str) -> bool:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            return Path(f"/proc/{pid}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0] in "TtZX"
+        return True
+
+    until(lambda: all(map(stands, os.listdir(f"/proc/{pid}/task"))))
 
 
 def until(look: Callable[[], T | None], why: Callable[[], Any] | None = None, *, of: Process | None = None) -> T:

@@ -16,7 +16,7 @@ import pytest
 from det_core import core
 from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
 from support.commands import det_core
-from support.processes import until
+from support.processes import suspend, until
 from support.ranks import running
 from support.threads import as_ranks
 
@@ -422,7 +422,7 @@ def test_a_rank_that_is_suspended_is_named_while_the_others_wait_to_stop(tmp_pat
     others = [rank for rank in range(3) if rank != stopped]
     with running(STEPS, 3, tmp_path, args=("1.5",)) as ranks:
         ranks.wait_for("ready")
-        os.kill(ranks.processes[stopped].pid, signal.SIGSTOP)
+        suspend(ranks.processes[stopped].pid)
         os.kill(ranks.processes[1].pid, signal.SIGTERM)
         ranks.wait_for(f" s for rank {stopped}", ranks=others if stopped == 2 else [1])
         os.kill(ranks.processes[stopped].pid, signal.SIGCONT)
@@ -453,7 +453,7 @@ DEADLINE = """
 def test_the_deadline_counts_while_ranks_agree(tmp_path: Path) -> None:
     with running(DEADLINE, 2, tmp_path, env={"DET_CORE_TIMEOUT": "3600"}) as ranks:
         ranks.wait_for("ready")
-        os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+        suspend(ranks.processes[1].pid)
         os.kill(ranks.processes[0].pid, signal.SIGTERM)
         ranks.wait_for("CollectiveTimeout: should_preempt() (call ", ranks=[0])
         assert "took longer than 1 s: waits for rank 1 (last call: barrier" in ranks.output(0)

@@ -17,7 +17,7 @@ import pytest
 from det_core.launch._links import Link, _Peer
 from det_core.launch._outcome import Rank
 from support.launcher import TORCH, Launched, launched, write
-from support.processes import free_port, until
+from support.processes import free_port, suspend, until
 
 SECRET = "a secret of several machines"
 FAILS = """
@@ -120,7 +120,7 @@ def test_a_machine_that_does_not_answer_is_lost(machines: Machines, tmp_path: Pa
     machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
     until(lambda: all(job.linked() for job in machines.jobs))
     supervisor = machines.jobs[2].supervisor()
-    os.kill(supervisor, signal.SIGSTOP)
+    suspend(supervisor)
     try:
         assert [job.wait() for job in machines.jobs[:2]] == [1, 1]
     finally:

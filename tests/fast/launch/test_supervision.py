@@ -20,7 +20,7 @@ import pytest
 from support import nest
 from support.frameworks import PRINTS, assert_all_was_printed
 from support.launcher import TORCH, launched, write
-from support.processes import until
+from support.processes import suspend, until
 
 COUNTS = """
     import os, signal, sys, time
@@ -308,7 +308,7 @@ def test_a_supervisor_that_has_stopped_cannot_keep_the_job_alive(tmp_path: Path)
     script = write(tmp_path, "stubborn.py", STUBBORN)
     with launched(ranks(2, "--grace", "0.5"), script, folder=tmp_path) as job:
         job.wait_for("ready", times=2)
-        os.kill(job.supervisor(), signal.SIGSTOP)
+        suspend(job.supervisor())
         os.kill(job.pid, signal.SIGTERM)
         assert job.wait() == 128 + signal.SIGKILL
         job.nothing_left()

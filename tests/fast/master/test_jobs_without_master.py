@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
 from support.jobs import Jobs
-from support.processes import until
+from support.processes import suspend, until
 from support.real_master import real_master
 
 SCRIPT = """
@@ -31,7 +29,7 @@ def test_the_next_master_knows_it_before_the_trial_has_found_that_master(tmp_pat
             (jobs.signs / "report").touch()
             journals = lambda: "".join(p.read_text() for p in jobs.home.rglob("journal-*.jsonl"))  # noqa: E731
             until(lambda: '"steps_completed":5' in journals(), journals)
-            os.kill(pid, signal.SIGSTOP)  # it ships nothing itself
+            suspend(pid)  # it ships nothing itself
             real.start()
             until(lambda: experiment.trials()[0].steps_completed == 5, lambda: str(experiment.trials()[0].info))
         finally:

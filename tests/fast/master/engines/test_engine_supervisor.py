@@ -16,6 +16,7 @@ from det_core.master.engines import _watch
 from det_core.master.engines._folder import AllocationFolder
 from support.engine_suite import FOREVER, Bench, alive, key, numbers, spec, until
 from support.engines import Local, run, texts
+from support.processes import suspend
 
 
 def folder_of(tmp_path: Path, name: str) -> AllocationFolder:
@@ -101,7 +102,7 @@ def test_a_kill_reaches_past_a_supervisor_that_does_not_answer(
         async with Local().bench(tmp_path) as bench:
             found = await running(bench, tmp_path)
             for name in ("guardian", "worker") if stopped == "both" else ("worker",):
-                os.kill(found[name], signal.SIGSTOP)
+                suspend(found[name])
             await bench.engine.kill(key("a"))
             exit = await bench.end_of("a")
             assert exit.killed and not exit.lost
