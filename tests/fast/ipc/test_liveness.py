@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.processes import free_port, seconds_in_the_queue
+from support.processes import free_port, seconds_in_the_queue, suspend
 from support.ranks import Ranks, running
 
 WITHIN = 2.0
@@ -144,7 +144,7 @@ def test_a_suspended_rank_is_named_once_and_so_is_its_return(
     others = [rank for rank in range(3) if rank != stopped]
     with running(PREAMBLE + SUSPENDED, 3, tmp_path, env={"PORT": str(free_port())}) as ranks:
         ranks.wait_for("ready")
-        os.kill(ranks.processes[stopped].pid, signal.SIGSTOP)
+        suspend(ranks.processes[stopped].pid)
         ranks.wait_for("has waited for", ranks=others)
         os.kill(ranks.processes[stopped].pid, signal.SIGCONT)
         ranks.wait_for("is back after", ranks=others)
@@ -155,14 +155,23 @@ def test_a_suspended_rank_is_named_once_and_so_is_its_return(
             assert f"for rank {stopped} (" in warning and "last call heard of: allgather (call" in warning
 
 
+@pytest.mark.parametrize(("size", "dies", "late", "moment"), [(8, 5, 1, 2), (4, 1, 2, 3)], ids=["star", "machine"])
 def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, dies: int, late: int, moment: int
 ) -> None:
-    """Rank 1 cannot read for a moment, so the chief's word of rank 5 stands in a queue that would end with it."""
+    """A rank that is late cannot read, so the chief's word of the dead one stands in a queue that would end with it.
+
+    In the second case it is a rank of the chief's machine, and the chief waits for it in a collective of that machine.
+    """
     monkeypatch.chdir(tmp_path)
+    machines = "local_rank=rank % 2, local_size=2, cross_rank=rank // 2, cross_size=2, chief_ip='127.0.0.1'"
+    one = "local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None"
+    preamble = PREAMBLE.replace(one, machines) if size == 4 else PREAMBLE.replace("port=", "force_tcp=True, port=")
     script = (
-        PREAMBLE.replace("port=", "insecure=True, force_tcp=True, port=")
-        + """
+        preamble.replace("port=", "insecure=True, port=")
+        + f"""
+    local = links.local_lane("user")
+    local.allgather(0)
     print("ready", flush=True)
     try:
         if rank == 0:
@@ -170,28 +179,30 @@ def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
                 time.sleep(0.01)
             lane.broadcast(bytes(30_000_000))
             print("sent", flush=True)
+            if size == 4:
+                local.allgather(1)
         while True:
             links.everyone.raise_if_broken()
             time.sleep(0.001)
     except DetCoreError as e:
         print(type(e).__name__, e, flush=True)
-        if rank == 2:
+        if rank == {moment}:
             time.sleep(0.5)  # long enough for a chief that does not wait to be gone
             print("a moment later", flush=True)
         os._exit(0)
     """
     )
-    with running(script, 8, tmp_path, env={"PORT": str(free_port())}) as ranks:
+    with running(script, size, tmp_path, env={"PORT": str(free_port())}) as ranks:
         ranks.wait_for("ready")
-        os.kill(ranks.processes[1].pid, signal.SIGSTOP)
+        suspend(ranks.processes[late].pid)
         (tmp_path / "suspended").touch()
         ranks.wait_for("sent", ranks=[0])
-        ranks.processes[5].kill()
-        ranks.wait_for("a moment later", ranks=[2])
-        os.kill(ranks.processes[1].pid, signal.SIGCONT)
-        for rank in {*range(8)} - {5}:
+        ranks.processes[dies].kill()
+        ranks.wait_for("a moment later", ranks=[moment])
+        os.kill(ranks.processes[late].pid, signal.SIGCONT)
+        for rank in {*range(size)} - {dies}:
             assert ranks.processes[rank].wait() == 0
-            assert "PeerLost rank 5 (" in ranks.output(rank), ranks.output(rank)
+            assert f"PeerLost rank {dies} (" in ranks.output(rank), ranks.output(rank)
 
 
 def test_a_rank_that_exits_without_closing(tmp_path: Path) -> None:
