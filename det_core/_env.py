@@ -18,6 +18,8 @@ _Default = TypeVar("_Default", int, None)
 
 LIMIT_BATCHES = "PT_ACC_LIMIT_BATCHES"
 """The one variable that det_core also sets: ``det_core.accelerated.utils.LimitBatches``."""
+_SHORTEST_SECRET = 16
+"""Characters: what ranks of several machines send each other can run code."""
 LAUNCH_PREFIXES = ("HOROVOD_", "MPI_LOCAL", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PET_")
 LAUNCH_NAMES = frozenset(
     [
@@ -159,14 +161,19 @@ def _default_home() -> Path:
 
 
 def _secret(e: Mapping[str, str]) -> str | None:
-    if e.get("DET_CORE_SECRET"):
-        return e["DET_CORE_SECRET"]
-    if path := e.get("DET_CORE_SECRET_FILE"):
+    secret, source = e.get("DET_CORE_SECRET"), "DET_CORE_SECRET"
+    if not secret and (path := e.get("DET_CORE_SECRET_FILE")):
+        source = f"DET_CORE_SECRET_FILE={path}"
         try:
-            return Path(path).read_text().strip() or None
+            secret = Path(path).read_text().strip()
         except OSError as error:
-            raise ValueError(f"DET_CORE_SECRET_FILE={path}: {error.strerror}") from error
-    return e.get("DET_SESSION_TOKEN") or None
+            raise ValueError(f"{source}: {error.strerror}") from error
+    if secret and len(secret) < _SHORTEST_SECRET:
+        raise ValueError(
+            f"{source}: a secret of {len(secret)} characters can be guessed; expected at least {_SHORTEST_SECRET}. "
+            "Make one: openssl rand -hex 32"
+        )
+    return secret or e.get("DET_SESSION_TOKEN") or None
 
 
 def _number(e: Mapping[str, str], name: str) -> float | None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from det_core.errors import RendezvousError
-from det_core.ipc._assembly import Assembly
+from det_core.ipc._collectives import Lane
 from det_core.ipc._join import join_remote, join_unix
-from det_core.ipc._lane import Lane
-from det_core.ipc._rendezvous import rendezvous_path
-from det_core.ipc._secrets import CurveKeys
-from det_core.ipc._star import QUEUE_BOUND, Star
+from det_core.ipc._membership import QUEUE_BOUND
+from det_core.ipc._rendezvous import Assembly, rendezvous_path
+from det_core.ipc._star import Star
+from det_core.ipc._zmq_link import ChiefKey
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ class Place:
         """Where the ranks on the chief's machine meet."""
         return rendezvous_path((*self.job, f"port={self.port}", f"secret={self.secret or ''}"))
 
-    def keys(self) -> CurveKeys | None:
-        """The keys for links between machines; None: insecure.
+    def key(self) -> ChiefKey | None:
+        """The key for links between machines; None: insecure.
 
         Raises:
-            RendezvousError: there is no secret to make them from.
+            RendezvousError: there is no secret to make it from.
         """
         if self.insecure:
             return None
         if self.secret:
-            return CurveKeys.derive(self.secret)
+            return ChiefKey.derive(self.secret)
         raise RendezvousError(
             f"{self.cross_size} machines and no secret that they share: what they send each other can run code, so it "
             "must not come from just anybody. Type on one machine\n"
@@ -121,8 +121,8 @@ def connect(**place: Any) -> Links:
         PeerLost: a rank died meanwhile.
     """
     here = Place(**place)
-    keys = here.keys() if here.tcp else None
-    everyone = _open(lambda star: _meet(star, here, keys), here, here.rank, range(here.size))
+    key = here.key() if here.tcp else None
+    everyone = _open(lambda star: _meet(star, here, key), here, here.rank, range(here.size))
     links = Links(everyone)
     try:
         if not here.one_machine:
@@ -143,17 +143,17 @@ def _open(meet: Callable[[Star], None], here: Place, rank: int, names: Sequence[
     return star
 
 
-def _meet(star: Star, here: Place, keys: CurveKeys | None) -> None:
+def _meet(star: Star, here: Place, key: ChiefKey | None) -> None:
     if star.rank:
         if here.force_tcp or not here.beside_chief:
             host = "127.0.0.1" if here.one_machine else str(here.chief_ip)
-            join_remote(star, host, here.port, keys, here.digest)
+            join_remote(star, host, here.port, key, here.digest)
         else:
             join_unix(star, here.path, here.secret, here.digest)
         return
     assembly = Assembly(star, here.secret, here.digest)
     if here.tcp:
-        assembly.open_port("127.0.0.1" if here.one_machine else "*", here.port, keys)
+        assembly.open_port("127.0.0.1" if here.one_machine else "*", here.port, key)
     if not here.force_tcp:
         assembly.open_door(here.path)
     assembly.wait()

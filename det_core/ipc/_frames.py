@@ -5,27 +5,27 @@ A frame is a head, the name of its lane (or topic), a table of segment lengths, 
     magic u16, kind u8, op u8, name length u16, rank u32, number u64, segments u32, name, u64 x segments, bytes…
 
 A table entry with its top bit set is a segment that is not in the stream: it lies in a memory file whose descriptor
-came with the first byte of the frame (only between processes of one machine; :mod:`det_core.ipc._payload`). What the
-segments hold is up to the kind: a pickle and its buffers, or JSON where the peer is not trusted yet.
+came with the first byte of the frame (only between processes of one machine; :mod:`det_core.ipc._serialization`).
+What the segments hold is up to the kind: a pickle and its buffers, or JSON where the peer is not trusted yet.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-MAGIC = 0xDE7C
-HEAD = struct.Struct("<HBBHIQI")
-LENGTH = struct.Struct("<Q")
-_SMALLEST = HEAD.size + LENGTH.size
 IN_FILE = 1 << 63
 """Marks a segment that travels as a memory file."""
-MAX_NAME = 512
-MAX_SEGMENTS = 1 << 22
 UNTRUSTED_LIMIT = 1 << 16
 """Bytes a frame may have before its sender is known."""
+_MAGIC = 0xDE7C
+_HEAD = struct.Struct("<HBBHIQI")
+_LENGTH = struct.Struct("<Q")
+_MAX_NAME = 512
+_MAX_SEGMENTS = 1 << 22
+_CHUNK = 1 << 16
 
 Buffer = bytes | bytearray | memoryview
 
@@ -45,7 +45,7 @@ class Kind(IntEnum):
     TROUBLE = 10  # the job is broken or over: why
     LEAVING = 11  # the process exits without having closed
     GOODBYE = 12  # this rank closes
-    GOODBYE_SEEN = 13  # everything up to the goodbye has arrived
+    SEEN = 13  # your trouble, leaving or goodbye has arrived, and so has all before it
     DEPARTED = 14  # chief -> workers: ranks that said goodbye
     ASK = 15  # worker -> chief: whom does this call wait for?
     ANSWER = 16  # chief -> worker: those
@@ -87,7 +87,7 @@ class Frame:
     """One message, as it arrived.
 
     Attributes:
-        segments: buffers, or memory files (:class:`det_core.ipc._payload.MemoryFile`).
+        segments: buffers, or memory files (:class:`det_core.ipc._serialization.MemoryFile`).
         owed: bytes the receiver credits to the sender once it has used this frame up.
     """
 
@@ -103,14 +103,17 @@ class Frame:
         self.owed = 0
 
 
+# encoding
+
+
 def encode_head(
     kind: int, *, op: int = 0, name: str = "", rank: int = 0, number: int = 0, lengths: Sequence[int] = ()
 ) -> bytes:
     """The head, name and segment table of a frame; the bytes of the segments follow it."""
     label = name.encode()
-    if len(label) > MAX_NAME:
-        raise ValueError(f"a lane or topic name may have {MAX_NAME} bytes, this one has {len(label)}: {name[:60]!r}…")
-    head = HEAD.pack(MAGIC, kind, op, len(label), rank, number, len(lengths))
+    if len(label) > _MAX_NAME:
+        raise ValueError(f"a lane or topic name may have {_MAX_NAME} bytes, this one has {len(label)}: {name[:60]!r}…")
+    head = _HEAD.pack(_MAGIC, kind, op, len(label), rank, number, len(lengths))
     return head + label + struct.pack(f"<{len(lengths)}Q", *lengths)
 
 
@@ -118,147 +121,134 @@ def encode(
     kind: int, *, op: int = 0, name: str = "", rank: int = 0, number: int = 0, body: bytes | None = None
 ) -> bytes:
     """A whole small frame with one segment (or none) as one run of bytes."""
-    if body is None:
-        return encode_head(kind, op=op, name=name, rank=rank, number=number)
-    return encode_head(kind, op=op, name=name, rank=rank, number=number, lengths=(len(body),)) + body
+    lengths = () if body is None else (len(body),)
+    return encode_head(kind, op=op, name=name, rank=rank, number=number, lengths=lengths) + (body or b"")
 
 
 class Stamp:
-    """Encodes the small frames of one lane, of one segment each: what most calls are."""
+    """Encodes the small calls of one lane, of one segment each: what most calls are."""
 
     def __init__(self, name: str, rank: int) -> None:
-        self._label = name.encode()
-        self._rank = rank
-        self._struct = struct.Struct(f"{HEAD.format}{len(self._label)}sQ")
+        self._label, self._rank = name.encode(), rank
+        self._struct = struct.Struct(f"{_HEAD.format}{len(self._label)}sQ")
 
-    def encode(self, kind: int, op: int, number: int, body: bytes) -> bytes:
-        """As :func:`encode`."""
+    def encode(self, op: int, number: int, body: bytes) -> bytes:
+        """As :func:`encode`, for a CALL."""
         label = self._label
-        head = self._struct.pack(MAGIC, kind, op, len(label), self._rank, number, 1, label, len(body))
-        return head + body
+        return self._struct.pack(_MAGIC, Kind.CALL, op, len(label), self._rank, number, 1, label, len(body)) + body
 
 
-class Head(NamedTuple):
-    """A decoded head with its segment table."""
-
-    frame: Frame
-    lengths: tuple[int, ...]
-    end: int
-    """Where the segments' bytes begin."""
+# decoding
 
 
-def decode_head(data: memoryview, limit: int | None = None) -> Head | None:
+def decode_head(data: memoryview, limit: int | None = None) -> tuple[Frame, tuple[int, ...], int] | None:
     """Decode the head at the start of ``data``; None when it is not all there yet.
+
+    Returns:
+        The frame, still without its segments; the table of their lengths; and where their bytes begin.
 
     Raises:
         BadFrame: these are not our bytes, or the frame is larger than ``limit``.
     """
-    if len(data) < HEAD.size:
+    if len(data) < _HEAD.size:
         return None
-    magic, kind, op, name_length, rank, number, segments = HEAD.unpack_from(data)
-    if magic != MAGIC or name_length > MAX_NAME or segments > MAX_SEGMENTS:
+    magic, kind, op, name_length, rank, number, segments = _HEAD.unpack_from(data)
+    if magic != _MAGIC or name_length > _MAX_NAME or segments > _MAX_SEGMENTS:
         raise BadFrame(f"not a frame: {bytes(data[:16])!r}")
-    table = HEAD.size + name_length
+    table = _HEAD.size + name_length
     end = table + 8 * segments
     if limit is not None and end > limit:
         raise BadFrame(f"a head of {end} bytes before the peer is known")
     if len(data) < end:
         return None
-    lengths = struct.unpack_from(f"<{segments}Q", data, table) if segments else ()
+    lengths = struct.unpack_from(f"<{segments}Q", data, table)
     if limit is not None and sum(lengths) > limit:
         raise BadFrame(f"a frame of {sum(lengths)} bytes before the peer is known")
     try:
-        name = str(data[HEAD.size : table], "utf-8")
+        name = str(data[_HEAD.size : table], "utf-8")
     except UnicodeDecodeError as e:
         raise BadFrame("a name that is not UTF-8") from e
-    return Head(Frame(kind, op, name, rank, number), lengths, end)
+    return Frame(kind, op, name, rank, number), lengths, end
 
 
-def inline_bytes(lengths: Iterable[int]) -> int:
+def inline_bytes(lengths: Sequence[int]) -> int:
     """How many of a frame's bytes follow its head in the stream."""
     return sum(n for n in lengths if not n & IN_FILE)
+
+
+Cut = tuple[Frame, tuple[int, ...], bytearray]
+"""A whole frame, the table of its segments' lengths, and those of their bytes that are in the stream, in one run."""
 
 
 class Cutter:
     """Cuts a byte stream into frames. Pure: bytes in, frames out.
 
     ``room()`` gives the memory that the next bytes go to (so that a large frame is received in place, not copied),
-    ``fill(n)`` says how many arrived and returns the frames that are now whole, their segments still uncut.
+    ``fill(n)`` says how many arrived and returns the frames that are now whole.
     """
 
-    def __init__(self, chunk: int = 1 << 16, limit: int | None = None) -> None:
+    def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
-        self._chunk = bytearray(chunk)
+        self._chunk = bytearray(_CHUNK)
         self._view = memoryview(self._chunk)
         self._start = 0
         self._end = 0
-        self._head: Head | None = None
-        self._body = bytearray()
+        self._large: Cut | None = None
+        """The frame whose bytes go straight to where they stay."""
         self._have = 0
 
     def room(self) -> memoryview:
         """Where to put the next bytes (never empty)."""
-        if self._head is not None:
-            return memoryview(self._body)[self._have :]
+        if self._large is not None:
+            return memoryview(self._large[2])[self._have :]
         if self._end == len(self._chunk):
-            self._compact()
+            rest = bytes(self._view[self._start : self._end])
+            if len(rest) == len(self._chunk):  # a head (many segments) larger than the chunk
+                self._chunk = bytearray(2 * len(rest))
+                self._view = memoryview(self._chunk)
+            self._view[: len(rest)] = rest
+            self._start, self._end = 0, len(rest)
         return self._view[self._end :]
 
-    def _whole(self, n: int) -> tuple[Frame, tuple[int, ...], bytearray] | None:
-        """The common case, quickly: the ``n`` bytes at the start of the chunk are one frame of one segment."""
-        if n < _SMALLEST:
-            return None
-        magic, kind, op, name_length, rank, number, segments = HEAD.unpack_from(self._chunk)
-        body = HEAD.size + name_length + 8
-        if magic != MAGIC or segments != 1 or name_length > MAX_NAME or body > n:
-            return None
-        (length,) = LENGTH.unpack_from(self._chunk, body - 8)
-        if body + length != n:
-            return None
-        name = self._chunk[HEAD.size : body - 8].decode("utf-8", "replace")
-        return Frame(kind, op, name, rank, number), (length,), self._chunk[body:n]
-
-    def fill(self, n: int) -> list[tuple[Frame, tuple[int, ...], bytearray]]:
-        """``n`` bytes are now in ``room()``: the frames this completes, each with its table and its inline bytes."""
-        if self._end == 0 and self._head is None:
-            whole = self._whole(n)
-            if whole is not None:
-                return [whole]
-        out: list[tuple[Frame, tuple[int, ...], bytearray]] = []
-        if self._head is not None:
+    def fill(self, n: int) -> list[Cut]:
+        """``n`` bytes are now in ``room()``: the frames this completes."""
+        if self._large is not None:
             self._have += n
-            if self._have < len(self._body):
+            if self._have < len(self._large[2]):
                 return []
-            out.append((self._head.frame, self._head.lengths, self._body))
-            self._head, self._body = None, bytearray()
-            return out
+            large, self._large = self._large, None
+            return [large]
+        if self._end == 0 and (whole := self._whole(n)) is not None:
+            return [whole]
         self._end += n
+        found: list[Cut] = []
         while self._start < self._end:
             data = self._view[self._start : self._end]
             head = decode_head(data, self.limit)
             if head is None:
+                return found
+            frame, lengths, begin = head
+            body = bytearray(inline_bytes(lengths))
+            got = data[begin : begin + len(body)]
+            body[: len(got)] = got
+            if len(got) < len(body):
+                self._large, self._have = (frame, lengths, body), len(got)
                 break
-            size = inline_bytes(head.lengths)
-            got = min(size, len(data) - head.end)
-            if got == size:
-                out.append((head.frame, head.lengths, bytearray(data[head.end : head.end + size])))
-                self._start += head.end + size
-                continue
-            self._begin_body(head, size, data[head.end :])
-            break
-        if self._start == self._end:
-            self._start = self._end = 0
-        return out
-
-    def _begin_body(self, head: Head, size: int, first: memoryview) -> None:
-        self._head, self._body, self._have = head, bytearray(size), len(first)
-        self._body[: len(first)] = first
+            found.append((frame, lengths, body))
+            self._start += begin + len(body)
         self._start = self._end = 0
+        return found
 
-    def _compact(self) -> None:
-        rest = bytes(self._view[self._start : self._end])
-        if len(rest) == len(self._chunk):  # a head (many segments) larger than the chunk
-            self._chunk = bytearray(2 * len(rest))
-            self._view = memoryview(self._chunk)
-        self._view[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
+    def _whole(self, n: int) -> Cut | None:
+        """The common case, quickly: the ``n`` bytes at the start of the chunk are one frame of one segment."""
+        if n < _HEAD.size + _LENGTH.size:
+            return None
+        magic, kind, op, name_length, rank, number, segments = _HEAD.unpack_from(self._chunk)
+        body = _HEAD.size + name_length + _LENGTH.size
+        if magic != _MAGIC or segments != 1 or name_length > _MAX_NAME or body > n:
+            return None
+        (length,) = _LENGTH.unpack_from(self._chunk, body - _LENGTH.size)
+        if body + length != n:
+            return None
+        name = self._chunk[_HEAD.size : body - _LENGTH.size].decode("utf-8", "replace")
+        return Frame(kind, op, name, rank, number), (length,), self._chunk[body:n]

@@ -6,55 +6,112 @@ import json
 import os
 import socket
 import threading
+import time
+from collections.abc import Callable
 
-from det_core.errors import CollectiveTimeout, RendezvousError
-from det_core.ipc._frames import Frame, Kind, encode
-from det_core.ipc._liveness import Patience
-from det_core.ipc._peer import Peer
-from det_core.ipc._remote import Hub
-from det_core.ipc._rendezvous import Hello, Refused, knock, prove, wait_for
-from det_core.ipc._secrets import CurveKeys
+from det_core.errors import RendezvousError
+from det_core.ipc._frames import UNTRUSTED_LIMIT, Cutter, Frame, Kind, encode
+from det_core.ipc._membership import Peer, waiting
+from det_core.ipc._rendezvous import Hello, await_everybody, peer_credentials, prove
 from det_core.ipc._star import Star
+from det_core.ipc._zmq_link import ChiefKey, ZmqSocket
 
+_HANDSHAKE_TIMEOUT = 10.0
 _REFUSED_BY_CURVE = 3
 """Failed handshakes in a row after which the secret, not the network, is to blame."""
 _COME_AGAIN = 0.2
 
 
 def join_unix(star: Star, path: str, secret: str | None, job: str) -> None:
-    """Join the chief of this machine; returns when every rank is there."""
-    patience = Patience(star.timeout, lambda: f"rank {star.name(star.rank)} waits for the chief to open {path}.sock")
+    """Join the chief of this machine; returns when every rank is there.
+
+    Raises:
+        RendezvousError: the chief does not let this rank in, or whoever listens there is not this user.
+    """
+    found: list[_Answer] = []
+    pause = 0.002
 
     def hello(nonce: str) -> Hello:
         return _hello(star, job, prove(secret, nonce, star.rank))
 
-    pause, answer = 0.002, None
-    while answer is None:
-        try:
-            answer = knock(path, hello)
-        except Refused as e:
-            if not e.again:
-                raise RendezvousError(_refused(star, str(e))) from None
-        if answer is None:
-            if patience.expired:
-                raise CollectiveTimeout(f"no chief at {path}.sock after {patience.waited:.1f} s")
-            threading.Event().wait(patience.next(pause))
-            pause = min(0.05, pause * 1.5)
-    sock, welcome, data, (pid, _uid) = answer
-    host, told = json.loads(bytes(welcome.segments[0]))
-    control = star.control.control_link(sock)
-    peer = Peer(0, host, pid or told, control, bound=star.bound)
-    peer.data = star.control.data_link(data, 0)
+    def whom() -> str:
+        return f"the chief: no chief at {path}.sock yet"
+
+    for seconds in waiting(found.__len__, star.me, lambda: "the rendezvous", whom, timeout=star.timeout):
+        if (answer := _knock(star, path, hello)) is None:
+            time.sleep(min(seconds, pause))
+            pause *= 1.5
+        else:
+            found.append(answer)
+    ((sock, data, host, pid),) = found
+    chief = Peer(0, star.name(0), host, pid, star.new_link(sock), star.new_data_link(data, 0), bound=star.bound)
     ready = threading.Event()
-    star.control.on_ready(ready.set)
-    star.call_soon(lambda: star.control.admit(peer, control))
-    wait_for(star, ready, lambda: "the chief waits for other ranks")
+    star.on_ready = ready.set
+    star.call_soon(lambda: star.admit(chief))
+    await_everybody(star, ready, lambda: "other ranks, as the chief does")
 
 
-def join_remote(star: Star, host: str, port: int, keys: CurveKeys | None, job: str) -> None:
-    """Join the chief of another machine; returns when every rank is there."""
-    knocking = _Knocking(star, host, port, keys, job)
-    wait_for(star, knocking.ready, knocking.state)
+_Answer = tuple[socket.socket, socket.socket, str, int]
+"""The control socket, the user lane's socket, and the chief's host and pid."""
+
+
+def _knock(star: Star, path: str, hello: Callable[[str], Hello]) -> _Answer | None:
+    """Connect to the chief and introduce this process with the hello for the chief's nonce; None: nobody there yet."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.settimeout(_HANDSHAKE_TIMEOUT)
+        try:
+            sock.connect(path + ".sock")
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError, TimeoutError):
+            sock.close()
+            return None
+        pid, uid = peer_credentials(sock)
+        if uid != os.getuid():
+            raise RendezvousError(f"{path}.sock belongs to a process of user {uid}, not to this user")
+        try:
+            challenge, _ = _read_one(sock)
+            sock.sendall(encode(Kind.HELLO, body=hello(bytes(challenge.segments[0]).decode()).encode()))
+            answer, fds = _read_one(sock)
+        except (ConnectionError, TimeoutError):
+            sock.close()
+            return None
+        told = json.loads(bytes(answer.segments[0]))
+        if answer.kind == Kind.WELCOME and len(fds) == 1:
+            return sock, socket.socket(fileno=fds[0]), told[0], pid or told[1]
+        if answer.kind != Kind.REFUSED:
+            raise RendezvousError("the chief's answer to the hello makes no sense: do all ranks run the same det_core?")
+        again, reason = told
+        if not again:
+            raise RendezvousError(_refused(star, reason))
+        sock.close()
+        return None
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _read_one(sock: socket.socket) -> tuple[Frame, list[int]]:
+    """Read one frame and not a byte more; with it the descriptors that came along."""
+    cutter, fds = Cutter(UNTRUSTED_LIMIT), []
+    while True:
+        data, new, _, _ = socket.recv_fds(sock, 1, 4, socket.MSG_CMSG_CLOEXEC)
+        fds += new
+        if not data:
+            raise ConnectionResetError("the other end closed during the handshake")
+        cutter.room()[:1] = data
+        for frame, _lengths, body in cutter.fill(1):
+            frame.segments = [body]
+            return frame, fds
+
+
+def join_remote(star: Star, host: str, port: int, key: ChiefKey | None, job: str) -> None:
+    """Join the chief of another machine; returns when every rank is there.
+
+    Raises:
+        RendezvousError: the chief does not let this rank in, or has another secret.
+    """
+    knocking = _Knocking(star, host, port, key, job)
+    await_everybody(star, knocking.ended, knocking.whom)
     if knocking.refusal is not None:
         raise RendezvousError(knocking.refusal)
 
@@ -62,35 +119,30 @@ def join_remote(star: Star, host: str, port: int, keys: CurveKeys | None, job: s
 class _Knocking:
     """Says hello at every new connection until the chief answers. On the ipc thread, after the constructor."""
 
-    def __init__(self, star: Star, host: str, port: int, keys: CurveKeys | None, job: str) -> None:
+    def __init__(self, star: Star, host: str, port: int, key: ChiefKey | None, job: str) -> None:
         import zmq
 
-        self.star = star
-        self.address = f"{host}:{port}"
-        self.ready = threading.Event()
+        self.ended = threading.Event()
         self.refusal: str | None = None
-        self._zmq = zmq
-        self._job = job
-        self._peer: Peer | None = None
+        self._star, self._job, self._zmq = star, job, zmq
+        self._address = f"{host}:{port}"
+        self._chief: Peer | None = None
         self._failures = 0
-        star.control.on_ready(self.ready.set)
-        self._hub = Hub(
+        star.on_ready = self.ended.set
+        self._socket = ZmqSocket(
             star.loop,
-            keys,
+            key,
             on_frame=lambda _route, frame: self._on_frame(frame),
-            on_unreachable=lambda _link: self._on_lost(),
-            trusted=lambda _route: True,
+            on_lost=lambda _link: self._on_lost(),
+            on_event=self._on_event,
         )
-        self._hub.on_event = self._on_event
-        self._link = self._hub.link(None)
-        star.closers.append(self._hub.close)
-        self._hub.connect(host, port)
+        self._link = self._socket.link(None)
+        star.closers.append(self._socket.close)
+        self._socket.connect(host, port)
 
-    def state(self) -> str:
-        """For the warning while it takes long."""
-        if self._peer is None:
-            return f"no answer from the chief at {self.address}"
-        return "the chief waits for other ranks"
+    def whom(self) -> str:
+        """For whom it waits."""
+        return f"the chief at {self._address} to answer" if self._chief is None else "other ranks, as the chief does"
 
     def _on_event(self, event: int) -> None:
         zmq = self._zmq
@@ -98,43 +150,43 @@ class _Knocking:
             self._failures = 0
             self._say_hello()
         elif event == zmq.EVENT_DISCONNECTED:
-            self._hub.lose(self._link)
+            self._socket.lose(self._link)
         elif event & (
             zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         ):
             self._failures += 1
-            if self._failures >= _REFUSED_BY_CURVE and self._peer is None:
+            if self._failures >= _REFUSED_BY_CURVE and self._chief is None:
                 self._give_up(
-                    f"the chief at {self.address} refuses the connection: DET_CORE_SECRET (or DET_SESSION_TOKEN) is "
+                    f"the chief at {self._address} refuses the connection: DET_CORE_SECRET (or DET_SESSION_TOKEN) is "
                     "not the same on both machines, or something else listens there"
                 )
 
     def _say_hello(self) -> None:
-        if self._peer is None:
-            self._link.send(encode(Kind.HELLO, rank=self.star.rank, body=_hello(self.star, self._job).encode()))
+        if self._chief is None:
+            self._link.send(encode(Kind.HELLO, rank=self._star.rank, body=_hello(self._star, self._job).encode()))
 
     def _on_frame(self, frame: Frame) -> None:
-        if self._peer is not None:
-            self.star.control.dispatch(self._peer, frame)
+        star = self._star
+        if self._chief is not None:
+            star.dispatch(self._chief, frame)
         elif frame.kind == Kind.WELCOME:
             host, pid = json.loads(bytes(frame.segments[0]))
-            peer = self._peer = Peer(0, host, pid, self._link, bound=self.star.bound)
-            peer.remote = True
-            self.star.control.admit(peer, None)
+            self._chief = Peer(0, star.name(0), host, pid, self._link, None, bound=star.bound)
+            star.admit(self._chief)
         elif frame.kind == Kind.REFUSED:
             again, reason = json.loads(bytes(frame.segments[0]))
             if again:
-                self.star.loop.call_later(_COME_AGAIN, self._say_hello)
+                star.loop.call_later(_COME_AGAIN, self._say_hello)
             else:
-                self._give_up(_refused(self.star, reason))
+                self._give_up(_refused(star, reason))
+
+    def _on_lost(self) -> None:
+        if self._chief is not None:
+            self._star.gone(self._chief)
 
     def _give_up(self, why: str) -> None:
         self.refusal = why
-        self.ready.set()
-
-    def _on_lost(self) -> None:
-        if self._peer is not None:
-            self.star.control.gone(self._peer)
+        self.ended.set()
 
 
 def _hello(star: Star, job: str, proof: str = "") -> Hello:
@@ -142,4 +194,4 @@ def _hello(star: Star, job: str, proof: str = "") -> Hello:
 
 
 def _refused(star: Star, reason: str) -> str:
-    return f"the chief does not let rank {star.name(star.rank)} in: {reason}"
+    return f"the chief does not let {star.me} in: {reason}"

@@ -1,9 +1,9 @@
-"""How the ranks of one machine find each other: a unix socket whose path all of them compute alike.
+"""How the ranks of a job find each other: the chief lets workers in, over a unix socket and over a port.
 
-The chief holds a lock beside the socket for as long as it lives, so a second job with the same key is told who is in
-its way, and the socket of a chief that died is replaced. The folder belongs to the user alone (0700, owner checked);
-on top of that each side asks the kernel who the other one is, and where there is a secret a worker proves that it
-knows it.
+On one machine they meet at a socket whose path all of them compute alike. The chief holds a lock beside it for as long
+as it lives, so a second job with the same key is told who is in its way, and the socket of a chief that died is
+replaced. The folder belongs to the user alone (0700, owner checked); on top of that each side asks the kernel who the
+other one is, and where there is a secret a worker proves that it knows it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ import hashlib
 import hmac
 import json
 import os
+import secrets
+import select
 import socket
 import stat
 import struct
@@ -22,49 +24,201 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from det_core._clock import monotonic
-from det_core.errors import CollectiveTimeout, RendezvousError
-from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Cutter, Frame, Kind, encode
-from det_core.ipc._liveness import Patience
+from det_core.errors import RendezvousError
+from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Frame, Kind, encode
+from det_core.ipc._membership import Peer, waiting
+from det_core.ipc._star import Star
+from det_core.ipc._unix_link import UnixLink
+from det_core.ipc._zmq_link import ChiefKey, ZmqLink, ZmqSocket
 
-if TYPE_CHECKING:
-    from det_core.ipc._star import Star
-
-PROTOCOL = 1
+_PROTOCOL = 2
 FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
 """Tried in order. Not the platform's temporary folder: that may differ from rank to rank."""
 _LOCK_GRACE = 5.0
 """Seconds that a chief waits for the previous one, of a job that is just ending, to let go of the lock."""
-_HANDSHAKE_TIMEOUT = 10.0
 
 
-def rendezvous_path(key: tuple[str, ...], *, folders: tuple[str, ...] | None = None) -> str:
-    """The socket of the job that ``key`` describes, in a folder that only this user can enter."""
-    digest = hashlib.sha256("\0".join(("det_core", str(os.getuid()), *key)).encode()).hexdigest()[:32]
-    return f"{_private_folder(folders or FOLDERS)}/{digest}"
+class Assembly:
+    """The chief's side: lets workers in until every rank is there, and turns others away.
 
+    After the constructor and the ``open_`` methods, everything but ``wait`` runs on the ipc thread.
+    """
 
-def _private_folder(folders: tuple[str, ...]) -> str:
-    refused = []
-    for parent in folders:
-        path = f"{parent}/det_core-{os.getuid()}"
+    def __init__(self, star: Star, secret: str | None, job: str) -> None:
+        self._star, self._secret, self._job = star, secret, job
+        self._complete = threading.Event()
+        self._strangers: dict[int, UnixLink] = {}
+        self._routes: dict[bytes | None, Peer] = {}
+
+    def open_door(self, path: str) -> None:
+        """Let in those who knock at ``path``.
+
+        Raises:
+            RendezvousError: another process is the chief there; the message names it.
+        """
+        star, door = self._star, _Door(path)
+        star.closers += [door.close, self._close_strangers]
+        star.abandoners += [door.abandon, self._close_strangers]
+        star.loop.watch(door.sock.fileno(), select.EPOLLIN, lambda _events: self._accept(door))
+
+    def open_port(self, interface: str, port: int, key: ChiefKey | None) -> None:
+        """Let in those who connect to ``port`` of this machine.
+
+        Raises:
+            RendezvousError: the port is taken.
+        """
+        self._socket = ZmqSocket(
+            self._star.loop, key, on_frame=self._on_frame, on_lost=self._on_lost, trusts=self._routes.__contains__
+        )
+        self._socket.bind(interface, port)
+        self._star.closers.append(self._socket.close)
+
+    def wait(self) -> None:
+        """Return when every rank is there.
+
+        Raises:
+            CollectiveTimeout: the star has a timeout, and it has passed.
+            PeerLost: a rank died meanwhile.
+        """
+        star = self._star
+
+        def missing() -> str:
+            return "rank " + ", ".join(str(star.name(r)) for r in range(1, star.size) if r not in star.peers)
+
+        await_everybody(star, self._complete, missing)
+
+    # who is let in
+
+    def _refusal(self, hello: Hello, proof: str | None) -> tuple[bool, str] | None:
+        """Whether this worker, who is not let in, may come again, and why; None: it is let in."""
+        star = self._star
+        if proof is not None and not secrets.compare_digest(hello.proof, proof):
+            return False, "its DET_CORE_SECRET is not the chief's"
+        if hello.protocol != _PROTOCOL:
+            return False, f"it speaks protocol {hello.protocol}, the chief {_PROTOCOL}: install one det_core everywhere"
+        if hello.job != self._job:
+            return False, "it belongs to another job: give this one another pub_port"
+        if hello.size != star.size:
+            return False, f"it was started with size={hello.size}, the chief with size={star.size}"
+        if not 0 < hello.rank < star.size:
+            return False, f"rank {hello.rank} is out of range: the job has the ranks 0 to {star.size - 1}"
+        known = star.peers.get(hello.rank)
+        if known is None:
+            return None
+        if known.gone or star.closing:  # a hello may overtake the goodbye over TCP
+            return True, "the previous job with this key is just ending"
+        return False, f"rank {hello.rank} is already there: pid {known.pid} on {known.host}"
+
+    def _admit(self, peer: Peer) -> None:
+        star = self._star
+        star.admit(peer)
+        if len(star.peers) == star.size - 1:
+            for other in star.others():
+                other.tell(encode(Kind.READY))
+            self._complete.set()
+
+    def _peer(self, hello: Hello, pid: int, control: UnixLink | ZmqLink, data: UnixLink | None) -> Peer:
+        star = self._star
+        return Peer(hello.rank, star.name(hello.rank), hello.host, pid, control, data, bound=star.bound)
+
+    # workers of this machine
+
+    def _accept(self, door: _Door) -> None:
         try:
-            os.mkdir(path, 0o700)
-        except FileExistsError:
-            pass
-        except OSError as e:
-            refused.append(f"{path}: {e.strerror}")
-            continue
-        entry = os.lstat(path)
-        if not stat.S_ISDIR(entry.st_mode) or entry.st_uid != os.getuid():
-            refused.append(f"{path}: belongs to user {entry.st_uid}, or is no folder")
-            continue
-        if stat.S_IMODE(entry.st_mode) != 0o700:
-            os.chmod(path, 0o700)
-        return path
-    raise RendezvousError(f"no folder of this user's own for a socket between the ranks: {'; '.join(refused)}")
+            sock, _ = door.sock.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        pid, uid = peer_credentials(sock)
+        if uid != os.getuid():
+            sock.close()
+            return
+        nonce = secrets.token_hex(16)
+        # It takes little, and drops what the socket cannot take.
+        link = UnixLink(sock, arm=lambda _link, _queued: None, limit=UNTRUSTED_LIMIT)
+        self._strangers[link.fd] = link
+        self._star.loop.watch(link.fd, select.EPOLLIN, lambda _events: self._on_stranger(link, nonce, pid))
+        link.send(encode(Kind.CHALLENGE, body=nonce.encode()))
+
+    def _on_stranger(self, link: UnixLink, nonce: str, pid: int) -> None:
+        try:
+            frames = link.receive()
+            if not frames and not link.eof:
+                return
+            if link.eof:
+                raise BadFrame("no hello")
+            hello = Hello.decode(frames[0])
+        except BadFrame:
+            return self._turn_away(link)
+        refusal = self._refusal(hello, prove(self._secret, nonce, hello.rank))
+        if refusal is not None:
+            link.send(encode(Kind.REFUSED, body=json.dumps(refusal).encode()))
+            return self._turn_away(link)
+        self._forget(link)
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            socket.send_fds(link.sock, [encode(Kind.WELCOME, body=_who_am_i())], [theirs.fileno()])
+        data = self._star.new_data_link(mine, hello.rank)
+        self._admit(self._peer(hello, pid or hello.pid, self._star.new_link(link.sock), data))
+
+    def _turn_away(self, link: UnixLink) -> None:
+        self._forget(link)
+        link.close()
+
+    def _forget(self, link: UnixLink) -> None:
+        if self._strangers.pop(link.fd, None) is not None:
+            self._star.loop.unwatch(link.fd)
+
+    def _close_strangers(self) -> None:
+        for link in self._strangers.values():
+            link.close()
+        self._strangers.clear()
+
+    # workers of other machines
+
+    def _on_frame(self, route: bytes | None, frame: Frame) -> None:
+        peer = self._routes.get(route)
+        if peer is not None:
+            # ZMQ sends what a connection has not taken over the next one, where the worker says hello anew
+            if not peer.dead and frame.kind != Kind.HELLO:
+                self._star.dispatch(peer, frame)
+            return
+        hello = Hello.decode(frame)
+        link = self._socket.link(route)
+        refusal = self._refusal(hello, None)
+        if refusal is not None:
+            link.send(encode(Kind.REFUSED, body=json.dumps(refusal).encode()))
+            link.flush()
+            self._socket.links.remove(link)
+            return
+        peer = self._routes[route] = self._peer(hello, hello.pid, link, None)
+        link.send(encode(Kind.WELCOME, body=_who_am_i()))
+        self._admit(peer)
+
+    def _on_lost(self, link: ZmqLink) -> None:
+        if link in self._socket.links:
+            self._socket.links.remove(link)
+        if link.route in self._routes:
+            self._star.gone(self._routes[link.route])
+
+
+def await_everybody(star: Star, event: threading.Event, whom: Callable[[], str]) -> None:
+    """Wait for ``event`` of the rendezvous as long as everybody who is there lives; for both sides."""
+
+    def check() -> None:
+        departed = star.others(gone=True)
+        if departed and not event.is_set():  # looked at in this order: who is ready may say goodbye at once
+            star.lost(departed[0])
+        star.raise_if_broken()
+
+    waits = waiting(event.is_set, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=check)
+    for seconds in waits:
+        event.wait(seconds)
+
+
+def _who_am_i() -> bytes:
+    return json.dumps([socket.gethostname(), os.getpid()]).encode()
 
 
 @dataclass(frozen=True)
@@ -76,7 +230,7 @@ class Hello:
     host: str
     pid: int
     job: str = ""
-    protocol: int = PROTOCOL
+    protocol: int = _PROTOCOL
     proof: str = ""
 
     def encode(self) -> bytes:
@@ -84,18 +238,18 @@ class Hello:
         return json.dumps(self.__dict__).encode()
 
     @classmethod
-    def decode(cls, data: Any) -> Hello:
+    def decode(cls, frame: Frame) -> Hello:
         """From the wire.
 
         Raises:
             BadFrame: it is none.
         """
         try:
-            hello = cls(**json.loads(bytes(data)))
+            (body,) = frame.segments
+            hello = cls(**json.loads(bytes(body)))
             numbers = (hello.rank, hello.size, hello.pid, hello.protocol)
-            if all(type(n) is int for n in numbers) and all(
-                isinstance(t, str) for t in (hello.host, hello.job, hello.proof)
-            ):
+            texts = (hello.host, hello.job, hello.proof)
+            if frame.kind == Kind.HELLO and all(type(n) is int for n in numbers) and all(type(t) is str for t in texts):
                 return hello
         except (ValueError, TypeError, RecursionError):
             pass
@@ -115,7 +269,34 @@ def peer_credentials(sock: socket.socket) -> tuple[int, int]:
     return pid, uid
 
 
-class Door:
+def rendezvous_path(key: tuple[str, ...]) -> str:
+    """The socket of the job that ``key`` describes, in a folder that only this user can enter."""
+    digest = hashlib.sha256("\0".join(("det_core", str(os.getuid()), *key)).encode()).hexdigest()[:32]
+    return f"{_private_folder()}/{digest}"
+
+
+def _private_folder() -> str:
+    refused = []
+    for parent in FOLDERS:
+        path = f"{parent}/det_core-{os.getuid()}"
+        try:
+            os.mkdir(path, 0o700)
+        except FileExistsError:
+            pass
+        except OSError as e:
+            refused.append(f"{path}: {e.strerror}")
+            continue
+        entry = os.lstat(path)
+        if not stat.S_ISDIR(entry.st_mode) or entry.st_uid != os.getuid():
+            refused.append(f"{path}: belongs to user {entry.st_uid}, or is no folder")
+            continue
+        if stat.S_IMODE(entry.st_mode) != 0o700:
+            os.chmod(path, 0o700)
+        return path
+    raise RendezvousError(f"no folder of this user's own for a socket between the ranks: {'; '.join(refused)}")
+
+
+class _Door:
     """The chief's listening socket and the lock that goes with it.
 
     Raises:
@@ -211,100 +392,3 @@ def _held(holder: str, path: str) -> str:
 def _unlink(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
-
-
-def who_am_i() -> bytes:
-    """This process, for the other side's messages."""
-    return json.dumps([socket.gethostname(), os.getpid()]).encode()
-
-
-def wait_for(star: Star, event: threading.Event, whom: Callable[[], str]) -> None:
-    """Wait for ``event`` of the rendezvous as long as everybody who is there lives.
-
-    Raises:
-        CollectiveTimeout: the star has a timeout, and it has passed.
-        PeerLost: a rank died meanwhile.
-    """
-    patience = Patience(star.timeout, lambda: f"rank {star.name(star.rank)} in the rendezvous: {whom()}")
-    while not event.wait(patience.next(0.2)):
-        for peer in star.others(gone=True)[:1]:
-            star.lost(peer)
-        star.raise_if_broken()
-        if patience.expired:
-            raise CollectiveTimeout(f"the rendezvous took longer than {patience.waited:.1f} s: {whom()}")
-
-
-class Refused(Exception):
-    """The chief does not let this process in; ``again``: it may later."""
-
-    def __init__(self, reason: str, again: bool) -> None:
-        self.again = again
-        super().__init__(reason)
-
-
-def knock(
-    path: str, hello: Callable[[str], Hello]
-) -> tuple[socket.socket, Frame, socket.socket, tuple[int, int]] | None:
-    """Connect to the chief and introduce this process.
-
-    Args:
-        path: from ``rendezvous_path``.
-        hello: makes the hello for the chief's nonce.
-
-    Returns:
-        The control socket, the WELCOME frame, the user lane's socket, and the chief's pid and user; None: there is
-        nobody (yet).
-
-    Raises:
-        Refused: by the chief.
-        RendezvousError: whoever listens there is not this user.
-    """
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.settimeout(_HANDSHAKE_TIMEOUT)
-        try:
-            sock.connect(path + ".sock")
-        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError, TimeoutError):
-            sock.close()
-            return None
-        credentials = peer_credentials(sock)
-        if credentials[1] != os.getuid():
-            raise RendezvousError(f"{path}.sock belongs to a process of user {credentials[1]}, not to this user")
-        answer = _introduce(sock, hello)
-        if answer is None:
-            sock.close()
-            return None
-        return sock, answer[0], answer[1], credentials
-    except BaseException:
-        sock.close()
-        raise
-
-
-def _introduce(sock: socket.socket, hello: Callable[[str], Hello]) -> tuple[Frame, socket.socket] | None:
-    try:
-        challenge, _ = _read_one(sock)
-        sock.sendall(encode(Kind.HELLO, body=hello(bytes(challenge.segments[0]).decode()).encode()))
-        answer, fds = _read_one(sock)
-    except (ConnectionError, TimeoutError):
-        return None
-    if answer.kind == Kind.REFUSED:
-        again, reason = json.loads(bytes(answer.segments[0]))
-        raise Refused(reason, again)
-    if answer.kind != Kind.WELCOME or len(fds) != 1:
-        raise RendezvousError("the chief's answer to the hello makes no sense: do all ranks run the same det_core?")
-    return answer, socket.socket(fileno=fds[0])
-
-
-def _read_one(sock: socket.socket) -> tuple[Frame, list[int]]:
-    """Read one frame and not a byte more; with it the descriptors that came along."""
-    cutter, fds = Cutter(limit=UNTRUSTED_LIMIT), []
-    while True:
-        data, new, _, _ = socket.recv_fds(sock, 1, 4, socket.MSG_CMSG_CLOEXEC)
-        fds += new
-        if not data:
-            raise ConnectionResetError("the other end closed during the handshake")
-        cutter.room()[:1] = data
-        for frame, lengths, body in cutter.fill(1):
-            if lengths:
-                frame.segments = [body]
-            return frame, fds

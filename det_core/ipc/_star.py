@@ -3,9 +3,9 @@
 Why not one ZMQ socket for everything: a ZMQ message between two processes of a machine passes through two I/O
 threads, which costs two context switches a hop, copies large messages at each hop, and tells nothing about who died.
 So ranks of one machine talk over unix sockets of our own; ZMQ carries the links between machines
-(:mod:`det_core.ipc._remote`), for its CURVE encryption and heartbeats.
+(:mod:`det_core.ipc._zmq_link`), for its CURVE encryption and heartbeats.
 
-Threads: the ipc thread (:mod:`det_core.ipc._loop`) reads control links, watches peers and sends what was queued.
+Threads: the ipc thread (:mod:`det_core.ipc._event_loop`) reads control links, watches peers and sends what was queued.
 Calling threads send directly and, on the user lane, read directly.
 """
 
@@ -15,82 +15,72 @@ import atexit
 import logging
 import os
 import pickle
+import select
+import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from det_core.ipc._control import Control
-from det_core.ipc._frames import Kind, encode
-from det_core.ipc._lane import Lane
-from det_core.ipc._liveness import Patience
-from det_core.ipc._loop import Loop
-from det_core.ipc._payload import Mapper
-from det_core.ipc._peer import Handler, Peer
-from det_core.ipc._trouble import Trouble
+from det_core._clock import monotonic
+from det_core.ipc._collectives import Lane
+from det_core.ipc._frames import BadFrame, Frame, Kind, encode
+from det_core.ipc._membership import QUEUE_BOUND, TOLD_WITHIN, Membership, Peer, Trouble, waiting
+from det_core.ipc._serialization import Mapper, size_of
+from det_core.ipc._unix_link import UnixLink
 
 logger = logging.getLogger("det_core.ipc")
-QUEUE_BOUND = 256 << 20
-"""Bytes that may be on their way to one peer before a sender waits."""
-_REMOTE_HEAD_START = 0.05
-"""Seconds that ZMQ gets to tell other machines of trouble before this rank's own calls raise."""
-_BROKEN_LINGER = 2.0
-"""Seconds that ``close`` waits for the last control messages of a job that is broken anyway."""
+
+Handler = Callable[[int, Any], None]
 
 
-class Star:
+class Star(Membership):
     """The links of one rank, and what travels over them beside collectives.
 
-    A star is made by :func:`det_core.ipc.connect`, which does the rendezvous.
-
-    Args:
-        rank: this rank's number in the star.
-        names: what people call each rank: its number in the job, which is another one in the star of a machine.
-        timeout: default deadline of a collective in seconds; None: none.
-        bound: bytes on their way to one peer before a sender waits.
+    A star is made by :func:`det_core.ipc.connect`, which does the rendezvous. Arguments as for ``Membership``.
     """
 
     def __init__(
         self, *, rank: int, names: Sequence[int], timeout: float | None = None, bound: int = QUEUE_BOUND
     ) -> None:
-        self.rank = rank
-        self.size = len(names)
-        self._names = names
-        self.timeout = timeout
-        self.bound = bound
-        self.peers: dict[int, Peer] = {}
-        """By rank: everybody on the chief, the chief on a worker."""
-        self.mapper = Mapper()
-        self.departures = 0
-        """How many ranks have said goodbye to this one."""
-        self.trouble: Trouble | None = None
-        self.loop = Loop(f"det_core-ipc-{rank}", self._on_crash)
-        self._lanes: dict[str, Lane] = {}
-        self._callbacks: list[Callable[[], None]] = []
-        self._sharers: list[Star] = []
-        self._lock = threading.RLock()
-        self._stirred = threading.Event()
-        self._room_waiters = 0
+        super().__init__(rank, names, timeout=timeout, bound=bound)
         self.closing = False
         """This rank says goodbye, or has."""
-        self._breaking = False
-        self._published = threading.Event()
-        self._ordered: tuple[Peer, ...] = ()
         self.closers: list[Callable[[], None]] = []
         """What else to close with the star, and (the second list) in a forked child."""
         self.abandoners: list[Callable[[], None]] = []
-        self.control = Control(self)
+        self.on_ready: Callable[[], None] = lambda: None
+        """Called when the chief says that every rank is there."""
+        self._mapper = Mapper()
+        self._lanes: dict[str, Lane] = {}
+        self._departed: dict[int, dict[str, Any]] = {}
+        self._failures: dict[int, str] = {}
+        self._handlers: dict[str, Handler] = {}
+        self._kept: dict[str, list[tuple[int, Any]]] = {}
+        self._kinds: dict[int, Callable[[Peer, Frame], None]] = {
+            Kind.CALL: self._on_call,
+            Kind.ENTERED: lambda _peer, frame: self.open_lane(frame.name).heard(frame),
+            Kind.ASK: lambda peer, frame: peer.tell(self.open_lane(frame.name).answer(frame)),
+            Kind.ANSWER: lambda _peer, frame: self.open_lane(frame.name).answered(frame),
+            Kind.POST: self._on_post,
+            Kind.CREDIT: self._on_credit,
+            Kind.TROUBLE: self._on_trouble_elsewhere,
+            Kind.LEAVING: self._on_leaving,
+            Kind.GOODBYE: self._on_goodbye,
+            Kind.SEEN: lambda peer, _frame: peer.has_seen(),
+            Kind.DEPARTED: lambda _peer, frame: self._depart(pickle.loads(frame.segments[0])),
+            Kind.READY: lambda _peer, _frame: self.on_ready(),
+            Kind.PROBE: lambda _peer, _frame: None,
+        }
         _stars.add(self)
-        self.loop.start()
 
     # for contexts
 
     def lane(self, name: str) -> Lane:
         """The collectives called ``name``, with a sequence of their own; any one thread may use a lane."""
-        self._check_usable()
+        self._check_open()
         return self.open_lane(name)
 
     def post(self, topic: str, message: Any, *, to: int | None = None) -> None:
@@ -100,7 +90,7 @@ class Star:
             to: on the chief the rank to send to, or None for all workers; a worker's post goes to the chief.
         """
         body = pickle.dumps(message, protocol=5)
-        self._check_usable()
+        self._check_open()
         data = encode(Kind.POST, name=topic, rank=self.rank, body=body)
         for peer in self.others():
             if to is None or self.rank or peer.rank == to:
@@ -111,32 +101,17 @@ class Star:
 
         Messages that came earlier were kept and are delivered now.
         """
-        self.call_soon(lambda: self.control.subscribe(topic, handler))
+
+        def add() -> None:
+            self._handlers[topic] = handler
+            for rank, message in self._kept.pop(topic, []):
+                handler(rank, message)
+
+        self.call_soon(add)
 
     def call_soon(self, fn: Callable[[], None]) -> None:
         """Run ``fn`` on the ipc thread. May be called from a signal handler: it takes no lock."""
         self.loop.call_soon(fn)
-
-    def raise_if_broken(self) -> None:
-        """Raise what broke the job, if anything did.
-
-        Raises:
-            PeerLost, CollectiveMismatch: what broke it.
-            SystemExit: another rank has ended the job.
-            ContextClosed: the star is closed, or this is a forked child.
-        """
-        if self.trouble is not None:
-            raise self.trouble.error()
-
-    def on_trouble(self, callback: Callable[[], None]) -> None:
-        """Have ``callback()`` called on the ipc thread once the job is broken or ended; at once if it is already."""
-
-        def add() -> None:
-            self._callbacks.append(callback)
-            if self.trouble is not None:
-                callback()
-
-        self.call_soon(add)
 
     def end_job(self, code: str, reason: str) -> None:
         """End the job on every other rank: their next calls raise ``SystemExit(0)``.
@@ -145,136 +120,159 @@ class Star:
             code: such as ``invalid_hp``.
             reason: for the logs.
         """
-        self._check_usable()
+        self._check_open()
         data = encode(Kind.TROUBLE, rank=self.rank, body=Trouble("ended", f"{code}: {reason}").encode())
         for peer in self.others():
-            peer.tell(data)
+            peer.announce(data)
 
     def departed(self) -> Mapping[int, dict[str, Any]]:
         """The ranks that said goodbye, with the farewell each gave to ``close``."""
-        return MappingProxyType(self.control.departed)
+        return MappingProxyType(self._departed)
 
     def failures(self) -> Mapping[int, str]:
         """The ranks that said goodbye because of an error, with its text."""
-        return MappingProxyType(self.control.failures)
+        return MappingProxyType(self._failures)
 
-    # for lanes
+    # for the rendezvous
 
-    def name(self, rank: int) -> int:
-        """The number in the job of this star's ``rank``."""
-        return self._names[rank]
+    def new_link(self, sock: socket.socket) -> UnixLink:
+        """A control link, whose queue the ipc thread sends on."""
 
-    def others(self, *, gone: bool = False) -> list[Peer]:
-        """The peers that are still there; with ``gone``, those that said goodbye instead."""
-        return [p for p in list(self.peers.values()) if (p.departed if gone else not p.gone)]
+        def arm(link: UnixLink, queued: bool) -> None:
+            self.loop.modify(link.fd, select.EPOLLIN | (select.EPOLLOUT if queued else 0))
 
-    def in_order(self) -> Sequence[Peer]:
-        """All peers, by rank."""
-        if len(self._ordered) != len(self.peers):
-            self._ordered = tuple(self.peers[rank] for rank in sorted(self.peers))
-        return self._ordered
+        return UnixLink(sock, arm)
 
-    @contextmanager
-    def waiting_for_room(self) -> Iterator[None]:
-        """While a sender waits for room, it is woken up when there is some."""
-        with self._lock:
-            self._room_waiters += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._room_waiters -= 1
+    def new_data_link(self, sock: socket.socket, rank: int) -> UnixLink:
+        """The user lane's own link: its queue is sent on by the ipc thread, its frames are read by callers."""
 
-    def mismatch(self, text: str) -> None:
-        """The ranks disagree about their calls: nobody can go on."""
-        self.break_off(Trouble("mismatch", text))
+        def arm(link: UnixLink, queued: bool) -> None:
+            if queued:
+                self.loop.watch(link.fd, select.EPOLLOUT, lambda _events: self._flush_data(rank))
+            else:
+                self.loop.unwatch(link.fd)
 
-    def broken(self, text: str) -> None:
-        """The protocol was broken: nobody can go on."""
-        self.break_off(Trouble("broken", text))
+        return UnixLink(sock, arm)
 
-    def lost(self, peer: Peer) -> None:
-        """A rank that is needed is not there any more."""
-        last = self.last_call(peer.rank)
-        if peer.departed:
-            what = "has closed its context" + (f" after {peer.failure}" if peer.failure else "")
-        elif peer.leaving:
-            what = "exited without closing its DistributedContext"
-        else:
-            what = "died"
-        self.break_off(Trouble("lost", f"{peer} {what}; the last call heard of it: {last}"), peer)
+    def admit(self, peer: Peer) -> None:
+        """Link up with ``peer``; on the ipc thread."""
+        self.peers[peer.rank] = peer
+        if isinstance(link := peer.control, UnixLink):
+            self.loop.watch(link.fd, select.EPOLLIN, lambda _events: self._on_link(peer, link))
+            if (pidfd := peer.watch_process()) is not None:
+                self.loop.watch(pidfd, select.EPOLLIN, lambda _events: self._on_death(peer, link))
+        if peer.data is not None:
+            self.open_lane("user").attach(peer.data)
 
-    def share_trouble(self, other: Star) -> None:
-        """Have the trouble of this star be that of ``other`` too."""
-        self._sharers.append(other)
-        if self.trouble is not None:
-            other.break_off(self.trouble, wait=False)
+    def gone(self, peer: Peer) -> None:
+        """The connection to ``peer``, or its process, is gone: a loss, unless it has said goodbye."""
+        if not peer.dead:
+            self._drop(peer)
+            if not peer.departed:
+                self.lost(peer)
 
-    def break_off(self, trouble: Trouble, heard_from: Peer | None = None, *, wait: bool = True) -> None:
-        """Remember why the job cannot go on, tell the other ranks, and wake up every waiting call.
+    def dispatch(self, peer: Peer, frame: Frame) -> None:
+        """Take in one control frame.
 
-        The others are told first: this rank's script may exit as soon as it hears of it, and would take the reason
-        with it. The first trouble is the one that counts.
+        Raises:
+            BadFrame: of no kind that one who is in may send.
         """
-        with self._lock:
-            first, self._breaking = not self._breaking, True
-        if first:
-            for star in self._sharers:
-                star.break_off(trouble, wait=False)
-            data = encode(Kind.TROUBLE, rank=self.rank, body=trouble.encode())
-            told = [peer for peer in self.others() if peer is not heard_from]
-            for peer in told:
-                peer.tell(data)
-            pause = _REMOTE_HEAD_START if any(peer.remote for peer in told) else 0.0
-            self.call_soon(lambda: self.loop.call_later(pause, lambda: self._publish(trouble)))
-        if wait and threading.current_thread() is not self.loop.thread:
-            self._published.wait(_BROKEN_LINGER)
+        handler = self._kinds.get(frame.kind)
+        if handler is None:
+            raise BadFrame(f"kind {frame.kind}")
+        handler(peer, frame)
 
-    def _publish(self, trouble: Trouble) -> None:
-        if trouble.kind == "ended":
-            logger.info("another rank has ended the job: %s", trouble.text)
-        if self.trouble is None:
-            self.trouble = trouble
-        self._published.set()
-        self.wake_all()
-        for callback in self._callbacks:
-            callback()
-
-    def stir(self) -> None:
-        """There is more room to some peer: have those who wait for that look again."""
-        self._stirred.set()
-        if self._room_waiters:
-            self.wake_all()
-
-    def wake_all(self) -> None:
-        """Have everybody who waits look again."""
-        self._stirred.set()
-        for lane in list(self._lanes.values()):
-            lane.wake()
-
-    def _on_crash(self, error: BaseException) -> None:
-        text = f"the ipc thread of rank {self.name(self.rank)} ended: {type(error).__name__}: {error}"
-        self.break_off(Trouble("broken", text))
-        self._publish(Trouble("broken", text))
-
-    # the rest
+    # on the ipc thread: the links
 
     def open_lane(self, name: str) -> Lane:
         """As ``lane``, also while the star closes: frames for it may still come."""
         with self._lock:
             lane = self._lanes.get(name)
             if lane is None:
-                lane = self._lanes[name] = Lane(self, name, direct=name == "user")
+                lane = self._lanes[name] = Lane(self, name, self._mapper)
             return lane
 
-    def last_call(self, rank: int) -> str:
-        """The last collectives heard of a rank, for messages."""
-        calls = [lane.roll.last(rank) for lane in list(self._lanes.values())]
-        return ", ".join(str(call) for call in calls if call is not None) or "none"
+    def _flush_data(self, rank: int) -> None:
+        self.peers[rank].flush_data()
+        self.wake_all()
 
-    def _check_usable(self) -> None:
-        if self.trouble is not None and self.trouble.kind == "closed":
-            raise self.trouble.error()
+    def _on_link(self, peer: Peer, link: UnixLink) -> None:
+        """The link can be read, or written to."""
+        if link.queued:
+            link.flush()
+        self._read(peer, link)
+
+    def _read(self, peer: Peer, link: UnixLink) -> bool:
+        """Take in what has arrived; whether it was anything."""
+        try:
+            frames = link.receive()
+            for frame in frames:
+                self.dispatch(peer, frame)
+        except BadFrame as e:
+            self.break_off(Trouble("broken", f"{peer} sent what is no message ({e})"))
+            self._drop(peer)
+            return False
+        if link.eof:
+            self.gone(peer)
+        return bool(frames)
+
+    def _on_death(self, peer: Peer, link: UnixLink) -> None:
+        """The process is dead; what it said before counts."""
+        while not peer.dead and self._read(peer, link):
+            pass
+        self.gone(peer)
+
+    def _drop(self, peer: Peer) -> None:
+        """Nothing comes from ``peer`` any more and nothing goes to it."""
+        peer.kill()
+        if isinstance(peer.control, UnixLink):
+            self.loop.unwatch(peer.control.fd)
+        if peer.pidfd is not None:
+            self.loop.unwatch(peer.pidfd)
+        self.wake_all()
+
+    # on the ipc thread: what arrives beside the user lane's frames
+
+    def _on_call(self, peer: Peer, frame: Frame) -> None:
+        frame.owed = size_of(frame.segments)
+        self.open_lane(frame.name).deliver(frame)
+
+    def _on_post(self, _peer: Peer, frame: Frame) -> None:
+        message = pickle.loads(frame.segments[0])
+        handler = self._handlers.get(frame.name)
+        if handler is None:
+            self._kept.setdefault(frame.name, []).append((frame.rank, message))
+        else:
+            handler(frame.rank, message)
+
+    def _on_credit(self, peer: Peer, frame: Frame) -> None:
+        peer.credit(frame.number)
+        self.wake_all()
+
+    def _on_trouble_elsewhere(self, peer: Peer, frame: Frame) -> None:
+        peer.tell(encode(Kind.SEEN, rank=self.rank))
+        self.break_off(Trouble.decode(frame.segments[0]), peer)
+
+    def _on_leaving(self, peer: Peer, _frame: Frame) -> None:
+        peer.leaving = True
+        peer.tell(encode(Kind.SEEN, rank=self.rank))
+
+    def _on_goodbye(self, peer: Peer, frame: Frame) -> None:
+        farewell, peer.failure = pickle.loads(frame.segments[0])
+        self._depart({peer.rank: (farewell, peer.failure)})
+        peer.departed = True
+        self.departures += 1
+        peer.tell(encode(Kind.SEEN, rank=self.rank))
+        if self.rank == 0:
+            body = pickle.dumps({peer.rank: (farewell, peer.failure)}, protocol=5)
+            for other in self.others():
+                other.tell(encode(Kind.DEPARTED, body=body))
+        self.wake_all()
+
+    def _depart(self, more: Mapping[int, tuple[dict[str, Any], str | None]]) -> None:
+        # new ones: callers read them at any time
+        self._failures = {**self._failures, **{rank: text for rank, (_, text) in more.items() if text is not None}}
+        self._departed = {**self._departed, **{rank: farewell for rank, (farewell, _) in more.items()}}
 
     # the end
 
@@ -295,48 +293,53 @@ class Star:
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
         body = pickle.dumps((dict(farewell or {}), text), protocol=5)
         try:
-            self._wait_until(lambda: not any(p.queued for p in self.others()))
+            self._let_go_of(lambda peer: not peer.queued)
             for peer in list(self.peers.values()):  # also to a chief that has closed, or it would take this for a death
                 if not peer.dead:
-                    peer.tell(encode(Kind.GOODBYE, rank=self.rank, body=body))
-            self._wait_until(lambda: all(p.goodbye_seen if p.remote else not p.queued for p in self.others()))
+                    peer.announce(encode(Kind.GOODBYE, rank=self.rank, body=body))
+            # A goodbye is acknowledged before TCP is closed, else a reset may eat it.
+            self._let_go_of(lambda peer: peer.informed)
         finally:
             ended = self.loop.stop()  # first, as its handlers may still post an answer to what has come meanwhile
             self.trouble = Trouble("closed", "this DistributedContext is closed")
             self.wake_all()
             if ended:
-                self._release()
+                for lane in self._lanes.values():
+                    lane.close()
+                for peer in self.peers.values():
+                    peer.close()
+                for close in self.closers:
+                    close()
+                _stars.discard(self)
 
-    def _wait_until(self, done: Callable[[], bool]) -> None:
-        patience = Patience(
-            None,
-            lambda: (
-                f"rank {self.name(self.rank)} closes, and has not got rid of what it sent to "
-                + ", ".join(f"{p} ({p.queued} bytes)" for p in self.others() if p.queued)
-            ),
-        )
-        while not done() and self.loop.thread.is_alive():
-            if self.trouble is not None and patience.waited > _BROKEN_LINGER:
-                return
-            self._stirred.wait(patience.next(0.2))
-            self._stirred.clear()
+    def _let_go_of(self, has: Callable[[Peer], bool]) -> None:
+        """Wait until every peer has what was sent to it; not for long in a job that is broken anyway."""
+        broken_at: float | None = None
 
-    def _release(self) -> None:
-        for lane in self._lanes.values():
-            lane.close()
-        for peer in self.peers.values():
-            peer.close()
-        for close in self.closers:
-            close()
-        _stars.discard(self)
+        def done() -> bool:
+            nonlocal broken_at
+            if self.trouble is not None:
+                broken_at = broken_at or monotonic()
+            given_up = broken_at is not None and monotonic() - broken_at > TOLD_WITHIN
+            return given_up or not self.loop.thread.is_alive() or all(has(p) for p in self.others())
+
+        def whom() -> str:
+            return ", ".join(str(p) for p in self.others() if not has(p)) + " to take what was sent to it"
+
+        pause = 0.0005
+        for seconds in waiting(done, self.me, lambda: "close()", whom):
+            time.sleep(min(seconds, pause))
+            pause *= 2
 
     def leave(self) -> None:
-        """The process exits and nobody has closed the star: tell the others what that was."""
-        if not self.closing:
-            for peer in self.others():
-                peer.tell(encode(Kind.LEAVING, rank=self.rank))
-            if any(peer.remote for peer in self.others()):
-                time.sleep(_REMOTE_HEAD_START)
+        """The process exits and nobody has closed the star: tell the others what that was, and see that they hear."""
+        if self.closing:
+            return
+        for peer in self.others():
+            peer.announce(encode(Kind.LEAVING, rank=self.rank))
+        until = monotonic() + TOLD_WITHIN
+        while not all(peer.informed for peer in self.others()) and monotonic() < until:
+            time.sleep(0.002)
 
     def abandon(self) -> None:
         """In a forked child: close the copies of the descriptors, without a word to anybody."""
@@ -349,6 +352,10 @@ class Star:
             peer.close()
         for abandon in self.abandoners:
             abandon()
+
+    def _check_open(self) -> None:
+        if self.trouble is not None and self.trouble.kind == "closed":
+            raise self.trouble.error()
 
 
 _stars: weakref.WeakSet[Star] = weakref.WeakSet()

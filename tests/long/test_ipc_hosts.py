@@ -37,7 +37,7 @@ def test_two_hosts_lose_each_other(tmp_path: Path, hosts: Hosts, fault: str) -> 
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(SCRIPT))
     outputs = [tmp_path / f"{rank}.out" for rank in range(4)]
-    environ = {**os.environ, "DET_CORE_SECRET": "between hosts"}
+    environ = {**os.environ, "DET_CORE_SECRET": "between these hosts"}
     processes = []
     try:
         for rank, output in enumerate(outputs):

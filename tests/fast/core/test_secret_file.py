@@ -26,14 +26,14 @@ def join(secret):
     return core.DistributedContext(rank=rank, cross_rank=rank, pub_port=port, **{MACHINES})
 
 if rank == 0:
-    os.environ["DET_CORE_SECRET"] = "shared"  # goes before the file
+    os.environ["DET_CORE_SECRET"] = "one secret of both"  # goes before the file
     ranks = join("never read")
 else:
     try:
-        join("another\\n")
+        join("another, as long as it\\n")
     except RendezvousError as e:
         print("refused:", e)
-    ranks = join("shared\\n")
+    ranks = join("one secret of both\\n")
 print("joined", ranks.allgather(rank))
 ranks.close()
 """
@@ -60,3 +60,16 @@ def test_an_empty_file_is_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("DET_CORE_SECRET_FILE", str(tmp_path / "secret"))
     with pytest.raises(RendezvousError, match="export DET_CORE_SECRET="):
         core.DistributedContext(rank=1, cross_rank=1, **MACHINES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_a_secret_that_can_be_guessed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_file: bool
+) -> None:
+    (tmp_path / "secret").write_text("fifteen letters\n")
+    if by_file:
+        monkeypatch.setenv("DET_CORE_SECRET_FILE", str(tmp_path / "secret"))
+    else:
+        monkeypatch.setenv("DET_CORE_SECRET", "fifteen letters")
+    with pytest.raises(ValueError, match=r"DET_CORE_SECRET.*at least 16. Make one: openssl rand -hex 32"):
+        core.DistributedContext.detect()

@@ -1,7 +1,11 @@
-"""Ranks as threads, below DistributedContext: each gets its links, and its outcome is kept, value or exception."""
+"""Ranks as threads, below DistributedContext: each gets its links, and its outcome is kept, value or exception.
+
+And frames written by hand, as a stranger would.
+"""
 
 from __future__ import annotations
 
+import struct
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +20,15 @@ from support.processes import free_port
 Work = Callable[[Links], Any]
 
 
+HELLO, CALL = 2, 6
+"""Kinds of frames."""
+
+
+def frame(kind: int, body: bytes, rank: int = 0) -> bytes:
+    """A frame of one segment and without a name."""
+    return struct.pack("<HBBHIQIQ", 0xDE7C, kind, 0, 0, rank, 0, 1, len(body)) + body
+
+
 class Outcomes(list[Any]):
     """What each rank returned or raised."""
 
@@ -25,6 +38,37 @@ class Outcomes(list[Any]):
             if isinstance(outcome, BaseException):
                 raise outcome
         return list(self)
+
+
+def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    """A thread that does this, and a list that gets what it returns or raises."""
+    out: list[Any] = []
+
+    def run() -> None:
+        try:
+            out.append(work())
+        except BaseException as e:
+            out.append(e)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread, out
+
+
+def started(place: dict[str, Any]) -> tuple[threading.Thread, list[Any]]:
+    """A rank on its way into the job."""
+    return in_thread(lambda: connect(**place))
+
+
+def finish(*started: tuple[threading.Thread, list[Any]]) -> list[Any]:
+    """Wait for the rendezvous of all, close them, and return what each got."""
+    for thread, _ in started:
+        thread.join()
+    outcomes = [out[0] for _, out in started]
+    closing = [in_thread(o.close) for o in outcomes if isinstance(o, Links)]
+    for thread, _ in closing:
+        thread.join()
+    return outcomes
 
 
 @pytest.fixture
@@ -44,9 +88,10 @@ def place() -> Callable[..., dict[str, Any]]:
 
 
 @pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """A folder whose path leaves room for a unix socket's name."""
+def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where the ranks of this test meet; its path leaves room for a unix socket's name."""
     with tempfile.TemporaryDirectory(prefix="ipc", dir="/tmp") as folder:
+        monkeypatch.setattr("det_core.ipc._rendezvous.FOLDERS", (folder,))
         yield Path(folder)
 
 

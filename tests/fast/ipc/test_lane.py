@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, DistributedError, PeerLost
-from det_core.ipc import Links, _liveness
-from det_core.ipc._payload import IN_FILE_FROM
+from det_core.ipc import Links, _membership
 from support.processes import threads_in, until
 
 AsRanks = Callable[..., Any]
+MIB = 1 << 20  # from here on a buffer travels as a memory file
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
@@ -36,7 +36,7 @@ def test_every_collective(as_ranks: AsRanks, size: int) -> None:
 
 
 @pytest.mark.parametrize("lane", ["user", "checkpoint"])
-@pytest.mark.parametrize("size", [10, IN_FILE_FROM // 16, IN_FILE_FROM // 8, IN_FILE_FROM])
+@pytest.mark.parametrize("size", [10, MIB // 16, MIB // 8, MIB])
 def test_arrays_arrive_equal_writable_and_private(as_ranks: AsRanks, size: int, lane: str) -> None:
     def work(links: Links) -> Any:
         rank, on = links.everyone.rank, links.lane(lane)
@@ -193,30 +193,31 @@ def test_after_a_call_that_the_chief_gave_up_the_lane_says_so(as_ranks: AsRanks)
         assert isinstance(outcome, CollectiveMismatch) and "gave up gather (call 1)" in str(outcome)
 
 
+@pytest.mark.parametrize("late", [0, 2])
 def test_a_long_wait_is_warned_of_and_not_ended(
-    as_ranks: AsRanks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    as_ranks: AsRanks, late: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(_liveness, "WARN_AFTER", (0.1, 0.3))
+    """One word on each rank that waits, of the rank that is missing wherever it is, and one when it is back."""
+    monkeypatch.setattr(_membership, "WARN_AFTER", 0.2)
 
     def told(text: str) -> list[str]:
         return [message for message in caplog.messages if text in message]
 
-    def all_is_told() -> bool:
-        chief = told("rank 0 is in allgather (call 2)")
-        worker = told("rank 1 is in allgather (call 2)")
-        return len(chief) == 2 and bool(worker and told("rank 0 made allgather (call 2) and waits for rank 2"))
-
     def work(links: Links) -> Any:
         lane = links.lane("user")
         lane.allgather(0)
-        if links.everyone.rank == 2:
-            until(all_is_told, lambda: caplog.text)
-        return lane.allgather(0)
+        if links.everyone.rank == late:
+            until(lambda: len(told("has waited for")) == 2, lambda: caplog.text)
+        return [lane.allgather(0), lane.allgather(1)]
 
     with caplog.at_level(logging.WARNING, "det_core.ipc"):
-        assert as_ranks(3, work).values() == [[0, 0, 0]] * 3
-    chief = told("rank 0 is in allgather (call 2)")
-    assert all("rank 2 (" in text and "allgather (call 1)" in text for text in chief)
+        assert as_ranks(3, work).values() == [[[0, 0, 0], [1, 1, 1]]] * 3
+    for rank in {0, 1, 2} - {late}:
+        (warning,) = told(f"rank {rank} in allgather (call 2) has waited for")
+        assert f" s for rank {late} (" in warning and "last call heard of: allgather (call 1)" in warning
+        (back,) = told(f"rank {rank} in allgather (call 2): rank {late} (")
+        assert " is back after " in back
+    assert len(caplog.messages) == 4
 
 
 @pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}])
@@ -229,7 +230,7 @@ def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(as_ranks: AsRanks,
             most = 0
             for number in range(messages):
                 lane.broadcast((number, bytes(100_000 if number % 7 else 3_000_000)))
-                most = max(most, *(p.room.used for p in star.peers.values()))
+                most = max(most, *(p.in_flight for p in star.peers.values()))
             return most
         until(lambda: threads_in("_wait_for_room"))
         return [lane.broadcast(None)[0] for _ in range(messages)]
@@ -272,6 +273,24 @@ def test_lanes_do_not_disturb_each_other(as_ranks: AsRanks) -> None:
         assert len(found) == 5
         for name, out in found.items():
             assert out == [[(name, turn)] * 3 for turn in range(len(out))]
+
+
+@pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}])
+def test_lanes_may_be_mixed_in_another_order_on_every_rank(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
+    """A large broadcast on one lane does not wait for the others' calls there while they wait on another lane."""
+    size = 3_000_000
+
+    def work(links: Links) -> Any:
+        rank, names = links.everyone.rank, ["user", "checkpoint", "upload"]
+        order = names[rank:] + names[:rank]
+        if rank == 0:
+            for name in order:
+                links.lane(name).broadcast((name, bytes(size)))
+            return None
+        got = [(name, links.lane(name).broadcast(None)) for name in order]
+        return all(told == name and len(data) == size for name, (told, data) in got)
+
+    assert as_ranks(3, work, **arguments).values() == [None, True, True]
 
 
 def test_a_call_on_a_closed_star(as_ranks: AsRanks) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import textwrap
 import time
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.processes import free_port, seconds_in_the_queue
+from support.processes import free_port, seconds_in_the_queue, suspend
 from support.ranks import Ranks, running
 
 WITHIN = 2.0
@@ -115,6 +117,92 @@ PREAMBLE = """
     lane = links.lane("user")
     lane.allgather(0)
 """
+
+
+SUSPENDED = """
+    links.close()  # of PREAMBLE
+    from det_core.ipc import _membership
+    _membership.WARN_AFTER = 1.5
+    links = connect(rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None,
+                    port=int(os.environ["PORT"]))
+    lane = links.lane("user")
+    print("ready", flush=True)
+    for turn in range(10**9):
+        if lane.allgather(os.path.exists("stop"))[0]:
+            break
+    print("over", flush=True)
+    links.close()
+"""
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_suspended_rank_is_named_once_and_so_is_its_return(
+    tmp_path: Path, stopped: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On each of the others: the first word comes after ten seconds, here after 1.5."""
+    monkeypatch.chdir(tmp_path)
+    others = [rank for rank in range(3) if rank != stopped]
+    with running(PREAMBLE + SUSPENDED, 3, tmp_path, env={"PORT": str(free_port())}) as ranks:
+        ranks.wait_for("ready")
+        suspend(ranks.processes[stopped].pid)
+        ranks.wait_for("has waited for", ranks=others)
+        os.kill(ranks.processes[stopped].pid, signal.SIGCONT)
+        ranks.wait_for("is back after", ranks=others)
+        (tmp_path / "stop").touch()
+        assert ranks.wait() == [0, 0, 0]
+        for rank in others:
+            (warning,) = re.findall(r".* has waited for .*", ranks.output(rank))
+            assert f"for rank {stopped} (" in warning and "last call heard of: allgather (call" in warning
+
+
+@pytest.mark.parametrize(("size", "dies", "late", "moment"), [(8, 5, 1, 2), (4, 1, 2, 3)], ids=["star", "machine"])
+def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, dies: int, late: int, moment: int
+) -> None:
+    """A rank that is late cannot read, so the chief's word of the dead one stands in a queue that would end with it.
+
+    In the second case it is a rank of the chief's machine, and the chief waits for it in a collective of that machine.
+    """
+    monkeypatch.chdir(tmp_path)
+    machines = "local_rank=rank % 2, local_size=2, cross_rank=rank // 2, cross_size=2, chief_ip='127.0.0.1'"
+    one = "local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None"
+    preamble = PREAMBLE.replace(one, machines) if size == 4 else PREAMBLE.replace("port=", "force_tcp=True, port=")
+    script = (
+        preamble.replace("port=", "insecure=True, port=")
+        + f"""
+    local = links.local_lane("user")
+    local.allgather(0)
+    print("ready", flush=True)
+    try:
+        if rank == 0:
+            while not os.path.exists("suspended"):
+                time.sleep(0.01)
+            lane.broadcast(bytes(30_000_000))
+            print("sent", flush=True)
+            if size == 4:
+                local.allgather(1)
+        while True:
+            links.everyone.raise_if_broken()
+            time.sleep(0.001)
+    except DetCoreError as e:
+        print(type(e).__name__, e, flush=True)
+        if rank == {moment}:
+            time.sleep(0.5)  # long enough for a chief that does not wait to be gone
+            print("a moment later", flush=True)
+        os._exit(0)
+    """
+    )
+    with running(script, size, tmp_path, env={"PORT": str(free_port())}) as ranks:
+        ranks.wait_for("ready")
+        suspend(ranks.processes[late].pid)
+        (tmp_path / "suspended").touch()
+        ranks.wait_for("sent", ranks=[0])
+        ranks.processes[dies].kill()
+        ranks.wait_for("a moment later", ranks=[moment])
+        os.kill(ranks.processes[late].pid, signal.SIGCONT)
+        for rank in {*range(size)} - {dies}:
+            assert ranks.processes[rank].wait() == 0
+            assert f"PeerLost rank {dies} (" in ranks.output(rank), ranks.output(rank)
 
 
 def test_a_rank_that_exits_without_closing(tmp_path: Path) -> None:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import zmq
 
 from det_core.errors import CollectiveMismatch, PeerLost, RendezvousError
-from det_core.ipc import Links, _liveness, connect
-from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Kind, Op, encode, encode_head
-from det_core.ipc._payload import Mapper, Packet, dump
-from det_core.ipc._remote import CHUNK, decode
-from det_core.ipc._secrets import CurveKeys, hkdf
+from det_core.ipc import Links, connect
+from fast.ipc.conftest import CALL, HELLO, finish, frame, started
 from support.processes import until
 
 AsRanks = Callable[..., Any]
@@ -27,43 +26,27 @@ TCP: list[dict[str, Any]] = [
 ]
 
 
-def test_hkdf_gives_the_vectors_of_rfc_5869() -> None:
-    key = hkdf(b"\x0b" * 22, bytes.fromhex("f0f1f2f3f4f5f6f7f8f9"), 42, bytes.fromhex("000102030405060708090a0b0c"))
-    assert key.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf34007208d5b887185865"
+MALFORMED = [
+    [b""],
+    [b"x" * 100],
+    [frame(CALL, b"")[:-8], b"12345678901"],
+    [frame(HELLO, b"x")[:-3]],
+    [frame(HELLO, b"x" * 65_537)],
+    [frame(CALL, b"cos\nsystem\n(S'true'\ntR.")],
+    [frame(HELLO, b"not json")],
+]
 
 
-def test_keys_depend_on_the_secret_and_the_role() -> None:
-    one, same, other = CurveKeys.derive("a"), CurveKeys.derive("a"), CurveKeys.derive("b")
-    assert one == same
-    assert len({one.chief_secret, one.worker_secret, other.chief_secret, other.worker_secret}) == 4
-    assert len(one.worker_raw) == 32
-
-
-def test_a_large_message_is_cut_into_parts_and_put_together() -> None:
-    array = np.arange(300_000)
-    parts = Packet(Kind.CALL, Op.gather, "user", 3, 4, dump({"a": array})).remote(CHUNK)
-    assert len(parts) > 4 and max(map(len, parts)) <= CHUNK
-    frame = decode(parts, None)
-    assert (frame.kind, frame.op, frame.rank, frame.number) == (Kind.CALL, Op.gather, 3, 4)
-    assert np.array_equal(Mapper().load(frame.segments)["a"], array)
-
-
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [],
-        [b""],
-        [b"x" * 100],
-        [encode_head(Kind.CALL, lengths=[10])],
-        [encode_head(Kind.CALL, lengths=[10]), b"12345678901"],
-        [encode_head(Kind.CALL, lengths=[1 << 63 | 5])],
-        [encode_head(Kind.HELLO, lengths=[UNTRUSTED_LIMIT + 1]), b"x" * (UNTRUSTED_LIMIT + 1)],
-        [encode(Kind.HELLO, body=b"x")[:-3]],
-    ],
-)
-def test_a_malformed_message_is_no_frame(parts: list[bytes]) -> None:
-    with pytest.raises(BadFrame):
-        decode(parts, UNTRUSTED_LIMIT)
+def test_a_stranger_that_sends_no_hello_does_not_disturb_the_rendezvous(place: PlaceOf) -> None:
+    arguments = {"force_tcp": True, "insecure": True}
+    chief = started(place(0, 2, **arguments))
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.connect(f"tcp://127.0.0.1:{place(0, 2)['port']}")
+        for parts in MALFORMED:
+            stranger.send_multipart(parts)
+        stranger.send(frame(HELLO, json.dumps({"rank": 1, "size": 3, "host": "h", "pid": 1, "protocol": 0}).encode()))
+        assert b"protocol" in stranger.recv()  # that it is refused shows that all before it was read
+        assert all(isinstance(o, Links) for o in finish(chief, started(place(1, 2, **arguments))))
 
 
 def test_a_hello_that_comes_twice_is_none_the_second_time(as_ranks: AsRanks) -> None:
@@ -72,7 +55,7 @@ def test_a_hello_that_comes_twice_is_none_the_second_time(as_ranks: AsRanks) -> 
     def work(links: Links) -> Any:
         star = links.everyone
         if star.rank:
-            star.peers[0].tell(encode(Kind.HELLO, rank=star.rank, body=b"whatever"))
+            star.peers[0].tell(frame(HELLO, b"whatever", rank=star.rank))
         return [links.lane("user").allgather(star.rank) for _ in range(3)]
 
     assert as_ranks(2, work, force_tcp=True, insecure=True).values() == [[[0, 1]] * 3] * 2
@@ -143,41 +126,16 @@ def test_a_worker_with_another_secret_is_refused(place: PlaceOf) -> None:
         thread.join()
 
 
-def test_refusals_reach_a_worker_over_tcp(
-    place: PlaceOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(_liveness, "WARN_AFTER", tuple(n / 20 for n in range(1, 10_000)))
+def test_refusals_reach_a_worker_over_tcp(place: PlaceOf) -> None:
     arguments = {"force_tcp": True, "secret": "s"}
-    out: dict[str, Any] = {}
-
-    def run(name: str, place: dict[str, Any]) -> threading.Thread:
-        def work() -> None:
-            try:
-                out[name] = connect(**place)
-            except RendezvousError as e:
-                out[name] = e
-
-        thread = threading.Thread(target=work, daemon=True)
-        thread.start()
-        return thread
-
-    chief = run("chief", place(0, 3, **arguments))
-    first = run("first", place(1, 3, **arguments))
-    until(lambda: "waiting for rank 2" in caplog.text)
-    for name, refused in (("twice", place(1, 3, **arguments)), ("larger", place(2, 4, **arguments))):
-        run(name, refused).join()
-    run("job", place(2, 3, job=("another",), **arguments)).join()
-    assert "rank 1 is already there" in str(out["twice"])
-    assert "size=4" in str(out["larger"])
-    assert "another job" in str(out["job"])
-    last = run("last", place(2, 3, **arguments))
-    for thread in (chief, first, last):
-        thread.join()
-    closing = [threading.Thread(target=out[n].close) for n in ("chief", "first", "last")]
-    for thread in closing:
-        thread.start()
-    for thread in closing:
-        thread.join()
+    chief = started(place(0, 3, **arguments))
+    both = [started(place(1, 3, **arguments)) for _ in "ab"]
+    until(lambda: any(out for _, out in both))  # one of them was late
+    first, (_, (twice,)) = sorted(both, key=lambda each: len(each[1]))
+    larger, job = finish(started(place(2, 4, **arguments)), started(place(2, 3, job=("another",), **arguments)))
+    for refused, why in ((twice, "rank 1 is already there"), (larger, "size=4"), (job, "another job")):
+        assert isinstance(refused, RendezvousError) and why in str(refused)
+    assert all(isinstance(o, Links) for o in finish(chief, first, started(place(2, 3, **arguments))))
 
 
 def test_a_port_that_is_taken(place: PlaceOf) -> None:

@@ -191,10 +191,9 @@ def test_closing_twice_and_from_several_threads(as_ranks: AsRanks) -> None:
 
 @pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}, {"machines": 2, "secret": "s"}])
 def test_closing_leaves_no_thread_no_descriptor_and_no_file(
-    as_ranks: AsRanks, arguments: dict[str, Any], short_folder: Path, monkeypatch: pytest.MonkeyPatch
+    as_ranks: AsRanks, arguments: dict[str, Any], short_folder: Path
 ) -> None:
     """Also after an error: the ranks disagree in the end."""
-    monkeypatch.setattr("det_core.ipc._rendezvous.FOLDERS", (str(short_folder),))
     as_ranks(4, lambda links: links.lane("user").allgather(0), **arguments).values()
     descriptors, threads = os.listdir("/proc/self/fd"), threading.enumerate()
     for turn in range(3):

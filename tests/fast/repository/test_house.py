@@ -6,9 +6,8 @@ import ast
 from functools import cache
 from pathlib import Path
 
-import pytest
-
 from support import ROOT
+from support.stats import WHEN, circles, read
 
 PACKAGE = ROOT / "det_core"
 
@@ -132,18 +131,15 @@ def test_the_global_random_numbers_are_the_scripts() -> None:
     assert not drawn
 
 
-@pytest.mark.parametrize("room", ["pytorch", "_training", "journal"])
-def test_imports_of_a_room_make_no_circle(room: str) -> None:
-    """Not for typing either: whoever reads one file can stop at what it stands on."""
-    imports: dict[str, set[str]] = {}
-    for path in (PACKAGE / room).rglob("*.py"):
-        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
-        found = [node for node in _nodes(path) if isinstance(node, ast.ImportFrom)]
-        imports[name] = {f"{node.module}.{a.name}" for node in found for a in node.names} | {
-            str(n.module) for n in found
-        }
-    left = {name: names & imports.keys() for name, names in imports.items()}
-    while done := [name for name, names in left.items() if not names & left.keys()]:
-        for name in done:
-            del left[name]
-    assert len(imports) > 6 and not left
+def test_imports_make_no_circle() -> None:
+    """Not lazily and not for typing either: whoever reads one file can stop at what it stands on."""
+    found = circles(read(PACKAGE, ROOT, 1))
+    assert sorted(found) == sorted(WHEN)
+    above = tuple(f"det_core.{room}." for room in ("master", "client", "cli"))
+    wrong = [
+        f"{when}: {' -> '.join(each['circle'])}"
+        for when, components in found.items()
+        for each in components
+        if not all(name.startswith(above) for name in each["circle"])
+    ]
+    assert not wrong

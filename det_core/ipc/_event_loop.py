@@ -16,7 +16,7 @@ _PATIENCE = 10.0
 """Seconds that ``stop`` waits for a handler to return."""
 
 
-class Loop:
+class EventLoop:
     """Runs handlers on one daemon thread when descriptors are ready.
 
     ``watch``, ``unwatch`` and ``call_soon`` may be called from any thread; ``call_soon`` also from a signal handler.
@@ -38,9 +38,6 @@ class Loop:
         self.after_each: Callable[[], None] | None = None
         """Called after every round of handlers: for sources whose readiness is told once only (ZMQ)."""
         self.watch(self._wake, select.EPOLLIN, self._drain)
-
-    def start(self) -> None:
-        """Start the thread."""
         self.thread.start()
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
@@ -74,7 +71,7 @@ class Loop:
         Returns:
             Whether it has ended; a handler that never returns keeps it, and then nothing is closed under its feet.
         """
-        self.call_soon(self._stop)
+        self.call_soon(lambda: setattr(self, "_stopping", True))
         self.thread.join(_PATIENCE)
         if self.thread.is_alive():
             logger.warning("the ipc thread does not end: a handler has not returned for %g s", _PATIENCE)
@@ -89,9 +86,6 @@ class Loop:
             self._epoll.close()
             os.close(wake)
 
-    def _stop(self) -> None:
-        self._stopping = True
-
     def _drain(self, _events: int) -> None:
         os.eventfd_read(self._wake)
 
@@ -104,24 +98,18 @@ class Loop:
             self._on_crash(e)
 
     def _round(self) -> None:
-        ready = [(self._handlers.get(fd), fd, events) for fd, events in self._epoll.poll(self._next_timer())]
-        for handler, fd, events in ready:
+        timeout = max(0.0, min(t[0] for t in self._timers) - monotonic()) if self._timers else None
+        ready = [(fd, self._handlers.get(fd), e) for fd, e in self._epoll.poll(0.0 if self._soon else timeout)]
+        for fd, handler, events in ready:
             if handler is not None and self._handlers.get(fd) is handler:  # not closed and opened anew meanwhile
                 handler(events)
         for _ in range(len(self._soon)):
             self._soon.popleft()()
-        now = monotonic()
-        due = [t for t in self._timers if t[0] <= now]
-        if due:
-            self._timers = [t for t in self._timers if t[0] > now]
-            for _, fn in due:
-                fn()
+        if self._timers:
+            now, timers = monotonic(), self._timers
+            self._timers = [t for t in timers if t[0] > now]
+            for at, fn in timers:
+                if at <= now:
+                    fn()
         if self.after_each is not None:
             self.after_each()
-
-    def _next_timer(self) -> float | None:
-        if self._soon:
-            return 0.0
-        if not self._timers:
-            return None
-        return max(0.0, min(t[0] for t in self._timers) - monotonic())

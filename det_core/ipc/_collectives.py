@@ -1,0 +1,442 @@
+"""Collectives: gather, allgather, broadcast, barrier, on a sequence of calls of their own.
+
+The ``user`` lane has sockets of its own, which the calling thread reads itself: no other thread wakes up for a
+collective. All other lanes, and all links between machines, are read by the ipc thread, which hands the frames over.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from det_core.ipc._frames import BadFrame, Call, Frame, Kind, Op, Stamp, encode
+from det_core.ipc._membership import Membership, Peer, Trouble, waiting
+from det_core.ipc._serialization import OUT_OF_BAND, Mapper, Packet, Segment, dump, join_items, split_items
+from det_core.ipc._unix_link import UnixLink
+
+_HINT_AFTER = 0.01
+"""Seconds a worker waits before it tells the chief where: so that a disagreement is seen although nobody answers."""
+_OPS = tuple(Op)
+_LAST_CALL = 5.0
+"""Seconds that closing waits for the call of another thread to notice."""
+_NOTHING = (b"",)
+"""The answer to a gather."""
+
+
+class _Wait(NamedTuple):
+    """What a call waits for, and for how long."""
+
+    ready: Callable[[], object]
+    call: Call
+    timeout: float | None
+    needs: Sequence[Peer]
+    """The peers without whom it cannot become ready."""
+    whom: Callable[[], str]
+    """For messages: for whom it waits."""
+
+
+class Lane:
+    """One sequence of collectives. Made by :meth:`Star.lane`; one call at a time, further threads take turns."""
+
+    def __init__(self, members: Membership, name: str, mapper: Mapper) -> None:
+        self.name = name
+        self._members = members
+        self._mapper = mapper
+        self._direct = name == "user"
+        self._roll = _Roll(name, members.calls.setdefault(name, {}))
+        self._turn = threading.Lock()
+        self._inlet = _Inlet()
+        self._stamp = Stamp(name, members.rank)
+        self._given_up: Call | None = None
+        self._chiefs_answer = ""
+        members.wakers.append(self._inlet.wake)
+
+    # the collectives
+
+    def gather(self, obj: Any, *, timeout: float | None = None) -> list[Any] | None:
+        """A list of every rank's object on the chief, None on the others, which wait until the chief has everything.
+
+        Args:
+            obj: anything that can be pickled.
+            timeout: seconds after which to give up; None: the star's own, which is to wait while every rank lives.
+
+        Raises:
+            PeerLost: a rank died or closed; the message names it.
+            CollectiveMismatch: a rank called something else.
+            CollectiveTimeout: the deadline has passed.
+            ContextClosed: the star is closed, or this is a forked child.
+        """
+        if self._members.rank:
+            self._contribute(Op.gather, dump(obj), timeout)
+            return None
+        return self._load_all(self._collect(Op.gather, dump(obj), timeout), obj)
+
+    def allgather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
+        """A list of every rank's object on every rank; arguments and errors as in :meth:`gather`."""
+        segments = dump(obj)
+        if self._members.rank:
+            frame = self._contribute(Op.allgather, segments, timeout)
+            return self._load_all(split_items(frame.segments), obj)
+        return self._load_all(self._collect(Op.allgather, segments, timeout), obj)
+
+    def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
+        """The chief's object on every rank; the chief does not wait. Arguments and errors as in :meth:`gather`."""
+        if self._members.rank:
+            return self._mapper.load(self._contribute(Op.broadcast, None, timeout).segments)
+        segments = dump(obj)
+        with self._my_turn():
+            call = self._enter(Op.broadcast)
+            self._send(self._members.in_order(), call, segments, timeout)
+        return obj
+
+    def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
+        """Return once every rank has called this.
+
+        Args:
+            name: what messages on this rank call it.
+            timeout: as in :meth:`gather`, and so are errors.
+        """
+        (self._contribute if self._members.rank else self._collect)(Op.barrier, dump(None), timeout, name)
+
+    # the two sides of a call
+
+    def _contribute(self, op: Op, segments: list[Segment] | None, timeout: float | None, label: str = "") -> Frame:
+        """A worker's side: send the item, if there is one, and wait for the chief's answer."""
+        members = self._members
+        with self._my_turn():
+            call = self._enter(op, label)
+            chief = members.peers[0]
+            if segments is not None:
+                self._send((chief,), call, segments, timeout)
+            pending = self._inlet.pending[0]
+            self._wait(_Wait(pending.__len__, call, timeout, (chief,), self._chiefs_word))
+            frame = pending.popleft()
+            if frame.number != call.number:
+                self._disagree(_Disagreement({0: Call(self.name, _OPS[frame.op], frame.number), members.rank: call}))
+        if frame.owed:
+            chief.used(frame, members.rank)
+        return frame
+
+    def _collect(self, op: Op, own: list[Segment], timeout: float | None, label: str = "") -> list[Sequence[Segment]]:
+        """The chief's side of gather, allgather and barrier: wait for every item, then answer."""
+        with self._my_turn():
+            call = self._enter(op, label)
+            peers = self._members.in_order()
+            pending = [self._inlet.pending[p.rank] for p in peers]
+            try:
+                self._wait(_Wait(lambda: all(pending), call, timeout, peers, self._missing))
+            except BaseException:
+                self._given_up = call
+                raise
+            frames = [queue.popleft() for queue in pending]
+            items: list[Sequence[Segment]] = [own, *(f.segments for f in frames)]
+            self._send(peers, call, join_items(items) if op is Op.allgather else _NOTHING, timeout)
+        for peer, frame in zip(peers, frames, strict=True):
+            if frame.owed:
+                peer.used(frame, 0)
+        return items
+
+    def _load_all(self, items: Sequence[Sequence[Segment]], own: Any) -> list[Any]:
+        """Unpickle every rank's item but this rank's, which is taken as it is."""
+        rank, load = self._members.rank, self._mapper.load
+        return [own if r == rank else load(item) for r, item in enumerate(items)]
+
+    def _my_turn(self) -> threading.Lock:
+        """The lock to hold during a call. The trouble comes first: a forked child must not wait for the lock."""
+        if self._members.trouble is not None:
+            raise self._members.trouble.error()
+        return self._turn
+
+    def _enter(self, op: Op, label: str = "") -> Call:
+        members = self._members
+        if members.trouble is not None:
+            raise members.trouble.error()
+        if self._given_up is not None:
+            gave_up = f"{members.me} gave up {self._given_up}, so no further call can follow on this lane"
+            members.break_off(Trouble("mismatch", gave_up))
+            members.raise_if_broken()
+        self._chiefs_answer = ""
+        try:
+            call = self._roll.enter(members.rank, op)
+            return call._replace(label=label) if label else call
+        except _Disagreement as e:
+            self._disagree(e)
+
+    def _disagree(self, error: _Disagreement) -> NoReturn:
+        self._members.break_off(Trouble("mismatch", error.text(self._members.name)))
+        self._members.raise_if_broken()
+        raise AssertionError("a mismatch did not break the star")
+
+    def _send(self, peers: Sequence[Peer], call: Call, segments: Sequence[Segment], timeout: float | None) -> None:
+        """Send one frame to each of ``peers``, waiting where there is no room for it."""
+        packet: Packet | None = None
+        small: bytes | None = None
+        if self._direct and len(segments) == 1 and isinstance(body := segments[0], bytes) and len(body) < OUT_OF_BAND:
+            small = self._stamp.encode(call.op, call.number, body)
+        for peer in peers:
+            if small is not None and peer.send_small(small):
+                continue
+            if packet is None:
+                packet = Packet(call.op, self.name, self._members.rank, call.number, Kind.CALL, segments)
+            self._wait_for_room(peer, packet.size, call, timeout)
+            if not peer.gone:
+                peer.send_call(packet, direct=self._direct)
+
+    def _wait_for_room(self, peer: Peer, size: int, call: Call, timeout: float | None) -> None:
+        def ready() -> bool:
+            return peer.gone or peer.has_room(size)
+
+        if not ready():
+            self._wait(_Wait(ready, call, timeout, (), lambda: f"{peer} to read what is sent to it"))
+
+    # waiting
+
+    def _wait(self, wait: _Wait) -> None:
+        """Take in frames until ``wait.ready``; every reason not to wait any longer raises."""
+        members = self._members
+        while not wait.ready():
+            if members.trouble is not None:
+                raise members.trouble.error()
+            if members.departures and self._needs_departed(wait):
+                continue
+            if not self._take_arrived(_HINT_AFTER):
+                break
+        else:
+            return
+        self._say(Kind.ENTERED, wait.call)
+        for seconds in waiting(
+            wait.ready,
+            members.me,
+            lambda: wait.call,
+            wait.whom,
+            timeout=members.timeout if wait.timeout is None else wait.timeout,
+            check=members.raise_if_broken,
+            ask=lambda: self._say(Kind.ASK, wait.call),
+        ):
+            if not (members.departures and self._needs_departed(wait)):
+                self._take_arrived(seconds)
+
+    def _say(self, kind: Kind, call: Call) -> None:
+        """Tell the chief where this worker waits, or (ASK) have it answer for whom."""
+        members = self._members
+        if members.rank:
+            data = encode(kind, op=call.op, name=self.name, rank=members.rank, number=call.number)
+            members.peers[0].tell(data)
+
+    def _needs_departed(self, wait: _Wait) -> bool:
+        """Raise if the call needs a rank that has said goodbye; whether it turned out to be ready."""
+        pending = self._inlet.pending
+        gone = [p for p in wait.needs if p.departed and not pending[p.rank]]
+        if not gone:
+            return False
+        while self._take_arrived(0.0):  # what was sent before the goodbye counts
+            pass
+        gone = [p for p in gone if not pending[p.rank]]
+        if gone and not wait.ready():
+            self._members.lost(gone[0])
+            self._members.raise_if_broken()
+        return True
+
+    def _take_arrived(self, seconds: float) -> bool:
+        """Wait until something happens, and take in what has arrived; whether anything happened."""
+        try:
+            frames = self._inlet.arrivals(seconds)
+            for frame in frames or ():
+                if frame.kind != Kind.CALL or not 0 < frame.op < len(_OPS):
+                    raise BadFrame(f"rank {frame.rank} sent a frame of kind {frame.kind} on lane {self.name!r}")
+                if self._roll.hear(frame.rank, _OPS[frame.op], frame.number):
+                    self._inlet.pending[frame.rank].append(frame)
+                elif frame.owed:
+                    self._members.peers[frame.rank].used(frame, self._members.rank)
+        except _Disagreement as e:
+            self._disagree(e)
+        except BadFrame as e:
+            self._members.break_off(Trouble("broken", str(e)))
+            return True
+        return frames is not None
+
+    # for whom: the chief knows, and a worker asks it
+
+    def _missing(self) -> str:
+        pending = self._inlet.pending
+        missing = [p for p in self._members.in_order() if not pending.get(p.rank)]
+        return "; ".join(self._named(p) for p in missing) or "nobody"
+
+    def _chiefs_word(self) -> str:
+        return self._chiefs_answer or self._named(self._members.peers[0])
+
+    def _named(self, peer: Peer) -> str:
+        return f"{peer}, last call heard of: {self._members.last_call(peer.rank, self.name)}"
+
+    # called by the star, on the ipc thread
+
+    def attach(self, link: UnixLink) -> None:
+        """Read this link in the calling thread."""
+        self._inlet.attach(link)
+
+    def deliver(self, frame: Frame) -> None:
+        """Hand over a frame that the ipc thread has read."""
+        self._inlet.deliver(frame)
+
+    def heard(self, frame: Frame) -> None:
+        """A worker says in which call it waits."""
+        try:
+            self._roll.hear(frame.rank, _OPS[frame.op], frame.number)
+        except _Disagreement as e:
+            self._members.break_off(Trouble("mismatch", e.text(self._members.name)))
+
+    def answer(self, asked: Frame) -> bytes:
+        """On the chief: for whom the call of a worker waits, empty where it is the chief itself."""
+        text = self._missing() if self._roll.number >= asked.number else ""
+        return encode(Kind.ANSWER, name=self.name, number=asked.number, body=text.encode())
+
+    def answered(self, frame: Frame) -> None:
+        """On a worker: the chief's answer."""
+        if frame.number == self._roll.number:
+            self._chiefs_answer = bytes(frame.segments[0]).decode()
+
+    def close(self) -> None:
+        """Close the lane's own descriptors, once the call that may be under way has ended (the star is broken off)."""
+        if self._turn.acquire(timeout=_LAST_CALL):
+            self._inlet.close()
+            self._turn.release()
+
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child."""
+        self._inlet.abandon()
+
+
+class _Disagreement(Exception):
+    """Two ranks made different calls of the same number."""
+
+    def __init__(self, calls: dict[int, Call]) -> None:
+        self._calls = calls
+        super().__init__(calls)
+
+    def text(self, name: Callable[[int], int]) -> str:
+        """Who called what, for people; ``name`` gives a rank's number in the job."""
+        said = ", ".join(f"rank {name(rank)} called {call}" for rank, call in sorted(self._calls.items()))
+        return f"the ranks disagree: {said}. Every rank must make the same collective calls in the same order"
+
+
+class _Roll:
+    """Who called what on one lane: finds out that ranks disagree.
+
+    Every rank makes the same calls in the same order, so the n-th call has one name. A roll remembers the first name
+    heard for each number that is not over yet, and says so when somebody calls it differently. Thread-safe without a
+    lock: each method is one atomic dictionary operation deep.
+
+    Args:
+        last: where to note the last call of each rank.
+    """
+
+    def __init__(self, lane: str, last: dict[int, tuple[Op, int]]) -> None:
+        self.number = 0
+        """The last call made here."""
+        self._lane = lane
+        self._last = last
+        self._names: dict[int, tuple[Op, int]] = {}
+
+    def enter(self, rank: int, op: Op) -> Call:
+        """This rank, ``rank``, makes its next call.
+
+        Raises:
+            _Disagreement: another rank is known to call something else with that number.
+        """
+        number = self.number + 1
+        self._names.pop(self.number, None)
+        self.number = number
+        self._note(rank, op, number)
+        return Call(self._lane, op, number)
+
+    def hear(self, rank: int, op: Op, number: int) -> bool:
+        """Rank ``rank`` has made (or answered) the call ``number``.
+
+        Returns:
+            Whether it is about the call under way here or a later one; False: that call is over here.
+
+        Raises:
+            _Disagreement: it is not what others called with that number.
+        """
+        if number < self.number:
+            return False
+        self._note(rank, op, number)
+        return True
+
+    def _note(self, rank: int, op: Op, number: int) -> None:
+        self._last[rank] = (op, number)
+        said, first = self._names.setdefault(number, (op, rank))
+        if said is not op:
+            raise _Disagreement({first: Call(self._lane, said, number), rank: Call(self._lane, op, number)})
+
+
+class _Inlet:
+    """Where the frames of one lane arrive, from sockets that its caller reads or handed over by the ipc thread.
+
+    Read by one thread, the lane's caller; ``deliver`` and ``wake`` by any.
+    """
+
+    def __init__(self) -> None:
+        self.pending: dict[int, deque[Frame]] = defaultdict(deque)
+        """By rank, what the caller has taken in and not used yet."""
+        self._poll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._poll.register(self._wake, select.EPOLLIN)
+        self._delivered: deque[Frame] = deque()
+        self._links: dict[int, UnixLink] = {}
+        self._lock = threading.Lock()
+
+    def attach(self, link: UnixLink) -> None:
+        """Read this link too, in the calling thread."""
+        self._links[link.fd] = link
+        self._poll.register(link.fd, select.EPOLLIN)
+
+    def deliver(self, frame: Frame) -> None:
+        """Hand over a frame that the ipc thread has read."""
+        self._delivered.append(frame)
+        self.wake()
+
+    def wake(self) -> None:
+        """Have a waiting caller look again."""
+        with self._lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
+
+    def arrivals(self, seconds: float) -> list[Frame] | None:
+        """Wait until something happens; the frames that have arrived, or None when nothing has happened in time.
+
+        Raises:
+            BadFrame: what arrived is no frame.
+        """
+        events = self._poll.poll(seconds)
+        if not events:
+            return None
+        frames: list[Frame] = []
+        for fd, _ in events:
+            if fd == self._wake:
+                os.eventfd_read(fd)
+                while self._delivered:
+                    frames.append(self._delivered.popleft())
+                continue
+            link = self._links[fd]
+            frames += link.receive()
+            if link.eof:
+                self._poll.unregister(fd)
+        return frames
+
+    def close(self) -> None:
+        """Close the inlet's own descriptors; no caller may be in ``arrivals`` any more."""
+        with self._lock:
+            if self._wake >= 0:
+                self._poll.close()
+                os.close(self._wake)
+                self._wake = -1
+
+    def abandon(self) -> None:
+        """As ``close``, in a forked child, where another thread may have held the lock."""
+        self._lock = threading.Lock()
+        self.close()

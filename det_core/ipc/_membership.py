@@ -1,0 +1,406 @@
+"""Who is in the job and still there, why it cannot go on, and how long one waits for the others.
+
+On one machine a peer is watched by pidfd, which becomes readable when the process is dead, whatever it was doing and
+whoever inherited its sockets. Where the kernel refuses one, the control socket alone is watched: it is closed in
+forked children, so its end is the end of the process too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from det_core._clock import monotonic
+from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, DistributedError, PeerLost
+from det_core.ipc._event_loop import EventLoop
+from det_core.ipc._frames import Call, Frame, Kind, Op, encode
+from det_core.ipc._serialization import Packet
+from det_core.ipc._unix_link import UnixLink
+from det_core.ipc._zmq_link import ZmqLink
+
+logger = logging.getLogger("det_core.ipc")
+QUEUE_BOUND = 256 << 20
+"""Bytes that may be on their way to one peer before a sender waits."""
+WARN_AFTER = 10.0
+"""Seconds of waiting after which a warning says for whom."""
+TOLD_WITHIN = 2.0
+"""Seconds that the others get to hear why the job is broken, before this rank's own calls raise it."""
+_TICK = 0.05
+"""Seconds between two looks of a call that waits."""
+
+
+class Trouble(NamedTuple):
+    """Why the job cannot go on, one reason for all its ranks.
+
+    ``kind`` is a key of the errors below, or ``ended`` when a rank has ended the job on purpose.
+    """
+
+    kind: str
+    text: str
+
+    def error(self) -> BaseException:
+        """A new exception to raise for it."""
+        return SystemExit(0) if self.kind == "ended" else _ERRORS[self.kind](self.text)
+
+    def encode(self) -> bytes:
+        """For the wire."""
+        return json.dumps(self).encode()
+
+    @classmethod
+    def decode(cls, data: Any) -> Trouble:
+        """From the wire."""
+        kind, text = json.loads(bytes(data))
+        return cls(kind if kind == "ended" or kind in _ERRORS else "broken", text)
+
+
+_ERRORS: dict[str, type[DistributedError]] = {
+    "lost": PeerLost,
+    "mismatch": CollectiveMismatch,
+    "closed": ContextClosed,
+    "broken": DistributedError,
+}
+
+
+class Peer:
+    """Another rank: who it is, the links to it, and whether it is still there.
+
+    Args:
+        rank: its number in the star.
+        name: its number in the job, which is another one in the star of a machine.
+        data: the user lane's own socket; None between machines.
+        bound: bytes on their way to it before a sender waits.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        name: int,
+        host: str,
+        pid: int,
+        control: UnixLink | ZmqLink,
+        data: UnixLink | None,
+        *,
+        bound: int,
+    ) -> None:
+        self.rank, self.name, self.host, self.pid = rank, name, host, pid
+        self.control, self.data = control, data
+        self.pidfd: int | None = None
+        self.departed = False
+        """It said goodbye."""
+        self.dead = False
+        self.leaving = False
+        """It said that its process exits without closing."""
+        self.failure: str | None = None
+        self.in_flight = 0
+        """Bytes on their way to it."""
+        self._unseen = 0
+        self._owed = 0
+        self._bound = bound
+        self._lock = threading.Lock()
+
+    def __str__(self) -> str:
+        return f"rank {self.name} (host {self.host}, pid {self.pid})"
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing needs to be sent to it any more."""
+        return self.departed or self.dead
+
+    @property
+    def queued(self) -> int:
+        """How much waits in this process's memory to be sent to it."""
+        return self.control.queued + (0 if self.data is None else self.data.queued)
+
+    # control frames
+
+    def tell(self, data: bytes) -> None:
+        """Send a small control frame."""
+        self.control.send(data)
+
+    def announce(self, data: bytes) -> None:
+        """As ``tell``; when it has arrived, the peer says so."""
+        with self._lock:
+            self._unseen += 1
+        self.control.send(data)
+
+    def has_seen(self) -> None:
+        """It says so."""
+        with self._lock:
+            self._unseen -= 1
+
+    @property
+    def informed(self) -> bool:
+        """Whether what was announced will reach it even if this process ends now.
+
+        On one machine that is so when the kernel has it; what ZMQ or TCP hold may be lost with the process.
+        """
+        return not self.queued if isinstance(self.control, UnixLink) else self._unseen <= 0
+
+    # calls, and how much of them is on its way
+
+    def has_room(self, size: int) -> bool:
+        """Whether ``size`` more bytes need not wait. One message may always go, however large."""
+        return not self.in_flight or self.in_flight + size <= self._bound
+
+    def send_small(self, data: bytes) -> bool:
+        """Send a small call's frame over the data link; False: there is none, or no room."""
+        if self.data is None or not self.has_room(len(data)):
+            return False
+        if queued := self.data.send(data):
+            self.credit(-queued)
+        return True
+
+    def send_call(self, packet: Packet, *, direct: bool) -> None:
+        """Send a call's frame, over the data link if ``direct`` and there is one."""
+        if direct and self.data is not None:
+            packet.local()
+            self.credit(-packet.file_bytes)
+            self.credit(-self.data.send(packet))
+        else:
+            self.credit(-packet.size)
+            self.control.send(packet)
+
+    def flush_data(self) -> None:
+        """Send on what the data link has queued."""
+        if self.data is not None:
+            self.credit(self.data.flush())
+
+    def credit(self, size: int) -> None:
+        """So many bytes are on their way no more (or, when negative, are from now on)."""
+        with self._lock:
+            self.in_flight -= size
+
+    def used(self, frame: Frame, me: int) -> None:
+        """A frame of this peer has been used up: give it the room back, many small ones together."""
+        with self._lock:
+            self._owed += frame.owed
+            if self._owed < min(1 << 20, self._bound // 4):
+                return
+            owed, self._owed = self._owed, 0
+        self.control.send(encode(Kind.CREDIT, rank=me, number=owed))
+
+    # the end
+
+    def watch_process(self) -> int | None:
+        """A descriptor that becomes readable when the process dies; None where there is no such thing."""
+        if self.pid > 0 and hasattr(os, "pidfd_open"):
+            with contextlib.suppress(OSError):
+                self.pidfd = os.pidfd_open(self.pid)
+        return self.pidfd
+
+    def kill(self) -> None:
+        """Nothing comes from it any more and nothing goes to it."""
+        self.dead = True
+        self.control.kill()
+        if self.data is not None:
+            self.data.kill()
+
+    def close(self) -> None:
+        """Let go of the links."""
+        self.control.close()
+        if self.data is not None:
+            self.data.close()
+        if self.pidfd is not None:
+            os.close(self.pidfd)
+            self.pidfd = None
+
+
+class Membership:
+    """The peers of one rank in a star, and the trouble that ends their work together.
+
+    Args:
+        rank: this rank's number in the star.
+        names: what people call each rank: its number in the job, which is another one in the star of a machine.
+        timeout: default deadline of a wait in seconds; None: none.
+        bound: bytes on their way to one peer before a sender waits.
+    """
+
+    def __init__(
+        self, rank: int, names: Sequence[int], *, timeout: float | None = None, bound: int = QUEUE_BOUND
+    ) -> None:
+        self.rank = rank
+        self.size = len(names)
+        self.timeout = timeout
+        self.bound = bound
+        self.peers: dict[int, Peer] = {}
+        """By rank: everybody on the chief, the chief on a worker."""
+        self.departures = 0
+        """How many ranks have said goodbye to this one."""
+        self.trouble: Trouble | None = None
+        self.calls: dict[str, dict[int, tuple[Op, int]]] = {}
+        """By lane and rank, the last collective heard of."""
+        self.wakers: list[Callable[[], None]] = []
+        """Have each call that waits look again."""
+        self._names = names
+        self._ordered: tuple[Peer, ...] = ()
+        self._lock = threading.RLock()
+        self._callbacks: list[Callable[[], None]] = []
+        self._sharers: list[Membership] = []
+        self._breaking = False
+        self._published = threading.Event()
+        self.loop = EventLoop(f"det_core-ipc-{rank}", self._on_crash)
+
+    # who is there
+
+    def name(self, rank: int) -> int:
+        """The number in the job of this star's ``rank``."""
+        return self._names[rank]
+
+    @property
+    def me(self) -> str:
+        """This rank, for messages."""
+        return f"rank {self.name(self.rank)}"
+
+    def others(self, *, gone: bool = False) -> list[Peer]:
+        """The peers that are still there; with ``gone``, those that said goodbye instead."""
+        return [p for p in list(self.peers.values()) if (p.departed if gone else not p.gone)]
+
+    def in_order(self) -> Sequence[Peer]:
+        """All peers, by rank."""
+        if len(self._ordered) != len(self.peers):
+            self._ordered = tuple(self.peers[rank] for rank in sorted(self.peers))
+        return self._ordered
+
+    def last_call(self, rank: int, lane: str | None = None) -> str:
+        """The last collectives heard of a rank, or the one on ``lane``, for messages."""
+        lanes = list(self.calls.items()) if lane is None else [(lane, self.calls.get(lane, {}))]
+        return ", ".join(str(Call(name, *calls[rank])) for name, calls in lanes if rank in calls) or "none"
+
+    # trouble
+
+    def raise_if_broken(self) -> None:
+        """Raise what broke the job, if anything did.
+
+        Raises:
+            PeerLost, CollectiveMismatch: what broke it.
+            SystemExit: another rank has ended the job.
+            ContextClosed: the star is closed, or this is a forked child.
+        """
+        if self.trouble is not None:
+            raise self.trouble.error()
+
+    def on_trouble(self, callback: Callable[[], None]) -> None:
+        """Have ``callback()`` called on the ipc thread once the job is broken or ended; at once if it is already."""
+
+        def add() -> None:
+            self._callbacks.append(callback)
+            if self.trouble is not None:
+                callback()
+
+        self.loop.call_soon(add)
+
+    def lost(self, peer: Peer) -> None:
+        """A rank that is needed is not there any more."""
+        if peer.departed:
+            what = "has closed its context" + (f" after {peer.failure}" if peer.failure else "")
+        elif peer.leaving:
+            what = "exited without closing its DistributedContext"
+        else:
+            what = "died"
+        self.break_off(Trouble("lost", f"{peer} {what}; the last call heard of it: {self.last_call(peer.rank)}"), peer)
+
+    def share_trouble(self, other: Membership) -> None:
+        """Have the trouble of this star be that of ``other`` too."""
+        self._sharers.append(other)
+        if self.trouble is not None:
+            other.break_off(self.trouble, wait=False)
+
+    def break_off(self, trouble: Trouble, heard_from: Peer | None = None, *, wait: bool = True) -> None:
+        """Remember why the job cannot go on, tell the other ranks, and wake up every waiting call.
+
+        The others are told first: this rank's script may exit as soon as it hears of it, and would take the reason
+        with it: they would name this rank. The first trouble is the one that counts.
+        """
+        with self._lock:
+            first, self._breaking = not self._breaking, True
+        if first:
+            for star in self._sharers:
+                star.break_off(trouble, wait=False)
+            data = encode(Kind.TROUBLE, rank=self.rank, body=trouble.encode())
+            for peer in self.others():
+                if peer is not heard_from:
+                    peer.announce(data)
+            until = monotonic() + TOLD_WITHIN
+            self.loop.call_soon(lambda: self._publish_once_told(trouble, until))
+        if wait and threading.current_thread() is not self.loop.thread:
+            self._published.wait(TOLD_WITHIN + 1.0)
+
+    def _publish_once_told(self, trouble: Trouble, until: float) -> None:
+        told = all(peer.informed for star in (self, *self._sharers) for peer in star.others())
+        if told or monotonic() >= until:
+            self._publish(trouble)
+        else:
+            self.loop.call_later(0.005, lambda: self._publish_once_told(trouble, until))
+
+    def _publish(self, trouble: Trouble) -> None:
+        if trouble.kind == "ended":
+            logger.info("another rank has ended the job: %s", trouble.text)
+        if self.trouble is None:
+            self.trouble = trouble
+        self._published.set()
+        self.wake_all()
+        for callback in self._callbacks:
+            callback()
+
+    def _on_crash(self, error: BaseException) -> None:
+        trouble = Trouble("broken", f"the ipc thread of {self.me} ended: {type(error).__name__}: {error}")
+        self.break_off(trouble)
+        self._publish(trouble)
+
+    def wake_all(self) -> None:
+        """Have every call that waits look again, before its next tick."""
+        for wake in self.wakers:
+            wake()
+
+
+def waiting(
+    ready: Callable[[], object],
+    me: str,
+    doing: Callable[[], object],
+    whom: Callable[[], str],
+    *,
+    timeout: float | None = None,
+    check: Callable[[], None] = lambda: None,
+    ask: Callable[[], None] = lambda: None,
+) -> Iterator[float]:
+    """The waiting rule, for every wait of this room: as long as everybody lives, with a word, and up to the deadline.
+
+    Yields:
+        Seconds to wait until the next look, until ``ready()``.
+
+    Args:
+        ready: whether the wait is over.
+        me: who waits, for the messages,
+        doing: in what, and
+        whom: for whom.
+        timeout: seconds until the deadline; None: none.
+        check: raises when there is nothing to wait for any more.
+        ask: called once when the warning is near, to find out more for ``whom``.
+
+    Raises:
+        CollectiveTimeout: the deadline has passed.
+    """
+    began, asked, warned = monotonic(), False, ""
+    while not ready():
+        check()
+        waited = monotonic() - began
+        if timeout is not None and waited >= timeout:
+            raise CollectiveTimeout(f"{doing()} took longer than {waited:.1f} s: waits for {whom()}")
+        if not asked and waited >= WARN_AFTER / 2:
+            asked = True
+            ask()
+        if not warned and waited >= WARN_AFTER:
+            warned = whom()
+            logger.warning(
+                "%s in %s has waited for %.0f s for %s; it may be late, suspended, or wait for memory or a disk",
+                me, doing(), waited, warned,
+            )  # fmt: skip
+        yield _TICK if timeout is None else min(_TICK, timeout - waited)
+    if warned:
+        named = warned.split(", last call")[0]
+        logger.warning("%s in %s: %s is back after %.0f s", me, doing(), named, monotonic() - began)
