@@ -12,7 +12,7 @@ from typing import Any
 from det_core.errors import RendezvousError
 from det_core.ipc._collectives import Lane
 from det_core.ipc._join import join_remote, join_unix
-from det_core.ipc._membership import QUEUE_BOUND
+from det_core.ipc._membership import QUEUE_BOUND, Trouble
 from det_core.ipc._rendezvous import Assembly, rendezvous_path
 from det_core.ipc._star import Star
 from det_core.ipc._zmq_link import ChiefKey
@@ -168,18 +168,26 @@ def _local_star(everyone: Star, here: Place) -> Star | None:
         return None
     mine = _same_machine(everybody, me, here.local_size)
     path = rendezvous_path(("machine", mine[0][4]))
+    names = [entry[2] for entry in mine]
 
     def meet(star: Star) -> None:
+        def check() -> None:  # who leaves the job before it came here will not come
+            for local_rank, rank in enumerate(names):
+                if local_rank not in star.peers and rank in everyone.departed():
+                    failure = everyone.failures().get(rank)
+                    what = "closed its context, and never joined the ranks of its machine"
+                    star.break_off(Trouble("lost", f"rank {rank} has {what}" + (f": {failure}" if failure else "")))
+
         everyone.share_trouble(star)
         star.share_trouble(everyone)
         if here.local_rank:
-            join_unix(star, path, here.secret, "")
+            join_unix(star, path, here.secret, "", check)
         else:
             assembly = Assembly(star, here.secret, "")
             assembly.open_door(path)
-            assembly.wait()
+            assembly.wait(check)
 
-    return _open(meet, here, here.local_rank, [entry[2] for entry in mine])
+    return _open(meet, here, here.local_rank, names)
 
 
 _Entry = tuple[str, int, int, int, str]

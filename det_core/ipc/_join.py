@@ -22,8 +22,11 @@ _REFUSED_BY_CURVE = 3
 _COME_AGAIN = 0.2
 
 
-def join_unix(star: Star, path: str, secret: str | None, job: str) -> None:
+def join_unix(star: Star, path: str, secret: str | None, job: str, check: Callable[[], None] = lambda: None) -> None:
     """Join the chief of this machine; returns when every rank is there.
+
+    Args:
+        check: called at each look for the chief: breaks the star off when it will not come.
 
     Raises:
         RendezvousError: the chief does not let this rank in, or whoever listens there is not this user.
@@ -37,7 +40,13 @@ def join_unix(star: Star, path: str, secret: str | None, job: str) -> None:
     def whom() -> str:
         return f"the chief: no chief at {path}.sock yet"
 
-    for seconds in waiting(found.__len__, star.me, lambda: "the rendezvous", whom, timeout=star.timeout):
+    def still_to_come() -> None:
+        check()
+        star.raise_if_broken()
+
+    doing = "the rendezvous"
+    waits = waiting(found.__len__, star.me, lambda: doing, whom, timeout=star.timeout, check=still_to_come)
+    for seconds in waits:
         if (answer := _knock(star, path, hello)) is None:
             time.sleep(min(seconds, pause))
             pause *= 1.5

@@ -75,8 +75,11 @@ class Assembly:
         self._socket.bind(interface, port)
         self._star.closers.append(self._socket.close)
 
-    def wait(self) -> None:
+    def wait(self, check: Callable[[], None] = lambda: None) -> None:
         """Return when every rank is there.
+
+        Args:
+            check: called at each look: breaks the star off when somebody will not come.
 
         Raises:
             CollectiveTimeout: the star has a timeout, and it has passed.
@@ -87,7 +90,7 @@ class Assembly:
         def missing() -> str:
             return "rank " + ", ".join(str(star.name(r)) for r in range(1, star.size) if r not in star.peers)
 
-        await_everybody(star, self._complete, missing)
+        await_everybody(star, self._complete, missing, check)
 
     # who is let in
 
@@ -203,10 +206,13 @@ class Assembly:
             self._star.gone(self._routes[link.route])
 
 
-def await_everybody(star: Star, event: threading.Event, whom: Callable[[], str]) -> None:
+def await_everybody(
+    star: Star, event: threading.Event, whom: Callable[[], str], more: Callable[[], None] = lambda: None
+) -> None:
     """Wait for ``event`` of the rendezvous as long as everybody who is there lives; for both sides."""
 
     def check() -> None:
+        more()
         departed = star.others(gone=True)
         if departed and not event.is_set():  # looked at in this order: who is ready may say goodbye at once
             star.lost(departed[0])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from det_core.errors import CollectiveTimeout, PeerLost, RendezvousError
+from det_core.errors import CollectiveMismatch, CollectiveTimeout, PeerLost, RendezvousError
 from det_core.ipc import Links, _membership, connect
 from fast.ipc.conftest import CALL, HELLO, finish, frame, in_thread, started
 from support.processes import until
@@ -225,6 +225,34 @@ def test_what_killed_chiefs_left_is_removed_by_the_next_one(place: PlaceOf, shor
     assert sorted(os.listdir(folder)) == sorted([*alive, "notes.txt"])
     finish(living, started(place(1, 2, job=("living",))))
     assert os.listdir(folder) == ["notes.txt"]
+
+
+@pytest.mark.parametrize("leaver", [0, 1])
+@pytest.mark.parametrize("failure", ["disagreement", "no memory", ""])
+def test_who_leaves_before_it_joins_the_ranks_of_its_machine_is_not_waited_for(
+    place: PlaceOf, leaver: int, failure: str
+) -> None:
+    """In a job of two machines the leaver takes itself for the only rank of its own."""
+
+    def rank_main(rank: int) -> None:
+        here = place(rank, 4, machines=2, secret="s") | ({"local_size": 1} if rank == leaver else {})
+        links = connect(**here)
+        try:
+            if failure == "disagreement":
+                lane = links.lane("user")
+                lane.allgather(0) if rank == leaver else lane.broadcast(0)
+        finally:
+            links.close(failure=RuntimeError(failure) if failure else None)
+
+    ranks = [in_thread(lambda rank=rank: rank_main(rank)) for rank in range(4)]
+    for thread, _ in ranks:
+        thread.join()
+    (error,) = ranks[1 - leaver][1]
+    if failure == "disagreement":
+        assert isinstance(error, CollectiveMismatch)
+    else:
+        assert isinstance(error, PeerLost) and f"rank {leaver} has closed its context" in str(error)
+        assert failure in str(error)
 
 
 def test_jobs_that_begin_and_end_at_once_do_not_sweep_each_other(place: PlaceOf, short_folder: Path) -> None:
