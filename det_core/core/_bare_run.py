@@ -157,4 +157,8 @@ def _last_line(run_id: str, command: str, outcome: str, detail: str) -> str:
     ending = ending_of(outcome, detail)
     if outcome in ("completed", "invalid_hp"):
         return f"run {run_id} {ending}; to look at it: det-core runs show {run_id}"
-    return f"run {run_id} {ending}; to resume it: DET_CORE_RESUME={run_id} {command}"
+    how = f"DET_CORE_RESUME={run_id} {command}"
+    if "CheckpointCorrupt: " in detail:  # the same command alone would fail again
+        remove = f"det-core checkpoint rm ID --run {run_id}"
+        return f"run {run_id} {ending}; to resume it from an older checkpoint, remove the damaged: {remove}; then {how}"
+    return f"run {run_id} {ending}; to resume it: {how}"

@@ -340,22 +340,25 @@ class Journal:
         """
         if self._restored or report.steps is None:
             return
-        row = self._before(lambda r: r["kind"] == "metrics" and r["group"] == report.group and r["steps_completed"])
-        saved = self._before(lambda r: r["kind"] == "checkpoint")
+        row = self._before(
+            self._rank, lambda r: r["kind"] == "metrics" and r["group"] == report.group and r["steps_completed"]
+        )
+        saved = self._before(0, lambda r: r["kind"] == "checkpoint")  # the chief notes them
         begin = -1 if saved is None else saved["body"].get("steps_completed")
         if row is None or report.steps > row["steps_completed"] or (type(begin) is int and 0 <= begin < report.steps):
             return
         self._restored = True  # said once
         logger.warning(
             "run %s was resumed, no checkpoint was restored, and step %d of group %r is reported again: earlier rows "
-            "from that step on (the last is of step %d) do not count any more. Restore one with "
-            "ctx.checkpoint.resume(), or start a new run",
+            "from that step on (the last is of step %d) do not count any more. %s",
             self._identity["run_id"], report.steps, report.group, row["steps_completed"],
+            "It has saved none, so start a new run instead" if saved is None
+            else "Restore one with ctx.checkpoint.resume(), or start a new run",
         )  # fmt: skip
 
-    def _before(self, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any] | None:
-        """The last record of that kind in earlier restarts of this rank."""
-        earlier = (last_record(self._folder, restart, self._rank, wanted) for restart in reversed(range(self._restart)))
+    def _before(self, rank: int, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any] | None:
+        """The last record of that kind in earlier restarts of a rank."""
+        earlier = (last_record(self._folder, restart, rank, wanted) for restart in reversed(range(self._restart)))
         return next((record for record in earlier if record is not None), None)
 
     def _start(self) -> None:

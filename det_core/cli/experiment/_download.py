@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import TYPE_CHECKING
 
-from det_core.cli._bar import bar
-from det_core.cli._say import print_json, size
+from det_core.cli._download import download
 from det_core.cli._session import find, on_master, trial_id
 
 if TYPE_CHECKING:
@@ -41,17 +39,7 @@ def run(args: argparse.Namespace, master: Master) -> int:
     experiment = find(master, args.EXPERIMENT)
     storage_id = args.checkpoint if args.trial is None else _newest_of(experiment, args.trial)
     with opened(experiment, storage_id) as checkpoint:
-        with bar(f"downloading {checkpoint.storage_id}", checkpoint.size) as advance:
-            checkpoint.download(args.DIR, progress=advance)
-    folder = os.path.abspath(args.DIR)
-    if args.json:
-        told = {"storage_id": checkpoint.storage_id, "folder": folder, "verified": checkpoint.verified}
-        print_json({**told, "size": checkpoint.size, "files": checkpoint.files})
-    else:
-        how = "verified" if checkpoint.verified else "unverified: it has no manifest to compare with"
-        content = f"{size(checkpoint.size)} in {checkpoint.files} file(s)"
-        print(f"downloaded checkpoint {checkpoint.storage_id} to {folder}: {content}, {how}")
-    return 0
+        return download(checkpoint, args)
 
 
 def _newest_of(experiment: Experiment, trial: int) -> str:

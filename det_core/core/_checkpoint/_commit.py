@@ -21,6 +21,8 @@ log = logging.getLogger("det_core.checkpoint")
 IfBusy = Literal["wait", "refuse"]
 LOOK = 0.1
 """Seconds between two looks whether there is still time."""
+SOON = 5.0
+"""Seconds that a save may take while a preempted process ends, before a person is told that it is waited for."""
 STOPPING = 5.0
 """Seconds that a commit gets to stop when there is no time left."""
 
@@ -352,15 +354,15 @@ class Commits:
         if last is None or self.is_forked:
             return
         last.drop()
-        announced = False
+        begun, limited, announced = _clock.monotonic(), False, False
         try:
             while not last.done:
-                until = self._deadline()
-                if until is not None and not announced:
+                until, now = self._deadline(), _clock.monotonic()
+                limited = limited or until is not None
+                if until is not None and now < until and now - begun >= SOON and not announced:
                     announced = True
-                    left = max(0.0, until - _clock.monotonic())
-                    self._say(f"checkpoint {last.storage_id} is being saved; there are {left:.0f} s to do so")
-                if until is not None and _clock.monotonic() >= until:
+                    self._say(f"waiting for checkpoint {last.storage_id} to be saved, for {until - now:.0f} s at most")
+                if until is not None and now >= until:
                     last.stop(CheckpointError("the time that was left to save it is over"))
                     last._over.wait(STOPPING)
                     break
@@ -374,11 +376,11 @@ class Commits:
         failure = last.taken_failure()
         if not last.done:
             failure = CheckpointError(f"checkpoint {last.storage_id} could not be stopped, and is not saved")
-        if failure is not None and announced:
+        if failure is not None and limited:
             raise CheckpointError(f"{failure}; {self._what_is_saved()}") from failure
         if failure is not None:
             raise failure
-        if announced and self._newest is not None:
+        if limited and self._newest is not None:
             self._say(f"checkpoint {self._newest.storage_id} is saved: steps_completed {self._newest.steps_completed}")
 
     def _what_is_saved(self) -> str:

@@ -10,12 +10,13 @@ import functools
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from det_core._optional import require
+from det_core.core._checkpoint._block import block
 from det_core.core._checkpoint._commit import CheckpointHandle, Commits, IfBusy
 from det_core.core._checkpoint._events import CheckpointEvents
 from det_core.core._checkpoint._reader import LANE, CheckpointReader, DownloadMode
@@ -225,7 +226,7 @@ class CheckpointContext:
             raise
         return staging.storage_id
 
-    @contextmanager
+    @block("ctx.checkpoint.store_path(…) as (path, storage_id)")
     def store_path(
         self,
         metadata: Mapping[str, Any] | None = None,
@@ -307,7 +308,7 @@ class CheckpointContext:
         self._check()
         self._reader.download(storage_id, ckpt_dir, download_mode, selector)
 
-    @contextmanager
+    @block("ctx.checkpoint.restore_path(storage_id) as path")
     def restore_path(
         self,
         storage_id: str,
@@ -346,7 +347,7 @@ class CheckpointContext:
         with self._reader.restore_path(storage_id, download_mode, selector, only_listed=only_listed) as path:
             yield path
 
-    @contextmanager
+    @block("ctx.checkpoint.resume() as path")
     def resume(
         self,
         download_mode: DownloadMode = DownloadMode.LocalWorkersShareDownload,

@@ -288,13 +288,20 @@ class TestClosing:
             assert recorder.said == []
         assert not threads()
 
-    def test_a_preempted_process_waits_while_there_is_time(self, tmp_path: Path) -> None:
-        with context_on(tmp_path, gate := Gate(), deadline=lambda: 1e6) as (context, recorder):
+    @pytest.mark.parametrize("soon", [0.0, 3600.0])
+    def test_a_preempted_process_waits_while_there_is_time(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soon: float
+    ) -> None:
+        """That it waits is said only of a save that takes long."""
+        monkeypatch.setattr("det_core.core._checkpoint._commit.SOON", soon)
+        with context_on(tmp_path, gate := Gate(), deadline=lambda: 1e9) as (context, recorder):
             storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
             once_it_waits(gate.opened_up.set)
             context.close()
-            assert storage_id in recorder.said[0] and " s to do so" in recorder.said[0]
-            assert recorder.said[1:] == [f"checkpoint {storage_id} is saved: steps_completed 3"]
+            *waits, last = recorder.said
+            assert last == f"checkpoint {storage_id} is saved: steps_completed 3"
+            assert len(waits) == (soon == 0)
+            assert all(f"waiting for checkpoint {storage_id} to be saved, for " in said for said in waits)
         assert listed(tmp_path / "store") == [storage_id]
 
     def test_it_gives_up_when_the_time_is_over_and_names_what_is_saved(self, tmp_path: Path) -> None:

@@ -57,7 +57,6 @@ def test_it_is_waited_for(size: int, grace: str | None, tmp_path: Path) -> None:
     found = listed(tmp_path / "store")
     assert len(found) == 2
     if grace:
-        assert "is being saved; there are " in outputs[0]
         assert "is saved: steps_completed 2" in outputs[0]
     nothing_is_left_over(tmp_path / "store", restart=0)
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from det_core import core
 from det_core.errors import CheckpointCorrupt
+from support.commands import det_core
 from support.ranks import running
 
 
@@ -67,6 +72,30 @@ def test_it_never_begins_anew_where_there_is_something(what: str) -> None:
             with ctx.checkpoint.resume():
                 raise AssertionError("the block was entered")
         assert all(storage_id in str(caught.value) for storage_id in ids)
+
+
+def test_the_last_line_says_what_helps_against_a_damaged_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    ids, store = saved(2)
+    flip(store / ids[1] / "x")
+    with pytest.raises(CheckpointCorrupt), core.init(name="r", resume="latest") as ctx:
+        with ctx.checkpoint.restore_path(ids[1]):
+            pass
+    last = capsys.readouterr().err.splitlines()[-1]
+    (command,) = re.findall(r"remove the damaged: det-core (.*); then DET_CORE_RESUME=", last)
+    det_core(*command.replace("ID", ids[1]).split(), "--yes")
+    with core.init(name="r", resume="latest") as ctx:
+        assert ctx.latest_checkpoint == ids[0]
+
+
+@pytest.mark.parametrize(
+    "use", [lambda got: got / "x", lambda got: os.path.join(got, "x"), tuple, lambda got: got.exists()]
+)
+@pytest.mark.parametrize("call", ["store_path", "restore_path", "resume"])
+def test_a_forgotten_with_is_named(call: str, use: Callable[[Any], Any]) -> None:
+    with core.init() as ctx:
+        argument = {"store_path": [{"steps_completed": 1}], "restore_path": ["x"], "resume": []}[call]
+        with pytest.raises((TypeError, AttributeError), match=rf"in a with statement: with ctx\.checkpoint\.{call}\("):
+            use(getattr(ctx.checkpoint, call)(*argument))
 
 
 def test_what_was_deleted_is_no_reason_not_to_begin() -> None:

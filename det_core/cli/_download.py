@@ -1,0 +1,31 @@
+"""Downloading a checkpoint into the folder that a person names."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import TYPE_CHECKING
+
+from det_core.cli._bar import bar
+from det_core.cli._say import note, print_json, size
+
+if TYPE_CHECKING:
+    from det_core.client import Checkpoint
+
+
+def download(checkpoint: Checkpoint, args: argparse.Namespace) -> int:
+    """Copy it into ``args.DIR``, and say what is there now."""
+    folder = os.path.abspath(args.DIR)
+    others = set(os.listdir(folder) if os.path.isdir(folder) else ()) - {p.split("/")[0] for p in checkpoint.resources}
+    with bar(f"downloading {checkpoint.storage_id}", checkpoint.size) as advance:
+        checkpoint.download(args.DIR, progress=advance)
+    if others:
+        note(f"{folder} was not empty: what else is in it stays, as {min(others)}")
+    if args.json:
+        told = {"storage_id": checkpoint.storage_id, "folder": folder, "verified": checkpoint.verified}
+        print_json({**told, "size": checkpoint.size, "files": checkpoint.files})
+        return 0
+    how = "verified" if checkpoint.verified else "unverified: it has no manifest to compare with"
+    content = f"{size(checkpoint.size)} in {checkpoint.files} file(s)"
+    print(f"downloaded checkpoint {checkpoint.storage_id} to {folder}: {content}, {how}")
+    return 0

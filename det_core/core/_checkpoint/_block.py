@@ -1,0 +1,40 @@
+"""What a method gives that is for a with statement, and says so where that was forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import wraps
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def block(usage: str) -> Callable[[Callable[_P, Iterator[_T]]], Callable[_P, AbstractContextManager[_T]]]:
+    """As ``contextmanager``, where the error of any other use says ``with USAGE:``."""
+
+    def decorate(method: Callable[_P, Iterator[_T]]) -> Callable[_P, AbstractContextManager[_T]]:
+        made = contextmanager(method)
+        return wraps(method)(lambda *args, **kwargs: _Block(made(*args, **kwargs), usage))
+
+    return decorate
+
+
+class _Block(AbstractContextManager[_T]):
+    def __init__(self, inner: AbstractContextManager[_T], usage: str) -> None:
+        self._inner, self._usage = inner, usage
+
+    def __enter__(self) -> _T:
+        return self._inner.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._inner.__exit__(*error)
+
+    def _refuse(self, *_: object) -> NoReturn:
+        raise TypeError(f"use it in a with statement: with {self._usage}:")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"no {name} here; use it in a with statement: with {self._usage}:")
+
+    __iter__ = __fspath__ = __truediv__ = _refuse
