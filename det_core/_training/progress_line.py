@@ -1,4 +1,4 @@
-"""One line on a terminal or in a notebook that says how far a training is; elsewhere a line for each epoch."""
+"""One line that says how far a training is, drawn on a terminal or in a notebook; elsewhere lines that stay."""
 
 from __future__ import annotations
 
@@ -70,12 +70,8 @@ class ProgressLine:
         """Write a line that stays, above the one that is drawn."""
         if self.shown:
             self._write(text, "\n")
-
-    def epoch(self, number: int, done: int, total: int | None, metrics: Mapping[str, Any]) -> None:
-        """Where nothing is drawn, write that an epoch is over, with its metrics."""
-        if not self.shown:
-            so_far = f"{done}/{total}" if total else str(done)
-            self._stream.write(f"epoch {number}: {so_far} {self._unit}  {numbers_of(metrics)}".rstrip() + "\n")
+        else:
+            self._stream.write(f"{text}\n")
             self._stream.flush()
 
     def close(self) -> None:

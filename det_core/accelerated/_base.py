@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,6 +107,11 @@ class Session(Stops):
             self.run.after_update.append(call)
         else:
             call()
+
+    @property
+    def under_master(self) -> bool:
+        """Whether this is a trial of an experiment."""
+        return self.managed is not None and bool(self.managed.context.managed)
 
     def move_metrics(self) -> None:
         """Put the modules in ``metrics=`` and ``train_metrics=``, and what they have counted, on the device."""
@@ -283,8 +289,12 @@ class TrainerBase:
         return nested(padded, tensor)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """``print()``, once on each machine."""
+        """``print()``, once on each machine, and at once. Under a master, whose logs name the trial before each line,
+        without empty lines before a text."""
+        if self._det_core.under_master and args and isinstance(args[0], str):
+            args = (args[0].lstrip("\n"), *args[1:])
         self._accelerator.print(*args, **kwargs)
+        sys.stdout.flush()
 
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
         """The model without what spreads it over ranks.

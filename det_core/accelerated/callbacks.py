@@ -170,7 +170,7 @@ class _Bar:
 
 class ProgressBarCallback(TrainerCallback):
     """One line on stderr with batches, speed and the loss: live on a terminal and in a notebook; elsewhere, in a log
-    file say, written once at the end of each epoch.
+    file say, written once at the end of each epoch, without the loss, which is printed; under a master to stdout.
 
     Attributes:
         pbar, eval_pbar: of the epoch under way, with ``update()``, ``set_postfix()``, ``close()``; None outside of one.
@@ -230,8 +230,11 @@ class ProgressBarCallback(TrainerCallback):
     def _end(self, trainer: Any, what: str) -> None:
         if self._line is not None and not self._line.shown and self._done:
             rate = (self._done - self._first) / (time.monotonic() - self._began)
-            total, loss = self._total or self._done, float(trainer._loss_tracker.average)
-            sys.stderr.write(f"{what}: {self._done}/{total} batches  {rate:.3g} batches/s  loss {loss:.4g}\n")
+            text = f"{what}: {self._done}/{self._total or self._done} batches  {rate:.3g} batches/s"
+            if trainer._det_core.under_master:  # its logs have stdout and stderr of a rank in no order
+                trainer.print(text)
+            else:
+                sys.stderr.write(f"{text}\n")
         self.on_run_closed(trainer)
 
 

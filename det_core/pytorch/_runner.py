@@ -102,7 +102,7 @@ class Runner:
         """Whether all that was trained is in a report."""
         self._ship_at = 0.0
         self._numbers: dict[str, Any] = {}
-        """The metrics since the last line of an epoch."""
+        """The metrics since the last line of an epoch, by what they are of."""
         self._validation = Validation(
             trial, steps, context, hooks, policy=options.checkpoint_policy, test_mode=options.test_mode
         )
@@ -137,7 +137,7 @@ class Runner:
         finally:
             self._context._batches_before = self._counters.step
             self._batches = None
-            self._tell_epoch()
+            self._tell(end=True)
             if self._line is not None:
                 self._line.close()
             if self._context._torch_profiler is not None:
@@ -308,7 +308,7 @@ class Runner:
         while (n := counters.batches_trained) < action.until:
             epoch, in_epoch = divmod(n, epoch_len) if epoch_len else (0, n)
             if in_epoch == 0:
-                self._tell_epoch()
+                self._tell()
                 for hook in hooks.on_training_epoch_start:
                     hook(epoch)
             train_one(batches, epoch, n)
@@ -351,15 +351,19 @@ class Runner:
             if context._tensorboard:
                 self._write_scalars(step, per_batch, reduced)
             if self._line is not None:
-                self._line.update(step, self._length, metrics)
-                self._numbers |= metrics
+                named = {f"training {name}": value for name, value in metrics.items()}
+                self._line.update(step, self._length, named)
+                self._numbers |= named
         self._hooks.call("on_training_workload_end", avg_metrics=metrics, batch_metrics=per_batch)
 
-    def _tell_epoch(self) -> None:
-        """Say that an epoch is over, once it is reported and validated: where there is no line that shows it."""
-        if self._epoch_ended and self._line is not None:
-            counters = self._counters
-            self._line.epoch(counters.epochs_trained, counters.batches_trained, self._length, self._numbers)
+    def _tell(self, *, end: bool = False) -> None:
+        """Say that an epoch is over, once it is reported and validated, where no line shows it; say it of the end."""
+        line, counters = self._line, self._counters
+        if line is not None and ((end and self._numbers) or (self._epoch_ended and not line.shown)):
+            done = f"epoch {counters.epochs_trained}" if self._epoch_ended else "end"
+            so_far = f"{counters.batches_trained}/{self._length}" if self._length else counters.batches_trained
+            line.say(f"{done}: {so_far} batches  {numbers_of(self._numbers)}".rstrip())
+        if self._epoch_ended:
             self._numbers = {}
         self._epoch_ended = False
 
@@ -388,8 +392,9 @@ class Runner:
         """Validate, and complete the operation if this validation does; whether the policy wants a checkpoint."""
         metrics, wanted = self._validation.run(self._counters, self._step)
         if self._line is not None:
-            self._line.say(f"validation at batch {self._step}: {numbers_of(metrics)}")
-            self._numbers |= metrics
+            if self._line.shown:
+                self._line.say(f"validation at batch {self._step}: {numbers_of(metrics)}")
+            self._numbers |= {f"validation {name}": value for name, value in metrics.items()}
         if self._chief and self._operation is not None:
             value = self._core.searcher.metric_of(metrics)
             if action.completes and not self._operation.completed:

@@ -25,6 +25,7 @@ from det_core.accelerated.callbacks import (  # noqa: E402
     StepBasedEvaluationCallback,
     TerminateOnNaNCallback,
     TrainerCallback,
+    get_default_callbacks,
 )
 from det_core.accelerated.schedulers import CosineLrScheduler  # noqa: E402
 from det_core.errors import CheckpointError  # noqa: E402
@@ -456,6 +457,23 @@ def test_case_41_early_stopping_completes_the_operation(
     assert one.steps_completed == 12
     assert "The search asks for 8 epochs: num_epochs=3 ends the training before" in capsys.readouterr().out
     bound.ends()
+
+
+def test_plain_lines_in_order_for_a_masters_logs(
+    master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trial = Trial(master, tmp_path, monkeypatch, "{epochs: 1}")
+    history = trial.allocation(*get_default_callbacks()).run_history
+    printed = capsys.readouterr()
+    assert [line.split("  ")[0] for line in printed.out.splitlines()] == [
+        "Starting training run", "Starting epoch 1",
+        "training: 4/4 batches", f"train_loss_epoch: {history.get_latest_metric('train_loss_epoch')}",
+        "Starting eval epoch",
+        "evaluation: 1/1 batches", f"eval_loss_epoch: {history.get_latest_metric('eval_loss_epoch')}",
+        "Finishing training run",
+    ]  # fmt: skip
+    assert "batches/s" not in printed.err
+    trial.ends()
 
 
 def test_a_nan_says_that_the_trial_is_not_worth_repeating(

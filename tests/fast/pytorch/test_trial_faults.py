@@ -292,8 +292,15 @@ def test_names_beside_the_api_that_trials_read() -> None:
 def test_an_epoch_is_a_line_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     fit(Tiny, pytorch.Epoch(2), validation_period=pytorch.Epoch(1), reporting_period=pytorch.Epoch(1))
     first, second = [line for line in capsys.readouterr().err.splitlines() if line.startswith("epoch ")]
-    assert first.startswith("epoch 1: 4/8 batches  loss ") and "val_loss " in first
-    assert second.startswith("epoch 2: 8/8 batches  loss ")
+    assert first.startswith("epoch 1: 4/8 batches  training loss ") and "  validation val_loss " in first
+    assert second.startswith("epoch 2: 8/8 batches  training loss ")
+
+
+def test_the_end_is_a_line_in_the_middle_of_an_epoch_too(capsys: pytest.CaptureFixture[str]) -> None:
+    fit(Tiny, pytorch.Batch(6))
+    first, last = [line for line in capsys.readouterr().err.splitlines() if " batches" in line]
+    assert first == "epoch 1: 4/6 batches"
+    assert last.startswith("end: 6/6 batches  training loss ") and "  validation val_loss " in last
 
 
 def test_a_trial_has_its_seed_and_id_from_one_place() -> None:
