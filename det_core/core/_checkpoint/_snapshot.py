@@ -35,9 +35,11 @@ class Snapshots:
         import torch
 
         copies: dict[int, Any] = {}
+        whole: list[Any] = []
         devices: set[Any] = set()
         made: dict[Any, Any] = {}
-        memo: dict[int, Any] = {}
+        shared: dict[int, Any] = {}
+        memo: dict[Any, Any] = {"torch": shared}  # where deepcopy looks for what other objects have of a storage
         for tensor in _tensors(state, torch.Tensor):
             if not _is_dense(tensor, torch):
                 if tensor.grad_fn is not None:  # deepcopy refuses what has a history
@@ -47,15 +49,21 @@ class Snapshots:
             kept = copies.get(storage._cdata)
             if kept is None:
                 kept = copies[storage._cdata] = self._memory(len(copies), storage.nbytes(), torch)
-                kept.copy_(storage, non_blocking=storage.device.type == "cuda")
-                if storage.device.type == "cuda":
-                    devices.add(storage.device)
-                elif storage.device.type == "cpu":  # where deepcopy looks for what other objects have of it
-                    memo.setdefault("torch", {})[storage._cdata] = kept  # type: ignore[call-overload]
-            shape = (tensor.dtype, tensor.storage_offset(), tensor.size(), tensor.stride())
+                if tensor.is_contiguous() and tensor.nbytes == storage.nbytes():
+                    whole.append(tensor)
+                else:
+                    kept.copy_(storage, non_blocking=tensor.is_cuda)
+                if tensor.is_cuda:
+                    devices.add(tensor.device)
+                elif tensor.is_cpu:
+                    shared[storage._cdata] = kept
+            shape = (tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
             key = (kept._cdata, *shape, type(tensor), tensor.requires_grad)
-            found = self._made.get(key) if key not in made else None  # two tensors stay two
+            found = self._made.pop(key, None)  # two tensors stay two
             made[key] = memo[id(tensor)] = _view(torch, kept, *key[1:]) if found is None else found
+        with torch.inference_mode():  # minds neither tensors that were made in it, nor leaves that require a gradient
+            for tensor in whole:  # takes half as long as to copy the storage
+                memo[id(tensor)].copy_(tensor, non_blocking=tensor.is_cuda)
         del self._kept[len(copies) :]
         self._made = made
         result = copy.deepcopy(state, memo)
@@ -76,7 +84,7 @@ def _view(
     torch: Any, storage: Any, dtype: Any, offset: int, size: Any, stride: Any, kind: type, requires_grad: bool
 ) -> Any:
     """A tensor on a storage."""
-    tensor = torch.empty(0, dtype=dtype).set_(storage, offset, size, stride)
+    tensor = torch.empty(0, dtype=dtype, device="cpu").set_(storage, offset, size, stride)
     return (
         torch.nn.Parameter(tensor, requires_grad)
         if kind is torch.nn.Parameter
@@ -86,11 +94,12 @@ def _view(
 
 def _tensors(state: Any, kind: type) -> Iterator[Any]:
     """The tensors in dictionaries, lists and tuples at any depth, each once."""
+    kinds = (kind, Mapping, list, tuple)
     seen: set[int] = set()
     left = [state]
     while left:
         value = left.pop()
-        if not isinstance(value, kind | Mapping | list | tuple) or id(value) in seen:
+        if not isinstance(value, kinds) or id(value) in seen:
             continue
         seen.add(id(value))
         if isinstance(value, kind):
@@ -104,8 +113,7 @@ def _is_dense(tensor: Any, torch: Any) -> bool:
     return (
         type(tensor) in (torch.Tensor, torch.nn.Parameter)
         and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
-        and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
+        and not (tensor.is_meta or tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_nested)
         and not (tensor.__dict__ or tensor._backward_hooks)
     )
 

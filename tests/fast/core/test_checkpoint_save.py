@@ -132,6 +132,18 @@ def test_tensors_that_look_different_the_next_time(tmp_path: Path) -> None:
             assert all(found[n].untyped_storage().nbytes() == t.untyped_storage().nbytes() for n, t in by_torch.items())
 
 
+@pytest.mark.parametrize("mode", [torch.inference_mode(), torch.device("meta")], ids=["inference", "default device"])
+def test_modes_of_torch(mode: Any, tmp_path: Path) -> None:
+    state = {"weight": torch.nn.Parameter(torch.zeros(3)), "view": torch.zeros(4)[1:], "plain": torch.zeros(2)}
+    with context_on(tmp_path) as (context, _):
+        for each in (mode, torch.enable_grad()):  # the second time uses what was made the first time
+            with each:
+                storage_id = context.save(state, STEPS, blocking=False)
+            context.begin(STEPS).abort()  # waits for the one before
+            assert equal(state, load(tmp_path, storage_id))
+            state["plain"].add_(1)
+
+
 @pytest.mark.filterwarnings("ignore:TypedStorage")
 def test_tensors_in_objects_and_storages(tmp_path: Path) -> None:
     base, marked = torch.arange(6.0), torch.ones(2)
