@@ -219,10 +219,8 @@ class Copier:
         return CheckpointError(f"{job.source} became shorter while it was read: {size} bytes instead of {job.size}")
 
 
-def check_stored(where: str, name: str, size: int, found: os.stat_result | None) -> None:
+def check_stored(where: str, name: str, size: int, found: os.stat_result) -> None:
     """Raise CheckpointCorrupt unless ``found`` is a regular file of ``size`` bytes."""
-    if found is None:
-        raise CheckpointCorrupt(f"{where}: {name} is missing")
     if not stat.S_ISREG(found.st_mode):
         raise CheckpointCorrupt(f"{where}: {name} is no regular file")
     if found.st_size != size:

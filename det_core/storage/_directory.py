@@ -97,22 +97,13 @@ class DirectoryStore(Store):
         return staging
 
     def put_beside(self, source: Path, name: str) -> None:
-        """Copy one local file to ``<root>/<name>``: aside, synced, then renamed."""
-        self._beside(name)
-        self._make_root()
         size = self.disk.do("look at", str(source), os.stat, source).st_size
-        aside = f"{self.root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}"
-        try:
+        with self._in_place_of(self._beside(name)) as aside:
             Copier(self.disk, str(source)).run([Job(name, os.fspath(source), size, aside)])
             with self.disk.opened(aside, os.O_RDONLY) as fd:
                 self.disk.do("sync", aside, os.fsync, fd)
-            self._replace(aside, f"{self.root}/{name}")
-        except BaseException:
-            self.disk.remove_file(aside)
-            raise
 
     def validate(self) -> None:
-        """Try to write; one line says what is wrong, and what to do."""
         try:
             super().validate()
         except StorageError as e:
@@ -142,20 +133,23 @@ class DirectoryStore(Store):
             if self.disk.is_folder(os.path.realpath(self.root)):
                 self._make_aside()
             return self.disk.write_file(f"{self.root}/{path}", data, sync=False)
-        self._make_root()
-        aside = f"{self.root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}"
-        try:
+        with self._in_place_of(path) as aside:
             self.disk.write_file(aside, data, mode=0o444)
-            self._replace(aside, f"{self.root}/{path}")
+
+    @contextmanager
+    def _in_place_of(self, path: str) -> Iterator[str]:
+        """A name aside; what the block writes there takes the place of ``path`` in one step, durably."""
+        self._make_root()
+        aside, target = f"{self.root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}", f"{self.root}/{path}"
+        try:
+            yield aside
+            above = os.path.dirname(target)
+            self.disk.make_durable_folder(above)
+            self.disk.do("rename", target, os.rename, aside, target)
+            self.disk.sync_folder(above)
         except BaseException:
             self.disk.remove_file(aside)
             raise
-
-    def _replace(self, aside: str, target: str) -> None:
-        above = os.path.dirname(target)
-        self.disk.make_durable_folder(above)
-        self.disk.do("rename", target, os.rename, aside, target)
-        self.disk.sync_folder(above)
 
     def _remove(self, paths: Collection[str]) -> None:
         for path in paths:
@@ -272,7 +266,6 @@ class DirectoryStaging(Staging):
         return Path(self._own)
 
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        """Copy a folder in, durably."""
         self._stay()
         if not self._disk.is_folder(self.base):  # else it would be made again, without what others had put
             raise self._collected()
@@ -281,7 +274,6 @@ class DirectoryStaging(Staging):
         return self._copier(progress).run(jobs)
 
     def written(self) -> Listing:
-        """What the folder holds; links, and files that have other names, became copies of their own."""
         if not self._disk.is_folder(self._own):
             raise CheckpointError(f"the folder {self._own} of checkpoint {self.storage_id} was removed or replaced")
         for ours in (f"{self._own}/{INNER}", f"{self._own}/{METADATA}"):
@@ -323,7 +315,6 @@ class DirectoryStaging(Staging):
         return manifest
 
     def abort(self) -> None:
-        """Remove the staging folder; a rank that is not the chief only what is its own."""
         if not self._open:
             return
         self._open = False
@@ -416,7 +407,6 @@ class DirectoryCheckpoint(StoredCheckpoint):
         digests: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        """Compare one part of the files with the manifest."""
         chunk = self.manifest.chunk_size
         work = share(pieces(self._jobs(names, str(self.path)), chunk), part, parts, chunk)
         self._check_folders(piece.job.name for piece in work)
@@ -429,7 +419,6 @@ class DirectoryCheckpoint(StoredCheckpoint):
     def copy_out(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
-        """Copy files into ``folder``, comparing each with the manifest, or as it is."""
         disk = self._store.disk
         disk.make_folders(os.fspath(folder))
         for directory in sorted(folders_of(names).union(directories)):
