@@ -232,8 +232,7 @@ def copy_in(disk: Disk, listing: Listing, folder: str) -> None:
 
     Where the file system can share the blocks of a file until one of the two is written to, no byte is copied.
     """
-    for directory in listing.directories:
-        disk.make_folders(f"{folder}/{directory.rstrip('/')}")
+    disk.make_folders(folder, listing.directories)
     jobs = [Job(name, source.path, source.size, f"{folder}/{name}") for name, source in listing.files.items()]
     if jobs and _clone(disk, jobs[0]):
         jobs = [job for job in jobs[1:] if not _clone(disk, job)]

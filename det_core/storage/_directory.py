@@ -107,7 +107,7 @@ class DirectoryStore(Store):
         try:
             super().validate()
         except StorageError as e:
-            raise StorageError(e.errno, f"{e.args[-1]}: {advice(self.root, e.errno)}") from e
+            raise StorageError(e.errno, f"{e.args[-1]}: {advice(self.root)}") from e
 
     # What Store asks for.
 
@@ -269,7 +269,7 @@ class DirectoryStaging(Staging):
         self._stay()
         if not self._disk.is_folder(self.base):  # else it would be made again, without what others had put
             raise self._collected()
-        self._make(self._tree, listing.directories)
+        self._disk.make_folders(self._tree, listing.directories)
         jobs = [Job(p, s.path, s.size, f"{self._tree}/{p}") for p, s in listing.files.items()]
         return self._copier(progress).run(jobs)
 
@@ -287,7 +287,7 @@ class DirectoryStaging(Staging):
         self._stay()
         entries = self._copier(progress).run([Job(p, s.path, s.size) for p, s in listing.files.items()])
         if self._own != self._tree:
-            self._make(self._tree, listing.directories)
+            self._disk.make_folders(self._tree, listing.directories)
             for path, source in listing.files.items():
                 target = f"{self._tree}/{path}"
                 self._disk.do("rename", target, os.rename, source.path, target)
@@ -336,11 +336,6 @@ class DirectoryStaging(Staging):
         told = self._while_it_lives(progress)
         return Copier(self._disk, self._store._where(self.storage_id), seal=True, progress=told)
 
-    def _make(self, top: str, directories: Sequence[str]) -> None:
-        self._disk.make_folders(top)
-        for folder in directories:
-            self._disk.make_folders(f"{top}/{folder.rstrip('/')}")
-
     @property
     def _copies(self) -> str:
         return f"{self.base}/copies-{os.path.basename(self._own)}"
@@ -361,7 +356,7 @@ class DirectoryStaging(Staging):
             path = f"{self._own}/{link}"
             if self._disk.exists(path) and not self._disk.is_folder(path):
                 self._disk.remove_file(path)
-        self._make(self._own, listing.directories)
+        self._disk.make_folders(self._own, listing.directories)
         for job in jobs:
             target = f"{self._own}/{job.name}"
             self._disk.do("rename", target, os.rename, job.target, target)
@@ -419,10 +414,7 @@ class DirectoryCheckpoint(StoredCheckpoint):
     def copy_out(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
-        disk = self._store.disk
-        disk.make_folders(os.fspath(folder))
-        for directory in sorted(folders_of(names).union(directories)):
-            disk.make_folders(f"{folder}/{directory.rstrip('/')}")
+        self._store.disk.make_folders(os.fspath(folder), folders_of(names).union(directories))
         self._check_folders(names)
         self._copier(progress).run(self._jobs(names, str(self.path), folder))
 

@@ -413,8 +413,7 @@ class ObjectCheckpoint(StoredCheckpoint):
     ) -> None:
         """Fetch files into ``folder``, comparing each chunk with the manifest before it is written."""
         disk, jobs, chunk = self._store.disk, self._jobs(names, self.storage_id, folder), self.manifest.chunk_size
-        for directory in ("", *sorted(folders_of(names).union(directories))):
-            disk.make_folders(f"{folder}/{directory}".rstrip("/"))
+        disk.make_folders(os.fspath(folder), folders_of(names).union(directories))
         room = disk.do("look at", str(folder), os.statvfs, folder)
         size, free = sum(job.size for job in jobs), room.f_bavail * room.f_frsize
         if size > free:

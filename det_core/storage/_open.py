@@ -174,13 +174,16 @@ def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mismatches(used: Mapping[str, Any]) -> list[str]:
-    """What is wrong with keys that depend on each other, or would lead elsewhere."""
+    """What is wrong with values that depend on each other, or would lead elsewhere."""
     host = os.path.abspath(used.get("host_path", "/"))
     path = os.path.normpath(os.path.join(host, used.get("storage_path", "")))
+    web = [used.get(key, "http://") for key in ("endpoint_url", "account_url")]
     rules = [
         (os.path.commonpath([host, path]) != host, f"storage_path must lie inside host_path {host!r}"),
+        ("/" in used.get("bucket", ""), "bucket must be a bare name: give the rest as prefix"),
         (any(".." in used.get(key, "").split("/") for key in ("prefix", "container")), "a prefix cannot hold '..'"),
         ("://" not in used.get("url", "://"), "url must be one of a protocol that fsspec knows"),
+        (not all(url.startswith(("http://", "https://")) for url in web), "a server's URL begins with http:// or https://"),
         (("access_key" in used) != ("secret_key" in used),
          "access_key and secret_key belong together: give both, or neither to use those of AWS's own"),
         ("session_token" in used and "access_key" not in used,

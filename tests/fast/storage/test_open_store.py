@@ -81,6 +81,8 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("pigeon://x", "nothing opens pigeon://; fsspec knows .*memory"),
         ({"type": "s3"}, "bucket is missing"),
         ({"type": "s3", "bucket": ""}, "bucket is missing"),
+        ({"type": "s3", "bucket": "b/c"}, "bucket must be a bare name"),
+        ({"type": "s3", "bucket": "b", "endpoint_url": "host:80"}, "begins with http://"),
         ({"type": "s3", "bucket": "b", "access_key": "k"}, "belong together"),
         ({"type": "s3", "bucket": "b", "anonymous": "yes"}, "anonymous must be true or false"),
         ({"type": "gcs", "bucket": "b", "access_key": "k"}, "access_key is no key of type gcs"),
