@@ -219,10 +219,8 @@ class Copier:
         return CheckpointError(f"{job.source} became shorter while it was read: {size} bytes instead of {job.size}")
 
 
-def check_stored(where: str, name: str, size: int, found: os.stat_result | None) -> None:
+def check_stored(where: str, name: str, size: int, found: os.stat_result) -> None:
     """Raise CheckpointCorrupt unless ``found`` is a regular file of ``size`` bytes."""
-    if found is None:
-        raise CheckpointCorrupt(f"{where}: {name} is missing")
     if not stat.S_ISREG(found.st_mode):
         raise CheckpointCorrupt(f"{where}: {name} is no regular file")
     if found.st_size != size:
@@ -234,8 +232,7 @@ def copy_in(disk: Disk, listing: Listing, folder: str) -> None:
 
     Where the file system can share the blocks of a file until one of the two is written to, no byte is copied.
     """
-    for directory in listing.directories:
-        disk.make_folders(f"{folder}/{directory.rstrip('/')}")
+    disk.make_folders(folder, listing.directories)
     jobs = [Job(name, source.path, source.size, f"{folder}/{name}") for name, source in listing.files.items()]
     if jobs and _clone(disk, jobs[0]):
         jobs = [job for job in jobs[1:] if not _clone(disk, job)]

@@ -97,26 +97,17 @@ class DirectoryStore(Store):
         return staging
 
     def put_beside(self, source: Path, name: str) -> None:
-        """Copy one local file to ``<root>/<name>``: aside, synced, then renamed."""
-        self._beside(name)
-        self._make_root()
         size = self.disk.do("look at", str(source), os.stat, source).st_size
-        aside = f"{self.root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}"
-        try:
+        with self._in_place_of(self._beside(name)) as aside:
             Copier(self.disk, str(source)).run([Job(name, os.fspath(source), size, aside)])
             with self.disk.opened(aside, os.O_RDONLY) as fd:
                 self.disk.do("sync", aside, os.fsync, fd)
-            self._replace(aside, f"{self.root}/{name}")
-        except BaseException:
-            self.disk.remove_file(aside)
-            raise
 
     def validate(self) -> None:
-        """Try to write; one line says what is wrong, and what to do."""
         try:
             super().validate()
         except StorageError as e:
-            raise StorageError(e.errno, f"{e.args[-1]}: {advice(self.root, e.errno)}") from e
+            raise StorageError(e.errno, f"{e.args[-1]}: {advice(self.root)}") from e
 
     # What Store asks for.
 
@@ -142,20 +133,23 @@ class DirectoryStore(Store):
             if self.disk.is_folder(os.path.realpath(self.root)):
                 self._make_aside()
             return self.disk.write_file(f"{self.root}/{path}", data, sync=False)
-        self._make_root()
-        aside = f"{self.root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}"
-        try:
+        with self._in_place_of(path) as aside:
             self.disk.write_file(aside, data, mode=0o444)
-            self._replace(aside, f"{self.root}/{path}")
+
+    @contextmanager
+    def _in_place_of(self, path: str) -> Iterator[str]:
+        """A name aside; what the block writes there takes the place of ``path`` in one step, durably."""
+        self._make_root()
+        aside, target = f"{self.root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}", f"{self.root}/{path}"
+        try:
+            yield aside
+            above = os.path.dirname(target)
+            self.disk.make_durable_folder(above)
+            self.disk.do("rename", target, os.rename, aside, target)
+            self.disk.sync_folder(above)
         except BaseException:
             self.disk.remove_file(aside)
             raise
-
-    def _replace(self, aside: str, target: str) -> None:
-        above = os.path.dirname(target)
-        self.disk.make_durable_folder(above)
-        self.disk.do("rename", target, os.rename, aside, target)
-        self.disk.sync_folder(above)
 
     def _remove(self, paths: Collection[str]) -> None:
         for path in paths:
@@ -272,16 +266,14 @@ class DirectoryStaging(Staging):
         return Path(self._own)
 
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        """Copy a folder in, durably."""
         self._stay()
         if not self._disk.is_folder(self.base):  # else it would be made again, without what others had put
             raise self._collected()
-        self._make(self._tree, listing.directories)
+        self._disk.make_folders(self._tree, listing.directories)
         jobs = [Job(p, s.path, s.size, f"{self._tree}/{p}") for p, s in listing.files.items()]
         return self._copier(progress).run(jobs)
 
     def written(self) -> Listing:
-        """What the folder holds; links, and files that have other names, became copies of their own."""
         if not self._disk.is_folder(self._own):
             raise CheckpointError(f"the folder {self._own} of checkpoint {self.storage_id} was removed or replaced")
         for ours in (f"{self._own}/{INNER}", f"{self._own}/{METADATA}"):
@@ -295,7 +287,7 @@ class DirectoryStaging(Staging):
         self._stay()
         entries = self._copier(progress).run([Job(p, s.path, s.size) for p, s in listing.files.items()])
         if self._own != self._tree:
-            self._make(self._tree, listing.directories)
+            self._disk.make_folders(self._tree, listing.directories)
             for path, source in listing.files.items():
                 target = f"{self._tree}/{path}"
                 self._disk.do("rename", target, os.rename, source.path, target)
@@ -323,7 +315,6 @@ class DirectoryStaging(Staging):
         return manifest
 
     def abort(self) -> None:
-        """Remove the staging folder; a rank that is not the chief only what is its own."""
         if not self._open:
             return
         self._open = False
@@ -345,11 +336,6 @@ class DirectoryStaging(Staging):
         told = self._while_it_lives(progress)
         return Copier(self._disk, self._store._where(self.storage_id), seal=True, progress=told)
 
-    def _make(self, top: str, directories: Sequence[str]) -> None:
-        self._disk.make_folders(top)
-        for folder in directories:
-            self._disk.make_folders(f"{top}/{folder.rstrip('/')}")
-
     @property
     def _copies(self) -> str:
         return f"{self.base}/copies-{os.path.basename(self._own)}"
@@ -370,7 +356,7 @@ class DirectoryStaging(Staging):
             path = f"{self._own}/{link}"
             if self._disk.exists(path) and not self._disk.is_folder(path):
                 self._disk.remove_file(path)
-        self._make(self._own, listing.directories)
+        self._disk.make_folders(self._own, listing.directories)
         for job in jobs:
             target = f"{self._own}/{job.name}"
             self._disk.do("rename", target, os.rename, job.target, target)
@@ -416,7 +402,6 @@ class DirectoryCheckpoint(StoredCheckpoint):
         digests: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        """Compare one part of the files with the manifest."""
         chunk = self.manifest.chunk_size
         work = share(pieces(self._jobs(names, str(self.path)), chunk), part, parts, chunk)
         self._check_folders(piece.job.name for piece in work)
@@ -429,11 +414,7 @@ class DirectoryCheckpoint(StoredCheckpoint):
     def copy_out(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
-        """Copy files into ``folder``, comparing each with the manifest, or as it is."""
-        disk = self._store.disk
-        disk.make_folders(os.fspath(folder))
-        for directory in sorted(folders_of(names).union(directories)):
-            disk.make_folders(f"{folder}/{directory.rstrip('/')}")
+        self._store.disk.make_folders(os.fspath(folder), folders_of(names).union(directories))
         self._check_folders(names)
         self._copier(progress).run(self._jobs(names, str(self.path), folder))
 

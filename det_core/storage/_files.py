@@ -6,7 +6,7 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -96,9 +96,10 @@ class Disk:
         with self.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             self.do("sync", path, os.fsync, fd)
 
-    def make_folders(self, path: str) -> None:
-        """Make a folder and those above it that are missing."""
-        self.do("make folder", path, _make_folders, path)
+    def make_folders(self, path: str, below: Iterable[str] = ()) -> None:
+        """Make a folder, those above it that are missing, and folders ``below`` it, whose names may end in a slash."""
+        for folder in (path, *(f"{path}/{name.rstrip('/')}" for name in sorted(below))):
+            self.do("make folder", folder, _make_folders, folder)
 
     def make_durable_folder(self, path: str) -> None:
         """Make a folder and those above it, each an entry that is on disk; nothing if it is there."""
@@ -167,17 +168,11 @@ def _lstat(path: str) -> os.stat_result | None:
         return None
 
 
-def advice(root: str, number: int | None) -> str:
-    """What to do about an error of a directory store: the part of the message that errno's text does not have."""
+def advice(root: str) -> str:
+    """What to do about a directory that cannot be a store: the part of the message that errno's text does not have."""
     above = root
     while not os.path.lexists(above) and above != "/":
         above = os.path.dirname(above)
     if not os.path.isdir(above):
         return f"{above} is no directory; name another one as checkpoint_storage"
-    if number in (errno.EACCES, errno.EPERM):
-        return f"this process (user {os.geteuid()}) may not write below {above}; give it permission, or name another"
-    if number == errno.EROFS:
-        return f"{above} is mounted read-only; mount it for writing, or name another directory as checkpoint_storage"
-    if number in (errno.ENOSPC, errno.EDQUOT):
-        return f"there is no room left in {above}; free some, or name another directory as checkpoint_storage"
-    return "name a directory that can be written to as checkpoint_storage, or repair this one"
+    return f"let this process (user {os.geteuid()}) write into {above}, or name another directory as checkpoint_storage"

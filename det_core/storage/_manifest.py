@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from det_core.errors import CheckpointCorrupt, CheckpointError
@@ -70,7 +70,7 @@ class Manifest:
     directories: tuple[str, ...] = ()
     """Relative POSIX paths, each ending in a slash."""
     header: Header | None = None
-    chunk_size: int = field(default=CHUNK)
+    chunk_size: int = CHUNK
 
     @property
     def verified(self) -> bool:

@@ -38,13 +38,11 @@ from det_core.storage._scan import Listing
 from det_core.storage._store import Staging, Store, StoredCheckpoint
 from det_core.storage._threads import Meter, Progress, in_threads
 
-T = TypeVar("T")
 Item = TypeVar("Item", Job, Piece)
 log = logging.getLogger("det_core.storage")
 SMALL = 8 << 20
 LARGE_THREADS = 4
 """Of large files, as each has several parts in memory: 387 MB with as many parts as threads."""
-TAKEN = "a checkpoint of that id is there"
 
 
 class Found(NamedTuple):
@@ -82,13 +80,13 @@ class ObjectStore(Store):
                 self._writer = owner
             except StorageError as e:
                 log.warning("what a dead writer left stays: %s", e)
-        taken = bool(self.keys(f"{storage_id}/"))
+        if self.keys(f"{storage_id}/"):
+            raise self._refused("begin", storage_id, errno.EEXIST, "a checkpoint of that id is there")
         ticket = f"{storage_id}.{owner.tag}"
         self._write(f"{ASIDE}/{ticket}", b"")
-        return ObjectStaging(self, ticket, storage_id, None, taken=taken)
+        return ObjectStaging(self, ticket, storage_id, None)
 
     def join(self, ticket: str, part: int) -> ObjectStaging:
-        """See that the chief's mark is there."""
         parsed = Owner.parse(ticket)
         assert parsed is not None, f"{ticket} is no ticket"
         if self._read(f"{ASIDE}/{ticket}") is None:
@@ -97,10 +95,8 @@ class ObjectStore(Store):
         return ObjectStaging(self, ticket, parsed[0], part)
 
     def put_beside(self, source: Path, name: str) -> None:
-        """Put one local file as ``<root>/<name>``."""
-        self._beside(name)
         size = self.disk.do("look at", str(source), os.stat, source).st_size
-        self.upload([Job(name, os.fspath(source), size, name)])
+        self.upload([Job(name, os.fspath(source), size, self._beside(name))])
 
     def validate(self) -> None:
         """Put a probe, read it back, list it, delete it, with little patience: a person waits."""
@@ -110,13 +106,9 @@ class ObjectStore(Store):
     def reach(self) -> None:
         """Ask for the bucket: a misspelt one has no checkpoints, and a run that is to be resumed would begin anew."""
         with contextlib.closing(self.driver.hasty()) as hasty, self._named("reach", ""):
-            try:
-                hasty.look_for_bucket()
-            except FileNotFoundError as e:
-                raise self._error("reach", "", e) from e
+            hasty.look_for_bucket()
 
     def close(self) -> None:
-        """Let go of the connections."""
         self.driver.close()
 
     # Objects.
@@ -124,10 +116,11 @@ class ObjectStore(Store):
     def keys(self, prefix: str) -> dict[str, Found]:
         """Every object in a folder; raises StorageError where there is no bucket."""
         try:
-            with self._named("list", prefix):
+            with self._named("list", prefix, absent=True):
                 found = self.driver.find(prefix)
         except FileNotFoundError:
-            return self._nothing({})
+            self._look_for_bucket()
+            return {}
         now = _clock.now()
         return {k: Found(size, 0.0 if put is None else now - put) for k, (size, put) in found.items()}
 
@@ -145,7 +138,7 @@ class ObjectStore(Store):
             before = self.disk.do("look at", job.source, os.stat, job.source)
             entries.update(copier.run([job._replace(target=None)]))
             with self._named("write", job.target):
-                told = self._reached(job.target, self.driver.put_file, job.source, job.target, meter.add)
+                told = self.driver.put_file(job.source, job.target, meter.add)
             meter.add(job.size - told)
             after = self.disk.do("look at", job.source, os.stat, job.source)
             if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or after.st_size != job.size:
@@ -158,13 +151,15 @@ class ObjectStore(Store):
         """Fetch chunks of objects, compare them, and write those with a target."""
         targets = {piece.job.target: piece.job.size for piece in work if piece.job.target is not None}
         for target, size in targets.items():
-            self.disk.do("write", target, _reserve, target, size)
+            with self.disk.opened(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as fd:
+                self.disk.do("write", target, os.ftruncate, fd, size)
 
         def get(piece: Piece) -> None:
             job, start = piece.job, piece.first * chunk
             data = self._chunk(where, piece, start, piece.bytes(chunk))
             if job.target is not None:
-                self.disk.do("write", job.target, _write_at, job.target, data, start)
+                with self.disk.opened(job.target, os.O_WRONLY) as fd:
+                    self.disk.write_all(fd, job.target, data, start)
             meter.add(len(data))
 
         self._spread(get, work, meter, lambda piece: piece.job.size)
@@ -194,14 +189,14 @@ class ObjectStore(Store):
     def _read(self, path: str, start: int = 0, end: int | None = None) -> bytes | None:
         part = (None, None) if start == 0 and end is None else (start, end)
         try:
-            with self._named("read", path):
+            with self._named("read", path, absent=True):
                 return self.driver.get(path, *part)
         except FileNotFoundError:
             return None
 
     def _write(self, path: str, data: bytes, *, durable: bool = True) -> None:
         with self._named("write", path):
-            self._reached(path, self.driver.put_bytes, path, data)
+            self.driver.put_bytes(path, data)
 
     def _remove(self, paths: Collection[str]) -> None:
         with self._named("delete", next(iter(paths), "")):
@@ -209,10 +204,11 @@ class ObjectStore(Store):
 
     def _names(self) -> builtins.list[str]:
         try:
-            with self._named("list", ""):
+            with self._named("list", "", absent=True):
                 names = self.driver.folders()
         except FileNotFoundError:
-            return self._nothing([])
+            self._look_for_bucket()
+            return []
         return [name for name in names if not name.startswith(".") and name not in RESERVED]
 
     def _marks(self) -> dict[str, float]:
@@ -265,31 +261,25 @@ class ObjectStore(Store):
         if left := self.keys(folder):
             raise self._refused("delete", next(iter(left)), errno.EIO, f"{len(left)} objects stay")
 
-    def _reached(self, key: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Call what can only find the bucket missing."""
-        try:
-            return call(*args)
-        except FileNotFoundError as e:
-            raise self._error("write", key, e) from e
-
-    def _nothing(self, empty: T) -> T:
-        """``empty``, for a folder that is not there; raises StorageError if its bucket is not either."""
+    def _look_for_bucket(self) -> None:
+        """See that a folder which is not there has a bucket at least; else it is misspelt."""
         with self._named("list", ""):
-            self._reached("", self.driver.look_for_bucket)
-        return empty
+            self.driver.look_for_bucket()
 
     @contextlib.contextmanager
-    def _named(self, operation: str, key: str) -> Iterator[None]:
-        """Errors of the block as one line that names store, operation and key."""
+    def _named(self, operation: str, key: str, *, absent: bool = False) -> Iterator[None]:
+        """Errors of the block as one line that names store, operation and key.
+
+        A FileNotFoundError says that there is no bucket; with ``absent`` it may be the key, and goes through.
+        """
         try:
             yield
-        except (FileNotFoundError, CheckpointError):
+        except CheckpointError:
             raise
         except Exception as e:
-            raise self._error(operation, key, e) from e
-
-    def _error(self, operation: str, key: str, error: Exception) -> StorageError:
-        return self._refused(operation, key, *self.driver.explained(error))
+            if absent and isinstance(e, FileNotFoundError):
+                raise
+            raise self._refused(operation, key, *self.driver.explained(e)) from e
 
     def _refused(self, operation: str, key: str, number: int, text: str) -> StorageError:
         return StorageError(number, f"{self._store}: cannot {operation} {key or 'the bucket'}: {text}")
@@ -303,15 +293,12 @@ class ObjectStaging(Staging):
         ticket: the chief's mark.
         storage_id: the checkpoint's name.
         part: the rank; None: there is one writer.
-        taken: whether there is something of that name, which must be left alone.
     """
 
-    def __init__(
-        self, store: ObjectStore, ticket: str, storage_id: str, part: int | None, *, taken: bool = False
-    ) -> None:
+    def __init__(self, store: ObjectStore, ticket: str, storage_id: str, part: int | None) -> None:
         self._store, self.ticket, self.storage_id = store, ticket, storage_id
         self._folder, self._mark = f"{storage_id}/", f"{ASIDE}/{ticket}"
-        self._chief, self._open, self._taken = not part, True, taken
+        self._chief, self._open = not part, True
         self._touched = _clock.monotonic()
         self._settled = part is None
         """Whether nobody else puts, and no request was given up that may be carried out yet."""
@@ -324,13 +311,9 @@ class ObjectStaging(Staging):
         return self._local.path
 
     def written(self) -> Listing:
-        """What the scratch folder holds."""
         return self._local.written()
 
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        """Put the files of a folder."""
-        if self._taken:
-            raise self._store._refused("begin", self.storage_id, errno.EEXIST, TAKEN)
         self._stay()
         jobs = [Job(p, s.path, s.size, self._folder + p) for p, s in listing.files.items()]
         settled, self._settled = self._settled, False
@@ -339,7 +322,6 @@ class ObjectStaging(Staging):
         return entries
 
     def take(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        """Put what was written."""
         return self.put(listing, progress)
 
     def commit(
@@ -376,9 +358,8 @@ class ObjectStaging(Staging):
             return self._local.abort()
         self._store._given_up.add(self.ticket)
         self._local.abort()
-        if not self._taken:
-            self._store._remove_objects(self.storage_id)
-        if self._settled or self._taken:
+        self._store._remove_objects(self.storage_id)
+        if self._settled:
             self._store._remove([self._mark])
             self._store._given_up.discard(self.ticket)
 
@@ -386,8 +367,6 @@ class ObjectStaging(Staging):
         """See that all of it is there."""
         store = self._store
         listed = store.keys(self._folder)
-        if self._folder + MANIFEST in listed:
-            raise store._refused("commit", self.storage_id, errno.EEXIST, TAKEN)
         for path, entry in manifest.files.items():
             found = listed.get(self._folder + path)
             if found is None or found.size != entry.size:
@@ -434,8 +413,7 @@ class ObjectCheckpoint(StoredCheckpoint):
     ) -> None:
         """Fetch files into ``folder``, comparing each chunk with the manifest before it is written."""
         disk, jobs, chunk = self._store.disk, self._jobs(names, self.storage_id, folder), self.manifest.chunk_size
-        for directory in ("", *sorted(folders_of(names).union(directories))):
-            disk.make_folders(f"{folder}/{directory}".rstrip("/"))
+        disk.make_folders(os.fspath(folder), folders_of(names).union(directories))
         room = disk.do("look at", str(folder), os.statvfs, folder)
         size, free = sum(job.size for job in jobs), room.f_bavail * room.f_frsize
         if size > free:
@@ -454,18 +432,3 @@ class ObjectCheckpoint(StoredCheckpoint):
                 raise CheckpointCorrupt(f"{self._where}: {name} is missing")
             if found.size != size:
                 raise CheckpointCorrupt(f"{self._where}: {name} has {found.size} bytes, its manifest says {size}")
-
-
-def _reserve(path: str, size: int) -> None:
-    """Make a file at its full size."""
-    with open(path, "wb") as file:
-        file.truncate(size)
-
-
-def _write_at(path: str, data: bytes, start: int) -> None:
-    """Write a part of a file."""
-    with open(path, "r+b", buffering=0) as file:
-        file.seek(start)
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from det_core.storage._directory import DirectoryStore
@@ -114,79 +114,31 @@ def _from_settings(settings: dict[str, Any], scratch: Path) -> Store:
         return DirectoryStore(settings["container_path"])
     if kind == "shared_fs":
         return DirectoryStore(os.path.join(settings["host_path"], settings.get("storage_path", "")))
-
     return ObjectStore(DRIVERS[kind](**settings), scratch)
 
 
 # The ``checkpoint_storage`` mapping of an experiment's configuration.
 
-
-class Rule(NamedTuple):
-    """What a value must be."""
-
-    fits: Callable[[Any], bool]
-    otherwise: str
-    """What to give instead."""
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _is_path(value: Any) -> bool:
-    return isinstance(value, str | os.PathLike) and bool(os.fspath(value))
-
-
-def _is_inside(value: Any) -> bool:
-    return isinstance(value, str) and ".." not in value.split("/")
-
-
-ANYTHING = Rule(lambda value: True, "")
-TEXT, PATH = Rule(_is_text, "give it a text"), Rule(_is_path, "give it a path")
-FLAG = Rule(lambda value: isinstance(value, bool), "give it true or false")
-COUNT = Rule(lambda value: type(value) is int and value >= 0, "give it an integer of at least 0")
-ABSOLUTE = Rule(lambda value: _is_path(value) and os.path.isabs(value), "give it an absolute path")
-NAME = Rule(lambda value: _is_text(value) and "/" not in value, "give it a bare name, and the rest as prefix")
-PREFIX = Rule(_is_inside, "give it a text without '..'")
-WEB = Rule(
-    lambda value: isinstance(value, str) and value.startswith(("http://", "https://")),
-    "give it a URL that begins with http:// or https://",
-)
-URL = Rule(lambda value: isinstance(value, str) and "://" in value, "give it a URL of a protocol that fsspec knows")
-OPTIONS = Rule(
-    lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
-    "give it a mapping of the driver's options",
-)
-COMMON = dict.fromkeys(("save_experiment_best", "save_trial_best", "save_trial_latest"), COUNT)
-"""For a master to read."""
-UNUSED = dict.fromkeys(("propagation", "container_path", "checkpoint_path", "tensorboard_path"), PATH)
+UNUSED = ("propagation", "container_path", "checkpoint_path", "tensorboard_path")
 """Keys of ``shared_fs`` in former times, which mean nothing here."""
-SECRET = frozenset(("access_key", "secret_key", "session_token", "connection_string", "credential", "options", "url"))
-"""Keys whose values no message repeats."""
-
-
-class Kind(NamedTuple):
-    """One ``type``."""
-
-    required: dict[str, Rule]
-    optional: dict[str, Rule]
-
-
-KINDS = {
-    "directory": Kind({"container_path": ABSOLUTE}, {}),
-    "shared_fs": Kind({"host_path": ABSOLUTE}, {"storage_path": PATH, **UNUSED}),
-    "s3": Kind(
-        {"bucket": NAME},
-        {"prefix": PREFIX, "endpoint_url": WEB, "region": TEXT, "anonymous": FLAG}
-        | dict.fromkeys(("access_key", "secret_key", "session_token"), TEXT),
+COMMON = ("save_experiment_best", "save_trial_best", "save_trial_latest")
+"""For a master to read."""
+KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "directory": (("container_path",), ()),
+    "shared_fs": (("host_path",), ("storage_path", *UNUSED)),
+    "s3": (
+        ("bucket",), ("prefix", "endpoint_url", "region", "anonymous", "access_key", "secret_key", "session_token"),
     ),
-    "gcs": Kind({"bucket": NAME}, {"prefix": PREFIX, "endpoint_url": WEB, "anonymous": FLAG}),
-    "azure": Kind(
-        {"container": Rule(lambda value: _is_text(value) and _is_inside(value), "give it a text without '..'")},
-        {"prefix": PREFIX, "connection_string": TEXT, "account_url": WEB, "credential": ANYTHING},
-    ),
-    "fsspec": Kind({"url": URL}, {"options": OPTIONS}),
-}
+    "gcs": (("bucket",), ("prefix", "endpoint_url", "anonymous")),
+    "azure": (("container",), ("prefix", "connection_string", "account_url", "credential")),
+    "fsspec": (("url",), ("options",)),
+}  # fmt: skip
+"""Of each ``type`` the keys that it needs, and those that it may have."""
+TEXT = ((str, os.PathLike), "a text")
+TYPES: dict[str, tuple[Any, str]] = {
+    "anonymous": (bool, "true or false"), "options": (Mapping, "a mapping"), "credential": (object, ""),
+}  # fmt: skip
+"""What a value must be, if it is not a text. What else is wrong with one the driver says, when it is asked."""
 
 
 def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,38 +148,42 @@ def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
         ValueError: keys are missing, unknown or wrong: all of them in one message, and no secret in it.
     """
     name = given.get("type")
-    if not isinstance(name, str) or name not in KINDS:
-        raise ValueError(f"checkpoint_storage.type is {name!r}: det_core opens {', '.join(KINDS)}")
-    kind = KINDS[name]
-    known = {**kind.required, **kind.optional, **COMMON}
-    problems = [f"{key} is missing: {rule.otherwise}" for key, rule in kind.required.items() if key not in given]
+    if not isinstance(name, str) or name not in KEYS:
+        raise ValueError(f"checkpoint_storage.type is {name!r}: det_core opens {', '.join(KEYS)}")
+    required, optional = KEYS[name]
+    unused = (*COMMON, *UNUSED) if name == "shared_fs" else COMMON
+    known = (*required, *optional, *COMMON)
+    problems = [f"{key} is missing" for key in required if given.get(key) in (None, "")]
+    used: dict[str, Any] = {"type": name}
     for key, value in given.items():
-        if key == "type" or (value is None and key not in kind.required):
+        kind, words = TYPES.get(key, TEXT)
+        if key == "type" or value is None or key in unused:
             continue
         if key not in known:
             problems.append(f"{key} is no key of type {name}: there are {', '.join(known)}")
-        elif not known[key].fits(value):
-            problems.append(f"{key} is {'wrong' if key in SECRET else repr(value)}: {known[key].otherwise}")
-    unused = UNUSED if name == "shared_fs" else {}
-    used = {k: v for k, v in given.items() if v is not None and k not in COMMON and k not in unused}
-    problems = problems or _cross(used)
+        elif not isinstance(value, kind):
+            problems.append(f"{key} must be {words}")
+        else:
+            used[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
+    problems = problems or _mismatches(used)
     if problems:
         raise ValueError("checkpoint_storage: " + "; ".join(problems))
     for key in used.keys() & {"prefix", "container"}:
         used[key] = "/".join(part for part in used[key].split("/") if part not in ("", "."))
-    for key in used.keys() & {"container_path", "host_path", "storage_path"}:
-        used[key] = os.fspath(used[key])
     return used
 
 
-def _cross(used: Mapping[str, Any]) -> list[str]:
-    """What is wrong with keys that depend on each other."""
-    if "storage_path" in used:
-        host = os.path.normpath(os.fspath(used["host_path"]))
-        path = os.path.normpath(os.path.join(host, os.fspath(used["storage_path"])))
-        inside = os.path.commonpath([host, path]) == host
-        return [] if inside else [f"storage_path is {used['storage_path']!r}: it must lie inside host_path {host!r}"]
+def _mismatches(used: Mapping[str, Any]) -> list[str]:
+    """What is wrong with values that depend on each other, or would lead elsewhere."""
+    host = os.path.abspath(used.get("host_path", "/"))
+    path = os.path.normpath(os.path.join(host, used.get("storage_path", "")))
+    web = [used.get(key, "http://") for key in ("endpoint_url", "account_url")]
     rules = [
+        (os.path.commonpath([host, path]) != host, f"storage_path must lie inside host_path {host!r}"),
+        ("/" in used.get("bucket", ""), "bucket must be a bare name: give the rest as prefix"),
+        (any(".." in used.get(key, "").split("/") for key in ("prefix", "container")), "a prefix cannot hold '..'"),
+        ("://" not in used.get("url", "://"), "url must be one of a protocol that fsspec knows"),
+        (not all(url.startswith(("http://", "https://")) for url in web), "a server's URL begins with http:// or https://"),
         (("access_key" in used) != ("secret_key" in used),
          "access_key and secret_key belong together: give both, or neither to use those of AWS's own"),
         ("session_token" in used and "access_key" not in used,

@@ -32,7 +32,8 @@ class Owner:
     @classmethod
     def current(cls, run_id: str = "", restart: int = 0) -> Owner:
         """This process."""
-        return _current(run_id, restart, os.getpid())
+        host, started = _process(pid := os.getpid())
+        return cls(_short(run_id), restart, host, pid, started)
 
     @property
     def tag(self) -> str:
@@ -71,11 +72,6 @@ def held_by(name: str) -> tuple[str, Owner] | None:
     return Owner.parse(name[len(HELD) :].rpartition(".")[0]) if name.startswith(HELD) else None
 
 
-@functools.lru_cache(maxsize=16)
-def _current(run_id: str, restart: int, pid: int) -> Owner:
-    return Owner(_short(run_id), restart, host_identity(), pid, _start_time(pid) or UNKNOWN)
-
-
 def _short(text: str) -> str:
     import hashlib
 
@@ -84,17 +80,18 @@ def _short(text: str) -> str:
 
 def host_identity() -> str:
     """What tells this machine (rather: this boot of a kernel, and name space of processes) from any other."""
-    return _host_identity(os.getpid())
+    return _process(os.getpid())[0]
 
 
 @functools.lru_cache(maxsize=1)
-def _host_identity(_pid: int) -> str:
-    """Looked up once a process; a child may be in another name space."""
+def _process(pid: int) -> tuple[str, int]:
+    """Host and start time of this process, looked up once; a child may be in another name space."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return _short(f"{boot} {os.stat('/proc/self/ns/pid').st_ino}")
+        host = f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        return _short(f"{os.uname().nodename} without /proc")
+        host = f"{os.uname().nodename} without /proc"
+    return _short(host), _start_time(pid) or UNKNOWN
 
 
 def _start_time(pid: int) -> int | None:
@@ -102,16 +99,12 @@ def _start_time(pid: int) -> int | None:
     try:
         text = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
-        return UNKNOWN if _is_alive(pid) else None
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass
+        return UNKNOWN
     fields = text[text.rindex(b")") + 2 :].split()
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True

@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from det_core.errors import StorageError
 from det_core.storage._files import Disk
 from det_core.storage._names import INNER, METADATA, parents
 
@@ -119,8 +118,6 @@ def _source(entry: os.DirEntry[str], shared: bool) -> Source:
     try:
         found = entry.stat()
     except OSError as e:
-        if isinstance(e, StorageError):
-            raise
         raise _Refused(f"{entry.path} cannot be read ({e.strerror}): a checkpoint holds files and folders") from e
     if not stat.S_ISREG(found.st_mode):
         raise _Refused(f"{entry.path} is neither a file nor a folder: remove it, or leave it out by a selector")

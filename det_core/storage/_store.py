@@ -33,8 +33,8 @@ from det_core.storage._threads import Progress, in_threads
 log = logging.getLogger("det_core.storage")
 WHOLE = ("**/*",)
 """The globs that delete a whole checkpoint."""
-PROBE, BESIDE, TRASH = "probe.", "beside.", "deleted."
-"""How other names aside begin; ``deleted.<storage_id>`` was left by versions before 0.4."""
+PROBE, BESIDE = "probe.", "beside."
+"""How other names aside begin."""
 TOUCHED = 3600.0
 """Seconds after which a writer touches its mark again, so that it is not taken for given up after a day."""
 _PROBE_TEXT = b"det_core writes this to see whether it can, and removes it\n"
@@ -75,7 +75,11 @@ class Store(ABC):
 
     @abstractmethod
     def begin(self, storage_id: str, owner: Owner) -> Staging:
-        """Start a checkpoint; before the first of ``owner``, what its run left behind unfinished is collected."""
+        """Start a checkpoint; before the first of ``owner``, what its run left behind unfinished is collected.
+
+        Raises:
+            StorageError: the store refused, or has a checkpoint of that id, which some only see at the commit.
+        """
 
     @abstractmethod
     def join(self, ticket: str, part: int) -> Staging:
@@ -129,11 +133,6 @@ class Store(ABC):
                 self._headers.pop(storage_id, None)
         found = in_threads(self._header, names, self._threads)
         return sorted(header for header in found if header is not None and run_id in (None, header.run_id))
-
-    def newest(self, run_id: str) -> str | None:
-        """The storage_id of the newest complete checkpoint of a run."""
-        found = self.list(run_id)
-        return found[-1].storage_id if found else None
 
     @contextmanager
     def hold(self, storage_id: str, owner: Owner) -> Iterator[None]:
@@ -205,8 +204,6 @@ class Store(ABC):
                 useless += [] if held[1].counts(age) else [name]
             elif name.startswith((PROBE, BESIDE)):
                 useless += [name] if age > BELIEVED else []
-            elif name.startswith(TRASH) and age > BELIEVED:
-                dead.setdefault(name.removeprefix(TRASH), []).append(name)
             elif (parsed := Owner.parse(name)) is not None:
                 # What this process began to delete, any of its threads may finish: it is all the same who removes it.
                 over = name in self._given_up or parsed[1] == Owner.current() or not parsed[1].counts(age, owner)

@@ -56,7 +56,7 @@ def test_a_key_that_may_only_read_can_restore(
     with rgw_server.client() as client:
         client.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": [may]}))
     store = opened(rgw_server.storage(bucket, "p", access_key=f"key-{bucket}", secret_key="secret"))
-    assert store.newest("run") == "one"
+    assert store.list("run")[-1].storage_id == "one"
     with caplog.at_level(logging.DEBUG), store.hold("one", owner()):
         store.open("one").copy_out(tmp_path / "out", [*FILES], [])
     assert (tmp_path / "out" / "model.pt").read_bytes() == FILES["model.pt"]

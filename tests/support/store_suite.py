@@ -87,7 +87,6 @@ class CheckpointStoreSuite(ABC):
     def test_nothing_is_listed_before_the_commit_or_after_an_abort(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         assert store.list() == []
-        assert store.newest("run") is None
         staging = store.begin("one", owner())
         fill(staging.path)
         staging.take(staging.written())
@@ -151,11 +150,13 @@ class CheckpointStoreSuite(ABC):
     def test_an_id_is_taken_once(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
-        staging = store.begin("one", owner())
-        (staging.path / "other").write_text("other")
         with raises(StorageError, "one"):
-            commit_path(staging)
-        staging.abort()
+            staging = store.begin("one", owner())
+            try:
+                (staging.path / "other").write_text("other")
+                commit_path(staging)
+            finally:
+                staging.abort()
         store.open("one").check(FILES)
 
     def test_the_list_is_sorted_by_restart_and_ordinal(self, tmp_path: Path) -> None:
@@ -165,9 +166,8 @@ class CheckpointStoreSuite(ABC):
             stored(store, tmp_path, name, restart=restart, ordinal=ordinal)
         stored(store, tmp_path, "other", run_id="other run", restart=5)
         assert [found.storage_id for found in store.list("run")] == [name for name, _, _ in order]
-        assert store.newest("run") == "b"
-        assert store.newest("other run") == "other"
-        assert store.newest("no run") is None
+        assert [found.storage_id for found in store.list("other run")] == ["other"]
+        assert store.list("no run") == []
         assert len(store.list()) == 5
 
     def test_an_unknown_id_is_not_found(self, tmp_path: Path) -> None:
@@ -222,7 +222,7 @@ class CheckpointStoreSuite(ABC):
         self.damage(store, "two", ".det_core/manifest.json", lambda data: data[: len(data) // 2])
         with raises(CheckpointCorrupt, "manifest"):
             store.open("two")
-        assert store.newest("run") == "one"
+        assert store.list("run")[-1].storage_id == "one"
 
     def test_a_manifest_cannot_name_files_elsewhere(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")

@@ -83,11 +83,11 @@ def test_checkpoints_are_numbered_in_their_restart(tmp_path: Path) -> None:
             context = recorder.context(distributed, tmp_path / "store", restart=restart)
             for _ in range(2):
                 expected.append(context.upload(fill(tmp_path / "source"), STEPS))
-                assert store.newest(RUN) == expected[-1]
+                assert store.list(RUN)[-1].storage_id == expected[-1]
             assert [record["ordinal"] for record in recorder.registered] == [1, 2]
     assert [header.storage_id for header in store.list(RUN)] == expected
     store.delete(expected[-1])
-    assert store.newest(RUN) == expected[-2]
+    assert store.list(RUN)[-1].storage_id == expected[-2]
 
 
 def test_a_block_that_raises_leaves_nothing(tmp_path: Path) -> None:
@@ -208,7 +208,7 @@ def killed_writers(folder: Path, times: int, seed: int) -> None:
         context = Recorder().context(distributed, root, restart=times)
         last = context.upload(fill(folder / "last"), STEPS)
     assert list((root / ".det_core-tmp").iterdir()) == [], "the next begin collects what the dead left"
-    assert DirectoryStore(root).newest(RUN) == last
+    assert DirectoryStore(root).list(RUN)[-1].storage_id == last
 
 
 def test_a_killed_writer_leaves_whole_checkpoints(tmp_path: Path) -> None:

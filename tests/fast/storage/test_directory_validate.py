@@ -70,19 +70,10 @@ class TestValidate:
         (tmp_path / "locked").chmod(0o555)
         for path in (tmp_path / "locked", tmp_path / "locked" / "new"):
             said = as_nobody(DirectoryStore(path).validate)
-            check(said, str(path), "Permission denied", "may not write below", str(tmp_path / "locked"), "(user ")
+            check(said, str(path), "Permission denied", "(user ", f"write into {tmp_path / 'locked'}")
 
-    @pytest.mark.parametrize(
-        ("number", "advice"),
-        [
-            (errno.EROFS, "is mounted read-only"),
-            (errno.ENOSPC, "there is no room left in"),
-            (errno.EDQUOT, "there is no room left in"),
-            (errno.EPERM, "may not write below"),
-            (errno.EIO, "repair this one"),
-        ],
-    )
-    def test_the_advice_fits_the_error(self, number: int, advice: str, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO])
+    def test_what_the_system_says_is_told(self, number: int, tmp_path: Path) -> None:
         class Refusing(Disk):
             def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
                 if operation == "write":
@@ -92,7 +83,7 @@ class TestValidate:
         with pytest.raises(StorageError) as caught:
             DirectoryStore(tmp_path, disk=Refusing(str(tmp_path))).validate()
         assert caught.value.errno == number
-        check(str(caught.value), "cannot write", str(tmp_path), os.strerror(number), advice)
+        check(str(caught.value), "cannot write", str(tmp_path), os.strerror(number), "name another directory")
         assert list((tmp_path / ".det_core-tmp").iterdir()) == []
 
     def test_bytes_that_come_back_as_others(self, tmp_path: Path) -> None:
@@ -164,7 +155,7 @@ class TestInit:
             store.validate()
 
         try:
-            check(as_nobody(read), "may not write below")
+            check(as_nobody(read), "Permission denied", "(user ")
         finally:
             for path in [tmp_path / "store", *(tmp_path / "store").rglob("*")]:
                 path.chmod(0o755)

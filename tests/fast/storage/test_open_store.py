@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from det_core.errors import MissingExtra
+from det_core.errors import MissingExtra, StorageError
 from det_core.storage import Owner, open_store
 from det_core.storage._object_store import ObjectStore
 
@@ -66,16 +66,13 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"type": "tape"}, "type is 'tape'.*directory, shared_fs, s3, gcs, azure, fsspec"),
         ({"type": ["directory"]}, "type is"),
         ({"type": "directory"}, "container_path is missing"),
-        ({"type": "directory", "container_path": None}, "container_path is None"),
-        ({"type": "directory", "container_path": "relative"}, "container_path is 'relative'.*absolute"),
+        ({"type": "directory", "container_path": None}, "container_path is missing"),
         ({"type": "directory", "container_path": "/d", "bucket": "b"}, "bucket is no key of type directory"),
-        ({"type": "shared_fs", "host_path": "/data", "storage_path": "../x"}, "storage_path is '../x'.*inside"),
-        ({"type": "shared_fs", "host_path": "/a/b", "storage_path": "/a/bc"}, "storage_path is '/a/bc'.*inside"),
-        ({"type": "shared_fs", "host_path": "/data", "save_trial_best": -1}, "save_trial_best is -1"),
-        ({"type": "shared_fs", "host_path": "/data", "save_trial_best": True}, "save_trial_best is True"),
+        ({"type": "shared_fs", "host_path": "/data", "storage_path": "../x"}, "storage_path must lie inside host_path"),
+        ({"type": "shared_fs", "host_path": "/a/b", "storage_path": "/a/bc"}, "storage_path must lie inside"),
         ("s3://", "s3://bucket/prefix"),
         ("s3:///prefix", "s3://bucket/prefix"),
-        ("s3://bucket/a/../b", "prefix is 'a/../b'.*'..'"),
+        ("s3://bucket/a/../b", "cannot hold '..'"),
         ("s3:/bucket/p", "two slashes, s3://"),
         ("s3://bucket/p?endpoint_url=http://x", "no more.*'type': 's3'"),
         ("gs://bucket#x", "no more"),
@@ -83,16 +80,16 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ("carrier+pigeon://x", "no more"),
         ("pigeon://x", "nothing opens pigeon://; fsspec knows .*memory"),
         ({"type": "s3"}, "bucket is missing"),
-        ({"type": "s3", "bucket": "b/c"}, "bucket is 'b/c'.*prefix"),
-        ({"type": "s3", "bucket": "b", "prefix": "../x"}, "prefix is '../x'"),
+        ({"type": "s3", "bucket": ""}, "bucket is missing"),
+        ({"type": "s3", "bucket": "b/c"}, "bucket must be a bare name"),
+        ({"type": "s3", "bucket": "b", "endpoint_url": "host:80"}, "begins with http://"),
         ({"type": "s3", "bucket": "b", "access_key": "k"}, "belong together"),
-        ({"type": "s3", "bucket": "b", "endpoint_url": "host:80"}, "endpoint_url is 'host:80'.*http://"),
-        ({"type": "s3", "bucket": "b", "anonymous": "yes"}, "anonymous is 'yes'"),
+        ({"type": "s3", "bucket": "b", "anonymous": "yes"}, "anonymous must be true or false"),
         ({"type": "gcs", "bucket": "b", "access_key": "k"}, "access_key is no key of type gcs"),
         ({"type": "azure", "container": "c"}, "exactly one of connection_string and account_url"),
         ({"type": "azure", "container": "c", "connection_string": "x", "account_url": "https://a"}, "exactly one"),
         ({"type": "azure", "container": "c", "connection_string": "x", "credential": "y"}, "with account_url only"),
-        ({"type": "fsspec", "url": "no url"}, "url is wrong"),
+        ({"type": "fsspec", "url": "no url"}, "url must be one of a protocol"),
     ],
 )
 def test_what_cannot_be_opened_is_refused(value: Any, match: str) -> None:
@@ -102,8 +99,8 @@ def test_what_cannot_be_opened_is_refused(value: Any, match: str) -> None:
 
 def test_every_wrong_key_is_named_at_once() -> None:
     with pytest.raises(ValueError) as caught:
-        opened({"type": "shared_fs", "storage_path": 5, "bucket": "b", "save_trial_latest": "x"})
-    for text in ("host_path is missing", "storage_path is 5", "bucket is no key", "save_trial_latest is 'x'"):
+        opened({"type": "shared_fs", "storage_path": 5, "bucket": "b"})
+    for text in ("host_path is missing", "storage_path must be a text", "bucket is no key"):
         assert re.search(text, str(caught.value)), text
 
 
@@ -150,8 +147,9 @@ SECRETS = [
 def test_no_secret_is_in_what_is_shown(value: dict[str, Any]) -> None:
     store = open_store(value, Path("/the/default"))
     assert isinstance(store, ObjectStore)
-    told = store._error("read", "x", RuntimeError("sesame"))
-    for text in (repr(store), store.root, str(told)):
+    with pytest.raises(StorageError, match="cannot read x") as told, store._named("read", "x"):
+        raise RuntimeError("sesame")
+    for text in (repr(store), store.root, str(told.value)):
         assert "sesame" not in text
         assert "abracadabra" not in text
     store.close()
