@@ -20,7 +20,7 @@ from det_core.journal._run_folder import journal_files, open_file
 from det_core.journal._scan import lines_of
 
 CHUNK = 1 << 20
-"""Bytes that are read at a time."""
+"""Bytes of records that are given at a time."""
 VERSION = 2
 
 
@@ -116,21 +116,26 @@ class Cursor:
         return parts
 
     def _read_part(self, part: _Part) -> list[Line]:
-        """The next records of a file. What is torn or empty before them is passed over for good."""
+        """The next records of a file. If there are none, what is torn or empty is passed over for good."""
+        from det_core.journal._format import parse
+
         file = open_file(part.path)
         if file is None:
             return []
+        lines: list[Line] = []
+        end = self.offset
         with file:
-            while True:
-                file.seek(self.offset - part.begin)
-                text = file.read(CHUNK)
-                while text and b"\n" not in text and (more := file.read(CHUNK)):
-                    text += more
-                size = text.rfind(b"\n") + 1
-                lines = _parsed(text[:size], self.offset)
-                if lines or not size:
-                    return lines
-                self.offset += size
+            file.seek(self.offset - part.begin)
+            for text in file:
+                if not text.endswith(b"\n") or (lines and end > self.offset + CHUNK):
+                    break
+                end += len(text)
+                record = parse(text)
+                if record is not None and record["kind"] != "journal":
+                    lines.append(Line(record["seq"], text[:-1], record, end))
+        if not lines:
+            self.offset = end
+        return lines
 
     def _remembered(self) -> int:
         """The offset in the file beside the journal; 0 where it has none for this place."""
@@ -162,19 +167,6 @@ class _Part(NamedTuple):
     path: Path
     begin: int
     size: int
-
-
-def _parsed(text: bytes, begin: int) -> list[Line]:
-    """The records of whole lines that begin at an offset."""
-    from det_core.journal._format import parse
-
-    lines, end = [], begin
-    for raw in text.split(b"\n")[:-1]:
-        end += len(raw) + 1
-        record = parse(raw) if raw else None
-        if record is not None and record["kind"] != "journal":
-            lines.append(Line(record["seq"], raw, record, end))
-    return lines
 
 
 def _header(path: Path) -> dict[str, Any]:
