@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from copy import copy
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from det_core.journal._run_folder import journal_files, open_file
 from det_core.journal._scan import lines_of
 
 CHUNK = 1 << 20
-"""Bytes that are read at a time."""
+"""Bytes of records that are given at a time."""
 VERSION = 2
 
 
@@ -68,8 +67,8 @@ class Cursor:
         self._state = folder / f"{name}-{restart}-{rank}.json"
         self.offset = self._remembered()
 
-    def read(self, limit: int = CHUNK) -> list[Line]:
-        """The next records, from about ``limit`` bytes; none: all that is written now was given.
+    def read(self) -> list[Line]:
+        """The next records, from about 1 MB; none: all that is written now was given.
 
         What was given comes again, until it is :meth:`mark`-ed.
         """
@@ -77,7 +76,7 @@ class Cursor:
         if files and self.offset > files[-1].begin + files[-1].size:
             self.offset = 0  # another file has taken the place: rather carried twice than lost
         for part in files:
-            if self.offset < part.begin + part.size and (lines := self._read_part(part, limit)):
+            if self.offset < part.begin + part.size and (lines := self._read_part(part)):
                 return lines
             if part is not files[-1]:
                 self.offset = max(self.offset, part.begin + part.size)  # perhaps half a line, which nobody will end
@@ -109,52 +108,42 @@ class Cursor:
         """The process's files, one behind the other."""
         parts: list[_Part] = []
         begin = 0
-        for restart, rank, _, path in journal_files(self._folder):
-            if (restart, rank) == (self.restart, self.rank):
-                with suppress(FileNotFoundError):
-                    found = path.stat()
-                    parts.append(_Part(path, begin, found.st_size if stat.S_ISREG(found.st_mode) else 0))
-                    begin += parts[-1].size
+        for path in journal_files(self._folder).get((self.restart, self.rank), []):
+            with suppress(FileNotFoundError):
+                found = path.stat()
+                parts.append(_Part(path, begin, found.st_size if stat.S_ISREG(found.st_mode) else 0))
+                begin += parts[-1].size
         return parts
 
-    def _read_part(self, part: _Part, limit: int) -> list[Line]:
-        """The next records of a file. What is torn or empty before them is passed over for good."""
+    def _read_part(self, part: _Part) -> list[Line]:
+        """The next records of a file. If there are none, what is torn or empty is passed over for good."""
+        from det_core.journal._format import parse
+
         file = open_file(part.path)
         if file is None:
             return []
+        lines: list[Line] = []
+        end = self.offset
         with file:
-            while True:
-                file.seek(self.offset - part.begin)
-                text = file.read(limit)
-                while text and b"\n" not in text and (more := file.read(limit)):
-                    text += more
-                size = text.rfind(b"\n") + 1
-                lines = _parsed(text[:size], self.offset)
-                if lines or not size:
-                    return lines
-                self.offset += size
+            file.seek(self.offset - part.begin)
+            for text in file:
+                if not text.endswith(b"\n") or (lines and end > self.offset + CHUNK):
+                    break
+                end += len(text)
+                record = parse(text)
+                if record is not None and record["kind"] != "journal":
+                    lines.append(Line(record["seq"], text[:-1], record, end))
+        if not lines:
+            self.offset = end
+        return lines
 
     def _remembered(self) -> int:
         """The offset in the file beside the journal; 0 where it has none for this place."""
-        self.offset = 0
         try:
             state = json.loads(self._state.read_bytes())
-            if state["to"] != self._to:
-                return 0
-            if state["version"] == 1:  # earlier versions kept ranges of the records' numbers
-                return self._behind([range(begin, end) for begin, end in state["done"]])
-            return int(state["offset"]) if state["version"] == VERSION else 0
+            return int(state["offset"]) if (state["to"], state["version"]) == (self._to, VERSION) else 0
         except (OSError, ValueError, KeyError, TypeError):
             return 0
-
-    def _behind(self, carried: Sequence[range]) -> int:
-        """The offset behind the records that were carried, up to the first that was not."""
-        while lines := self.read():
-            done = list(takewhile(lambda line: any(line.seq in numbers for numbers in carried), lines))
-            self.mark(done)
-            if len(done) < len(lines):
-                break
-        return self.offset
 
 
 def cursors(folder: Path, *, name: str = "shipped", to: str = "", run_id: str | None = None) -> list[Cursor]:
@@ -165,13 +154,10 @@ def cursors(folder: Path, *, name: str = "shipped", to: str = "", run_id: str | 
         name, to: as of :class:`Cursor`.
         run_id: only of journals that say so of themselves.
     """
-    found: dict[tuple[int, int], Path] = {}
-    for restart, rank, _, path in journal_files(folder):
-        found.setdefault((restart, rank), path)
     return [
         Cursor(folder, restart, rank, name=name, to=to)
-        for (restart, rank), path in found.items()
-        if run_id is None or _header(path).get("run_id") == run_id
+        for (restart, rank), files in journal_files(folder).items()
+        if run_id is None or _header(files[0]).get("run_id") == run_id
     ]
 
 
@@ -181,19 +167,6 @@ class _Part(NamedTuple):
     path: Path
     begin: int
     size: int
-
-
-def _parsed(text: bytes, begin: int) -> list[Line]:
-    """The records of whole lines that begin at an offset."""
-    from det_core.journal._format import parse
-
-    lines, end = [], begin
-    for raw in text.split(b"\n")[:-1]:
-        end += len(raw) + 1
-        record = parse(raw) if raw else None
-        if record is not None and record["kind"] != "journal":
-            lines.append(Line(record["seq"], raw, record, end))
-    return lines
 
 
 def _header(path: Path) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import logging
 import os
 import stat
 from collections import deque
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -64,7 +65,6 @@ class JournalFile:
         self._dropped = 0
         self._retry_at = 0.0
         self._look_from = self._look_until = 0.0
-        self._opened = self._synced = 0  # how often a file was opened, and of which time the folder is on the disk
         self._run_json = b""
 
     def append(self, line: bytes, now: float) -> None:
@@ -100,11 +100,6 @@ class JournalFile:
             if self._is_deleted():
                 self._recover()
 
-    @property
-    def whole(self) -> Path | None:
-        """The path, if to sync it would bring all lines to the disk; None: it would not."""
-        return None if self._in_trouble or self._synced != self._opened else self._path
-
     def write_backlog(self) -> None:
         """Write all that waits, as far as the disk takes it now. Does not raise."""
         if self._in_trouble or self._is_deleted():
@@ -125,13 +120,11 @@ class JournalFile:
         """
         try:
             os.fsync(fd)
-            if self._synced != (opened := self._opened):
-                folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                try:
-                    os.fsync(folder)
-                finally:
-                    os.close(folder)
-                self._synced = opened
+            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
         except OSError as e:
             self._note(e)
         finally:
@@ -263,9 +256,10 @@ class JournalFile:
         if self._fd >= 0:
             self._close(self._fd)
         self._fd, self._header_written = fd, True
-        self._opened += 1
         self._make_reserve()
-        self._run_json = self._run_json or _read(self._path.with_name(INFO))
+        if not self._run_json:
+            with suppress(OSError):
+                self._run_json = self._path.with_name(INFO).read_bytes()
 
     def _is_deleted(self) -> bool:
         """Whether the open file has lost its name; where that cannot be known, the next look may tell."""
@@ -373,10 +367,3 @@ def _lines_in(fd: int) -> int:
     except OSError:
         pass
     return max(lines - 1, 0)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""

@@ -40,18 +40,6 @@ def encode(record: Mapping[str, Any], nonfinite: Iterable[Iterable[str | int]] =
     return dumps({**record, "nonfinite": paths} if paths else record, None, FLAGS)
 
 
-def encode_if_plain(record: dict[str, Any]) -> bytes | None:
-    """The line of a record if all of it is plain JSON; None: ``_values`` must look at it first.
-
-    orjson writes numbers that are not finite as null, without a word, so a record with a null may not be plain.
-    """
-    try:
-        line = dumps(record, None, FLAGS)
-    except TypeError:
-        return None
-    return None if b"null" in line else line
-
-
 def parse(line: bytes) -> dict[str, Any] | None:
     """The record on a line as it stands there, or None where the line is torn or no record of ours."""
     try:

@@ -16,7 +16,7 @@ from det_core.errors import ContextClosed, ReportsNotKept
 from det_core.journal._file import JournalFile
 from det_core.journal._run_folder import journal_files
 from det_core.journal._scan import last_record, next_seq
-from det_core.journal._values import Report, plain_body, wait_for
+from det_core.journal._values import Report, plain, wait_for
 
 logger = logging.getLogger("det_core")
 
@@ -141,31 +141,20 @@ class Journal:
 
         Args:
             kind: such as ``status``, ``progress``, ``checkpoint``, ``run_end``.
-            body: what JSON can hold.
+            body: what JSON can hold; nothing that is on a device.
 
         Raises:
             TypeError, ValueError: the body cannot be stored; the message gives the path.
             ContextClosed: as for :meth:`metrics`.
         """
-        from det_core.journal._format import encode, encode_if_plain
-
+        values, nonfinite = plain(body, ("body",))
         with self._lock:
             self._start()
-            head = {"kind": kind, "seq": self._next_seq(), "time": self._now()}
-            line = encode_if_plain({**head, "body": body})
-            if line is not None and type(body) is dict:
-                self._append_record(kind, body, line)
-                return
-        plain, nonfinite = plain_body(body, kind, DEVICE_PATIENCE)  # not under the lock, as it may wait for a device
-        with self._lock:
-            self._start()
-            self._append_record(kind, plain, encode({**head, "body": plain}, nonfinite))
-
-    @property
-    def file(self) -> Path | None:
-        """The file that all reports are in, for another process to force to the disk; None: only :meth:`flush` can."""
-        with self._lock:
-            return self._file.whole if self._started and not self._ended and not self._waiting else None
+            self._write_arrived()
+            self._restored = self._restored or kind == "restore"
+            if kind == "run_end":
+                self._run_end = values
+            self._append(kind, values, nonfinite)
 
     def flush(self, patience: float = DEVICE_PATIENCE) -> None:
         """Wait for device values, write what is kept in memory and force all of it to the disk.
@@ -223,20 +212,16 @@ class Journal:
 
     def _append_last_words(self, end: Mapping[str, Any]) -> None:
         """Say how the run ended once more: a record that lacks reports must not be taken for a whole one."""
-        from det_core.journal._format import encode
-
         outcome = "incomplete" if end.get("outcome") in AS_WISHED else end.get("outcome")
         problem = self._file.problem or "values never arrived from their device"
-        body = {"outcome": outcome, "detail": f"not all reports were kept: {problem}"}
-        line = encode({"kind": "run_end", "seq": self._next_seq(), "time": self._now(), "body": body})
-        self._file.append(line, self._now())
+        self._append("run_end", {"outcome": outcome, "detail": f"not all reports were kept: {problem}"})
 
-    def _append_record(self, kind: str, body: Mapping[str, Any], line: bytes) -> None:
-        self._write_arrived()
-        self._restored = self._restored or kind == "restore"
-        if kind == "run_end":
-            self._run_end = body
-        self._file.append(line, self._now())
+    def _append(self, kind: str, body: Mapping[str, Any], nonfinite: Sequence[Sequence[str | int]] = ()) -> None:
+        """Write a record whose body is plain JSON."""
+        from det_core.journal._format import encode
+
+        now = self._now()
+        self._file.append(encode({"kind": kind, "seq": self._next_seq(), "time": now, "body": body}, nonfinite), now)
 
     def _next_seq(self) -> int:
         """A number for a record; without a call in between, so that no signal handler takes the same."""
@@ -246,8 +231,6 @@ class Journal:
 
     def _report(self, group: Any, steps: Any, metrics: Any, batch_metrics: Any) -> None:
         """The careful path: the first row of a group, a step that is not new, all that is not plain JSON."""
-        if self._ended:
-            raise ContextClosed(f"a report after the end: {self._ended}")
         report = Report(group, steps, metrics, batch_metrics)
         with self._lock:
             unknown = self._submit(report)
@@ -384,12 +367,8 @@ class Journal:
 
     def _path(self) -> Path:
         """The file to write: the last of this process's, where it wrote before (a client, which notes deletions)."""
-        own = [path for restart, rank, _, path in journal_files(self._folder) if (restart, rank) == self._key]
+        own = journal_files(self._folder).get((self._restart, self._rank))
         return own[-1] if own else self._folder / f"journal-{self._restart}-{self._rank}.jsonl"
-
-    @property
-    def _key(self) -> tuple[int, int]:
-        return self._restart, self._rank
 
     def _forked(self) -> None:
         """In a forked child: let go of the parent's file."""

@@ -29,21 +29,14 @@ logger = logging.getLogger("det_core")
 
 INFO = "run.json"
 LOCK = "run.lock"
-ORPHAN_WAIT = 2.0
-"""Seconds to wait for a lock whose holder is dead: a child that it was just forking may not have let go yet."""
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "run_id": str,
-    "name": str,
-    "created": (int, float),
-    "argv": list,
-    "cwd": str,
-    "restarts": list,
-}
-"""What a key of run.json must be, where it is there; ``argv`` and ``cwd`` now stand in each start of ``restarts``."""
+PATIENCE = 1.0
+"""Seconds to wait for the lock: a child that a killed holder was just forking may not have let go yet."""
 _ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _JOURNAL = re.compile(r"journal-(\d{1,9})-(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
 _FLOCK = "hhqqi4x"
+_WHOLE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+"""The lock: all of the file, for writing."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -79,14 +72,10 @@ class RunFolder:
 
         created = _clock.now()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(created))
+        run_id = f"{stamp}-{''.join(choice(_ALPHABET) for _ in range(6))}"
         runs = Path(home) / "runs"
         try:
-            runs.mkdir(parents=True, exist_ok=True)
-            while True:
-                run_id = f"{stamp}-{''.join(choice(_ALPHABET) for _ in range(6))}"
-                with suppress(FileExistsError):
-                    (runs / run_id).mkdir()
-                    break
+            (runs / run_id).mkdir(parents=True)
             _write_info(runs / run_id, {"run_id": run_id, "name": name, "created": created, "restarts": []})
         except OSError as e:
             raise RunError(
@@ -155,14 +144,12 @@ class RunFolder:
             self._lock = None
 
     def _count_restart(self, start: Mapping[str, Any]) -> int:
-        info = read_info(self.path)
-        info.setdefault("run_id", self.run_id)
-        info.setdefault("name", self.name)
-        info.setdefault("created", _clock.now())
-        restarts = info.setdefault("restarts", [])
+        now = _clock.now()
+        fresh = {"run_id": self.run_id, "name": self.name, "created": now, "restarts": []}
+        info = {**fresh, **read_info(self.path)}  # which is empty where run.json is gone, or was never there
         restart = count_restarts(self.path, info)
-        begun = {"restart": restart, "time": _clock.now(), "host": os.uname().nodename, "pid": os.getpid()}
-        restarts.append({**begun, **start})
+        begun = {"restart": restart, "time": now, "host": os.uname().nodename, "pid": os.getpid()}
+        info["restarts"].append({**begun, **start})
         _write_info(self.path, info)
         return restart
 
@@ -208,10 +195,10 @@ class WriterLock:
             os.close(fd)
 
     def _take(self, path: Path) -> bool:
-        deadline = _clock.monotonic() + ORPHAN_WAIT
+        deadline = _clock.monotonic() + PATIENCE
         while True:
             try:
-                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _region(fcntl.F_WRLCK))
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _WHOLE)
                 return True
             except OSError as e:
                 if e.errno in _NO_LOCKS:
@@ -221,7 +208,7 @@ class WriterLock:
                     return True
                 if e.errno not in (errno.EAGAIN, errno.EACCES):
                     raise
-            if _holder_lives(path) or _clock.monotonic() > deadline:
+            if _clock.monotonic() > deadline:
                 return False
             time.sleep(0.01)
 
@@ -247,7 +234,7 @@ def is_live(folder: Path) -> bool:
         return False
     with found:
         try:
-            answer = fcntl.fcntl(found, fcntl.F_OFD_GETLK, _region(fcntl.F_WRLCK))
+            answer = fcntl.fcntl(found, fcntl.F_OFD_GETLK, _WHOLE)
         except OSError:
             return False
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
@@ -265,17 +252,20 @@ def run_paths(home: Path) -> list[Path]:
     return sorted((runs / name for name in names if _ID.fullmatch(name)), key=_age, reverse=True)
 
 
-def journal_files(folder: Path) -> list[tuple[int, int, int, Path]]:
-    """Restart, rank, number and path of every journal file, in this order.
+def journal_files(folder: Path) -> dict[tuple[int, int], list[Path]]:
+    """The journal files of each process, by restart and rank, in the order of their numbers.
 
-    A process has one, number 0. Earlier versions went on in a new one after trouble; this one puts into a second what
-    a disk that stayed full did not take.
+    A process has one, without a number. Earlier versions went on in a new one after trouble; this one puts into a
+    second what a disk that stayed full did not take.
     """
     try:
         entries = [(_JOURNAL.fullmatch(entry.name), Path(entry.path)) for entry in os.scandir(folder)]
     except FileNotFoundError:
-        return []
-    return sorted((int(m[1]), int(m[2]), int(m[3] or 0), path) for m, path in entries if m)
+        return {}
+    files: dict[tuple[int, int], list[Path]] = {}
+    for restart, rank, _, path in sorted((int(m[1]), int(m[2]), int(m[3] or 0), path) for m, path in entries if m):
+        files.setdefault((restart, rank), []).append(path)
+    return files
 
 
 def open_file(path: Path) -> BinaryIO | None:
@@ -299,9 +289,8 @@ def open_file(path: Path) -> BinaryIO | None:
 
 def count_restarts(folder: Path, info: dict[str, Any]) -> int:
     """How often a run was started, by its run.json and by its journals."""
-    begun = [r.get("restart") for r in info.get("restarts", []) if isinstance(r, dict)]
-    numbers = [number for number in begun if isinstance(number, int)]
-    return max([*numbers, *(restart for restart, _, _, _ in journal_files(folder))], default=-1) + 1
+    begun = [start["restart"] for start in info.get("restarts", [])]
+    return max([*begun, *(restart for restart, _ in journal_files(folder))], default=-1) + 1
 
 
 def read_info(folder: Path) -> dict[str, Any]:
@@ -314,9 +303,7 @@ def read_info(folder: Path) -> dict[str, Any]:
             info = json.load(found)
     except (OSError, ValueError):
         return {}
-    if not isinstance(info, dict):
-        return {}
-    return {key: value for key, value in info.items() if isinstance(value, _KINDS.get(key, object))}
+    return info if isinstance(info, dict) else {}
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -362,24 +349,6 @@ def _holder(path: Path) -> tuple[str, int] | None:
         return str(who["host"]), int(who["pid"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
-
-
-def _holder_lives(path: Path) -> bool:
-    """False where the holder is known to be dead."""
-    who = _holder(path)
-    if who is None or who[0] != os.uname().nodename:
-        return True
-    try:
-        os.kill(who[1], 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _region(kind: int) -> bytes:
-    return struct.pack(_FLOCK, kind, os.SEEK_SET, 0, 0, 0)
 
 
 _LOCKS: weakref.WeakSet[WriterLock] = weakref.WeakSet()

@@ -12,16 +12,16 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import groupby
 from operator import lt
 from pathlib import Path
 from typing import Any
 
 from det_core._json import same
-from det_core.errors import RunError, RunNotFound
+from det_core.errors import RunNotFound
 from det_core.journal._run_folder import INFO, count_restarts, is_live, journal_files, open_file, read_info, run_paths
-from det_core.journal._values import plain_row
+from det_core.journal._values import plain
 
 NO_STEP = -1
 TAIL = 65536
@@ -65,20 +65,19 @@ class Row:
         """
         from det_core.journal._format import encode
 
-        metrics, batches, nonfinite = plain_row(self.metrics, self.batch_metrics)
         record: dict[str, Any] = {
             "group": self.group,
             "steps_completed": self.steps_completed,
             "time": self.time,
             "restart": self.restart,
             "rank": self.rank,
-            "metrics": metrics,
+            "metrics": self.metrics,
         }
         if superseded:
             record["superseded"] = self.superseded
-        if batches is not None:
-            record["batch_metrics"] = batches
-        return encode(record, nonfinite)
+        if self.batch_metrics is not None:
+            record["batch_metrics"] = self.batch_metrics
+        return encode(*plain(record))
 
 
 class Record(Mapping[str, Any]):
@@ -145,14 +144,13 @@ class RunSummary:
 
         Earlier versions said ``argv`` and ``cwd`` once, of the run.
         """
-        starts = [start for start in self.info.get("restarts", []) if isinstance(start, dict)]
-        return {"argv": self.info.get("argv", []), "cwd": self.info.get("cwd"), **(starts[-1] if starts else {})}
+        starts = self.info.get("restarts") or [{}]
+        return {"argv": self.info.get("argv", []), "cwd": self.info.get("cwd"), **starts[-1]}
 
     @property
     def argv(self) -> list[str]:
         """The command of the newest start."""
-        argv = self.last_start["argv"]
-        return [str(word) for word in argv] if isinstance(argv, list) else []
+        return list(self.last_start["argv"])
 
     @property
     def ended(self) -> float | None:
@@ -181,7 +179,7 @@ class RunSummary:
         if self.live:
             return "running"
         last = self.restarts - 1
-        ranks = {0} | {rank for restart, rank, *_ in journal_files(self.path) if restart == last}
+        ranks = {0} | {rank for restart, rank in journal_files(self.path) if restart == last}
         ends = [self._end_of(last, rank) for rank in sorted(ranks)]
         outcomes = ["died" if end is None else str(end["body"].get("outcome", "completed")) for end in ends]
         return next((bad for bad in ("failed", "died", "incomplete", "unclosed") if bad in outcomes), outcomes[0])
@@ -265,12 +263,18 @@ class RunRecord(RunSummary):
             yield from _series(places, self._restored, superseded=superseded)
 
     def _read(self, group: str, found: Iterable[_Found], *, batches: bool = False) -> Iterator[Row]:
+        """The rows at such places; each file is opened once. What cannot be read any more is left out."""
+        from det_core.journal._format import decode
+
         with ExitStack() as stack:
-            reader = _Reader(self._scan.files, stack)
-            for indices, gone in found:
-                row = _merged(group, self._scan.places[group], indices, reader, batches, gone)
-                if row is not None:
-                    yield row
+            file = cache(lambda number: stack.enter_context(open(self._scan.files[number], "rb")).fileno())
+            for indices, superseded in found:
+                at = self._scan.places[group]
+                lines = ((i, os.pread(file(at.file[i]), at.size[i], at.offset[i])) for i in indices)
+                records = [(i, record) for i, line in lines if (record := decode(line)) is not None]
+                if records:
+                    first = records[0][0]
+                    yield _merged([r for _, r in records], at.restart[first], at.rank[first], superseded, batches)
 
     @cached_property
     def _restored(self) -> dict[int, int]:
@@ -301,11 +305,7 @@ def list_runs(home: Path | str) -> list[RunSummary]:
     Raises:
         RunError: that is no folder, or must not be read; the message gives path and reason.
     """
-    try:
-        paths = run_paths(Path(home))
-    except OSError as e:
-        raise RunError(f"no runs can be read in {home}: {e.strerror}. Set DET_CORE_HOME to a folder of yours") from None
-    return [RunSummary(path) for path in paths if _is_run(path)]
+    return [RunSummary(path) for path in run_paths(Path(home)) if _is_run(path)]
 
 
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -325,7 +325,7 @@ def next_seq(folder: Path, restart: int, rank: int) -> int:
     """The number after the last in the files of a process that wrote here before (0, as a rule)."""
     from det_core.journal._format import decode
 
-    files = [path for of_restart, of_rank, _, path in journal_files(folder) if (of_restart, of_rank) == (restart, rank)]
+    files = journal_files(folder).get((restart, rank), [])
     numbers = ((decode(line) or {}).get("seq", -1) for path in files for _, line in lines_of(path))
     return max(numbers, default=-1) + 1
 
@@ -336,12 +336,11 @@ def last_record(
     """The last record of a process for which ``wanted(record)``; reads no more than the ends of its files."""
     from det_core.journal._format import decode
 
-    for of_restart, of_rank, _, path in reversed(journal_files(folder)):
-        if (of_restart, of_rank) == (restart, rank):
-            for line in reversed(_tail(path)):
-                record = decode(line)
-                if record is not None and record["kind"] != "journal" and wanted(record):
-                    return record
+    for path in reversed(journal_files(folder).get((restart, rank), [])):
+        for line in reversed(_tail(path)):
+            record = decode(line)
+            if record is not None and record["kind"] != "journal" and wanted(record):
+                return record
     return None
 
 
@@ -408,8 +407,7 @@ class _Scan:
         self.places: dict[str, _Places] = {}
         self.records: list[tuple[int, int, dict[str, Any]]] = []
         self.torn_lines = 0
-        for (restart, rank), files in groupby(journal_files(folder), key=lambda file: file[:2]):
-            paths = [path for *_, path in files]
+        for (restart, rank), paths in journal_files(folder).items():
             seen: set[int] | None = set() if len(paths) > 1 else None  # only then does a record stand twice
             for path in paths:
                 self._read(restart, rank, path, seen)
@@ -491,37 +489,16 @@ def _limits(first: Mapping[int, int], restored: Mapping[int, int]) -> dict[int, 
     return limits
 
 
-class _Reader:
-    """Reads lines by place; opens each file once."""
-
-    def __init__(self, files: Sequence[Path], stack: ExitStack) -> None:
-        self._files, self._stack = files, stack
-        self._open: dict[int, int] = {}
-
-    def record(self, places: _Places, index: int) -> dict[str, Any] | None:
-        from det_core.journal._format import decode
-
-        file = places.file[index]
-        fd = self._open.get(file)
-        if fd is None:
-            fd = self._open[file] = os.open(self._files[file], os.O_RDONLY | os.O_CLOEXEC)
-            self._stack.callback(os.close, fd)
-        return decode(os.pread(fd, places.size[index], places.offset[index]))
-
-
-def _merged(group: str, places: _Places, indices: list[int], reader: _Reader, batches: bool, gone: bool) -> Row | None:
-    """One row from the rows of one restart and step; None if none can be read any more.
+def _merged(records: list[dict[str, Any]], restart: int, rank: int, superseded: bool, batches: bool) -> Row:
+    """One row from the rows of one restart and step.
 
     Of ranks that differ the lowest one's value stands, and of values of one rank the first.
     """
-    found = [(i, r) for i in indices if (r := reader.record(places, i)) is not None]
-    if not found:
-        return None
-    first, record = found[0]
+    record = records[0]
     metrics: dict[str, Any] = record["metrics"]
     given = record.get("batch_metrics")
     conflicts: list[str] = []
-    for _, other in found[1:]:
+    for other in records[1:]:
         for key, value in other["metrics"].items():
             if key not in metrics:
                 metrics[key] = value
@@ -529,14 +506,14 @@ def _merged(group: str, places: _Places, indices: list[int], reader: _Reader, ba
                 conflicts.append(key)
         given = other.get("batch_metrics") if given is None else given
     return Row(
-        group=group,
+        group=record["group"],
         steps_completed=record["steps_completed"],
         metrics=metrics,
         time=record["time"],
-        restart=places.restart[first],
-        rank=places.rank[first],
-        seq=places.seq[first],
-        superseded=gone,
+        restart=restart,
+        rank=rank,
+        seq=record["seq"],
+        superseded=superseded,
         conflicts=tuple(conflicts),
         batch_metrics=given if batches else None,
     )

@@ -227,35 +227,21 @@ class Report:
                 raise ValueError(f"{show(('metrics', key))} is None: a validation metric needs a value")
 
 
-def plain_body(body: Any, kind: str, patience: float) -> tuple[dict[str, Any], list[Path]]:
-    """A record's body as plain values, and the paths of its non-finite numbers from the top of the record.
+def plain(value: Any, path: Path = ()) -> tuple[dict[str, Any], list[Path]]:
+    """A dict as it stands in a line, and the paths of its numbers that are not finite.
 
     Args:
-        body: what was given.
-        kind: the record's, for messages.
-        patience: seconds to wait for values that are on a device; one that has not come is None then.
+        value: what was given; nothing in it is on a device.
+        path: where it stands in the line.
 
     Raises:
         TypeError, ValueError: JSON cannot hold it; the message gives the path.
     """
-    plain = _Plain()
-    values = plain.mapping(body, (kind,))
-    pending, plain.pending = plain.pending, []
-    wait_for([place.value for place in pending], patience)
-    for container, key, value, path in pending:
-        if _is_ready(value):
-            container[key] = plain.value(value.result(), path)
-        else:
-            logger.warning("%s has not come from its device, and is left out", show(path))
-    return values, [("body", *path[1:]) for path in plain.nonfinite]
-
-
-def plain_row(metrics: Any, batch_metrics: Any) -> tuple[dict[str, Any], list[Any] | None, list[Path]]:
-    """The values of a row that was read, as they stand in a line, and the paths of the non-finite numbers."""
-    plain = _Plain()
-    values = plain.mapping(metrics, ("metrics",))
-    batches = None if batch_metrics is None else plain.sequence(batch_metrics, (BATCHES,))
-    return values, batches, plain.nonfinite
+    content = _Plain()
+    values = content.mapping(value, path)
+    if content.pending:
+        raise TypeError(f"{show(content.pending[0].path)} is on a device: report it as a metric, or give its value")
+    return values, content.nonfinite
 
 
 def show(path: Path) -> str:
@@ -285,7 +271,6 @@ class _Plain:
     def __init__(self) -> None:
         self.nonfinite: list[Path] = []
         self.pending: list[_Place] = []
-        self._open: set[int] = set()
 
     def mapping(self, value: Any, path: Path) -> dict[str, Any]:
         """A dict of plain values with str keys.
@@ -296,11 +281,11 @@ class _Plain:
 
         Raises:
             TypeError: something in it has a type that JSON cannot hold; the message gives the path.
-            ValueError: a value that JSON cannot hold (too large, not UTF-8, containing itself).
+            ValueError: a value that JSON cannot hold (too large, not UTF-8, nested too deep).
         """
         if not isinstance(value, Mapping):
             raise TypeError(f"{show(path)} must be a dict, not {_a(value)}")
-        self._enter(value, path)
+        _check_depth(path)
         plain: dict[str, Any] = {}
         for key, item in list(value.items()):
             name = key if type(key) is str and key.isascii() else self._key(key, path)
@@ -311,16 +296,14 @@ class _Plain:
                 continue
             plain[name] = None  # a pending value keeps its place among the keys
             plain[name] = self._item(plain, name, item, path)
-        self._open.discard(id(value))
         return plain
 
     def sequence(self, value: Sequence[Any], path: Path) -> list[Any]:
         """A list of plain values; see :meth:`mapping`."""
-        self._enter(value, path)
+        _check_depth(path)
         plain: list[Any] = []
         for number, item in enumerate(list(value)):
             plain.append(self._item(plain, number, item, path))
-        self._open.discard(id(value))
         return plain
 
     def value(self, value: Any, path: Path) -> Any:
@@ -354,13 +337,6 @@ class _Plain:
             self.pending.append(_Place(container, key, plain, here))
             return None
         return plain
-
-    def _enter(self, value: Any, path: Path) -> None:
-        if id(value) in self._open:
-            raise ValueError(f"{show(path)} contains itself, which JSON cannot hold")
-        if len(path) > MAX_DEPTH:
-            raise ValueError(f"{show(path[:4])}… is nested deeper than {MAX_DEPTH} levels")
-        self._open.add(id(value))
 
     def _key(self, key: Any, path: Path) -> str:
         if isinstance(key, str):
@@ -461,6 +437,12 @@ def _is_ready(value: PendingValue) -> bool:
 def _is_array(value: Any) -> bool:
     found = hasattr(value, "dtype") and hasattr(value, "shape") and not isinstance(value, type)
     return found and not hasattr(value, "__json__")
+
+
+def _check_depth(path: Path) -> None:
+    """Refuse what contains itself, too."""
+    if len(path) > MAX_DEPTH:
+        raise ValueError(f"{show(path[:4])}… is nested deeper than {MAX_DEPTH} levels")
 
 
 def _check_size(value: Any, path: Path) -> None:

@@ -94,31 +94,14 @@ def test_a_value_that_never_comes_makes_nobody_wait_for_ever(tmp_path: Path, cap
     assert "the values of 2 report(s) have not come from their device within 0 s" in caplog.text
     journal.metrics("training", 1, {"a": 5.0})  # cannot be compared
     late.arrive()
-    journal.record("alert", {"value": never})
+    with pytest.raises(TypeError, match=r'body\["value"\] is on a device: report it as a metric'):
+        journal.record("alert", {"value": never})
     journal.record("run_end", {"outcome": "completed"})
     with pytest.raises(ReportsNotKept, match=r"1 value\(s\) never arrived"):
         journal.close()
     assert written(tmp_path) == {1: {"a": 5.0, "b": 1}, 2: {"a": 2.0}}
     assert 'metrics["a"] of group training, step 1 is lost: it has not come from its device' in caplog.text
     assert read_run(tmp_path).state == "incomplete"
-    assert dict(read_run(tmp_path).records("alert")[0]) == {"value": None}
-
-
-def test_another_process_may_force_the_file_to_the_disk_if_all_reports_are_in_it(tmp_path: Path) -> None:
-    journal = open_journal(tmp_path / "run")
-    assert journal.file is None, "there is none yet"
-    journal.record("status", {"status": "fit"})
-    assert journal.file is None, "its folder was never synced"
-    journal.flush()
-    assert journal.file is not None and journal.file.parent == tmp_path / "run" and b"fit" in journal.file.read_bytes()
-    loss = Scripted(1.0)
-    journal.metrics("training", 1, {"loss": loss})
-    assert journal.file is None, "a value is on its way"
-    loss.arrive()
-    journal.metrics("training", 2, {"loss": 2.0})
-    assert journal.file is not None
-    journal.close()
-    assert journal.file is None, "it is closed"
 
 
 def test_a_value_that_is_lost_is_named_and_the_rest_of_its_row_is_kept(
@@ -163,18 +146,6 @@ def test_disjoint_keys_of_a_pending_step_do_not_wait_and_equal_ones_are_compared
         journal.metrics("training", 1, {"a": Scripted(2.0).arrive()})
     journal.close()
     assert written(tmp_path) == {1: {"a": 1.0, "b": 2.0, "c": 4.0, "d": 5}, 2: {"b": 3.0}}
-
-
-def test_a_record_waits_for_its_values(tmp_path: Path) -> None:
-    journal, value = open_journal(tmp_path), Scripted(float("nan"))
-    late = threading.Timer(0.1, value.arrive)
-    late.start()
-    journal.record("alert", {"value": value, "s": "NaN"})
-    journal.close()
-    late.join()
-    (record,) = read_run(tmp_path).records("alert")
-    assert record["value"] != record["value"]
-    assert record["s"] == "NaN"
 
 
 def test_no_thread_is_started(tmp_path: Path) -> None:

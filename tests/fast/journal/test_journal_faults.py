@@ -341,28 +341,20 @@ def test_a_report_does_not_wait_for_a_slow_disk_to_be_flushed(tmp_path: Path, mo
     journal.close()
 
 
-def test_a_file_that_comes_back_during_a_sync_has_its_name_synced_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folders: list[int] = []
+def test_a_flush_forces_the_file_and_its_name_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bool] = []
 
-    class Deleting(Os):
+    class Noting(Os):
         def fsync(self, fd: int) -> None:
             os.fsync(fd)
-            if stat.S_ISDIR(os.fstat(fd).st_mode):
-                folders.append(fd)
-                if len(folders) == 1:
-                    (tmp_path / "journal-0-0.jsonl").unlink()
-                    journal.metrics("training", 2, {"a": 2})
+            synced.append(stat.S_ISDIR(os.fstat(fd).st_mode))
 
-    monkeypatch.setattr("det_core.journal._file.os", Deleting())
-    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0)
+    monkeypatch.setattr("det_core.journal._file.os", Noting())
     journal = open_journal(tmp_path)
     journal.metrics("training", 1, {"a": 1})
-    for syncs in (1, 2, 2):
-        journal.flush()
-        assert len(folders) == syncs
-        assert list(written(tmp_path)) == [1, 2]
+    assert synced == []
+    journal.flush()
+    assert synced == [False, True]
     journal.close()
 
 

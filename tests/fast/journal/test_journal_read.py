@@ -233,7 +233,7 @@ def test_a_run_is_read_without_its_run_json(home: Path) -> None:
     assert [r.run_id for r in list_runs(home)] == [run.run_id]
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"created": "x", "restarts": 3, "name": null}', b"\xff"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff"])
 def test_a_broken_run_json_is_passed_over(home: Path, content: bytes) -> None:
     run = one_run(home)
     (run.path / "run.json").write_bytes(content)
