@@ -12,8 +12,9 @@ from collections.abc import Callable
 from det_core.errors import RendezvousError
 from det_core.ipc._frames import UNTRUSTED_LIMIT, Cutter, Frame, Kind, encode
 from det_core.ipc._membership import Peer, waiting
-from det_core.ipc._rendezvous import Hello, await_everybody, peer_credentials, prove
+from det_core.ipc._rendezvous import Hello, await_everybody, prove
 from det_core.ipc._star import Star
+from det_core.ipc._unix_link import peer_credentials
 from det_core.ipc._zmq_link import ChiefKey, ZmqSocket
 
 _HANDSHAKE_TIMEOUT = 10.0
@@ -44,9 +45,9 @@ def join_unix(star: Star, path: str, secret: str | None, job: str, check: Callab
         check()
         star.raise_if_broken()
 
-    doing = "the rendezvous"
-    waits = waiting(found.__len__, star.me, lambda: doing, whom, timeout=star.timeout, check=still_to_come)
-    for seconds in waits:
+    for seconds in waiting(
+        found.__len__, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=still_to_come
+    ):
         if (answer := _knock(star, path, hello)) is None:
             time.sleep(min(seconds, pause))
             pause *= 1.5

@@ -20,7 +20,7 @@ from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed
 from det_core.ipc._event_loop import EventLoop
 from det_core.ipc._frames import Call, Frame, Kind, Op, encode
 from det_core.ipc._serialization import Packet
-from det_core.ipc._unix_link import UnixLink
+from det_core.ipc._unix_link import UnixLink, peer_credentials
 from det_core.ipc._zmq_link import ZmqLink
 
 logger = logging.getLogger("det_core.ipc")
@@ -187,10 +187,13 @@ class Peer:
     # the end
 
     def watch_process(self) -> int | None:
-        """A descriptor that becomes readable when the process dies; None where there is no such thing."""
-        if self.pid > 0 and hasattr(os, "pidfd_open"):
+        """A descriptor that becomes readable when the process dies; None where there is no such thing.
+
+        The pid is the kernel's, not what the process says of itself: in another name space that may be anybody's.
+        """
+        if isinstance(self.control, UnixLink) and hasattr(os, "pidfd_open"):
             with contextlib.suppress(OSError):
-                self.pidfd = os.pidfd_open(self.pid)
+                self.pidfd = os.pidfd_open(peer_credentials(self.control.sock)[0])
         return self.pidfd
 
     def kill(self) -> None:
@@ -241,7 +244,8 @@ class Membership:
         self._lock = threading.RLock()
         self._callbacks: list[Callable[[], None]] = []
         self._sharers: list[Membership] = []
-        self._breaking = False
+        self._breaking: Trouble | None = None
+        """The trouble, from when this rank begins to tell of it."""
         self._published = threading.Event()
         self.loop = EventLoop(f"det_core-ipc-{rank}", self._on_crash)
 
@@ -306,9 +310,11 @@ class Membership:
 
     def share_trouble(self, other: Membership) -> None:
         """Have the trouble of this star be that of ``other`` too."""
-        self._sharers.append(other)
-        if self.trouble is not None:
-            other.break_off(self.trouble, wait=False)
+        with self._lock:
+            self._sharers.append(other)
+            trouble = self._breaking
+        if trouble is not None:
+            other.break_off(trouble, wait=False)
 
     def break_off(self, trouble: Trouble, heard_from: Peer | None = None, *, wait: bool = True) -> None:
         """Remember why the job cannot go on, tell the other ranks, and wake up every waiting call.
@@ -317,9 +323,11 @@ class Membership:
         with it: they would name this rank. The first trouble is the one that counts.
         """
         with self._lock:
-            first, self._breaking = not self._breaking, True
+            first = self._breaking is None
+            self._breaking = self._breaking or trouble
+            sharers = list(self._sharers)
         if first:
-            for star in self._sharers:
+            for star in sharers:
                 star.break_off(trouble, wait=False)
             data = encode(Kind.TROUBLE, rank=self.rank, body=trouble.encode())
             for peer in self.others():

@@ -19,7 +19,6 @@ import secrets
 import select
 import socket
 import stat
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -30,7 +29,7 @@ from det_core.errors import RendezvousError
 from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Frame, Kind, encode
 from det_core.ipc._membership import Peer, waiting
 from det_core.ipc._star import Star
-from det_core.ipc._unix_link import UnixLink
+from det_core.ipc._unix_link import UnixLink, peer_credentials
 from det_core.ipc._zmq_link import ChiefKey, ZmqLink, ZmqSocket
 
 _PROTOCOL = 2
@@ -97,7 +96,7 @@ class Assembly:
     def _refusal(self, hello: Hello, proof: str | None) -> tuple[bool, str] | None:
         """Whether this worker, who is not let in, may come again, and why; None: it is let in."""
         star = self._star
-        if proof is not None and not secrets.compare_digest(hello.proof, proof):
+        if proof is not None and not secrets.compare_digest(hello.proof.encode(errors="replace"), proof.encode()):
             return False, "its DET_CORE_SECRET is not the chief's"
         if hello.protocol != _PROTOCOL:
             return False, f"it speaks protocol {hello.protocol}, the chief {_PROTOCOL}: install one det_core everywhere"
@@ -160,8 +159,12 @@ class Assembly:
             return self._turn_away(link)
         self._forget(link)
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        with theirs:
-            socket.send_fds(link.sock, [encode(Kind.WELCOME, body=_who_am_i())], [theirs.fileno()])
+        try:
+            with theirs:
+                socket.send_fds(link.sock, [encode(Kind.WELCOME, body=_who_am_i())], [theirs.fileno()])
+        except OSError:  # it has died, or waited too long for this and knocks again
+            mine.close()
+            return link.close()
         data = self._star.new_data_link(mine, hello.rank)
         self._admit(self._peer(hello, pid or hello.pid, self._star.new_link(link.sock), data))
 
@@ -267,12 +270,6 @@ def prove(secret: str | None, nonce: str, rank: int) -> str:
     if secret is None:
         return ""
     return hmac.new(secret.encode(), f"det_core hello {nonce} {rank}".encode(), "sha256").hexdigest()
-
-
-def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """The pid and the user of the process at the other end, as the kernel knows them."""
-    pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
-    return pid, uid
 
 
 def rendezvous_path(key: tuple[str, ...]) -> str:

@@ -76,8 +76,10 @@ class Cursor:
         if files and self.offset > files[-1].begin + files[-1].size:
             self.offset = 0  # another file has taken the place: rather carried twice than lost
         for part in files:
-            if self.offset < part.begin + part.size and (lines := self._read_part(part)):
-                return lines
+            if self.offset < part.begin + part.size:
+                lines = self._read_part(part)
+                if lines is None or lines:
+                    return lines or []
             if part is not files[-1]:
                 self.offset = max(self.offset, part.begin + part.size)  # perhaps half a line, which nobody will end
         return []
@@ -115,13 +117,14 @@ class Cursor:
                 begin += parts[-1].size
         return parts
 
-    def _read_part(self, part: _Part) -> list[Line]:
-        """The next records of a file. If there are none, what is torn or empty is passed over for good."""
+    def _read_part(self, part: _Part) -> list[Line] | None:
+        """The next records of a file; None: it cannot be opened now. Where there are none, what is torn or empty is
+        passed over for good."""
         from det_core.journal._format import parse
 
         file = open_file(part.path)
         if file is None:
-            return []
+            return None
         lines: list[Line] = []
         end = self.offset
         with file:

@@ -263,7 +263,7 @@ class RunRecord(RunSummary):
             yield from _series(places, self._restored, superseded=superseded)
 
     def _read(self, group: str, found: Iterable[_Found], *, batches: bool = False) -> Iterator[Row]:
-        """The rows at such places; each file is opened once. What cannot be read any more is left out."""
+        """The rows at such places; each file is opened once. What is no record any more is left out."""
         from det_core.journal._format import decode
 
         with ExitStack() as stack:

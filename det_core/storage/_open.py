@@ -83,7 +83,7 @@ def _from_text(text: str, scratch: Path) -> Store:
             raise ValueError(
                 f"checkpoint_storage={text!r}: a URL has two slashes, {half[1]}://…; a folder of that name is ./{text}"
             )
-        return DirectoryStore(Path(text).expanduser())
+        return DirectoryStore(os.path.expanduser(text))
     scheme, _, rest = text.partition("://")
     if "?" in rest or "#" in rest or "::" in text or not scheme.isidentifier():
         raise ValueError(
@@ -180,6 +180,8 @@ def _mismatches(used: Mapping[str, Any]) -> list[str]:
     web = [used.get(key, "http://") for key in ("endpoint_url", "account_url")]
     rules = [
         (os.path.commonpath([host, path]) != host, f"storage_path must lie inside host_path {host!r}"),
+        (not all(os.path.isabs(used.get(key, "/")) for key in ("host_path", "container_path")),
+         "host_path and container_path are absolute paths"),
         ("/" in used.get("bucket", ""), "bucket must be a bare name: give the rest as prefix"),
         (any(".." in used.get(key, "").split("/") for key in ("prefix", "container")), "a prefix cannot hold '..'"),
         ("://" not in used.get("url", "://"), "url must be one of a protocol that fsspec knows"),

@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def block(usage: str) -> Callable[[Callable[_P, Iterator[_T]]], Callable[_P, AbstractContextManager[_T]]]:
-    """As ``contextmanager``, where the error of any other use says ``with USAGE:``."""
+    """As ``contextmanager``, where the error of a use without ``with``, as a path or a pair, says ``with USAGE:``."""
 
     def decorate(method: Callable[_P, Iterator[_T]]) -> Callable[_P, AbstractContextManager[_T]]:
         made = contextmanager(method)

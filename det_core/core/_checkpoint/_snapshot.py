@@ -24,10 +24,10 @@ class Snapshots:
         """The tensors on it, to be used again: making one takes longer than a small copy."""
 
     def take(self, state: Any) -> Any:
-        """A deep copy of a state, with its tensors on the CPU; what is changed afterwards does not reach it.
+        """A deep copy of a state, with its dense tensors on the CPU; what is changed afterwards does not reach it.
 
         Tensors that share a storage share its copy: a ``state_dict()`` makes new tensors of tied weights, and their
-        bytes would be saved twice. What is no dense tensor is left to its own ``__deepcopy__``.
+        bytes would be saved twice. What is no dense tensor is left to its own ``__deepcopy__``, on its own device.
 
         Raises:
             Exception: what in the state cannot be copied.
@@ -40,7 +40,12 @@ class Snapshots:
         made: dict[Any, Any] = {}
         shared: dict[int, Any] = {}
         memo: dict[Any, Any] = {"torch": shared}  # where deepcopy looks for what other objects have of a storage
-        for tensor in _tensors(state, torch.Tensor):
+        tensors = list(
+            _tensors(state, torch.Tensor)
+        )  # kept, as the memo goes by their ids: a mapping may make new ones
+        for tensor in tensors:
+            if tensor.is_cuda:
+                devices.add(tensor.device)
             if not _is_dense(tensor, torch):
                 if tensor.grad_fn is not None:  # deepcopy refuses what has a history
                     memo[id(tensor)] = copy.deepcopy(tensor.detach(), memo).requires_grad_()
@@ -53,9 +58,7 @@ class Snapshots:
                     whole.append(tensor)
                 else:
                     kept.copy_(storage, non_blocking=tensor.is_cuda)
-                if tensor.is_cuda:
-                    devices.add(tensor.device)
-                elif tensor.is_cpu:
+                if tensor.is_cpu:
                     shared[storage._cdata] = kept
             shape = (tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
             key = (kept._cdata, *shape, type(tensor), tensor.requires_grad)
@@ -95,13 +98,13 @@ def _view(
 def _tensors(state: Any, kind: type) -> Iterator[Any]:
     """The tensors in dictionaries, lists and tuples at any depth, each once."""
     kinds = (kind, Mapping, list, tuple)
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}
     left = [state]
     while left:
         value = left.pop()
         if not isinstance(value, kinds) or id(value) in seen:
             continue
-        seen.add(id(value))
+        seen[id(value)] = value
         if isinstance(value, kind):
             yield value
         else:
@@ -125,7 +128,7 @@ def write_state(disk: Disk, path: Path, state: Any, tick: Progress = lambda _: N
         disk: the door to the file system.
         path: the file; its folder is made.
         state: what to save.
-        tick: called with the number of bytes that were written since it was last called.
+        tick: called with 0 before each write; what it raises ends the save.
     """
     import torch
 

@@ -6,7 +6,7 @@ import copy
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -158,6 +158,33 @@ def test_tensors_in_objects_and_storages(tmp_path: Path) -> None:
     assert found["holder"].tensor.tolist() == [2, 3, 4, 5]
     assert found["typed"].data_ptr() == found["base"].data_ptr() == found["holder"].tensor.data_ptr() - 8
     assert found["marked"].note == "kept"
+
+
+class Fresh(Mapping[str, torch.Tensor]):
+    """Makes its tensors when they are asked for."""
+
+    def __init__(self, begin: int) -> None:
+        self._begin = begin
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return torch.tensor([0, self._begin + int(key)])[1:]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter("0123")
+
+    def __len__(self) -> int:
+        return 4
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, torch.Tensor]:
+        return {key: copy.deepcopy(value, memo) for key, value in self.items()}
+
+
+def test_a_mapping_that_makes_its_tensors_anew(tmp_path: Path) -> None:
+    with context_on(tmp_path) as (context, _):
+        for _ in "ab":  # the second time uses what was made the first time
+            storage_id = context.save({n: Fresh(n) for n in range(0, 400, 10)}, STEPS, blocking=False)
+    found = load(tmp_path, storage_id)
+    assert found == {n: {key: torch.tensor([n + int(key)]) for key in "0123"} for n in range(0, 400, 10)}
 
 
 def test_what_changes_after_the_call_does_not_reach_it(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from det_core.errors import CollectiveMismatch, CollectiveTimeout, PeerLost, RendezvousError
 from det_core.ipc import Links, _membership, connect
+from det_core.ipc._connect import Place
 from fast.ipc.conftest import CALL, HELLO, finish, frame, in_thread, started
 from support.processes import until
 
@@ -198,6 +199,16 @@ def test_who_does_not_know_the_secret_learns_nothing_else(
     assert refusal.encode() in said and b"protocol" not in said
     others = [started(place(rank, 3, secret="right")) for rank in (1, 2)]
     assert all(isinstance(o, Links) for o in finish(chief, *others))
+
+
+def test_a_worker_that_is_gone_before_it_is_welcomed_may_come_again(place: PlaceOf, short_folder: Path) -> None:
+    chief = started(place(0, 3))
+    hello = {**HELLO_OF_1, "job": Place(**place(1, 3)).digest}
+    with socket.socket(socket.AF_UNIX) as gone:
+        gone.connect(door(short_folder))
+        gone.shutdown(socket.SHUT_RD)  # as if it were closed, of which the chief hears as it answers
+        gone.sendall(frame(HELLO, json.dumps(hello).encode()))
+        assert all(isinstance(o, Links) for o in finish(chief, *(started(place(rank, 3)) for rank in (1, 2))))
 
 
 def test_a_worker_that_dies_in_the_rendezvous_is_named(place: PlaceOf, short_folder: Path, tmp_path: Path) -> None:

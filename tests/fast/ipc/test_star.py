@@ -14,6 +14,7 @@ import pytest
 
 from det_core.errors import ContextClosed, DistributedError, PeerLost
 from det_core.ipc import Links
+from det_core.ipc._membership import Membership, Trouble
 from support.processes import free_port, until
 from support.ranks import running
 
@@ -158,6 +159,24 @@ def test_on_trouble_after_the_fact_is_called_at_once(as_ranks: AsRanks) -> None:
         return called.wait()
 
     assert as_ranks(2, work).values()[0] is True
+
+
+def test_trouble_that_is_being_told_reaches_a_star_that_is_made_meanwhile(as_ranks: AsRanks) -> None:
+    def work(links: Links) -> Any:
+        star, local, done = links.everyone, Membership(0, [0]), threading.Event()
+
+        def meanwhile() -> None:  # on the ipc thread, which publishes it afterwards
+            star.break_off(Trouble("lost", "rank 7 died"), wait=False)
+            star.share_trouble(local)
+            done.set()
+
+        star.call_soon(meanwhile)
+        done.wait()
+        until(lambda: local.trouble is not None)
+        local.loop.stop()
+        return local.trouble
+
+    assert {trouble.text for trouble in as_ranks(2, work).values()} == {"rank 7 died"}
 
 
 def test_farewells_are_seen_by_everybody_who_is_still_there(as_ranks: AsRanks) -> None:

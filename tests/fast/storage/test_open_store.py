@@ -68,6 +68,7 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"type": "directory"}, "container_path is missing"),
         ({"type": "directory", "container_path": None}, "container_path is missing"),
         ({"type": "directory", "container_path": "/d", "bucket": "b"}, "bucket is no key of type directory"),
+        ({"type": "directory", "container_path": "~/d"}, "absolute"),
         ({"type": "shared_fs", "host_path": "/data", "storage_path": "../x"}, "storage_path must lie inside host_path"),
         ({"type": "shared_fs", "host_path": "/a/b", "storage_path": "/a/bc"}, "storage_path must lie inside"),
         ("s3://", "s3://bucket/prefix"),
