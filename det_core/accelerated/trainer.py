@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from det_core._training.data_order import length_of
 from det_core._training.strategy import parameters_of
-from det_core.accelerated._base import Run, Session, listed, shaped
+from det_core.accelerated._base import Run, Session, listed, named, shaped
 from det_core.accelerated._data import EpochLoader, batch_size_of, default_workers
 from det_core.accelerated._events import CallbackHandler
 from det_core.accelerated._loop import TrainingLoop, begin_run, connect, opened
@@ -76,6 +76,12 @@ class Trainer(TrainingLoop, Saves):
     ) -> None:  # fmt: skip
         if on_nan not in ("exit", "raise", "stop"):
             raise ValueError(f"on_nan={on_nan!r}: expected 'exit', 'raise' or 'stop'")
+        for name, metric in (*named(metrics).items(), *named(train_metrics).items()):
+            if not all(hasattr(metric, method) for method in ("update", "compute", "reset")):
+                raise TypeError(
+                    f"the metric {name} is a {type(metric).__name__}: give one of torchmetrics (which the extra "
+                    "'metrics' installs), or another object with update(outputs, targets), compute() and reset()"
+                )
         self.model, self.loss_func, self.optimizer = model, loss_func, optimizer
         self.run_history = InMemoryRunHistory() if run_history is None else run_history
         self._callbacks, self._loss_tracker = callbacks, LossTracker()

@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 def download(checkpoint: Checkpoint, args: argparse.Namespace) -> int:
     """Copy it into ``args.DIR``, and say what is there now."""
     folder = os.path.abspath(args.DIR)
-    others = set(os.listdir(folder) if os.path.isdir(folder) else ()) - {p.split("/")[0] for p in checkpoint.resources}
+    there = set(os.listdir(folder) if os.path.isdir(folder) else ())
+    own = {path.split("/")[0] for path in checkpoint.resources}
     with bar(f"downloading {checkpoint.storage_id}", checkpoint.size) as advance:
         checkpoint.download(args.DIR, progress=advance)
-    if others:
-        note(f"{folder} was not empty: what else is in it stays, as {min(others)}")
+    for what, names in (("replaced", there & own), ("there still, and not of this checkpoint", there - own)):
+        if names:
+            note(f"{folder} was not empty; {what}: {', '.join(sorted(names)[:5])}{', …' if len(names) > 5 else ''}")
     if args.json:
         told = {"storage_id": checkpoint.storage_id, "folder": folder, "verified": checkpoint.verified}
         print_json({**told, "size": checkpoint.size, "files": checkpoint.files})

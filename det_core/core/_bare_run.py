@@ -128,22 +128,18 @@ def _differences(run: RunRecord, name: str, size: int, argv: Sequence[str]) -> l
     found = []
     if run.name != name:
         found.append(f"run {run.run_id} was started under the name {run.name}, and goes on under {name}")
-    before = [r["size"] for r in run.records("run_start")]
-    if before and before[-1] != size:
-        found.append(f"run {run.run_id} had {before[-1]} rank(s) before, and has {size} now")
+    sizes = [r["size"] for r in run.records("run_start")]
+    if sizes and sizes[-1] != size:
+        found.append(f"run {run.run_id} had {sizes[-1]} rank(s) before, and has {size} now")
     if never_asked(run):
         found.append(f"run {run.run_id} ended without a word before: {NEVER_ASKED}")
-    if run.state == "completed":
-        found.append(_completed_before(run, argv))
-    return found
-
-
-def _completed_before(run: RunRecord, argv: Sequence[str]) -> str:
-    """Said of a run that is taken up although it had reached its end: its script may find nothing left to do."""
     before, now = shlex.join(run.argv), shlex.join(argv)
-    if before == now:
-        return f"run {run.run_id} had completed, with the same command"
-    return f"run {run.run_id} had completed, as: {before}; it goes on as: {now}"
+    how = "had completed" if run.state == "completed" else "was started"  # one that is over may find nothing left to do
+    if before != now:
+        found.append(f"run {run.run_id} {how}, as: {before}; it goes on as: {now}")
+    elif run.state == "completed":
+        found.append(f"run {run.run_id} {how}, with the same command")
+    return found
 
 
 def _first_line(folder: RunFolder, latest_checkpoint: str | None) -> str:

@@ -138,6 +138,15 @@ def test_a_stop_iteration_of_the_users_is_an_error() -> None:
         evaluate(a_trainer(Asks))
 
 
+def test_a_metric_that_only_computes_is_refused_before_anything_is_trained() -> None:
+    def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> float:
+        raise AssertionError
+
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(TypeError, match="metric accuracy is a function: give one of torchmetrics"):
+        Trainer(model, torch.nn.functional.mse_loss, None, metrics={"accuracy": accuracy})
+
+
 def test_a_metric_of_many_elements() -> None:
     class Records(TrainerCallback):
         def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:

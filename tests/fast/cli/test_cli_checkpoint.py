@@ -130,7 +130,10 @@ def test_download(home: Path, tmp_path: Path) -> None:
     assert {path: (out / path).read_bytes() for path in FILES} == FILES
     (tmp_path / "again").mkdir()
     (tmp_path / "again" / "mine").write_text("mine")
-    assert "was not empty: what else is in it stays, as mine" in det_core("download", one, tmp_path / "again").stderr
+    beside = "was not empty; there still, and not of this checkpoint: mine\n"
+    assert beside in det_core("download", one, tmp_path / "again").stderr
+    again = det_core("download", one, tmp_path / "again").stderr
+    assert beside in again and "was not empty; replaced: empty, metadata.json, " in again
     assert (tmp_path / "again" / "mine").read_text() == "mine"
     told = as_json("download", "latest", tmp_path / "again")
     assert told == {"storage_id": one, "folder": str(tmp_path / "again"), "verified": True, "size": SIZE, "files": 4}

@@ -102,7 +102,9 @@ def test_an_experiment_is_created_waited_for_and_read(running: Running, master: 
     (tmp_path / "model" / "mine").touch()
     told = det_core("experiment", "download-checkpoint", experiment.id, tmp_path / "model", "--master", running.url)
     assert told.stdout.startswith(f"downloaded checkpoint checkpoint-2 to {tmp_path}/model: ")
-    assert "in 2 file(s)" in told.stdout and "was not empty: what else is in it stays, as mine" in told.stderr
+    assert (
+        "in 2 file(s)" in told.stdout and "was not empty; there still, and not of this checkpoint: mine" in told.stderr
+    )
     experiment.delete()
 
 

@@ -308,6 +308,9 @@ def test_a_run_that_had_completed_is_told_with_its_command(tmp_path: Path) -> No
     assert "had completed, with the same command" in again
     other = warm.run(["train.py", "--epochs", "2"], cwd=tmp_path).stdout
     assert "had completed, as: python train.py --epochs 1; it goes on as: python train.py --epochs 2" in other
+    (tmp_path / "train.py").write_text("from det_core import core\nwith core.init(name='a', resume='latest'): 1 / 0\n")
+    warm.run(["train.py"], cwd=tmp_path)
+    assert "was started, as: python train.py; it goes on as" in warm.run(["train.py", "x"], cwd=tmp_path).stdout
 
 
 def test_a_run_records_how_it_was_started(home: Path, tmp_path: Path) -> None:
