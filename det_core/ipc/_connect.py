@@ -177,6 +177,7 @@ def _local_star(everyone: Star, here: Place) -> Star | None:
                     failure = everyone.failures().get(rank)
                     what = "closed its context, and never joined the ranks of its machine"
                     star.break_off(Trouble("lost", f"rank {rank} has {what}" + (f": {failure}" if failure else "")))
+            star.raise_if_broken()
 
         everyone.share_trouble(star)
         star.share_trouble(everyone)

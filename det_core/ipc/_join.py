@@ -27,7 +27,7 @@ def join_unix(star: Star, path: str, secret: str | None, job: str, check: Callab
     """Join the chief of this machine; returns when every rank is there.
 
     Args:
-        check: called at each look for the chief: breaks the star off when it will not come.
+        check: called at each look for the chief: raises when it will not come.
 
     Raises:
         RendezvousError: the chief does not let this rank in, or whoever listens there is not this user.
@@ -41,13 +41,7 @@ def join_unix(star: Star, path: str, secret: str | None, job: str, check: Callab
     def whom() -> str:
         return f"the chief: no chief at {path}.sock yet"
 
-    def still_to_come() -> None:
-        check()
-        star.raise_if_broken()
-
-    for seconds in waiting(
-        found.__len__, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=still_to_come
-    ):
+    for seconds in waiting(found.__len__, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=check):
         if (answer := _knock(star, path, hello)) is None:
             time.sleep(min(seconds, pause))
             pause *= 1.5

@@ -78,7 +78,7 @@ class Assembly:
         """Return when every rank is there.
 
         Args:
-            check: called at each look: breaks the star off when somebody will not come.
+            check: called at each look: raises when somebody will not come.
 
         Raises:
             CollectiveTimeout: the star has a timeout, and it has passed.
@@ -210,18 +210,18 @@ class Assembly:
 
 
 def await_everybody(
-    star: Star, event: threading.Event, whom: Callable[[], str], more: Callable[[], None] = lambda: None
+    star: Star, event: threading.Event, whom: Callable[[], str], check: Callable[[], None] = lambda: None
 ) -> None:
     """Wait for ``event`` of the rendezvous as long as everybody who is there lives; for both sides."""
 
-    def check() -> None:
-        more()
+    def look() -> None:
+        check()
         departed = star.others(gone=True)
         if departed and not event.is_set():  # looked at in this order: who is ready may say goodbye at once
             star.lost(departed[0])
         star.raise_if_broken()
 
-    waits = waiting(event.is_set, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=check)
+    waits = waiting(event.is_set, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=look)
     for seconds in waits:
         event.wait(seconds)
 

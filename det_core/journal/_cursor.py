@@ -1,7 +1,7 @@
 """Carrying the records of one process elsewhere: what is new, and how far that got, as a byte offset.
 
 A process appends to one file, whose bytes are the order of its reports, and which comes back byte by byte after it was
-deleted. So one number says all. Of a process of several files (earlier versions went on in a new one after trouble)
+deleted. So one number says all. Of a process of several files (of a disk that stayed full, or of earlier versions)
 they count as one, in the order of their numbers.
 """
 

@@ -72,10 +72,14 @@ class RunFolder:
 
         created = _clock.now()
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime(created))
-        run_id = f"{stamp}-{''.join(choice(_ALPHABET) for _ in range(6))}"
         runs = Path(home) / "runs"
         try:
-            (runs / run_id).mkdir(parents=True)
+            runs.mkdir(parents=True, exist_ok=True)
+            while True:  # of a thousand runs begun in one second, two may draw the same
+                run_id = f"{stamp}-{''.join(choice(_ALPHABET) for _ in range(6))}"
+                with suppress(FileExistsError):
+                    (runs / run_id).mkdir()
+                    break
             _write_info(runs / run_id, {"run_id": run_id, "name": name, "created": created, "restarts": []})
         except OSError as e:
             raise RunError(
