@@ -1,17 +1,19 @@
 """det_core: an SDK that turns any training script into a managed one.
 
-``from det_core import core`` or ``import det_core as det`` and ``det.core``, which is loaded when first used.
+``from det_core import core`` or ``import det_core as det`` and ``det.core``. What stands here is loaded when its name
+is first used.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from det_core._info import ClusterInfo, RendezvousInfo, ResourcesInfo, TrialInfo, get_cluster_info
-from det_core.errors import InvalidHP
+import importlib
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from det_core import core as core
+    from det_core import errors as errors
+    from det_core._info import ClusterInfo, RendezvousInfo, ResourcesInfo, TrialInfo, get_cluster_info
+    from det_core.errors import InvalidHP
 
     __version__: str
 
@@ -31,21 +33,30 @@ LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 """A format for ``logging.basicConfig(format=...)``: the level, process and logger of a line stand before its
 message, also behind the ``[rank=N]`` that a launcher puts in front."""
 
+_HOMES = {
+    "ClusterInfo": "_info",
+    "InvalidHP": "errors",
+    "RendezvousInfo": "_info",
+    "ResourcesInfo": "_info",
+    "TrialContext": "pytorch._trial_context",  # as trials of Determined annotate their context
+    "TrialInfo": "_info",
+    "get_cluster_info": "_info",
+}
+"""The module that each name stands in."""
 
-def __getattr__(name: str) -> object:
-    if name == "core":
-        import importlib
 
-        return importlib.import_module("det_core.core")
-    if name == "TrialContext":  # as trials of Determined annotate their context
-        import importlib
-
-        return importlib.import_module("det_core.pytorch._trial_context").TrialContext
+def __getattr__(name: str) -> Any:
+    if name in ("core", "errors"):
+        return importlib.import_module(f"{__name__}.{name}")
     if name == "__version__":
         from importlib.metadata import version
 
         return version("det-core")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:
