@@ -42,9 +42,18 @@ def destroy_group() -> None:
 
 
 def local_device(local_rank: int) -> torch.device:
-    """The device of one of this machine's ranks, made the current one: a GPU where there are any, else the CPU."""
+    """The device of one of this machine's ranks, made the current one: a GPU where there are any, else the CPU.
+
+    Raises:
+        ValueError: there are fewer GPUs than ranks; NCCL refuses two ranks on one, late and in riddles.
+    """
     if not torch.cuda.is_available():
         return torch.device("cpu")
+    if local_rank >= (count := torch.cuda.device_count()):
+        raise ValueError(
+            f"local rank {local_rank} has no GPU: {count} can be seen, and each rank needs one of its own. Start "
+            f"{count} on this machine (--nproc-per-node {count}), or train on CPUs with CUDA_VISIBLE_DEVICES=''"
+        )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from det_core._env import Environment
 from det_core._optional import require
-from det_core._training.process_group import make_group
+from det_core._training.process_group import local_device, make_group
 from det_core._training.strategy import DDP, _Parallel, load_model, load_optimizer
 from det_core.errors import CheckpointError
 
@@ -32,6 +32,7 @@ def make_accelerator(mixed_precision: str | None) -> Any:
 
     Raises:
         MissingExtra: accelerate is not installed.
+        ValueError: this machine has more ranks than GPUs.
     """
     accelerate = require("accelerate", **NEEDED)
     # unless told that there is no device, accelerate takes each rank of a machine without one for a job of its own
@@ -46,6 +47,8 @@ def make_accelerator(mixed_precision: str | None) -> Any:
         shared._reset_state()
     ours = not shared._shared_state
     accelerator = accelerate.Accelerator(mixed_precision=mixed_precision, cpu=cpu)
+    if several and accelerator.device.type == "cuda":
+        local_device(accelerator.local_process_index)  # accelerate puts the ranks without a GPU on another one's
     if ours and is_plain(str(accelerator.distributed_type.value)):
         shared._shared_state[OURS] = True
     return accelerator
