@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import groupby
 from operator import lt
 from pathlib import Path
@@ -263,15 +263,14 @@ class RunRecord(RunSummary):
             yield from _series(places, self._restored, superseded=superseded)
 
     def _read(self, group: str, found: Iterable[_Found], *, batches: bool = False) -> Iterator[Row]:
-        """The rows at such places; each file is opened once. What is no record any more is left out."""
+        """The rows at such places; what is no record any more is left out."""
         from det_core.journal._format import decode
 
-        with ExitStack() as stack:
-            file = cache(lambda number: stack.enter_context(open(self._scan.files[number], "rb")).fileno())
+        with closing(_Lines(self._scan.files)) as lines:
             for indices, superseded in found:
                 at = self._scan.places[group]
-                lines = ((i, os.pread(file(at.file[i]), at.size[i], at.offset[i])) for i in indices)
-                records = [(i, record) for i, line in lines if (record := decode(line)) is not None]
+                here = ((i, lines.read(at.file[i], at.offset[i], at.size[i])) for i in indices)
+                records = [(i, record) for i, line in here if (record := decode(line)) is not None]
                 if records:
                     first = records[0][0]
                     yield _merged([r for _, r in records], at.restart[first], at.rank[first], superseded, batches)
@@ -443,6 +442,28 @@ class _Scan:
             places.file.append(number)
             places.offset.append(offset)
             places.size.append(len(line))
+
+
+class _Lines:
+    """Reads lines of several files, of which one is open at a time: a run may have more ranks than a process may open
+    files."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._open, self._fd = -1, -1
+
+    def read(self, number: int, offset: int, size: int) -> bytes:
+        """A line of the file of that number."""
+        if number != self._open:
+            self.close()
+            self._fd, self._open = os.open(self._paths[number], os.O_RDONLY | os.O_CLOEXEC), number
+        return os.pread(self._fd, size, offset)
+
+    def close(self) -> None:
+        """Close the file that is open, if one is."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._open, self._fd = -1, -1
 
 
 _Found = tuple[list[int], bool]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -129,6 +130,21 @@ def test_rows_of_several_ranks_are_merged(tmp_path: Path) -> None:
     assert two.metrics == {"loss": 1.0, "rank0": 2, "rank1": 2, "rank2": 2, "mine": 0}
     assert two.conflicts == ("mine",)
     assert [row.metrics["util"] for row in read_run(tmp_path).rows("cpu")] == [0, 1, 2]
+
+
+def test_a_run_may_have_more_ranks_than_a_process_may_open_files(tmp_path: Path) -> None:
+    for rank in range(120):
+        journal = open_journal(tmp_path, rank=rank)
+        for step in range(2):
+            journal.metrics("training", step, {f"of rank {rank}": step})
+        journal.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 30, hard))
+    try:
+        found = written(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert {step: len(metrics) for step, metrics in found.items()} == {0: 120, 1: 120}
 
 
 def test_rows_come_in_the_order_of_their_steps_and_rows_without_one_in_theirs(tmp_path: Path) -> None:
