@@ -1,6 +1,7 @@
 """Every environment variable det_core reads, in one frozen object.
 
-``Environment.read()`` takes a snapshot; nothing else in the package looks at ``os.environ``. What the launchers of
+``Environment.read()`` takes a snapshot, and is how the package sees ``os.environ``; only what is handed on whole to a
+child process does not pass through it. What the launchers of
 the frameworks set for their ranks (``RANK``, ``SLURM_PROCID``, …) is kept as one mapping, ``launch``, that the rank
 detectors of :mod:`det_core.core` read.
 """
@@ -17,7 +18,7 @@ from typing import TypeVar
 _Default = TypeVar("_Default", int, None)
 
 LIMIT_BATCHES = "PT_ACC_LIMIT_BATCHES"
-"""The one variable that det_core also sets: ``det_core.accelerated.utils.LimitBatches``."""
+"""Also set by det_core: ``det_core.accelerated.utils.LimitBatches``."""
 _SHORTEST_SECRET = 16
 """Characters: what ranks of several machines send each other can run code."""
 LAUNCH_PREFIXES = ("HOROVOD_", "MPI_LOCAL", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PET_")

@@ -27,7 +27,7 @@ class EarlyExitReason(enum.Enum):
 
 
 class TrainContext:
-    """Reports metrics, status, progress and metadata. Any rank may report; no report waits for a disk or a network.
+    """Reports metrics, status, progress and metadata. Any rank may report; none waits for a disk's sync or a network.
 
     Args:
         distributed: the ranks that train together.

@@ -2,7 +2,8 @@
 
 Every report ends here. What the file promises to the journal above it:
 
-1. :meth:`JournalFile.append` never raises for a disk that refuses, and waits for nothing but the write itself.
+1. :meth:`JournalFile.append` never raises for a disk that refuses, and waits for nothing but the write itself;
+   once a second it looks whether the file was deleted, and writes it again.
 2. A line is in the file, or waits in memory for it, or is counted by :meth:`JournalFile.close`.
 3. The bytes of the file are the order in which lines were appended. Readers and the shipper's cursor lean on that,
    which is why there is never a second file, but for the last words of a run whose disk stays full.

@@ -4,8 +4,9 @@ Taken is what the wire contract's encoder takes (§2.1): numbers, strings, None,
 and arrays, bytes that are UTF-8, dates, UUIDs, enums (by value) and objects with ``__json__``. Rows of plain JSON do
 not come here, see :meth:`Journal.metrics`.
 
-A CUDA tensor is copied on its stream into pinned memory before the report returns, so that reporting never waits for a
-device, and a later in-place update changes nothing. Its row is written once the copy's event has fired.
+A CUDA tensor is copied on its stream into pinned memory before the report returns, so that reporting does not wait for
+a device (but for up to 10 s where the value of a step is reported again), and a later in-place update changes nothing.
+Its row is written once the copy's event has fired.
 """
 
 from __future__ import annotations

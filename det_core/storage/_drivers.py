@@ -1,7 +1,7 @@
 """File systems of fsspec as object stores: what each service wants said, and what only one can do.
 
-s3fs, gcsfs, adlfs and the others do requests, multipart, retries and credentials. All their calls here block, and may
-be made in several threads at a time.
+s3fs, gcsfs, adlfs and the others do requests, multipart, retries and credentials. All their calls here block; as many
+threads as ``Driver.threads`` may make them at a time.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 ::
 
-    <root>/<storage_id>/…                                 a checkpoint; it is there with its manifest, which comes last
+    <root>/<storage_id>/…                                 a checkpoint: a directory is renamed to here,
+                                                          in an object store its manifest comes last
     <root>/.det_core-tmp/<storage_id>.<owner>             somebody writes or deletes this checkpoint
     <root>/.det_core-tmp/held.<storage_id>.<owner>.<…>    somebody reads it
 """

@@ -1,7 +1,7 @@
 """``ctx.checkpoint``: saves a state, a folder, or what a script writes, and gets it back.
 
-Every save is the same: a folder of ours is filled, its files are hashed and synced, and one rename lists it. The calls
-differ in who fills the folder, and in which thread the rest is done.
+Every save is the same: a folder of ours is filled, its files are hashed and synced or uploaded, and one last step lists
+it. The calls differ in who fills the folder, and in which thread the rest is done.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ _MISTAKES = {kind.__name__: kind for kind in (ValueError, TypeError, RuntimeErro
 class Together:
     """The ranks that take part in an operation.
 
-    Every step ends in a gather and a broadcast, also where the work raised: without them the full disk of one rank is
+    Every step ends in a broadcast of how it went, also where the work raised: without it the full disk of one rank is
     the others' hang.
 
     Args:
