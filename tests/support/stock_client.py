@@ -1,7 +1,4 @@
-"""The contract's own client, as a peer: in virtual environments of its own, run and never read.
-
-``python tests/support/stock_client.py`` makes the environments; what needs them is skipped without.
-"""
+"""The contract's own client, as a peer: in virtual environments of its own, run and never read."""
 
 from __future__ import annotations
 
@@ -20,31 +17,22 @@ REQUIREMENTS = [
 """What is enough for it (wire contract, §3.4)."""
 
 
-def folder(release: str) -> Path:
-    """Where the environment of a release is."""
-    return ROOT / ".venvs" / f"determined-{release}"
-
-
-def python(release: str) -> Path | None:
-    """The interpreter with a release; None if it is not installed."""
-    return folder(release) / "bin" / "python" if (folder(release) / ".installed").exists() else None
-
-
-def install(release: str) -> None:
-    """Make the environment of a release.
+def python(release: str) -> Path:
+    """The interpreter with a release, which is installed at its first use.
 
     Raises:
         subprocess.CalledProcessError: pip could not; its output is on the terminal.
     """
-    at = folder(release)
+    at = ROOT / ".venvs" / f"determined-{release}"
+    if not (at / ".installed").exists():
+        install(release, at)
+    return at / "bin" / "python"
+
+
+def install(release: str, at: Path) -> None:
+    """Make the environment of a release."""
     subprocess.run([sys.executable, "-m", "venv", str(at)], check=True)
     pip = [str(at / "bin" / "pip"), "install", "-q", "--disable-pip-version-check"]
     for wanted in (["--no-deps", f"determined=={release}"], REQUIREMENTS):
         subprocess.run([*pip, *wanted], check=True)
     (at / ".installed").touch()
-
-
-if __name__ == "__main__":
-    for each in RELEASES:
-        if python(each) is None:
-            install(each)
