@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 from support.frameworks import Framework, framework
-from support.launcher import tests_of, write
+from support.launcher import short_form, write
 
 __all__ = ["framework"]
-short = tests_of("test_frameworks")
+short = short_form("test_frameworks")
 
 
 def test_nothing_outlives_kill_9_at_any_moment(framework: Framework, tmp_path: Path) -> None:

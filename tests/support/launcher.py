@@ -124,7 +124,7 @@ def write(folder: Path, name: str, text: str) -> str:
     return str(folder / name)
 
 
-def tests_of(name: str) -> Any:
+def short_form(name: str) -> Any:
     """A module of ``tests/launchers``, for the long form of its tests: the package ``launchers`` hides that folder."""
     spec = importlib.util.spec_from_file_location(name, TESTS / "launchers" / f"{name}.py")
     assert spec is not None and spec.loader is not None
