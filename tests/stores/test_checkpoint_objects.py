@@ -18,6 +18,8 @@ from support.ranks import running
 
 TESTS = str(support.TESTS)
 RANKS = "from support.object_ranks import main; main()"
+WHEN_BUSY = ("it is tried again", "has waited for 10 s for", "is back after")
+"""What a machine with much else to do makes det_core say."""
 
 
 @pytest.fixture(params=["moto", "rgw", "gcs"])
@@ -47,7 +49,7 @@ def share_every_method(storage: dict[str, Any], tmp_path: Path, count: int, size
     with running(RANKS, 4, tmp_path, env={"PYTHONPATH": TESTS}, args=arguments) as ranks:
         statuses = ranks.wait()
         said = [ranks.output(rank).split("\n") for rank in range(4)]
-        said = [[line for line in lines if "it is tried again" not in line] for lines in said]  # on a busy machine
+        said = [[line for line in lines if not any(words in line for words in WHEN_BUSY)] for lines in said]
         assert statuses == [0] * 4, "\n".join(ranks.output(rank)[-1500:] for rank in range(4))
     assert said == [["uploaded", "stored", "checked", "checked", "done", ""]] * 4
     assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
