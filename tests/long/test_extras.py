@@ -183,7 +183,7 @@ hyperparameters: {{lr: {{type: double, minval: 0, maxval: 1}}, x: {{type: double
 searcher: {{name: optuna, sampler: {sampler}, metric: loss, max_trials: 20, max_length: 2}}
 """)
         said = det_core(python, "search", "preview", "search.yaml", folder=tmp_path)
-        assert "optuna, by loss: 20 trials" in said
+        assert "optuna, the smallest loss is best: 20 trials" in said
 
 
 def test_postgres(extra: Extra, postgres_server: Postgres, tmp_path: Path) -> None:
