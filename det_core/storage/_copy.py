@@ -11,6 +11,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
@@ -193,8 +194,9 @@ class Copier:
                     self._disk.write_all(target, job.target or "", buffer[:got], offset)
                 offset += got
             digests.append(digest.hexdigest())
-            if target is not None and self._seal:  # the kernel begins to write it out: the sync has less to wait for
-                os.posix_fadvise(target, start, end - start, os.POSIX_FADV_DONTNEED)
+            if target is not None and self._seal:
+                with suppress(OSError):  # advice: the kernel begins to write it out, and the sync has less to wait for
+                    os.posix_fadvise(target, start, end - start, os.POSIX_FADV_DONTNEED)
             if job.expected is not None and job.expected[number] != digests[-1]:
                 raise CheckpointCorrupt(
                     f"{self._where}: {job.name} differs from its manifest between byte {start} and {end}"
