@@ -1,6 +1,6 @@
 """What all launchers share: the command line, the variables of every rank, and how mistakes are told.
 
-A launcher is a :class:`Framework` and a ``main`` of one line; the simplest is ``tensorflow.py``.
+A launcher is a :class:`Framework` and a ``main`` of one line; the simplest is ``deepspeed.py``.
 """
 
 from __future__ import annotations

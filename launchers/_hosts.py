@@ -50,8 +50,8 @@ class Place:
     hosts: tuple[Host, ...]
     node_rank: int = 0
     """The index of this machine."""
-    port: int = PORT
-    """Where the ranks meet, on the first machine."""
+    port: int = 0
+    """Where the ranks meet, on the first machine; 0: any free one, as there is no other machine."""
     known: bool = True
     """Whether the names of ``hosts`` are addresses; else only the first one's is."""
     notice: str = ""
@@ -115,7 +115,10 @@ def find_place(options: argparse.Namespace, environment: Environment) -> Place:
     place = next((found for find in finders if (found := find(asked))), None) or _bare(asked)
     if options.master_addr is not None and place.several:
         place = replace(place, hosts=(Host(options.master_addr, place.hosts[0].slots), *place.hosts[1:]))
-    return place if options.master_port is None else replace(place, port=options.master_port)
+    port = options.master_port
+    if port is None:
+        port = (place.port or PORT) if place.several else 0
+    return replace(place, port=port)
 
 
 def _named(asked: Asked) -> Place | None:
@@ -364,6 +367,16 @@ def _read(path: str) -> str:
         return Path(path).read_text()
     except OSError:
         return ""
+
+
+def hold_port(place: Place) -> int:
+    """The port where the ranks meet. On the first machine it is held as long as this process lives."""
+    if place.node_rank:
+        return place.port
+    held = reserve(place.port)
+    port = int(held.getsockname()[1])
+    held.detach()  # stays open, here and in the supervisor
+    return port
 
 
 def reserve(port: int = 0) -> socket.socket:

@@ -8,8 +8,7 @@ from det_core._env import Environment
 from det_core._optional import demand
 
 from ._cli import PROMISES, Framework, Parser, Words, launch, number
-from ._hosts import Place
-from .torch_distributed import meeting
+from ._hosts import Place, hold_port
 
 __all__ = ["main"]
 
@@ -41,7 +40,8 @@ def variables(place: Place, words: Words, environment: Environment) -> list[dict
     demand("deepspeed", "torch", extra="deepspeed", purpose="this launcher")
     slots = place.here.slots
     common = {
-        **meeting(place, words),
+        "MASTER_ADDR": place.chief,
+        "MASTER_PORT": str(hold_port(place)),
         "USE_DEEPSPEED": "1",
         "WORLD_SIZE": str(place.size),
         "LOCAL_SIZE": str(slots),

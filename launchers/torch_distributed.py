@@ -7,7 +7,7 @@ import os
 from det_core._env import Environment
 
 from ._cli import PROMISES, Framework, Parser, Words, launch
-from ._hosts import Place, reserve
+from ._hosts import Place, hold_port
 
 __all__ = ["main"]
 
@@ -37,21 +37,12 @@ options (torchrun's --standalone says what is so anyway):
 """
 
 
-def meeting(place: Place, words: Words) -> dict[str, str]:
-    """Where the ranks meet. On the first machine that port is held as long as this process lives."""
-    port = place.port
-    if place.node_rank == 0:
-        held = reserve(place.port if place.several or words.asked.master_port else 0)
-        port = held.getsockname()[1]
-        held.detach()  # stays open, here and in the supervisor
-    return {"MASTER_ADDR": place.chief, "MASTER_PORT": str(port)}
-
-
 def variables(place: Place, words: Words, environment: Environment) -> list[dict[str, str]]:
     """As ``LocalElasticAgent._start_workers`` of ``torch.distributed.elastic`` sets them for a job without restarts."""
     slots = place.here.slots
     common = {
-        **meeting(place, words),
+        "MASTER_ADDR": place.chief,
+        "MASTER_PORT": str(hold_port(place)),
         "USE_TORCH_DISTRIBUTED": "True",
         "WORLD_SIZE": str(place.size),
         "LOCAL_WORLD_SIZE": str(slots),

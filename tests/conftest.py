@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from det_core._env import LAUNCH_NAMES, LAUNCH_PREFIXES
 from support import nest, warm
 from support.processes import free_port
 from support.servers import gcs_server, moto_server, rgw_server, s3_server
@@ -68,6 +69,17 @@ def event_loop() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def gpu_driver() -> None:
+    """What a GPU's driver opens when it is first used, and keeps as long as the process lives."""
+    if Path("/dev/nvidiactl").exists():
+        import pynvml
+        import torch
+
+        pynvml.nvmlInit()
+        torch.zeros((), device="cuda" if torch.cuda.is_available() else None)
+
+
+@pytest.fixture(scope="session", autouse=True)
 def the_server_of_warm_scripts() -> Iterator[None]:
     """Ended with the session."""
     yield
@@ -78,10 +90,8 @@ def the_server_of_warm_scripts() -> Iterator[None]:
 def home(nothing_leaks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``DET_CORE_HOME`` of this test; no variable of the outside that det_core reads."""
     for name in list(os.environ):
-        if name.startswith(("DET_", "SLURM_", "OMPI_", "PMI", "HOROVOD_", "TORCHELASTIC_")):
+        if name in LAUNCH_NAMES or name.startswith(("DET_", *LAUNCH_PREFIXES)):
             monkeypatch.delenv(name)
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
-        monkeypatch.delenv(name, raising=False)
     path = tmp_path / "home"
     monkeypatch.setenv("DET_CORE_HOME", str(path))
     return path

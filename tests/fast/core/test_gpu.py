@@ -12,7 +12,6 @@ from support.processes import until
 torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs a CUDA device", allow_module_level=True)
-torch.zeros((), device="cuda")  # opens files, which no test leaves behind
 
 
 def queue_work() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from det_core._env import Environment
-from det_core.launch import _hosts, deepspeed, torch_distributed
+from det_core.launch import _hosts, deepspeed
 from det_core.launch._cli import Parser
 from det_core.launch._hosts import CannotStart, Host, Place
 from support.launcher import launched, write
@@ -31,14 +31,14 @@ SAYS = """
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A deepspeed that is found: the launcher looks for no more. The port that it holds to its end is closed here."""
-    held = []
+    held, reserve = [], _hosts.reserve
 
-    def reserve(port: int = 0) -> socket.socket:
-        found = _hosts.reserve(port)
+    def remembered(port: int) -> socket.socket:
+        found = reserve(port)
         held.append(found.fileno())
         return found
 
-    monkeypatch.setattr(torch_distributed, "reserve", reserve)
+    monkeypatch.setattr(_hosts, "reserve", remembered)
     for name in ("deepspeed", "torch"):
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "__init__.py").touch()

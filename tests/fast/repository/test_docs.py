@@ -14,7 +14,7 @@ from support import ROOT, pages
 
 PAGES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md"))
 NOT_RUN = {
-    "CONTRIBUTING.md": ["sets this very folder up", "a module of launchers/"],
+    "CONTRIBUTING.md": ["sets this very folder up", "a module of launchers/", "a row of a table, and a method"],
     "README.md": ["installs packages"],
     "SECURITY.md": ["needs two machines"],
     "docs/accelerated.md": ["tests/trainings does, with the example"],
@@ -83,7 +83,7 @@ def test_every_room_of_the_map_is_there() -> None:
     text = pages.page("CONTRIBUTING.md")
     rooms = re.findall(r"`((?:det_core|examples|benchmarks|launchers|tests)/[\w/]*(?:\.py)?)`", text)
     assert len(rooms) >= 30
-    to_be_written = {"det_core/search/_mine.py"}
+    to_be_written = {"det_core/search/_mine.py", "launchers/foo.py"}
     assert {room for room in rooms if not (ROOT / room).exists()} <= to_be_written
     named = re.findall(r"`(\w+)\(\)` in `([\w/]+\.py)`", text)
     assert len(named) >= 5
