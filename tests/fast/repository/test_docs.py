@@ -14,7 +14,12 @@ from support import ROOT, pages
 
 PAGES = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md"))
 NOT_RUN = {
-    "CONTRIBUTING.md": ["sets this very folder up", "a module of launchers/", "a row of a table, and a method"],
+    "CONTRIBUTING.md": [
+        "sets this very folder up",
+        "a function among others",
+        "a module of launchers/",
+        "a row of a table, and a method",
+    ],
     "README.md": ["installs packages"],
     "SECURITY.md": ["needs two machines"],
     "docs/accelerated.md": ["tests/trainings does, with the example"],
