@@ -225,7 +225,7 @@ class Lane:
         members = self._members
         if members.rank:
             data = encode(kind, op=call.op, name=self.name, rank=members.rank, number=call.number)
-            members.peers[0].tell(data)
+            members.peers[0].control.send(data)
 
     def _needs_departed(self, wait: _Wait) -> bool:
         """Raise if the call needs a rank that has said goodbye; whether it turned out to be ready."""

@@ -116,14 +116,8 @@ class Peer:
         """How much waits in this process's memory to be sent to it."""
         return self.control.queued + (0 if self.data is None else self.data.queued)
 
-    # control frames
-
-    def tell(self, data: bytes) -> None:
-        """Send a small control frame."""
-        self.control.send(data)
-
     def announce(self, data: bytes) -> None:
-        """As ``tell``; when it has arrived, the peer says so."""
+        """Send a small control frame; when it has arrived, the peer says so."""
         with self._lock:
             self._unseen += 1
         self.control.send(data)

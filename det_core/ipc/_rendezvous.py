@@ -118,7 +118,7 @@ class Assembly:
         star.admit(peer)
         if len(star.peers) == star.size - 1:
             for other in star.others():
-                other.tell(encode(Kind.READY))
+                other.control.send(encode(Kind.READY))
             self._complete.set()
 
     def _peer(self, hello: Hello, pid: int, control: UnixLink | ZmqLink, data: UnixLink | None) -> Peer:

@@ -59,10 +59,10 @@ class Star(Membership):
         self._failures: dict[int, str] = {}
         self._handlers: dict[str, Handler] = {}
         self._kept: dict[str, list[tuple[int, Any]]] = {}
-        self._kinds: dict[int, Callable[[Peer, Frame], None]] = {
+        self._kinds: dict[int, Callable[[Peer, Frame], object]] = {
             Kind.CALL: self._on_call,
             Kind.ENTERED: lambda _peer, frame: self.open_lane(frame.name).heard(frame),
-            Kind.ASK: lambda peer, frame: peer.tell(self.open_lane(frame.name).answer(frame)),
+            Kind.ASK: lambda peer, frame: peer.control.send(self.open_lane(frame.name).answer(frame)),
             Kind.ANSWER: lambda _peer, frame: self.open_lane(frame.name).answered(frame),
             Kind.POST: self._on_post,
             Kind.CREDIT: self._on_credit,
@@ -94,7 +94,7 @@ class Star(Membership):
         data = encode(Kind.POST, name=topic, rank=self.rank, body=body)
         for peer in self.others():
             if to is None or self.rank or peer.rank == to:
-                peer.tell(data)
+                peer.control.send(data)
 
     def subscribe(self, topic: str, handler: Handler) -> None:
         """Have ``handler(from_rank, message)`` called on the ipc thread for every message of ``topic``.
@@ -250,23 +250,23 @@ class Star(Membership):
         self.wake_all()
 
     def _on_trouble_elsewhere(self, peer: Peer, frame: Frame) -> None:
-        peer.tell(encode(Kind.SEEN, rank=self.rank))
+        peer.control.send(encode(Kind.SEEN, rank=self.rank))
         self.break_off(Trouble.decode(frame.segments[0]), peer)
 
     def _on_leaving(self, peer: Peer, _frame: Frame) -> None:
         peer.leaving = True
-        peer.tell(encode(Kind.SEEN, rank=self.rank))
+        peer.control.send(encode(Kind.SEEN, rank=self.rank))
 
     def _on_goodbye(self, peer: Peer, frame: Frame) -> None:
         farewell, peer.failure = pickle.loads(frame.segments[0])
         self._depart({peer.rank: (farewell, peer.failure)})
         peer.departed = True
         self.departures += 1
-        peer.tell(encode(Kind.SEEN, rank=self.rank))
+        peer.control.send(encode(Kind.SEEN, rank=self.rank))
         if self.rank == 0:
             body = pickle.dumps({peer.rank: (farewell, peer.failure)}, protocol=5)
             for other in self.others():
-                other.tell(encode(Kind.DEPARTED, body=body))
+                other.control.send(encode(Kind.DEPARTED, body=body))
         self.wake_all()
 
     def _depart(self, more: Mapping[int, tuple[dict[str, Any], str | None]]) -> None:

@@ -55,7 +55,7 @@ def test_a_hello_that_comes_twice_is_none_the_second_time(as_ranks: AsRanks) -> 
     def work(links: Links) -> Any:
         star = links.everyone
         if star.rank:
-            star.peers[0].tell(frame(HELLO, b"whatever", rank=star.rank))
+            star.peers[0].control.send(frame(HELLO, b"whatever", rank=star.rank))
         return [links.lane("user").allgather(star.rank) for _ in range(3)]
 
     assert as_ranks(2, work, force_tcp=True, insecure=True).values() == [[[0, 1]] * 3] * 2
