@@ -64,7 +64,7 @@ test-timm: setup  ## the port of timm's training, as its README says; timm in th
 
 test-long: setup  ## the slow proofs: random kills by the hundred, soak; or the file that ARGS names
 	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PY) -m pytest --timeout 3600 $(or $(ARGS),tests/long)
-	$(if $(ARGS),,$(MAKE) test-timm ARGS=tests/long/test_trainings_timm.py)
+	$(if $(ARGS),,$(MAKE) test-timm ARGS="--timeout 3600 tests/long/test_trainings_timm.py")
 
 fmt: setup  ## format every file, and mend what ruff can mend
 	$(VENV)/bin/ruff format . && $(VENV)/bin/ruff check --fix .
