@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from det_core._env import Environment
+from det_core._notices import open_standard_streams, write_quietly
 from det_core.errors import DetCoreError
 
 from . import _job
@@ -132,17 +133,14 @@ def _shares_processors(ranks: list[_job.Start], environment: Environment) -> boo
 
 def told(run: Callable[[], int], help: str) -> int:
     """What ``run`` returns; where it cannot, one line on stderr, and 2 for a mistake of the user's, else 1."""
-    _job.open_standard_streams()
+    open_standard_streams()
     try:
         return run()
     except HelpWanted:
-        try:
-            print(help, end="", flush=True)
-        except BrokenPipeError:  # the reader, `head` say, has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        write_quietly(help, sys.stdout)
         return 0
     except (UsageError, CannotStart, DetCoreError) as e:
-        print(f"{PREFIX}{e}", file=sys.stderr)
+        write_quietly(f"{PREFIX}{e}\n", sys.stderr)
         return 2 if isinstance(e, UsageError) else 1
     except KeyboardInterrupt:  # nothing runs yet
         return 130

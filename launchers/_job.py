@@ -156,13 +156,6 @@ def _parents_death() -> int:
         return os.pipe()[0]
 
 
-def open_standard_streams() -> None:
-    """Open 0, 1 and 2 where this process was started without them, so that no pipe or socket takes their place."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(fd)
-
-
 def _remove(folder: str) -> None:
     if folder:
         shutil.rmtree(folder, ignore_errors=True)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, TextIO
 
+from det_core._notices import write_quietly
+
 EVERY = 0.1
 """Seconds between two drawings."""
 
@@ -25,7 +27,7 @@ class ProgressLine:
         self._unit = unit
         self._is_notebook = type(self._stream).__module__.startswith("ipykernel.")
         self._width = 0
-        self.shown = self._is_notebook or self._stream.isatty()
+        self.shown = self._is_notebook or _is_terminal(self._stream)
         """Whether anything is drawn; :meth:`update` need not be called otherwise."""
         self._next = 0.0
         self._first: tuple[float, int] | None = None
@@ -63,22 +65,28 @@ class ProgressLine:
     def _write(self, line: str, end: str = "") -> None:
         """Replace what is drawn. A notebook knows the carriage return, and nothing that clears a line."""
         start, self._width = (f"\r{'':{self._width}}\r", len(line)) if self._is_notebook else ("\r\x1b[K", 0)
-        self._stream.write(f"{start}{line}{end}")
-        self._stream.flush()
+        write_quietly(f"{start}{line}{end}", self._stream)
 
     def say(self, text: str) -> None:
         """Write a line that stays, above the one that is drawn."""
         if self.shown:
             self._write(text, "\n")
         else:
-            self._stream.write(f"{text}\n")
-            self._stream.flush()
+            write_quietly(f"{text}\n", self._stream)
 
     def close(self) -> None:
         """Take the line away."""
         if self._drawn:
             self._drawn = False
             self._write("")
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    """Return whether a stream is a terminal."""
+    try:
+        return stream is not None and stream.isatty()
+    except ValueError:  # the script has closed it
+        return False
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> str:

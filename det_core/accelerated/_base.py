@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from det_core._notices import write_quietly
 from det_core.accelerated._events import CallbackHandler, Stops, StopTrainingError
 from det_core.accelerated._strategy import Strategy, nested
 from det_core.accelerated.run_config import TrainerRunConfig
@@ -293,8 +295,10 @@ class TrainerBase:
         without empty lines before a text."""
         if self._det_core.under_master and args and isinstance(args[0], str):
             args = (args[0].lstrip("\n"), *args[1:])
-        self._accelerator.print(*args, **kwargs)
-        sys.stdout.flush()
+        if self._det_core.strategy.is_local_main_process:
+            text = io.StringIO()
+            print(*args, **{**kwargs, "file": text})
+            write_quietly(text.getvalue(), kwargs.get("file") or sys.stdout)
 
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
         """The model without what spreads it over ranks.

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from det_core._env import Environment
+from det_core._notices import write_quietly
 from det_core._training.data_order import length_of
 from det_core._training.progress_line import ProgressLine
 from det_core.accelerated._events import (
@@ -234,7 +235,7 @@ class ProgressBarCallback(TrainerCallback):
             if trainer._det_core.under_master:  # its logs have stdout and stderr of a rank in no order
                 trainer.print(text)
             else:
-                sys.stderr.write(f"{text}\n")
+                write_quietly(f"{text}\n", sys.stderr)
         self.on_run_closed(trainer)
 
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from det_core._notices import open_standard_streams, write_quietly
 from det_core.cli._commands import ALIASES, COMMANDS
 from det_core.cli._say import error, warnings_as_notes
 
@@ -51,12 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     trace = arguments[:1] == ["--traceback"]
     if trace:
         del arguments[0]
+    open_standard_streams()
+    if sys.stdout is None:  # closed, as some daemons start a command
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays for as long as the process
     try:
         status = _dispatch(arguments)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 0
     except KeyboardInterrupt:
         error("interrupted")
@@ -66,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         error(_told(e))
         return 1
+    finally:  # argparse has printed a text and exits, or a stream takes no more
+        for stream in (sys.stdout, sys.stderr):
+            write_quietly("", stream)
 
 
 def _dispatch(arguments: list[str]) -> int:

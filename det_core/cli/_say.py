@@ -13,16 +13,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from det_core._json import to_words
+from det_core._notices import write_quietly
 
 
 def error(message: str) -> None:
     """One line on stderr."""
-    print(f"det-core: error: {message}", file=sys.stderr)
+    write_quietly(f"det-core: error: {message}\n", sys.stderr)
 
 
 def note(message: str) -> None:
     """One line on stderr that is no error."""
-    print(f"det-core: {message}", file=sys.stderr)
+    write_quietly(f"det-core: {message}\n", sys.stderr)
 
 
 @contextmanager

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any
 
 from det_core._info import ClusterInfo
+from det_core._notices import drop_unwritable, print_notice
 from det_core.core._checkpoint import CheckpointContext
 from det_core.core._distributed import DistributedContext
 from det_core.core._preemption import PreemptContext
 from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import raise_if_ended
-from det_core.core._run import Run, recordable, say
+from det_core.core._run import Run, recordable
 from det_core.core._searcher import SearcherContext
 from det_core.core._train import EarlyExitReason, TrainContext
 from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
@@ -162,7 +163,7 @@ class Context:
         try:
             self._close(None, unclosed=True)
         except BaseException as e:
-            say(f"run {self.run_id}: {type(e).__name__}: {e}")
+            print_notice(f"run {self.run_id}: {type(e).__name__}: {e}")
 
     def _end_job(self, error: InvalidHP) -> None:
         """Report the early exit, and tell every other rank to exit with status 0 as well."""
@@ -189,7 +190,8 @@ class Context:
         if self.distributed.rank == 0:
             if isinstance(lost := failures.get("journal"), ReportsNotKept) and outcome in _AS_WISHED:
                 outcome, detail = "incomplete", str(lost)  # as the journal itself records it
-            say(self._run.last_line(outcome, detail))
+            print_notice(self._run.last_line(outcome, detail))
+        drop_unwritable()
         if interrupt is not None:
             raise interrupt
         if len(failures) == 1 and isinstance(

@@ -10,6 +10,7 @@ from typing import Any
 
 from det_core._env import Environment
 from det_core._info import get_cluster_info
+from det_core._notices import open_standard_streams, print_notice
 from det_core.core._bare_run import open_bare_run
 from det_core.core._checkpoint import CheckpointContext, RunEvents
 from det_core.core._context import Context
@@ -17,7 +18,7 @@ from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
-from det_core.core._run import Run, Wanted, close_quietly, recordable, say, without_our_frames
+from det_core.core._run import Run, Wanted, close_quietly, recordable, without_our_frames
 from det_core.core._searcher import SearcherContext, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
@@ -83,6 +84,7 @@ def init(
     contradicts is warned of); nor is ``max_length``, if the experiment's configuration has one.
     ``checkpoint_storage``, left out, is that of the configuration.
     """
+    open_standard_streams()
     environment = Environment.read()
     texts = {"name": name, "resume": resume, "metric": metric, "searcher_metric": searcher_metric}
     _check(distributed, preempt_mode, tensorboard_mode, hparams, texts, environment)
@@ -141,7 +143,7 @@ def _compose(
     )  # fmt: skip
     if chief:
         for line in run.first_lines:
-            say(line)
+            print_notice(line)
     _record_start(distributed, run)
     context = Context(
         distributed=distributed,
@@ -149,7 +151,7 @@ def _compose(
             distributed, run.store, run_id=run.run_id, restart=run.restart,
             events=RunEvents(run, tensorboard, retention), latest=run.latest_checkpoint, elsewhere=run.elsewhere,
             scratch=environment.home / "scratch", deadline=lambda: _deadline(preempt, environment.grace),
-            say=say if chief else logger.debug,
+            say=print_notice if chief else logger.debug,
         ),
         preempt=preempt,
         train=TrainContext(distributed, run.journal, run.backend, tensorboard),

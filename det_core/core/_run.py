@@ -145,11 +145,6 @@ def close_quietly(what: Store | Backend) -> None:
         logger.warning("%s", e)
 
 
-def say(text: str) -> None:
-    """One line for the person at the terminal, apart from the script's own output."""
-    print(f"det_core: {text}", file=sys.stderr, flush=True)
-
-
 def ending_of(outcome: str, detail: str) -> str:
     """An outcome of a run in words."""
     if outcome == "stopped":

@@ -16,13 +16,14 @@ from types import FrameType
 from typing import Any
 
 from det_core import _clock
+from det_core._notices import write_in_handler
 
 PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 LATE_SIGTERM = 30.0
 """Seconds after an agreed stop, or a rank's loss, in which one SIGTERM is taken to belong to it."""
 SETTLE_TIMEOUT = 5.0
 """Seconds that SIGTERM waits under a master until the reports are safe. A second one does not wait."""
-_FIRST_INTERRUPT = b"\nstopping at the next should_preempt(); Ctrl-C again to interrupt now\n"
+_FIRST_INTERRUPT = "\nstopping at the next should_preempt(); Ctrl-C again to interrupt now\n"
 
 
 class SignalWatch:
@@ -98,7 +99,7 @@ class SignalWatch:
             self._interrupts += 1
             if self._interrupts > 1:
                 raise KeyboardInterrupt
-            os.write(2, _FIRST_INTERRUPT)
+            write_in_handler(_FIRST_INTERRUPT)
 
     def _ignore_at_exit(self) -> None:
         # An interpreter that ends lets go of its handlers some time before the process is gone.
@@ -152,7 +153,7 @@ class EndSafely:
         try:
             self._settle()
         except Exception as e:
-            os.write(2, f"det_core: at the end of this process: {type(e).__name__}: {e}\n".encode())
+            write_in_handler(f"det_core: at the end of this process: {type(e).__name__}: {e}\n")
 
 
 def _on_main_thread() -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from det_core._info import get_cluster_info
+from det_core._notices import write_quietly
 from det_core.errors import ConfigErrors, DetCoreError, MissingExtra
 
 PROG = "python -m det_core.exec.harness"
@@ -278,10 +279,10 @@ def main(words: Sequence[str] | None = None) -> int:
             plan.init["name"] = args.name or args.SPEC
         cls = found_class(args.SPEC)
     except Mistake as e:
-        print(f"error: {e}", file=sys.stderr)
+        write_quietly(f"error: {e}\n", sys.stderr)
         return 2
     except ConfigErrors as e:
-        print("\n".join(f"error: {args.config}: {error}" for error in e.errors), file=sys.stderr)
+        write_quietly("".join(f"error: {args.config}: {error}\n" for error in e.errors), sys.stderr)
         return 2
     try:
         train(cls, plan)
@@ -303,7 +304,7 @@ def _tell(error: Exception) -> None:
         return
     theirs = [frame for frame in frames if not frame.filename.startswith(package)]
     where = f"{os.path.relpath(theirs[-1].filename)}:{theirs[-1].lineno}: " if theirs else ""
-    print(f"error: {where}{error}", file=sys.stderr)
+    write_quietly(f"error: {where}{error}\n", sys.stderr)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import det_core
 from det_core._env import Environment
+from det_core._notices import write_quietly
 from det_core._optional import require
 from det_core.errors import DetCoreError
 from det_core.master._home import HomeFiles, reachable
@@ -55,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             require(package, extra="master", purpose="a master")
         run(options)
     except (DetCoreError, OSError) as e:
-        print(f"det_core.master: error: {e}", file=sys.stderr, flush=True)
+        write_quietly(f"det_core.master: error: {e}\n", sys.stderr)
         return 1
     return 0
 

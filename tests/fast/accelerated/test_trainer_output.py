@@ -141,6 +141,19 @@ def test_case_44_one_line_in_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None
     assert not ProgressLine(StringIO()).shown
 
 
+def test_print_without_a_reader_fails_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, to = os.pipe()
+    os.close(read)
+    with open(to, "w") as unread:
+        monkeypatch.setattr(sys, "stdout", unread)
+        trainer = defaults()
+        train(trainer, 2)
+        assert len(trainer.run_history.get_metric_values("train_loss_epoch")) == 2
+        monkeypatch.undo()
+    with pytest.raises(TypeError):
+        trainer.print("text", unknown=1)
+
+
 def test_log_metrics_is_overridden_by_loggers(capsys: pytest.CaptureFixture[str]) -> None:
     logged: list[dict[str, Any]] = []
 
