@@ -178,15 +178,12 @@ class Context:
         self._closed = True
         _OPEN.discard(self)
         outcome, detail = ("unclosed", NEVER_CLOSED) if unclosed else self._outcome(error)
+        reported = self._run.journal.newest_step
         failures: dict[str, BaseException] = {}
-        interrupt: KeyboardInterrupt | None = None
-        for part, finish in self._closers(outcome, detail, error):
-            try:
-                finish()
-            except KeyboardInterrupt as e:  # a part that waits gives up; the others are closed all the same
-                interrupt = e
-            except Exception as e:
-                failures[part] = e
+        interrupt = _finish(self._sources(), failures)
+        if outcome in ("preempted", "stopped") and (unsaved := self._unsaved(reported)):
+            detail = f"{detail}; {unsaved}" if detail else unsaved
+        interrupt = _finish(self._sinks(outcome, detail, error), failures) or interrupt
         if self.distributed.rank == 0:
             if isinstance(lost := failures.get("journal"), ReportsNotKept) and outcome in _AS_WISHED:
                 outcome, detail = "incomplete", str(lost)  # as the journal itself records it
@@ -201,11 +198,8 @@ class Context:
         if failures:
             raise CloseError(failures)
 
-    def _closers(self, outcome: str, detail: str, error: BaseException | None) -> list[tuple[str, Callable[[], None]]]:
-        """Each part with what closes it, in order: sources of reports, then the ranks' links, then the journal."""
-        failure = error if outcome in ("failed", "interrupted") else None
-        says_nothing = self.managed and outcome == "unclosed"  # the master goes by the status of the process
-        end = {"outcome": outcome, **({"detail": detail} if detail else {})}
+    def _sources(self) -> list[_Closer]:
+        """Return each part that may still report or save, with what closes it, in order."""
         return [
             ("profiler", self.profiler.close),
             ("searcher", self.searcher.close),
@@ -213,6 +207,14 @@ class Context:
             ("preempt", self.preempt.close),
             ("train", self.train.close),
             *(("checkpoint store", store.close) for store in (self._run.store, *self._run.elsewhere.values())),
+        ]
+
+    def _sinks(self, outcome: str, detail: str, error: BaseException | None) -> list[_Closer]:
+        """Return each part that takes reports, with what closes it, in order: the ranks' links, then the journal."""
+        failure = error if outcome in ("failed", "interrupted") else None
+        says_nothing = self.managed and outcome == "unclosed"  # the master goes by the status of the process
+        end = {"outcome": outcome, **({"detail": detail} if detail else {})}
+        return [
             *([] if says_nothing else [("run", lambda: self._run.journal.record("run_end", end))]),
             ("distributed", lambda: self.distributed.close(farewell=end, failure=failure)),
             ("journal", self._run.journal.close),
@@ -220,13 +222,32 @@ class Context:
             ("run folder", self._run.release),
         ]
 
+    def _unsaved(self, reported: int) -> str:
+        """Return what a stop leaves unsaved, in words; empty where the script has saved, or reported nothing since.
+
+        Args:
+            reported: the largest step that was reported.
+        """
+        if self.distributed.rank != 0:  # the chief commits checkpoints
+            return ""
+        steps = None if self.latest_checkpoint is None else self.steps_completed
+        if (newest := self.checkpoint.newest) is not None:
+            steps, committed_at = newest
+            # Steps alone do not tell: a script may count batches in its reports, and epochs in its checkpoints.
+            if committed_at >= (self.preempt.stop_seen_at or 0.0):
+                return ""
+        if steps is None:
+            return "nothing was saved, so that a resume starts from the beginning"
+        return f"nothing was saved since step {steps}, from which a resume goes on" if reported > steps else ""
+
     def _outcome(self, error: BaseException | None) -> tuple[str, str]:
         """``completed``, ``stopped``, ``preempted``, ``invalid_hp`` or ``failed``, and what there is to say of it."""
         if isinstance(error, InvalidHP):
             return "invalid_hp", str(error)
         if isinstance(error, KeyboardInterrupt):
             return "interrupted", ""
-        if error is not None and not (isinstance(error, SystemExit) and error.code in (0, None)):
+        left = error is None or isinstance(error, GeneratorExit)
+        if not left and not (isinstance(error, SystemExit) and error.code in (0, None)):
             return "failed", f"{type(error).__name__}: {error}".splitlines()[0]
         try:
             raise_if_ended(self.distributed)
@@ -239,7 +260,25 @@ class Context:
             return "preempted", ""
         if self.preempt.stopped_by_script:
             return "stopped", self.preempt.reason or ""
+        if isinstance(error, GeneratorExit):
+            return "stopped", "its generator was left before the end"
         return "completed", ""
+
+
+_Closer = tuple[str, Callable[[], None]]
+
+
+def _finish(parts: list[_Closer], failures: dict[str, BaseException]) -> KeyboardInterrupt | None:
+    """Close each part, also if another fails to; note the failures by part, and return the interrupt of a wait."""
+    interrupt: KeyboardInterrupt | None = None
+    for part, finish in parts:
+        try:
+            finish()
+        except KeyboardInterrupt as e:  # a part that waits gives up; the others are closed all the same
+            interrupt = e
+        except Exception as e:
+            failures[part] = e
+    return interrupt
 
 
 _CURRENT: ContextVar[Context | None] = ContextVar("det_core_context", default=None)

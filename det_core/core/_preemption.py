@@ -94,6 +94,7 @@ class PreemptContext:
         self._first_call_at: float | None = None
         self._reason: str | None = None
         self._stopped_at = 0
+        self._stop_seen_at: float | None = None
         self._left = self._acknowledged = self._gave_up = False
         # For warnings: on the chief the ranks whose first call was not heard of, on a worker whom a decision waits for.
         in_step = self._chief is not None and preempt_mode is PreemptMode.WorkersAskChief
@@ -119,6 +120,11 @@ class PreemptContext:
     def requested_at(self) -> float | None:
         """When this rank first heard that it is preempted, on the monotonic clock; None: not yet."""
         return self._requested_at
+
+    @property
+    def stop_seen_at(self) -> float | None:
+        """When a call returned True for the stop that counts now, on the monotonic clock; None: none has."""
+        return self._stop_seen_at
 
     @property
     def requested(self) -> bool:
@@ -248,6 +254,8 @@ class PreemptContext:
         if stop is None:
             return False
         self._reason = stop.reason
+        if self._stop_seen_at is None or not stop.stays:
+            self._stop_seen_at = _clock.monotonic()
         if not stop.stays:
             self._stopped_at = side.calls
         elif auto_ack and self._talks:

@@ -65,6 +65,12 @@ class Journal:
         self._ended = ""
         _JOURNALS.add(self)
 
+    @property
+    def newest_step(self) -> int:
+        """The largest step of which this process has reported metrics; -1 before."""
+        with self._lock:
+            return max((group.last for group in self._groups.values()), default=-1)
+
     def metrics(
         self,
         group: str,

@@ -98,6 +98,8 @@ class CheckpointHandle:
             blocking: return when all ranks know.
         """
         self._commits.check_process()
+        if reason is not None and self.is_open:
+            self._commits.note_abort(reason, self.storage_id, self._metadata)
         why = reason or CheckpointError(f"checkpoint {self.storage_id} was aborted")
         self._end(lambda: self._give_up(why), why, blocking)
 
@@ -218,7 +220,8 @@ class CheckpointHandle:
                 self._together, commits.store.disk, staging, agreed,
                 lambda listing: staging.take(listing, self._tick), finish,
             )  # fmt: skip
-        except BaseException:
+        except BaseException as e:
+            commits.note_abort(e, self.storage_id, self._metadata)
             remove(staging)
             raise
 
@@ -266,6 +269,7 @@ class Commits:
         self._ordinals = itertools.count(1)
         self._last: CheckpointHandle | None = None
         self._newest: Header | None = None
+        self._newest_at = 0.0
         self._told_empty = False
         self._pid = os.getpid()
 
@@ -332,7 +336,21 @@ class Commits:
         self._events.committing(staging.storage_id)
         manifest = staging.commit(files, directories, metadata, header)
         self._newest = header
+        self._newest_at = _clock.monotonic()
         self._events.committed(record_of(manifest, metadata))
+
+    @property
+    def newest(self) -> tuple[int, float] | None:
+        """Steps of the newest checkpoint that this process has committed, and when, on the monotonic clock."""
+        return None if self._newest is None else (self._newest.steps_completed, self._newest_at)
+
+    def note_abort(self, error: BaseException, storage_id: str, metadata: Mapping[str, Any] | None) -> None:
+        """Print that a checkpoint was given up for something that ends a script without a traceback."""
+        if isinstance(error, Exception):
+            return
+        steps = (metadata or {}).get("steps_completed")
+        name = f"checkpoint {storage_id}" if steps is None else f"the checkpoint of step {steps}"
+        self._say(f"{name} was given up: {type(error).__name__} before it was complete")
 
     def check_process(self) -> None:
         """Raise ContextClosed in a process that was forked from the one with the context."""

@@ -221,7 +221,8 @@ class CheckpointContext:
         try:
             finish = functools.partial(self._commits.finish, staging)
             write(together, disk, staging, agreed, lambda listing: staging.put(listing, self._progress), finish)
-        except BaseException:
+        except BaseException as e:
+            self._commits.note_abort(e, staging.storage_id, metadata)
             remove(staging)
             raise
         return staging.storage_id
@@ -418,6 +419,14 @@ class CheckpointContext:
         self._check()
         self._commits.raise_failure()
         self._events.deleted(storage_id, self._reader.delete(storage_id))
+
+    @property
+    def newest(self) -> tuple[int, float] | None:
+        """Steps of the newest checkpoint that this process has committed, and when, on the monotonic clock.
+
+        None: it has committed none. The chief knows.
+        """
+        return self._commits.newest
 
     def close(self) -> None:
         """Remove what was begun and never committed, and wait for what is being saved. Idempotent.

@@ -1,0 +1,108 @@
+"""What the last line and the record of a run say of its end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from det_core import client, core
+
+
+def save(ctx: core.Context, step: int, **metadata: Any) -> None:
+    with ctx.checkpoint.store_path({"steps_completed": step, **metadata}) as (path, _):
+        (path / "file").write_text("x")
+
+
+def train(ctx: core.Context, steps: range, *, saves: int | None = None) -> None:
+    """Report steps, of which one is saved, and ask for a stop after the last."""
+    for step in steps:
+        ctx.train.report_training_metrics(step, {"loss": 1.0})
+        if step == saves:
+            save(ctx, step)
+        if step == steps[-1]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        ctx.preempt.should_preempt()
+
+
+@pytest.fixture
+def last_line(capsys: pytest.CaptureFixture[str]) -> Any:
+    return lambda: capsys.readouterr().err.strip().splitlines()[-1]
+
+
+def test_preemption_without_a_save_names_the_step_to_resume_from(last_line: Any) -> None:
+    with core.init(name="a") as ctx:
+        train(ctx, range(1, 3))
+    line = last_line()
+    assert "preempted (nothing was saved, so that a resume starts from the beginning); to resume it: " in line
+    assert client.run("latest").detail in line
+    with core.init(name="a", resume="latest") as ctx:
+        train(ctx, range(1, 6), saves=3)
+    assert "preempted (nothing was saved since step 3, from which a resume goes on)" in last_line()
+    with core.init(name="a", resume="latest") as ctx:
+        train(ctx, range(4, 8))
+    assert "preempted (nothing was saved since step 3, from which a resume goes on)" in last_line()
+
+
+def test_preemption_after_which_the_script_saved_says_no_more(last_line: Any) -> None:
+    with core.init() as ctx:
+        train(ctx, range(1, 3), saves=2)
+    assert " preempted; to resume it: " in last_line()
+    with core.init() as ctx:  # reports count batches, checkpoints count epochs
+        train(ctx, range(1, 30))
+        save(ctx, 1)
+    assert " preempted; to resume it: " in last_line()
+
+
+def test_stop_of_the_script_without_a_save_is_told(last_line: Any) -> None:
+    with core.init() as ctx:
+        ctx.preempt.should_preempt()
+        ctx.train.report_training_metrics(1, {"loss": 1.0})
+        ctx.preempt.request("converged")
+        assert ctx.preempt.should_preempt()
+    assert "stopped by the script: converged; nothing was saved, so that a resume starts" in last_line()
+
+
+@pytest.mark.parametrize("call", ["store_path", "store_path in the background", "save", "upload"])
+def test_checkpoint_given_up_for_an_exit_is_told(
+    call: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object) -> None:
+        raise SystemExit(0)
+
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "file").write_text("x")
+    with pytest.raises(SystemExit), core.init() as ctx:
+        if call.startswith("store_path"):
+            with ctx.checkpoint.store_path({"steps_completed": 9}, blocking=call == "store_path"):
+                leave()
+        elif call == "save":
+            pytest.importorskip("torch")
+            monkeypatch.setattr("det_core.core._checkpoint._context.write_state", leave)
+            ctx.checkpoint.save({}, {"steps_completed": 9})
+        else:
+            monkeypatch.setattr("det_core.core._checkpoint._context.write", leave)
+            ctx.checkpoint.upload(tmp_path / "folder", {"steps_completed": 9})
+    assert "the checkpoint of step 9 was given up: SystemExit before it was complete" in capsys.readouterr().err
+    assert client.run("latest").checkpoints() == []
+
+
+def test_generator_that_is_left_has_not_failed(last_line: Any) -> None:
+    def steps() -> Iterator[int]:
+        with core.init() as ctx:
+            for step in range(1, 9):
+                ctx.train.report_training_metrics(step, {"loss": 1.0})
+                save(ctx, step)
+                yield step
+
+    running = steps()
+    for step in running:
+        if step == 3:
+            break
+    running.close()
+    assert "stopped by the script: its generator was left before the end; to resume it: " in last_line()
+    assert client.run("latest").state == "stopped"
