@@ -57,12 +57,19 @@ class Run:
     @property
     def hparams(self) -> dict[str, Any]:
         """The hyperparameters that ``core.init(hparams=)`` was given last."""
-        return self._settings("hparams")
+        return self.record.last_settings("hparams")
 
     @property
     def config(self) -> dict[str, Any]:
         """What ``ctx.set_config()`` was given last."""
-        return self._settings("config")
+        return self.record.last_settings("config")
+
+    @property
+    def settings(self) -> list[dict[str, Any]]:
+        """``hparams`` and ``config`` of each start, with its number as ``restart``: a resume may change them."""
+        hparams = self.record.settings("hparams")
+        config = self.record.settings("config")
+        return [{"restart": n, "hparams": hparams.get(n), "config": config.get(n)} for n in sorted({*hparams, *config})]
 
     @property
     def state(self) -> str:
@@ -101,10 +108,6 @@ class Run:
         """
         starts = [start for start in self.record.records("run_start") if start.rank == 0]
         return starts[-1].get("storage") if starts else None
-
-    def _settings(self, key: str) -> dict[str, Any]:
-        given = [record[key] for record in self.record.records("settings") if key in record]
-        return dict(given[-1]) if given else {}
 
     @cached_property
     def record(self) -> RunRecord:

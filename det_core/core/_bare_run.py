@@ -7,16 +7,29 @@ import shlex
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from det_core._info import ClusterInfo
+from det_core._json import same
 from det_core.backend import LocalBackend
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief
-from det_core.core._run import Run, Wanted, ending_of, script, started_as
+from det_core.core._run import (
+    Run,
+    Wanted,
+    changed_settings,
+    ending_of,
+    how_to_resume,
+    is_printable,
+    is_script,
+    recordable,
+    script,
+    started_as,
+)
 from det_core.journal import Journal, RunFolder, RunRecord, read_run
 from det_core.storage import Store, open_store, public_storage
 
+NO_SCRIPT = "python -c, a notebook or stdin"
 NEVER_ASKED = "it had not called should_preempt() yet, and before that a signal ends a process at once"
 
 
@@ -46,11 +59,18 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         StorageError: checkpoints cannot be kept where they are to go.
     """
     chiefs: list[RunFolder] = []
+    earlier_config: dict[str, Any] = {}
+    storage = None if wanted.store is None else public_storage(wanted.checkpoint_storage, wanted.store)
 
     def open_on_chief() -> _Opened:
         if wanted.store is not None:  # before anything is made: its address may be misspelt
             wanted.check_store(wanted.store)
-        folder, remarks = _open_folder(wanted, distributed.size)
+        folder, earlier = _open_folder(wanted)
+        start = started_as(wanted.command)
+        remarks = _remarks(earlier, wanted, start["argv"], distributed.size, storage)
+        if earlier is not None:
+            earlier_config.update(earlier.last_settings("config"))
+        folder.begin_restart(start)
         chiefs.append(folder)
         undo.callback(folder.release)
         store = wanted.store or _own_store(folder.path)
@@ -79,7 +99,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
             smaller_is_better=wanted.smaller_is_better,
         ),
         store=store,
-        storage=None if wanted.store is None else public_storage(wanted.checkpoint_storage, store),
+        storage=storage,
         latest_checkpoint=opened.latest_checkpoint,
         steps_completed=opened.steps_completed,
         metric=wanted.metric,
@@ -92,6 +112,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         release=chiefs[0].release if chiefs else lambda: None,
         beside=None if wanted.store is None else f"tensorboard/{opened.run_id}",
         info=info,
+        earlier_config=earlier_config,
     )  # fmt: skip
 
 
@@ -108,38 +129,71 @@ def _own_store(path: Path) -> Store:
     return open_store(None, default=path / "checkpoints")
 
 
-def _open_folder(wanted: Wanted, size: int) -> tuple[RunFolder, list[str]]:
-    """The folder of the run, taken for writing, and what a person may not expect of it."""
-    home, name = wanted.environment.home, wanted.name or script()
+def _open_folder(wanted: Wanted) -> tuple[RunFolder, RunRecord | None]:
+    """Find or make the folder of the run, and return it with what earlier starts have recorded there."""
+    home = wanted.environment.home
     resume = wanted.resume or wanted.environment.resume
-    start = started_as(wanted.command)
-    found = RunFolder.latest(home, name) if resume == "latest" else RunFolder.open(home, resume) if resume else None
-    if found is None:
-        folder = RunFolder.create(home, name=name)
-        remarks = [f"there is no earlier run named {name} in {home}: starting a new one"] if resume else []
-    else:
-        folder, remarks = found, _differences(read_run(found.path), name, size, start["argv"])
-    folder.begin_restart(start)
-    return folder, remarks
+    folder: RunFolder | None = None
+    if resume == "latest":
+        if wanted.name is None and not is_script():
+            raise ValueError(
+                f"resume='latest' needs name=: this process is {NO_SCRIPT}, whose runs have no name of their own. Pass "
+                "core.init(name=), or the id of a run as resume="
+            )
+        folder = RunFolder.latest(home, _name(wanted))
+    elif resume:
+        folder = RunFolder.open(home, resume)
+    if folder is not None:
+        return folder, read_run(folder.path)
+    return RunFolder.create(home, name=_name(wanted)), None
 
 
-def _differences(run: RunRecord, name: str, size: int, argv: Sequence[str]) -> list[str]:
-    """How this start of a run differs from the ones before."""
-    found = []
+def _name(wanted: Wanted) -> str:
+    name = wanted.name or script()
+    if not is_printable(name):
+        raise ValueError(f"the script's path {name!r} cannot be printed as the name of a run: pass core.init(name=)")
+    return name
+
+
+def _remarks(run: RunRecord | None, wanted: Wanted, argv: Sequence[str], size: int, storage: Any) -> list[str]:
+    """Return how this start of a run differs from the ones before, as lines for a person.
+
+    Args:
+        run: what earlier starts have recorded; None: this is the first.
+        wanted: the arguments of this start.
+        argv: its command.
+        size: its ranks.
+        storage: where its checkpoints go, without secrets; None: into its own folder.
+    """
+    name = _name(wanted)
+    if run is None:
+        resume = wanted.resume or wanted.environment.resume
+        return [f"there is no earlier run named {name} in {wanted.environment.home}: starting a new one"] * bool(resume)
+    head = f"run {run.run_id}"
+    lines = []
     if run.name != name:
-        found.append(f"run {run.run_id} was started under the name {run.name}, and goes on under {name}")
-    sizes = [r["size"] for r in run.records("run_start")]
-    if sizes and sizes[-1] != size:
-        found.append(f"run {run.run_id} had {sizes[-1]} rank(s) before, and has {size} now")
+        lines.append(f"{head} was started under the name {run.name}, and goes on under {name}")
+    starts = run.records("run_start")
+    if starts and starts[-1].get("size") != size:
+        lines.append(f"{head} had {starts[-1].get('size')} rank(s) before, and has {size} now")
+    if starts and not same(starts[-1].get("storage"), storage):
+        before = starts[-1].get("storage") or "its own folder"
+        lines.append(
+            f"{head} kept its checkpoints in {before} before, and keeps them in {storage or 'its own folder'} now"
+        )
     if never_asked(run):
-        found.append(f"run {run.run_id} ended without a word before: {NEVER_ASKED}")
-    before, now = shlex.join(run.argv), shlex.join(argv)
-    how = "had completed" if run.state == "completed" else "was started"  # one that is over may find nothing left to do
-    if before != now:
-        found.append(f"run {run.run_id} {how}, as: {before}; it goes on as: {now}")
-    elif run.state == "completed":
-        found.append(f"run {run.run_id} {how}, with the same command")
-    return found
+        lines.append(f"{head} ended without a word before: {NEVER_ASKED}")
+    # A run that is over may find nothing left to do, whatever is different now.
+    how = "had completed" if run.state == "completed" else "was started"
+    command = shlex.join(argv) or NO_SCRIPT
+    changes = []
+    if (before := shlex.join(run.argv) or NO_SCRIPT) != command:
+        changes.append(f"{head} {how}, as: {before}; it goes on as: {command}")
+    if (changed := changed_settings(run.last_settings("hparams"), recordable("hparams", wanted.hparams))) is not None:
+        changes.append(f"{head} {how}, with the hparams {changed[0]}; it goes on with {changed[1]}")
+    if not changes and run.state == "completed":
+        changes.append(f"{head} {how}, with the same command")
+    return lines + changes
 
 
 def _first_line(folder: RunFolder, latest_checkpoint: str | None) -> str:
@@ -149,11 +203,11 @@ def _first_line(folder: RunFolder, latest_checkpoint: str | None) -> str:
     return f"run {folder.run_id} resumed (restart {folder.restart}) {start}, in {folder.path}"
 
 
-def _last_line(run_id: str, command: str, outcome: str, detail: str) -> str:
+def _last_line(run_id: str, command: str | None, outcome: str, detail: str) -> str:
     ending = ending_of(outcome, detail)
     if outcome in ("completed", "invalid_hp"):
         return f"run {run_id} {ending}; to look at it: det-core runs show {run_id}"
-    how = f"DET_CORE_RESUME={run_id} {command}"
+    how = how_to_resume(run_id, command)
     if "CheckpointCorrupt: " in detail:  # the same command alone would fail again
         remove = f"det-core checkpoint rm ID --run {run_id}"
         return f"run {run_id} {ending}; to resume it from an older checkpoint, remove the damaged: {remove}; then {how}"

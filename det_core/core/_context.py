@@ -17,7 +17,7 @@ from det_core.core._distributed import DistributedContext
 from det_core.core._preemption import PreemptContext
 from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import raise_if_ended
-from det_core.core._run import Run, recordable
+from det_core.core._run import Run, changed_settings, recordable
 from det_core.core._searcher import SearcherContext
 from det_core.core._train import EarlyExitReason, TrainContext
 from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
@@ -74,6 +74,7 @@ class Context:
         self.latest_checkpoint = run.latest_checkpoint
         self.run_id = run.run_id
         self._run = run
+        self._earlier_config = run.earlier_config
         self._closed = False
         self._outer: Context | None = None
         self._pid = os.getpid()
@@ -125,9 +126,15 @@ class Context:
         """
         if self._closed:
             raise ContextClosed("set_config() was called on a context that is closed")
-        self._run.journal.record("settings", {"config": recordable("config", config)})
-        if not self.managed:
-            self.config = dict(config)
+        recorded = recordable("config", config)
+        self._run.journal.record("settings", {"config": recorded})
+        if self.managed:
+            return
+        self.config = dict(config)
+        changed = changed_settings(self._earlier_config, recorded) if self._earlier_config else None
+        if changed is not None:
+            self._earlier_config = {}
+            print_notice(f"run {self.run_id} was started with the config {changed[0]}; it goes on with {changed[1]}")
 
     def alert(self, title: str | None = None, description: str | None = None, level: str = "info") -> None:
         """Bring something to a person's attention: by the master, or in a bare run by a line in the log.

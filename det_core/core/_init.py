@@ -18,7 +18,7 @@ from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
-from det_core.core._run import Run, Wanted, close_quietly, recordable, without_our_frames
+from det_core.core._run import Run, Wanted, close_quietly, is_printable, recordable, without_our_frames
 from det_core.core._searcher import SearcherContext, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
@@ -59,7 +59,8 @@ def init(
             ``tensorboard`` is installed.
         max_length: the length of a bare run's one searcher operation: a number, or a number with its unit, as in
             ``{"epochs": 10}``. Left out: 1.
-        name: what ``resume="latest"`` goes by. Left out: the script's absolute path.
+        name: what ``resume="latest"`` goes by, one line of text. Left out: the script's absolute path; in a notebook,
+            stdin or ``python -c`` the working directory, by which ``latest`` does not go.
         resume: ``"latest"`` or the id of a run to continue. Left out: ``DET_CORE_RESUME``, else a new run.
         metric: the validation metric of ``ctx.searcher.metric`` and ``ctx.train.get_experiment_best_validation()`` in
             a bare run. Left out, the latter goes by the metric that operations are completed with.
@@ -68,7 +69,8 @@ def init(
         retention: which of this run's checkpoints stay, such as ``core.KeepLatest(3) | core.KeepBest(1, "loss")``.
             Applied whenever a new one is complete. Left out: all stay.
         hparams: the hyperparameters of a bare run: they are ``ctx.hparams``, and stand in its record
-            (``det-core runs show``), where what JSON cannot hold is its ``str()``.
+            (``det-core runs show``), where what JSON cannot hold is its ``str()``. A resumed run whose earlier start
+            had others is told so, and each start's stand in the record.
         validate: try out whether checkpoints can be written, before training starts. Left out: it shows at the first
             write, so that a script that only restores needs no permission to write.
 
@@ -172,7 +174,7 @@ def _record_start(distributed: DistributedContext, run: Run) -> None:
     if not run.managed:
         start["notes_should_preempt"] = True  # its absence says something, but not in a record of an older version
     run.journal.record("run_start", start)
-    if distributed.rank == 0 and run.hparams and not run.managed:
+    if distributed.rank == 0 and (run.hparams or run.restart) and not run.managed:
         run.journal.record("settings", {"hparams": recordable("hparams", run.hparams)})
 
 
@@ -203,6 +205,8 @@ def _check(
     for argument, value in texts.items():
         if value is not None and (not isinstance(value, str) or not value.strip()):
             raise ValueError(f"{argument}={value!r}: expected a text that is not empty, or None")
+    if isinstance(name := texts["name"], str) and not is_printable(name):
+        raise ValueError(f"{name=}: expected one line of text that can be printed")
     if distributed is None and (ranks := launched_ranks(environment)) is not None:
         raise ValueError(
             f"{ranks.launcher.command} started {ranks.numbers['size']} processes, so core.init() needs to know the "

@@ -191,7 +191,7 @@ def _register(
     return None if storage_id is None else int(storage_id), start
 
 
-def _open_folder(environment: Environment, info: ClusterInfo, command: str) -> RunFolder:
+def _open_folder(environment: Environment, info: ClusterInfo, command: str | None) -> RunFolder:
     """The folder of this run's journals, taken for writing."""
     trial = info.trial
     path = environment.run_dir or environment.home / "runs" / f"managed-{trial.trial_id}-{trial.trial_run_id}"

@@ -8,7 +8,8 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import unicodedata
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from det_core._env import Environment
 from det_core._info import ClusterInfo
+from det_core._json import same
 from det_core.backend import Backend
 from det_core.core._searcher import Unit
 from det_core.errors import DetCoreError
@@ -26,6 +28,7 @@ logger = logging.getLogger("det_core.core")
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
+_UNPRINTABLE = frozenset(["Cc", "Cs", "Zl", "Zp"])
 GIT_PATIENCE = 2.0
 """Seconds that git may take to say which commit is trained, and whether files differ from it."""
 
@@ -55,9 +58,11 @@ class Wanted:
     validate: bool
 
     @property
-    def command(self) -> str:
-        """What to type to start this job again."""
-        return self.environment.command or shlex.join(_typed())
+    def command(self) -> str | None:
+        """What to type to start this job again; None where no command starts it: a notebook, stdin, ``python -c``."""
+        if self.environment.command is not None:
+            return self.environment.command
+        return shlex.join(_typed()) if is_script() else None
 
     def check_store(self, store: Store) -> None:
         """See whether a store is there, and, if that is wanted, whether it can be written."""
@@ -94,6 +99,7 @@ class Run:
         elsewhere: by storage_id, the stores of checkpoints that lie in another one.
         info: what the cluster says of this task.
         managed: whether a master says when to stop; else signals do.
+        earlier_config: what ``set_config()`` was given last in its earlier starts; the chief of a bare run knows.
     """
 
     run_id: str
@@ -118,6 +124,7 @@ class Run:
     elsewhere: Mapping[str, Store] = field(default_factory=dict)
     info: ClusterInfo | None = None
     managed: bool = False
+    earlier_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 def without_our_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -156,18 +163,63 @@ def recordable(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as the journal takes them, with texts for what JSON cannot hold: they are recorded for people."""
     if not isinstance(settings, Mapping):
         raise TypeError(f"{name} must be a mapping, not {type(settings).__name__}")
-    return json.loads(json.dumps(dict(settings), default=str))  # type: ignore[no-any-return]
+    # A path that is not UTF-8 is a text with surrogates, which a journal cannot hold.
+    text = json.dumps(dict(settings), default=str, ensure_ascii=False)
+    return json.loads(text.encode(errors="replace"))  # type: ignore[no-any-return]
 
 
-def started_as(command: str) -> dict[str, Any]:
+def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Return the settings that differ, as two texts such as ``lr=0.1`` and ``lr=0.01``; None: none does.
+
+    Args:
+        before, now: as :func:`recordable` gives them.
+    """
+    names = [name for name in {**before, **now} if name not in before or name not in now]
+    names += [name for name in before if name in now and not same(before[name], now[name])]
+    if not names:
+        return None
+    return _values(names, before), _values(names, now)
+
+
+def _values(names: Sequence[str], settings: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name}={json.dumps(settings[name], ensure_ascii=False)}" if name in settings else f"no {name}"
+        for name in names
+    )
+
+
+def started_as(command: str | None) -> dict[str, Any]:
     """What run.json says of a start: the command, the working directory, and the commit of the script's repository."""
-    return {"argv": shlex.split(command), "cwd": os.getcwd(), "git": _commit(Path(script()))}
+    return {"argv": shlex.split(command or ""), "cwd": os.getcwd(), "git": _commit(Path(script()))}
+
+
+def how_to_resume(run_id: str, command: str | None) -> str:
+    """Return what to type to resume a run that was started by ``command``."""
+    if command:
+        return f"DET_CORE_RESUME={run_id} {command}"
+    return f'core.init(resume="{run_id}"), or DET_CORE_RESUME={run_id} in its environment'
+
+
+def is_printable(name: str) -> bool:
+    """Return whether a name is one line of text that a terminal shows: without control characters or lone surrogates.
+
+    ``str.isprintable()`` also refuses what is merely newer than Python's table of characters.
+    """
+    return not any(unicodedata.category(character) in _UNPRINTABLE for character in name)
+
+
+def is_script() -> bool:
+    """Return whether this process was started by a script or module, not by ``python -c``, stdin or a notebook.
+
+    A notebook's ``sys.argv[0]`` is ``ipykernel_launcher.py``, the same for all.
+    """
+    started = sys.argv[0] if sys.argv else ""
+    return started not in ("", "-", "-c") and getattr(sys.modules.get("__main__"), "__file__", None) is not None
 
 
 def script() -> str:
-    """The script's absolute path; for an interactive session, the folder it runs in."""
-    name = sys.argv[0] if sys.argv else ""
-    return os.path.abspath(name) if name and name != "-c" else os.getcwd()
+    """The script's absolute path; where there is none, the folder this process runs in."""
+    return os.path.abspath(sys.argv[0]) if is_script() else os.getcwd()
 
 
 def _typed() -> list[str]:

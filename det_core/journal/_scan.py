@@ -242,10 +242,20 @@ class RunRecord(RunSummary):
         status = self._last("status", "status")
         return None if status is None else str(status)
 
+    def settings(self, name: str) -> dict[int, dict[str, Any]]:
+        """Return the settings of that name (``hparams`` or ``config``) that each restart has recorded last."""
+        given = [(record.restart, record.get(name)) for record in self.records("settings")]
+        return {restart: settings for restart, settings in given if isinstance(settings, dict)}
+
+    def last_settings(self, name: str) -> dict[str, Any]:
+        """Return those of the last restart that has recorded any; empty if none has."""
+        return next(reversed(self.settings(name).values()), {})
+
     @property
     def metadata(self) -> dict[str, Any]:
         """The run's metadata, as set last."""
-        return dict(self._last("metadata", "metadata") or {})
+        metadata = self._last("metadata", "metadata")
+        return metadata if isinstance(metadata, dict) else {}
 
     @property
     def progress(self) -> float | None:

@@ -35,7 +35,9 @@ def run(args: argparse.Namespace) -> int:
 
 def resume_command(run: Run) -> str:
     """What to type to go on with the run."""
-    return f"DET_CORE_RESUME={run.run_id} {shlex.join(run.argv) or 'python …'}"
+    from det_core.core._run import how_to_resume
+
+    return how_to_resume(run.run_id, shlex.join(run.argv))
 
 
 def _last_rows(run: Run) -> dict[str, tuple[int, Row]]:
@@ -63,6 +65,7 @@ def _as_json(run: Run, last: dict[str, tuple[int, Row]]) -> dict[str, Any]:
         "detail": run.detail,
         "hparams": run.hparams,
         "config": run.config,
+        "settings": run.settings,
         "resume": resume_command(run),
         "metadata": run.metadata,
         "groups": {
@@ -101,8 +104,8 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
         facts.append(("status", run.status))
     if run.progress is not None:
         facts.append(("progress", f"{run.progress:.0%}"))
-    for name, settings in (("hparams", run.hparams), ("config", run.config), ("metadata", run.metadata)):
-        facts += [(f"{name}.{key}", number(value)) for key, value in spread(settings).items()]
+    facts += [*_settings(run, "hparams"), *_settings(run, "config")]
+    facts += [(f"metadata.{key}", number(value)) for key, value in spread(run.metadata).items()]
     if run.record.torn_lines:
         facts.append(("torn lines", f"{run.record.torn_lines} (left by a crash or a full disk; skipped)"))
     if run.state not in ("running", "completed"):
@@ -122,6 +125,24 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
             (str(c.get("storage_id", "-")), str(_steps(c)), when(c["time"]), str(c["restart"])) for c in checkpoints
         ]
         print_table(("STORAGE ID", "STEP", "SAVED", "RESTART"), rows)
+
+
+def _settings(run: Run, name: str) -> list[tuple[str, str]]:
+    """Return settings as lines; those of each restart apart where they differ, as each made rows of its own."""
+    from det_core._json import same
+    from det_core.client._table import spread
+
+    of_restarts = run.record.settings(name)
+    last = run.record.last_settings(name)
+    if all(same(settings, last) for settings in of_restarts.values()):
+        return [(f"{name}.{key}", number(value)) for key, value in spread(last).items()]
+    lines = []
+    for restart, settings in of_restarts.items():
+        values = spread(settings)
+        lines += [(f"{name}.{key} (restart {restart})", number(value)) for key, value in values.items()]
+        if not values:
+            lines.append((f"{name} (restart {restart})", "none"))
+    return lines
 
 
 def _started(run: Run) -> list[tuple[str, str]]:

@@ -19,6 +19,8 @@ from det_core import core
         ({"preempt_mode": "ChiefOnly"}, "preempt_mode must be a core.PreemptMode"),
         ({"tensorboard_mode": "AUTO"}, "tensorboard_mode must be a core.TensorboardMode"),
         ({"name": " "}, "name="),
+        ({"name": "caf\udce9"}, "name='caf\\udce9': expected one line of text that can be printed"),
+        ({"name": "a\nb"}, "name='a\\nb'"),
         ({"resume": ""}, "resume="),
         ({"searcher_metric": 3}, "searcher_metric="),
         ({"max_length": 0}, "max_length="),
