@@ -92,7 +92,10 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         run_id=opened.run_id,
         restart=opened.restart,
         path=path,
-        journal=Journal(path, run_id=opened.run_id, restart=opened.restart, rank=distributed.rank),
+        journal=Journal(
+            path, run_id=opened.run_id, restart=opened.restart, rank=distributed.rank,
+            saved_steps=None if opened.latest_checkpoint is None else opened.steps_completed,
+        ),
         journal_restart=opened.restart,
         backend=LocalBackend(
             path, length=length, latest_checkpoint=opened.latest_checkpoint, searcher_metric=wanted.metric,

@@ -81,7 +81,10 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         path = environment.run_dir or environment.home / "runs" / path.name
         path.mkdir(parents=True, exist_ok=True)
     rank = distributed.rank
-    journal = Journal(path, run_id=info.allocation_id, restart=known.restart, rank=rank, trial_id=trial.trial_id)
+    journal = Journal(
+        path, run_id=info.allocation_id, restart=known.restart, rank=rank, trial_id=trial.trial_id,
+        saved_steps=None if info.latest_checkpoint is None else trial.steps_completed,
+    )  # fmt: skip
     shipper = _shipper(info, session, known, path, journal, rank)
     backend = RestBackend(
         session, known.master, task, shipper, storage_id=known.storage_id,

@@ -44,9 +44,19 @@ class Journal:
         restart: which restart of the run this process belongs to, from 0.
         rank: the process's rank.
         trial_id: the trial, in a managed run.
+        saved_steps: steps of the newest checkpoint to resume from, as its store says; None: there is none.
     """
 
-    def __init__(self, folder: Path, *, run_id: str, restart: int, rank: int, trial_id: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        run_id: str,
+        restart: int,
+        rank: int,
+        trial_id: int | None = None,
+        saved_steps: int | None = None,
+    ) -> None:
         self._folder, self._restart, self._rank = Path(folder), restart, rank
         self._identity = {"run_id": run_id, "restart": restart, "rank": rank, "trial_id": trial_id}
         # A signal handler may report in the middle of a report of the same thread.
@@ -61,6 +71,7 @@ class Journal:
         self._waiting: deque[_Waiting] = deque()
         self._lost_values = 0
         self._restored = restart == 0
+        self._saved_steps = saved_steps
         self._run_end: Mapping[str, Any] | None = None
         self._ended = ""
         _JOURNALS.add(self)
@@ -329,12 +340,9 @@ class Journal:
         """
         if self._restored or report.steps is None:
             return
-        row = self._before(
-            self._rank, lambda r: r["kind"] == "metrics" and r["group"] == report.group and r["steps_completed"]
-        )
-        saved = self._before(0, lambda r: r["kind"] == "checkpoint")  # the chief notes them
-        begin = -1 if saved is None else saved["body"].get("steps_completed")
-        if row is None or report.steps > row["steps_completed"] or (type(begin) is int and 0 <= begin < report.steps):
+        row = self._last_row_before(report.group)
+        saved = self._saved_steps
+        if row is None or report.steps > row["steps_completed"] or (saved is not None and saved < report.steps):
             return
         self._restored = True  # said once
         logger.warning(
@@ -345,9 +353,13 @@ class Journal:
             else "Restore one with ctx.checkpoint.resume(), or start a new run",
         )  # fmt: skip
 
-    def _before(self, rank: int, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any] | None:
-        """The last record of that kind in earlier restarts of a rank."""
-        earlier = (last_record(self._folder, restart, rank, wanted) for restart in reversed(range(self._restart)))
+    def _last_row_before(self, group: str) -> dict[str, Any] | None:
+        """Return the last row of a group in earlier restarts, or None."""
+
+        def is_row(record: dict[str, Any]) -> bool:
+            return record["kind"] == "metrics" and record["group"] == group and bool(record["steps_completed"])
+
+        earlier = (last_record(self._folder, restart, self._rank, is_row) for restart in reversed(range(self._restart)))
         return next((record for record in earlier if record is not None), None)
 
     def _start(self) -> None:

@@ -294,7 +294,7 @@ def resumed(folder: Path, restart: int = 1, saved: bool = True) -> Journal:
         if step == 50 and saved:
             journal.record("checkpoint", {"storage_id": "x", "steps_completed": 50})
     journal.close()
-    return open_journal(folder, restart=restart)
+    return open_journal(folder, restart=restart, saved_steps=50 if saved else None)
 
 
 @pytest.mark.parametrize("saved", [True, False])
