@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -55,6 +56,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     open_standard_streams()
     if sys.stdout is None:  # closed, as some daemons start a command
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  it stays for as long as the process
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a path may not be UTF-8, and a terminal may show less than that
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = _dispatch(arguments)
         sys.stdout.flush()

@@ -16,13 +16,14 @@ import stat
 import struct
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from det_core import _clock
+from det_core._json import is_number
 from det_core.errors import RunError, RunLocked, RunNotFound
 
 logger = logging.getLogger("det_core")
@@ -104,7 +105,7 @@ class RunFolder:
             if len(found) != 1:
                 raise RunNotFound(_not_one(run_id, found, Path(home, "runs")))
             path = found[0]
-        return cls(path, path.name, str(read_info(path).get("name", "")))
+        return cls(path, path.name, read_info(path, quietly=True).get("name", ""))
 
     @classmethod
     def latest(cls, home: Path, name: str) -> RunFolder | None:
@@ -150,7 +151,10 @@ class RunFolder:
     def _count_restart(self, start: Mapping[str, Any]) -> int:
         now = _clock.now()
         fresh = {"run_id": self.run_id, "name": self.name, "created": now, "restarts": []}
-        info = {**fresh, **read_info(self.path)}  # which is empty where run.json is gone, or was never there
+        info = {
+            **fresh,
+            **read_info(self.path, quietly=True),
+        }  # which is empty where run.json is gone, or was never there
         restart = count_restarts(self.path, info)
         begun = {"restart": restart, "time": now, "host": os.uname().nodename, "pid": os.getpid()}
         info["restarts"].append({**begun, **start})
@@ -297,17 +301,86 @@ def count_restarts(folder: Path, info: dict[str, Any]) -> int:
     return max([*begun, *(restart for restart, _ in journal_files(folder))], default=-1) + 1
 
 
-def read_info(folder: Path) -> dict[str, Any]:
-    """What run.json says; empty where it is gone or broken."""
-    found = open_file(folder / INFO)
-    if found is None:
+def read_info(folder: Path, *, quietly: bool = False) -> dict[str, Any]:
+    """Read run.json; empty where there is none, or none that can be used, which is logged.
+
+    Whatever stands in it, no list of runs may fail because of it, and no other run's resume: every field that is there
+    has the type and range that readers rely on.
+
+    Args:
+        folder: the run's folder.
+        quietly: log nothing, where another reader does.
+    """
+    file = open_file(folder / INFO)
+    if file is None:
         return {}
     try:
-        with found:
-            info = json.load(found)
-    except (OSError, ValueError):
-        return {}
-    return info if isinstance(info, dict) else {}
+        with file:
+            info = json.load(file)
+        problem = _problem_of(info, _FIELDS)
+    except (OSError, ValueError, RecursionError) as e:
+        problem = str(e)
+    if not problem:
+        return info  # type: ignore[no-any-return]
+    if not quietly:
+        logger.warning("ignoring %s: %s", folder / INFO, problem)
+    return {}
+
+
+def _problem_of(record: Any, fields: Mapping[str, Callable[[Any], bool]]) -> str:
+    """Return what is wrong with a record, in words; empty if each field that it has is as expected."""
+    if not isinstance(record, dict):
+        return f"expected an object, found {_cut(record)}"
+    return next(
+        (f"unexpected {name}: {_cut(record[name])}" for name, check in fields.items()
+         if name in record and not check(record[name])), "",
+    )  # fmt: skip
+
+
+def _cut(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _is_text(value: Any) -> bool:
+    return value is None or isinstance(value, str)
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_moment(value: Any) -> bool:
+    return is_number(value) and 0 <= value < _YEAR_10000
+
+
+def _is_command(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _is_start(value: Any) -> bool:
+    number = value.get("restart") if isinstance(value, dict) else None
+    return type(number) is int and 0 <= number < _MAX_RESTARTS and not _problem_of(value, _START_FIELDS)
+
+
+_YEAR_10000 = 253402300800
+"""Seconds since the epoch, beyond which no calendar of Python's goes."""
+_MAX_RESTARTS = 10**9
+"""What has a place in a journal's name."""
+_START_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "time": _is_moment,
+    "host": _is_text,
+    "argv": _is_command,
+    "cwd": _is_text,
+    "git": lambda value: value is None or isinstance(value, dict),
+}
+_FIELDS: Mapping[str, Callable[[Any], bool]] = {
+    "name": _is_name,
+    "created": _is_moment,
+    "argv": _is_command,  # earlier versions said it once, of the run, and so the directory
+    "cwd": _is_text,
+    "restarts": lambda value: isinstance(value, list) and all(map(_is_start, value)),
+}
 
 
 def write_whole(path: Path, data: bytes) -> None:
@@ -343,7 +416,7 @@ def _not_one(run_id: str, found: Sequence[Path], runs: Path) -> str:
 
 def _age(path: Path) -> tuple[str, float, str]:
     """Sorts by the second in the name, and within it by the moment in run.json."""
-    return path.name[:15], float(read_info(path).get("created", 0.0)), path.name
+    return path.name[:15], float(read_info(path, quietly=True).get("created", 0.0)), path.name
 
 
 def _holder(path: Path) -> tuple[str, int] | None:
