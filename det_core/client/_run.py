@@ -75,8 +75,8 @@ class Run:
     def state(self) -> str:
         """``running``, ``completed``, ``stopped``, ``preempted``, ``failed``, ``incomplete``, ``unclosed`` or ``died``.
 
-        ``incomplete``: its disk did not take all of its reports; ``unclosed``: its script ended without closing the
-        context; ``died``: it ended without a word.
+        ``incomplete``: reports are lost, as its disk did not take them or its journal was truncated; ``unclosed``: its
+        script ended without closing the context; ``died``: it ended without a word.
         """
         return self._summary.state
 

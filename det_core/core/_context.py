@@ -194,6 +194,8 @@ class Context:
         if self.distributed.rank == 0:
             if isinstance(lost := failures.get("journal"), ReportsNotKept) and outcome in _AS_WISHED:
                 outcome, detail = "incomplete", str(lost)  # as the journal itself records it
+            elif (damage := self._run.journal.damage) and outcome in _AS_WISHED:
+                outcome, detail = "incomplete", f"not all reports were kept: {damage}"
             print_notice(self._run.last_line(outcome, detail))
         drop_unwritable()
         if interrupt is not None:

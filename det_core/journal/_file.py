@@ -1,9 +1,9 @@
-"""One process's journal on disk: a single append-only file that outlives full disks and deletion.
+"""One process's journal on disk: a single append-only file that outlives full disks, deletion and a moved folder.
 
 Every report ends here. What the file promises to the journal above it:
 
 1. :meth:`JournalFile.append` never raises for a disk that refuses, and waits for nothing but the write itself;
-   once a second it looks whether the file was deleted, and writes it again.
+   once a second it looks whether the file was deleted or moved, and writes it again, or truncated, and says so.
 2. A line is in the file, or waits in memory for it, or is counted by :meth:`JournalFile.close`.
 3. The bytes of the file are the order in which lines were appended. Readers and the shipper's cursor lean on that,
    which is why there is never a second file, but for the last words of a run whose disk stays full.
@@ -51,15 +51,19 @@ class JournalFile:
 
     Attributes:
         problem: what the disk said last; empty if it never refused.
+        is_truncated: whether another process has cut off lines that had been written.
     """
 
     def __init__(self, path: Path, header: bytes) -> None:
         self.problem = ""
+        self.is_truncated = False
         self._path = path
         self._header = header
         self._header_written = False
         self._reserve = path.with_suffix(".reserve")
         self._fd = -1
+        self._size = 0  # of the file, by what was written
+        self._is_traceable = False
         self._in_trouble = True  # not open yet, or lines wait in memory, or the last line may be torn
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
@@ -91,19 +95,21 @@ class JournalFile:
             self._in_trouble = True
             raise
         if done != len(line):
+            self._size += done
             self._fail(_short())
             if done < len(line) - 1:  # readers find a line that lacks but its newline, which is the next byte written
                 self._keep(line)
             return
+        self._size += done
         # By the wall clock, which may be set back: hence a window on both sides.
         if not self._look_from <= now < self._look_until:
             self._look_from, self._look_until = now - LOOK_INTERVAL, now + LOOK_INTERVAL
-            if self._is_deleted():
+            if self._is_damaged():
                 self._recover()
 
     def write_backlog(self) -> None:
         """Write all that waits, as far as the disk takes it now. Does not raise."""
-        if self._in_trouble or self._is_deleted():
+        if self._in_trouble or self._is_damaged():
             self._recover()
 
     def duplicate(self) -> int | None:
@@ -187,13 +193,14 @@ class JournalFile:
         """Open the file again, by its path or from what is left of it, and write what waits."""
         self._in_trouble = True  # until all is known to be whole
         try:
-            if self._fd >= 0 and _links(self._fd) == 0:
+            if self._fd >= 0 and (_links(self._fd) == 0 or self._is_moved()):
                 self._restore()
             else:
                 self._open()
             while self._backlog:
                 size = len(self._backlog[0])
                 done = os.write(self._fd, self._backlog[0])
+                self._size += done
                 if done >= size - 1:
                     self._backlog.popleft()
                     self._backlog_bytes -= size
@@ -214,6 +221,8 @@ class JournalFile:
             found = os.fstat(fd)
             if not stat.S_ISREG(found.st_mode):
                 raise OSError(errno.EEXIST, "something that is no file is in its place")
+            if found.st_size < self._size:
+                self._note_truncation(found.st_size)
             # The last write may have left half a line. A newline ends it; readers skip what is torn, and pass over
             # empty lines.
             head = b"\n" if found.st_size else b""
@@ -223,14 +232,15 @@ class JournalFile:
         except BaseException:
             self._close(fd)
             raise
-        self._replace(fd)
+        self._replace(fd, found.st_size + len(head))
 
     def _restore(self) -> None:
-        """Write a file that somebody deleted again: its bytes are still behind the open descriptor.
+        """Write a file that was deleted or moved again: its bytes are still behind the open descriptor.
 
         It gets its name when it is whole, byte by byte as it was: a cursor may stand in it, and half a copy would
         hide the rest.
         """
+        moved_to = "" if _links(self._fd) == 0 else os.readlink(f"/proc/self/fd/{self._fd}")
         os.makedirs(self._path.parent, exist_ok=True)
         aside = self._path.with_suffix(".restored")
         fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
@@ -248,19 +258,62 @@ class JournalFile:
             self._close(fd)
             self._unlink(aside)
             raise
-        logger.warning("the journal file %s was deleted; it is there again, with its records", self._path)
-        self._replace(fd)
+        if moved_to:
+            logger.warning(
+                "the journal file %s was moved while it was written, to %s; it is there again, with its records. What "
+                "else was moved with it stays there", self._path, moved_to,
+            )  # fmt: skip
+        else:
+            logger.warning("the journal file %s was deleted; it is there again, with its records", self._path)
+        self._replace(fd, position + 1)
         self._restore_run_json()
 
-    def _replace(self, fd: int) -> None:
-        """Go on with another descriptor of a file that has its header."""
+    def _replace(self, fd: int, size: int) -> None:
+        """Go on with another descriptor of a file that has its header, and that size."""
         if self._fd >= 0:
             self._close(self._fd)
         self._fd, self._header_written = fd, True
+        self._size = size
+        self._is_traceable = True
+        self._is_traceable = not self._is_moved()  # some file systems give a file another inode number each time
         self._make_reserve()
         if not self._run_json:
             with suppress(OSError):
                 self._run_json = self._path.with_name(INFO).read_bytes()
+
+    def _is_damaged(self) -> bool:
+        """Return whether the file at the path is not what was written: it was deleted, moved or truncated."""
+        if self._is_deleted() or self._is_moved():
+            return True
+        try:
+            size = os.fstat(self._fd).st_size if self._fd >= 0 else 0
+        except OSError as e:
+            self._note(e)
+            return False
+        return size < self._size
+
+    def _is_moved(self) -> bool:
+        """Return whether the path leads to no file or another one, while the open file has a name elsewhere."""
+        if self._fd < 0 or not self._is_traceable:
+            return False
+        try:
+            opened = os.fstat(self._fd)
+            found = os.stat(self._path)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:  # such as a server that does not answer: the next look may tell
+            return False
+        return (found.st_dev, found.st_ino) != (opened.st_dev, opened.st_ino)
+
+    def _note_truncation(self, size: int) -> None:
+        """Warn of it once, and begin what follows with a header."""
+        if not self.is_truncated:
+            logger.warning(
+                "the journal file %s was truncated to %d bytes by another process: reports are lost, and the run will "
+                "be recorded as incomplete", self._path, size,
+            )  # fmt: skip
+        self.is_truncated = True
+        self._header_written = False
 
     def _is_deleted(self) -> bool:
         """Whether the open file has lost its name; where that cannot be known, the next look may tell."""

@@ -77,6 +77,12 @@ class Journal:
         _JOURNALS.add(self)
 
     @property
+    def damage(self) -> str:
+        """How reports that had been written were lost, as far as was seen; empty: they were not."""
+        is_truncated = self._started and self._file.is_truncated
+        return "the journal was truncated by another process" if is_truncated else ""
+
+    @property
     def newest_step(self) -> int:
         """The largest step of which this process has reported metrics; -1 before."""
         with self._lock:
@@ -218,7 +224,7 @@ class Journal:
         while self._waiting:
             self._write_waiting(self._waiting.popleft())
         self._file.write_backlog()
-        if (self._file.missing() or self._lost_values) and self._run_end is not None:
+        if (self._file.missing() or self._lost_values or self.damage) and self._run_end is not None:
             self._append_last_words(self._run_end)
         lost = []
         if number := self._file.close():
@@ -230,7 +236,7 @@ class Journal:
     def _append_last_words(self, end: Mapping[str, Any]) -> None:
         """Say how the run ended once more: a record that lacks reports must not be taken for a whole one."""
         outcome = "incomplete" if end.get("outcome") in AS_WISHED else end.get("outcome")
-        problem = self._file.problem or "values never arrived from their device"
+        problem = self._file.problem or self.damage or "values never arrived from their device"
         self._append("run_end", {"outcome": outcome, "detail": f"not all reports were kept: {problem}"})
 
     def _append(self, kind: str, body: Mapping[str, Any], nonfinite: Sequence[Sequence[str | int]] = ()) -> None:

@@ -106,3 +106,34 @@ def test_generator_that_is_left_has_not_failed(last_line: Any) -> None:
     running.close()
     assert "stopped by the script: its generator was left before the end; to resume it: " in last_line()
     assert client.run("latest").state == "stopped"
+
+
+def test_run_folder_moved_is_found_at_the_next_checkpoint(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 3600.0)
+    with core.init(name="a") as ctx:
+        ctx.train.report_training_metrics(1, {"loss": 1.0})
+        save(ctx, 1)
+        (home / "runs" / ctx.run_id).rename(home / "elsewhere")
+        ctx.train.report_training_metrics(2, {"loss": 1.0})
+        save(ctx, 2)
+        assert "was moved while it was written" in caplog.text
+        ctx.train.report_training_metrics(3, {"loss": 1.0})
+    (run,) = client.runs()
+    assert (run.name, run.state) == ("a", "completed")
+    assert [row.steps_completed for row in run.rows("training")] == [1, 2, 3]
+    with core.init(name="a", resume="latest") as ctx:
+        assert ctx.steps_completed == 2
+        with ctx.checkpoint.resume() as path:
+            assert path is not None
+    assert caplog.text.count("was moved while") == 1
+
+
+def test_truncated_journal_makes_a_run_incomplete(last_line: Any, home: Path) -> None:
+    with core.init() as ctx:
+        ctx.train.report_training_metrics(1, {"loss": 1.0})
+        os.truncate(home / "runs" / ctx.run_id / "journal-0-0.jsonl", 0)
+        ctx.train.report_training_metrics(2, {"loss": 1.0})
+    assert "incomplete (not all reports were kept: the journal was truncated by another process)" in last_line()
+    assert client.run("latest").state == "incomplete"

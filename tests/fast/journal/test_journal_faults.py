@@ -182,6 +182,84 @@ def test_a_run_that_is_deleted_while_it_is_written_keeps_its_name(home: Path) ->
     assert written(run.path) == {1: {"a": 1}, 2: {"a": 2}}
 
 
+@pytest.mark.parametrize("look", ["with each report", "at the flush and the close"])
+@pytest.mark.parametrize("again", [False, True])
+def test_folder_moved_while_it_is_written_is_written_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, look: str, again: bool
+) -> None:
+    """Later checkpoints went to a folder that no list showed, and reports to another one."""
+    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0 if look == "with each report" else 3600.0)
+    run = RunFolder.create(home, name="job")
+    run.begin_restart()
+    journal = Journal(run.path, run_id=run.run_id, restart=0, rank=0)
+    for step in range(5):
+        journal.metrics("training", step, {"a": step})
+    run.path.rename(home / "moved")
+    if again:  # as the next checkpoint's folder
+        run.path.mkdir()
+    for step in range(5, 10):
+        journal.metrics("training", step, {"a": step})
+    journal.flush()
+    journal.metrics("training", 10, {"a": 10})
+    journal.record("run_end", {"outcome": "completed"})
+    journal.close()
+    run.release()
+    assert written(run.path) == {step: {"a": step} for step in range(11)}
+    (summary,) = list_runs(home)
+    assert (summary.name, summary.state) == ("job", "completed")
+    (warning,) = caplog.records
+    assert f"was moved while it was written, to {home / 'moved' / 'journal-0-0.jsonl'}" in warning.message
+
+
+@pytest.mark.parametrize("size", [0, 300, "all but a byte"])
+@pytest.mark.parametrize("look", ["with each report", "at the flush and the close"])
+@pytest.mark.parametrize("outcome", ["completed", "failed"])
+def test_journal_truncated_while_it_is_written_is_incomplete(
+    home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: Any, look: str, outcome: str
+) -> None:
+    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0 if look == "with each report" else 3600.0)
+    run = RunFolder.create(home, name="job")
+    run.begin_restart()
+    journal = Journal(run.path, run_id=run.run_id, restart=0, rank=0)
+    for step in range(5):
+        journal.metrics("training", step, {"a": step})
+    path = run.path / "journal-0-0.jsonl"
+    os.truncate(path, path.stat().st_size - 1 if size == "all but a byte" else size)
+    for step in range(5, 50):  # it becomes larger than it was
+        journal.metrics("training", step, {"a": step})
+    journal.flush()
+    journal.metrics("training", 50, {"a": 50})
+    journal.record("run_end", {"outcome": outcome})
+    journal.close()
+    run.release()
+    record = read_run(run.path)
+    assert set(range(6, 51)) <= set(written(run.path))
+    assert record.state == ("failed" if outcome == "failed" else "incomplete")
+    assert record.records("run_end")[-1]["detail"] == (
+        "not all reports were kept: the journal was truncated by another process"
+    )
+    (warning,) = caplog.records
+    assert f"{path} was truncated to" in warning.message
+
+
+@pytest.mark.usefixtures("quick_retries")
+def test_inode_numbers_that_change_are_no_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As some file systems in user space give them."""
+
+    class Unstable(Os):
+        def stat(self, path: Path) -> os.stat_result:
+            found = list(os.stat(path))
+            found[stat.ST_INO] += 1
+            return os.stat_result(found)
+
+    monkeypatch.setattr("det_core.journal._file.os", Unstable())
+    journal = open_journal(tmp_path)
+    for step in range(5):
+        journal.metrics("training", step, {"a": step})
+    journal.close()
+    assert len(lines(tmp_path)) == 6
+
+
 def test_a_torn_file_that_is_deleted_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     with failing(5, part=True, only="write"):
