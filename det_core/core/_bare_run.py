@@ -17,6 +17,8 @@ from det_core.core._run import Run, Wanted, ending_of, script, started_as
 from det_core.journal import Journal, RunFolder, RunRecord, read_run
 from det_core.storage import Store, open_store, public_storage
 
+MAX_UNLISTED = 5
+"""Checkpoints that are looked for although the store does not list them: of a store that was moved it lists none."""
 NEVER_ASKED = "it had not called should_preempt() yet, and before that a signal ends a process at once"
 
 
@@ -28,7 +30,8 @@ class _Opened(NamedTuple):
     path: str
     latest_checkpoint: str | None
     steps_completed: int
-    first_lines: tuple[str, ...]
+    unlisted: tuple[str, ...]
+    remarks: tuple[str, ...]
 
 
 def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wanted: Wanted, undo: ExitStack) -> Run:
@@ -50,7 +53,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
     def open_on_chief() -> _Opened:
         if wanted.store is not None:  # before anything is made: its address may be misspelt
             wanted.check_store(wanted.store)
-        folder, remarks = _open_folder(wanted, distributed.size)
+        folder, remarks, recorded = _open_folder(wanted, distributed.size)
         chiefs.append(folder)
         undo.callback(folder.release)
         store = wanted.store or _own_store(folder.path)
@@ -58,8 +61,8 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
             wanted.check_store(store)
         kept = store.list(folder.run_id) if folder.restart else []
         latest, steps = (kept[-1].storage_id, kept[-1].steps_completed) if kept else (None, 0)
-        lines = (*remarks, _first_line(folder, latest))
-        return _Opened(folder.run_id, folder.restart, str(folder.path), latest, steps, lines)
+        unlisted = _unlisted(recorded, latest)
+        return _Opened(folder.run_id, folder.restart, str(folder.path), latest, steps, unlisted, tuple(remarks))
 
     opened = on_chief(distributed, "init", open_on_chief)
     path = Path(opened.path)
@@ -75,8 +78,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         journal=Journal(path, run_id=opened.run_id, restart=opened.restart, rank=distributed.rank),
         journal_restart=opened.restart,
         backend=LocalBackend(
-            path, length=length, latest_checkpoint=opened.latest_checkpoint, searcher_metric=wanted.metric,
-            smaller_is_better=wanted.smaller_is_better,
+            path, length=length, searcher_metric=wanted.metric, smaller_is_better=wanted.smaller_is_better
         ),
         store=store,
         storage=None if wanted.store is None else public_storage(wanted.checkpoint_storage, store),
@@ -87,10 +89,12 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         units=units,
         hparams=wanted.hparams,
         agent_id=os.uname().nodename,
-        first_lines=opened.first_lines,
+        remarks=opened.remarks,
+        first_line=lambda start: _first_line(opened, start),
         last_line=lambda outcome, detail: _last_line(opened.run_id, wanted.command, outcome, detail),
         release=chiefs[0].release if chiefs else lambda: None,
         beside=None if wanted.store is None else f"tensorboard/{opened.run_id}",
+        unlisted_checkpoints=opened.unlisted,
         info=info,
     )  # fmt: skip
 
@@ -108,8 +112,8 @@ def _own_store(path: Path) -> Store:
     return open_store(None, default=path / "checkpoints")
 
 
-def _open_folder(wanted: Wanted, size: int) -> tuple[RunFolder, list[str]]:
-    """The folder of the run, taken for writing, and what a person may not expect of it."""
+def _open_folder(wanted: Wanted, size: int) -> tuple[RunFolder, list[str], list[str]]:
+    """Take the folder of the run for writing; return it, what a person may not expect of it, and its checkpoints."""
     home, name = wanted.environment.home, wanted.name or script()
     resume = wanted.resume or wanted.environment.resume
     start = started_as(wanted.command)
@@ -117,10 +121,30 @@ def _open_folder(wanted: Wanted, size: int) -> tuple[RunFolder, list[str]]:
     if found is None:
         folder = RunFolder.create(home, name=name)
         remarks = [f"there is no earlier run named {name} in {home}: starting a new one"] if resume else []
+        recorded = []
     else:
-        folder, remarks = found, _differences(read_run(found.path), name, size, start["argv"])
+        folder, record = found, read_run(found.path)
+        remarks, recorded = _differences(record, name, size, start["argv"]), _recorded(record)
     folder.begin_restart(start)
-    return folder, remarks
+    return folder, remarks, recorded
+
+
+def _recorded(run: RunRecord) -> list[str]:
+    """Return the checkpoints that a run has committed and nobody has deleted, oldest first."""
+    gone = {r.get("storage_id") for r in run.records("checkpoint_deleted") if not r.get("resources")}
+    saved = [str(r["storage_id"]) for r in run.records("checkpoint") if "storage_id" in r]
+    return [storage_id for storage_id in saved if storage_id not in gone]
+
+
+def _unlisted(recorded: Sequence[str], latest: str | None) -> tuple[str, ...]:
+    """Return the checkpoints recorded after ``latest``, newest first; all, if there is none that is listed."""
+    if latest is None:
+        after = recorded
+    elif latest in recorded:
+        after = recorded[recorded.index(latest) + 1 :]
+    else:  # its writer died before it was recorded, so nothing was recorded after it
+        after = []
+    return tuple(after[-MAX_UNLISTED:][::-1])
 
 
 def _differences(run: RunRecord, name: str, size: int, argv: Sequence[str]) -> list[str]:
@@ -142,11 +166,11 @@ def _differences(run: RunRecord, name: str, size: int, argv: Sequence[str]) -> l
     return found
 
 
-def _first_line(folder: RunFolder, latest_checkpoint: str | None) -> str:
-    if folder.restart == 0:
-        return f"run {folder.run_id} in {folder.path}"
-    start = f"from checkpoint {latest_checkpoint}" if latest_checkpoint else "without a checkpoint to start from"
-    return f"run {folder.run_id} resumed (restart {folder.restart}) {start}, in {folder.path}"
+def _first_line(run: _Opened, start: str | None) -> str:
+    if run.restart == 0:
+        return f"run {run.run_id} in {run.path}"
+    begin = f"from checkpoint {start}" if start else "without a checkpoint to start from"
+    return f"run {run.run_id} resumed (restart {run.restart}) {begin}, in {run.path}"
 
 
 def _last_line(run_id: str, command: str, outcome: str, detail: str) -> str:

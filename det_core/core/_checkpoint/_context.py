@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from det_core._optional import require
 from det_core.core._checkpoint._block import block
@@ -32,14 +32,20 @@ from det_core.core._checkpoint._sharding import (
 )
 from det_core.core._checkpoint._snapshot import Snapshots, write_state
 from det_core.core._checkpoint._sources import Extras, Folder, FolderOrFolders, check_name
+from det_core.core._checkpoint._start import StartCheckpoint
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief, raise_if_ended
-from det_core.errors import CheckpointCorrupt, CheckpointNotFound, ContextClosed
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, ContextClosed
 from det_core.storage import Owner, Progress, Selector, Staging, Store, copy_in
 
 log = logging.getLogger("det_core.checkpoint")
+T = TypeVar("T")
 UPLOAD_LANE = "upload"
 """Commits have a lane of their own: else their broadcasts were matched with those of the script."""
+FIXED = (
+    "no older one is taken, as this script has restored it, or read ctx.latest_checkpoint or ctx.steps_completed: start "
+    "it again; if that fails too, read those after ctx.checkpoint.resume(), or `det-core checkpoint rm` this one"
+)
 
 
 class CheckpointContext:
@@ -54,7 +60,7 @@ class CheckpointContext:
         run_id: the run that writes.
         restart: how often that run was restarted before.
         events: told what becomes of checkpoints.
-        latest: the checkpoint that this process starts from.
+        start: the checkpoint that this job starts from.
         elsewhere: by storage_id, the stores of checkpoints that lie in another one.
         scratch: a folder of this machine for what is restored from a store that is no directory.
         progress: called with the number of bytes that were copied or checked since it was last called.
@@ -71,14 +77,15 @@ class CheckpointContext:
         run_id: str,
         restart: int,
         events: CheckpointEvents,
-        latest: str | None = None,
+        start: StartCheckpoint | None = None,
         elsewhere: Mapping[str, Store] = MappingProxyType({}),
         scratch: Path | None = None,
         progress: Progress | None = None,
         deadline: Callable[[], float | None] = lambda: None,
         say: Callable[[str], None] = log.info,
     ) -> None:
-        self._distributed, self._store, self._events, self._latest = distributed, store, events, latest
+        self._distributed, self._store, self._events = distributed, store, events
+        self._start = StartCheckpoint() if start is None else start
         self._run_id, self._restart, self._progress, self._say = run_id, restart, progress, say
         self._commits = Commits(
             store, run_id=run_id, restart=restart, events=events, progress=progress, deadline=deadline, say=say
@@ -358,18 +365,30 @@ class CheckpointContext:
         """The folder to start from, or None, as ``with ctx.checkpoint.resume() as path:``.
 
         It is that of ``ctx.latest_checkpoint``: what the master hands over, or the newest checkpoint of a run that is
-        resumed. If that is damaged it is the newest of this run before it that is whole, and a line says which were
-        passed over, and why. It stays the same while this process runs, however often it is asked for.
+        resumed. If that is damaged or gone it is the newest of this run before it that is intact; a line says which
+        were passed over, and why, and every answer (``ctx.latest_checkpoint``, ``ctx.steps_completed``, …) is about the
+        one that is taken. It stays the same while this process runs, however often it is asked for.
+
+        ``core.init()`` chooses it. In a directory all its bytes are compared then; in an object store they are compared
+        here, as they are fetched: if they differ, and the script has read an answer before, that is an error.
 
         Arguments as in :meth:`restore_path`: by default, every rank enters.
 
         Raises:
-            CheckpointCorrupt: the run has saved checkpoints, and none of them is whole. It is never begun anew.
-            CheckpointNotFound, StorageError: as in :meth:`download`.
+            CheckpointCorrupt: the run has saved checkpoints, and none of them is intact. It is never begun anew.
+            CheckpointNotFound: likewise, where all of them are gone.
+            StorageError: as in :meth:`download`.
         """
         self._check()
         with ExitStack() as stack:
-            yield self._newest_whole(stack, download_mode, selector, only_listed)
+
+            def restore(storage_id: str) -> Path:
+                path = self._reader.restore_path(storage_id, download_mode, selector, only_listed=only_listed)
+                return stack.enter_context(path)
+
+            folder = self._first_intact(download_mode, restore)
+            self._start.is_fixed = True
+            yield folder
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """The metadata of a checkpoint, on any rank.
@@ -383,13 +402,13 @@ class CheckpointContext:
         found = self._events.described(storage_id)
         return self._reader.metadata(storage_id) if found is None else found
 
-    def previous(self, storage_id: str) -> str | None:
-        """The checkpoint that this run wrote before another, or None. Every rank asks.
+    def is_start(self, storage_id: str | None) -> bool:
+        """Return whether a checkpoint is the one to start from, or was until :meth:`resume` had to take an older one.
 
-        For one that goes on from an older checkpoint, as the newest is damaged.
+        Args:
+            storage_id: such as the ``latest_checkpoint`` that the master handed over.
         """
-        self._check()
-        return on_chief(self._distributed, "user", lambda: self._before(storage_id))
+        return storage_id is not None and self._start.is_start(storage_id)
 
     def is_own(self, storage_id: str) -> bool:
         """Whether this run wrote a checkpoint, or under a master a trial of its experiment, on any rank.
@@ -487,50 +506,71 @@ class CheckpointContext:
             check_steps(plain)
         return plain
 
-    # Which checkpoint to resume.
+    # Which checkpoint to start from.
 
-    def _newest_whole(
-        self, stack: ExitStack, mode: DownloadMode, selector: Selector | None, only_listed: bool
-    ) -> Path | None:
-        passed: list[str] = []
-        storage_id = self._latest
-        while storage_id is not None:
+    def choose_start(self) -> None:
+        """Choose the checkpoint to start from, before anything is said of it. Every rank calls.
+
+        That no candidate is intact is said here and raised by :meth:`resume`: a script that asks for none may run.
+        """
+        try:
+            self._first_intact(DownloadMode.LocalWorkersShareDownload, self._reader.check)
+        except (CheckpointCorrupt, CheckpointNotFound) as e:
+            self._say(str(e))
+
+    def _first_intact(self, mode: DownloadMode, attempt: Callable[[str], T]) -> T | None:
+        """Return what ``attempt`` makes of the newest checkpoint that is there and intact; None: there was never one.
+
+        Raises:
+            CheckpointCorrupt: none is intact; or the one that was chosen is not, and answers about it were read.
+            CheckpointNotFound: likewise, where all are gone.
+        """
+        candidates = list(self._start.candidates)
+        passed: list[CheckpointError] = []
+        are_older = False
+        while candidates:
+            storage_id = candidates.pop(0)
             try:
-                path = stack.enter_context(
-                    self.restore_path(storage_id, mode, selector=selector, only_listed=only_listed)
-                )
-                self._latest = storage_id
-                return path
-            except CheckpointCorrupt as e:
-                passed.append(str(e))
-                before = self._on_chief(mode, functools.partial(self._before, storage_id))
-                if before is not None:
-                    self._say(f"checkpoint {storage_id} is passed over, and {before}, the one before, is taken: {e}")
-                storage_id = before
-        if self._restart:
-            passed += self._on_chief(mode, self._unreadable)
-        if passed:
-            raise CheckpointCorrupt(f"no checkpoint of run {self._run_id} is whole: {'; '.join(passed)}")
-        return None
+                found = attempt(storage_id)
+            except (CheckpointCorrupt, CheckpointNotFound) as e:
+                if self._reader.on_any(mode, self._start.is_fixed):
+                    raise type(e)(f"{e}; {FIXED}") from e
+                passed.append(e)
+                if not candidates and not are_older:
+                    are_older = True
+                    candidates = self._on_chief(mode, functools.partial(self._older, storage_id))
+                continue
+            if len(self._start.candidates) > 1 or passed:
+                steps = self._on_chief(mode, functools.partial(self._steps, storage_id))
+                self._start.choose(storage_id, steps)
+            if passed:
+                self._reader.note_restore(storage_id)  # else rows that do not stand any more answer until it is
+                reasons = "; ".join(map(str, passed))
+                self._say(f"checkpoint {storage_id} is taken, and newer ones are passed over: {reasons}")
+            return found
+        if not passed:
+            return None
+        kind = next((type(e) for e in passed if isinstance(e, CheckpointCorrupt)), CheckpointNotFound)
+        reasons = "; ".join(map(str, passed))
+        raise kind(f"no checkpoint of run {self._run_id} is intact: {reasons}; to begin anew, start a new run")
 
-    def _on_chief(self, mode: DownloadMode, work: Callable[[], Any]) -> Any:
+    def _on_chief(self, mode: DownloadMode, work: Callable[[], T]) -> T:
         return work() if mode is DownloadMode.NoSharedDownload else on_chief(self._distributed, "user", work)
 
-    def _before(self, storage_id: str) -> str | None:
-        known = [header.storage_id for header in self._store.list(self._run_id)]
-        return ([None, *known])[known.index(storage_id)] if storage_id in known else None
+    def _older(self, storage_id: str) -> list[str]:
+        """Return the checkpoints of this run before another, newest first."""
+        known = self._store.list(self._run_id)
+        ids = [header.storage_id for header in known]
+        if storage_id in ids:
+            return ids[: ids.index(storage_id)][::-1]
+        end = self._start.given_steps(storage_id)  # it is gone: what a master has handed over need not be the newest
+        return [header.storage_id for header in known if end is None or header.steps_completed <= end][::-1]
 
-    def _unreadable(self) -> list[str]:
-        """What is wrong with the checkpoints of this run that are there, and not listed as nobody can read them."""
-        problems = []
-        for storage_id in self._events.registered_before():
-            try:
-                self._store.open(storage_id)
-            except CheckpointNotFound:
-                continue
-            except CheckpointCorrupt as e:
-                problems.append(str(e))
-        return problems
+    def _steps(self, storage_id: str) -> int:
+        given = self._start.given_steps(storage_id)
+        if given is not None:
+            return given
+        return self._reader.steps_completed(storage_id) or 0
 
     def _check(self) -> None:
         if self._closed:

@@ -93,6 +93,41 @@ class CheckpointReader:
                 stack.enter_context(self._hold(storage_id))
             download(together, self._store.disk, checkpoint, folder, selector, self._progress)
 
+    def check(self, storage_id: str) -> None:
+        """Check a checkpoint that is about to be restored; every rank calls.
+
+        In a directory every byte is compared, which restoring it then need not do. What must be fetched is compared
+        when it is, so that nothing is fetched twice, and here only looked at: that it is there, and how large.
+
+        Raises:
+            CheckpointNotFound, CheckpointCorrupt: on every rank alike.
+        """
+        together = self._readers("resume", DownloadMode.LocalWorkersShareDownload, local=False)
+        checkpoint = open_together(together, self._store_of(storage_id), storage_id)
+        if checkpoint.manifest.verified:
+            together.chief(checkpoint.metadata)
+        known = set() if checkpoint.path is not None else set(checkpoint.manifest.files)
+        verified = verify(together, checkpoint, None, known, self._progress)
+        if checkpoint.path is not None:
+            self._verified |= {(storage_id, mode): set(verified) for mode in DownloadMode}
+
+    def note_restore(self, storage_id: str) -> None:
+        """Record that this process goes on from a checkpoint, once."""
+        if storage_id not in self._restores:
+            self._note_restore(self._store_of(storage_id).open(storage_id))
+
+    def steps_completed(self, storage_id: str) -> int | None:
+        """Return the steps of a checkpoint; None if it does not say."""
+        checkpoint = self._store_of(storage_id).open(storage_id)
+        header = checkpoint.manifest.header
+        return _foreign_steps(checkpoint) if header is None else header.steps_completed
+
+    def on_any(self, mode: DownloadMode, is_so: bool) -> bool:
+        """Return whether something is so on any of the ranks that restore together."""
+        together = self._readers("resume", mode, local=False)
+        answers = together.gather(lambda: is_so)
+        return together.chief(lambda: any(answers or []))
+
     @contextmanager
     def restore_path(
         self, storage_id: str, mode: DownloadMode, selector: Selector | None, *, only_listed: bool
