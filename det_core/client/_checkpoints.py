@@ -97,7 +97,7 @@ class Checkpoints:
                     except CheckpointNotFound:
                         continue
                     except (CheckpointCorrupt, StorageError) as e:
-                        problems[storage_id] = str(e)
+                        problems[storage_id] = str(e.args[-1])
         return problems
 
     def run_ids(self) -> list[str]:

@@ -147,11 +147,11 @@ def _compose(
         start=start, elsewhere=run.elsewhere, scratch=environment.home / "scratch",
         deadline=lambda: _deadline(preempt, environment.grace), say=say if chief else logger.debug,
     )  # fmt: skip
-    _record_start(distributed, run)
     checkpoint.choose_start()
     if chief:
         for line in (*run.remarks, run.first_line(start.peek())):
             say(line)
+    _record_start(distributed, run)
     context = Context(
         distributed=distributed,
         checkpoint=checkpoint,

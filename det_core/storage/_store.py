@@ -66,6 +66,8 @@ class Store(ABC):
         self._headers: dict[str, Header] = {}
         self._told: set[str] = set()
         """Checkpoints of which was said that they are unverified."""
+        self._left_out: set[str] = set()
+        """Checkpoints of which was said that they are not listed."""
         self._given_up: set[str] = set()
         """Marks of this process that nobody stands behind any more."""
 
@@ -125,7 +127,7 @@ class Store(ABC):
     def list(self, run_id: str | None = None) -> list[Header]:
         """The complete checkpoints, of one run or of all, oldest to newest within a run.
 
-        One whose manifest is damaged or cannot be read is logged and left out: a store may be shared, and what is wrong
+        One whose manifest is damaged or cannot be read is logged, once, and left out: a store may be shared, and what is wrong
         with one checkpoint concerns nobody who does not read it. Of a manifest that is read for the first time it takes
         the first bytes, of others, whose header never changes, none.
         """
@@ -316,7 +318,9 @@ class Store(ABC):
         try:
             found = self._read_header(storage_id)
         except CheckpointError as e:
-            log.warning("not listed: %s", e)
+            if storage_id not in self._left_out:
+                self._left_out.add(storage_id)
+                log.warning("not listed: %s", e.args[-1])
             return None
         if found is not None:
             self._headers[storage_id] = found

@@ -14,10 +14,11 @@ import orjson
 import pytest
 
 from det_core import core
-from det_core.errors import CheckpointCorrupt, CheckpointNotFound
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError
 from support.commands import det_core
 from support.ranks import running
 from support.removing import start_beside_remover
+from support.servers import S3Server
 
 
 def save(ctx: core.Context, step: int) -> str:
@@ -96,29 +97,62 @@ def test_resume_without_intact_checkpoint_never_begins_anew(
     assert str(caught.value) in capfd.readouterr().err, "said when the run was opened"
 
 
-@pytest.mark.parametrize("where", ["directory", "object store"])
 @pytest.mark.parametrize("read_before", [False, True])
-def test_start_damaged_after_init_is_replaced_unless_its_steps_were_read(
-    where: str, read_before: bool, tmp_path: Path
+def test_start_damaged_after_init_is_replaced_unless_its_steps_were_read(read_before: bool) -> None:
+    ids, store = saved(2)
+    with core.init(name="r", resume="latest") as ctx:
+        (store / ids[1] / "x").unlink()
+        take_the_one_before(ctx, ids, read_before)
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+@pytest.mark.parametrize("what", ["damaged", "gone"])
+def test_start_in_a_bucket_is_replaced_unless_its_steps_were_read(
+    what: str, read_before: bool, moto_server: S3Server
 ) -> None:
-    """In an object store the digests are compared when the bytes are fetched; steps read before must not be others."""
-    storage = {"type": "fsspec", "url": f"file://{tmp_path}/store"} if where == "object store" else str(tmp_path)
+    """The digests are compared when the bytes are fetched, so that nothing is fetched twice."""
+    bucket = moto_server.make_bucket()
+    storage = moto_server.storage(bucket)
     ids, _ = saved(2, checkpoint_storage=storage)
-    (newest,) = tmp_path.glob(f"**/{ids[1]}/x")
-    if where == "object store":
-        flip(newest)
+    with moto_server.client() as client:
+        if what == "damaged":
+            client.put_object(Bucket=bucket, Key=f"{ids[1]}/x", Body=b"of step 9")
+        else:
+            for name in ("x", "metadata.json", ".det_core/manifest.json"):
+                client.delete_object(Bucket=bucket, Key=f"{ids[1]}/{name}")
     with core.init(name="r", resume="latest", checkpoint_storage=storage) as ctx:
-        if where == "directory":
-            newest.unlink()
-        if not read_before:
-            with ctx.checkpoint.resume() as path:
-                assert path is not None and (path / "x").read_text() == "of step 1"
+        if what == "gone":
             assert (ctx.latest_checkpoint, ctx.steps_completed, ctx.last_validation) == (ids[0], 1, 1)
-            return
-        assert (ctx.latest_checkpoint, ctx.steps_completed) == (ids[1], 2)
-        with pytest.raises(CheckpointCorrupt, match=r"x .*no older one is taken, as this script has .* read"):
-            with ctx.checkpoint.resume():
-                raise AssertionError("the block was entered")
+            read_before = False
+        take_the_one_before(ctx, ids, read_before)
+
+
+def take_the_one_before(ctx: core.Context, ids: list[str], read_before: bool) -> None:
+    """Resume where the newest is damaged, and was not found to be when the run was opened."""
+    if not read_before:
+        with ctx.checkpoint.resume() as path:
+            assert path is not None and (path / "x").read_text() == "of step 1"
+        assert (ctx.latest_checkpoint, ctx.steps_completed, ctx.last_validation) == (ids[0], 1, 1)
+        return
+    assert (ctx.latest_checkpoint, ctx.steps_completed) == (ids[1], 2)
+    with pytest.raises(CheckpointCorrupt, match=r"x .*no older one is taken, as this script has .* read"):
+        with ctx.checkpoint.resume():
+            raise AssertionError("the block was entered")
+
+
+@pytest.mark.parametrize("whose", ["another's", "its own"])
+def test_unreadable_checkpoint_is_an_error_only_where_it_is_the_newest_of_the_run(whose: str, tmp_path: Path) -> None:
+    ids, _ = saved(2, checkpoint_storage=tmp_path / "store")
+    manifest = tmp_path / "store" / ("theirs" if whose == "another's" else ids[1]) / ".det_core" / "manifest.json"
+    manifest.unlink(missing_ok=True)
+    manifest.mkdir(parents=True)
+    if whose == "its own":
+        with pytest.raises(StorageError, match=ids[1]):
+            core.init(name="r", resume="latest", checkpoint_storage=tmp_path / "store")
+        return
+    with core.init(name="r", resume="latest", checkpoint_storage=tmp_path / "store") as ctx:
+        with ctx.checkpoint.resume() as path:
+            assert path is not None and ctx.latest_checkpoint == ids[1]
 
 
 def test_steps_of_manifest_and_metadata_that_contradict_are_damage(capfd: pytest.CaptureFixture[str]) -> None:
