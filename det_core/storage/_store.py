@@ -127,9 +127,9 @@ class Store(ABC):
     def list(self, run_id: str | None = None) -> list[Header]:
         """The complete checkpoints, of one run or of all, oldest to newest within a run.
 
-        One whose manifest is damaged or cannot be read is logged, once, and left out: a store may be shared, and what is wrong
-        with one checkpoint concerns nobody who does not read it. Of a manifest that is read for the first time it takes
-        the first bytes, of others, whose header never changes, none.
+        One whose manifest is damaged or cannot be read is logged, once, and left out: a store may be shared, and what
+        is wrong with one checkpoint concerns nobody who does not read it. Of a manifest that is read for the first time
+        it takes the first bytes, of others, whose header never changes, none.
         """
         names = self._names()
         if self._headers:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from det_core._optional import require
 from det_core.core._checkpoint._block import block
@@ -32,20 +32,15 @@ from det_core.core._checkpoint._sharding import (
 )
 from det_core.core._checkpoint._snapshot import Snapshots, write_state
 from det_core.core._checkpoint._sources import Extras, Folder, FolderOrFolders, check_name
-from det_core.core._checkpoint._start import StartCheckpoint
+from det_core.core._checkpoint._start import StartCheckpoint, StartSearch
 from det_core.core._distributed import DistributedContext
-from det_core.core._ranks import on_chief, raise_if_ended
-from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, ContextClosed
+from det_core.core._ranks import raise_if_ended
+from det_core.errors import ContextClosed
 from det_core.storage import Owner, Progress, Selector, Staging, Store, copy_in
 
 log = logging.getLogger("det_core.checkpoint")
-T = TypeVar("T")
 UPLOAD_LANE = "upload"
 """Commits have a lane of their own: else their broadcasts were matched with those of the script."""
-FIXED = (
-    "no older one is taken, as this script has restored it, or read ctx.latest_checkpoint or ctx.steps_completed: start "
-    "it again; if that fails too, read those after ctx.checkpoint.resume(), or `det-core checkpoint rm` this one"
-)
 
 
 class CheckpointContext:
@@ -85,7 +80,7 @@ class CheckpointContext:
         say: Callable[[str], None] = log.info,
     ) -> None:
         self._distributed, self._store, self._events = distributed, store, events
-        self._start = StartCheckpoint() if start is None else start
+        self._start = start or StartCheckpoint()
         self._run_id, self._restart, self._progress, self._say = run_id, restart, progress, say
         self._commits = Commits(
             store, run_id=run_id, restart=restart, events=events, progress=progress, deadline=deadline, say=say
@@ -94,6 +89,7 @@ class CheckpointContext:
             distributed, store, owner=self._owner, elsewhere=elsewhere, scratch=scratch, events=events,
             before=self._commits.raise_failure, progress=progress,
         )  # fmt: skip
+        self._start_search = StartSearch(distributed, store, self._reader, self._start, run_id=run_id, say=say)
         self._snapshots = Snapshots()
         self._closed = False
 
@@ -284,6 +280,10 @@ class CheckpointContext:
 
     # Getting back.
 
+    def choose_start(self) -> None:
+        """Choose the checkpoint to start from, before anything is said of it. Every rank calls."""
+        self._start_search.choose()
+
     def download(
         self,
         storage_id: str,
@@ -386,7 +386,7 @@ class CheckpointContext:
                 path = self._reader.restore_path(storage_id, download_mode, selector, only_listed=only_listed)
                 return stack.enter_context(path)
 
-            folder = self._first_intact(download_mode, restore)
+            folder = self._start_search.first_intact(download_mode, restore)
             self._start.is_fixed = True
             yield folder
 
@@ -505,72 +505,6 @@ class CheckpointContext:
         if not shard:
             check_steps(plain)
         return plain
-
-    # Which checkpoint to start from.
-
-    def choose_start(self) -> None:
-        """Choose the checkpoint to start from, before anything is said of it. Every rank calls.
-
-        That no candidate is intact is said here and raised by :meth:`resume`: a script that asks for none may run.
-        """
-        try:
-            self._first_intact(DownloadMode.LocalWorkersShareDownload, self._reader.check)
-        except (CheckpointCorrupt, CheckpointNotFound) as e:
-            self._say(str(e))
-
-    def _first_intact(self, mode: DownloadMode, attempt: Callable[[str], T]) -> T | None:
-        """Return what ``attempt`` makes of the newest checkpoint that is there and intact; None: there was never one.
-
-        Raises:
-            CheckpointCorrupt: none is intact; or the one that was chosen is not, and answers about it were read.
-            CheckpointNotFound: likewise, where all are gone.
-        """
-        candidates = list(self._start.candidates)
-        passed: list[CheckpointError] = []
-        are_older = False
-        while candidates:
-            storage_id = candidates.pop(0)
-            try:
-                found = attempt(storage_id)
-            except (CheckpointCorrupt, CheckpointNotFound) as e:
-                if self._reader.on_any(mode, self._start.is_fixed):
-                    raise type(e)(f"{e}; {FIXED}") from e
-                passed.append(e)
-                if not candidates and not are_older:
-                    are_older = True
-                    candidates = self._on_chief(mode, functools.partial(self._older, storage_id))
-                continue
-            if len(self._start.candidates) > 1 or passed:
-                steps = self._on_chief(mode, functools.partial(self._steps, storage_id))
-                self._start.choose(storage_id, steps)
-            if passed:
-                self._reader.note_restore(storage_id)  # else rows that do not stand any more answer until it is
-                reasons = "; ".join(map(str, passed))
-                self._say(f"checkpoint {storage_id} is taken, and newer ones are passed over: {reasons}")
-            return found
-        if not passed:
-            return None
-        kind = next((type(e) for e in passed if isinstance(e, CheckpointCorrupt)), CheckpointNotFound)
-        reasons = "; ".join(map(str, passed))
-        raise kind(f"no checkpoint of run {self._run_id} is intact: {reasons}; to begin anew, start a new run")
-
-    def _on_chief(self, mode: DownloadMode, work: Callable[[], T]) -> T:
-        return work() if mode is DownloadMode.NoSharedDownload else on_chief(self._distributed, "user", work)
-
-    def _older(self, storage_id: str) -> list[str]:
-        """Return the checkpoints of this run before another, newest first."""
-        known = self._store.list(self._run_id)
-        ids = [header.storage_id for header in known]
-        if storage_id in ids:
-            return ids[: ids.index(storage_id)][::-1]
-        end = self._start.given_steps(storage_id)  # it is gone: what a master has handed over need not be the newest
-        return [header.storage_id for header in known if end is None or header.steps_completed <= end][::-1]
-
-    def _steps(self, storage_id: str) -> int:
-        given = self._start.given_steps(storage_id)
-        if given is not None:
-            return given
-        return self._reader.steps_completed(storage_id) or 0
 
     def _check(self) -> None:
         if self._closed:

@@ -14,11 +14,14 @@ import orjson
 import pytest
 
 from det_core import core
+from det_core.core._checkpoint import StartCheckpoint
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError
+from support.checkpoints import Recorder, alone, fill
 from support.commands import det_core
 from support.ranks import running
 from support.removing import start_beside_remover
 from support.servers import S3Server
+from support.threads import as_ranks
 
 
 def save(ctx: core.Context, step: int) -> str:
@@ -234,6 +237,28 @@ def test_all_ranks_take_the_same(what: str, tmp_path: Path) -> None:
             assert f"starts at {ids[0]} 1 1\n" in ranks.output(rank)
             assert "restored of step 1" in ranks.output(rank)
         assert ["passed over" in ranks.output(rank) for rank in range(3)] == [True, False, False]
+
+
+def test_start_in_a_directory_of_the_chiefs_machine_is_checked_by_the_chief(tmp_path: Path) -> None:
+    """Scripts that restore on the chief alone need no directory that all ranks see."""
+    with alone() as distributed:
+        writer = Recorder().context(distributed, tmp_path / "store")
+        ids = [writer.upload(fill(tmp_path / "source"), {"steps_completed": step}) for step in (1, 2)]
+    flip(tmp_path / "store" / ids[1] / "rng")
+
+    def resume(distributed: core.DistributedContext) -> tuple[str | None, int, list[str]]:
+        start, recorder = StartCheckpoint(ids[1], 2), Recorder()
+        root = tmp_path / ("store" if distributed.rank == 0 else "elsewhere")
+        context = recorder.context(distributed, root, restart=1, start=start)
+        context.choose_start()
+        if distributed.rank == 0:
+            with context.resume(core.DownloadMode.NoSharedDownload) as path:
+                assert path == tmp_path / "store" / ids[0]
+        return start.storage_id, start.steps_completed, recorder.said
+
+    for storage_id, steps, said in as_ranks(2, resume):
+        assert (storage_id, steps) == (ids[0], 1)
+        assert len(said) == 1 and "rng differs" in said[0]
 
 
 def test_no_start_fails_while_another_process_removes_all_but_one() -> None:
