@@ -155,6 +155,11 @@ class ClusterInfo:
         """The storage_id of the checkpoint to start from; None without one and in a task that is no trial."""
         return self._latest_checkpoint if self.task_type == "TRIAL" else None
 
+    def _start_from(self, storage_id: str, steps_completed: int) -> None:
+        """Start from an older checkpoint, as the one that was handed over is damaged or gone."""
+        self._latest_checkpoint = storage_id
+        self.trial.steps_completed = steps_completed
+
     @property
     def trial(self) -> TrialInfo:
         """The trial that this task runs.

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,6 @@ from det_core.accelerated._base import TrainerBase, callbacks_of, listed, steps_
 from det_core.accelerated._data import batch_size_of
 from det_core.accelerated._events import NAN_LOSS
 from det_core.accelerated.tracking import RunHistory
-from det_core.errors import CheckpointCorrupt
 
 if TYPE_CHECKING:
     from det_core import core
@@ -94,19 +92,10 @@ class Managed:
         self._has_stopped = self._is_passing = False
         trainer._det_core.run.base, self._counts = self.steps, counts_of(trainer.run_history)
         self._saved_at = self._place(trainer)
-        if resume_from is None and not self._has_resumed and self.context.latest_checkpoint is not None:
-            with self._opened(trainer, self.context.latest_checkpoint) as folder:
-                state = _state.read(folder)
-                position = state["position"]
-                if position["trial_id"] != self._trial_id:
-                    _state.apply(trainer, folder, state, anew=True)
-                    trainer.print("Begun with the model and the optimizer of another trial's checkpoint")
-                elif position["run"] > self._number:
-                    self._is_passing, told = True, _state.pass_over(trainer, state)
-                    trainer.print(f"Training run {self._number} of this script had ended before: going on, {told}")
+        if resume_from is None and not self._has_resumed:
+            with self.context.checkpoint.resume(only_listed=True) as folder:
+                if folder is not None and not self._go_on(trainer, folder):
                     return False
-                elif position["run"] == self._number:
-                    self._restore(trainer, folder, state)
             self._has_resumed = True
         if self._chief:
             self.context.train.set_status("training")
@@ -114,23 +103,20 @@ class Managed:
             self.context.profiler.on()
         return True
 
-    @contextmanager
-    def _opened(self, trainer: TrainerBase, storage_id: str) -> Iterator[Path]:
-        """The checkpoint to go on from; if it is damaged, a trial of an experiment takes the one before, as it would be
-        handed the same again at every restart."""
-        checkpoints = self.context.checkpoint
-        with ExitStack() as stack:
-            while True:
-                try:
-                    folder = stack.enter_context(checkpoints.restore_path(storage_id, only_listed=True))
-                    break
-                except CheckpointCorrupt as e:
-                    previous = checkpoints.previous(storage_id) if self.context.managed else None
-                    if previous is None:
-                        raise
-                    trainer.print(f"Checkpoint {storage_id} is lost, and {previous}, the one before, is taken: {e}")
-                    storage_id = previous
-            yield folder
+    def _go_on(self, trainer: TrainerBase, folder: Path) -> bool:
+        """Restore from the folder of the checkpoint to start from; return whether there is something left to train."""
+        state = _state.read(folder)
+        position = state["position"]
+        if position["trial_id"] != self._trial_id:
+            _state.apply(trainer, folder, state, anew=True)
+            trainer.print("Begun with the model and the optimizer of another trial's checkpoint")
+        elif position["run"] > self._number:
+            self._is_passing, told = True, _state.pass_over(trainer, state)
+            trainer.print(f"Training run {self._number} of this script had ended before: going on, {told}")
+            return False
+        elif position["run"] == self._number:
+            self._restore(trainer, folder, state)
+        return True
 
     def _restore(self, trainer: TrainerBase, folder: Any, state: Mapping[str, Any]) -> None:
         _state.apply(trainer, folder, state)

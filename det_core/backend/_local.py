@@ -19,7 +19,6 @@ class LocalBackend:
     Args:
         folder: the run's folder.
         length: how far the run is to be trained; None: nobody said, so 1, and a script that asks is told so.
-        latest_checkpoint: the storage_id a resumed run starts from.
         searcher_metric: the validation metric that is best validation's key; None: the metric that operations were
             completed with.
         smaller_is_better: which end of the metric is best.
@@ -30,20 +29,14 @@ class LocalBackend:
         folder: Path,
         *,
         length: int | None,
-        latest_checkpoint: str | None = None,
         searcher_metric: str | None = None,
         smaller_is_better: bool = True,
     ) -> None:
         self._folder = folder
         self._length = length
-        self._latest_checkpoint = latest_checkpoint
         self._searcher_metric = searcher_metric
         self._smaller_is_better = smaller_is_better
         self._completed: int | None = None
-
-    def latest_checkpoint(self) -> str | None:
-        """The newest complete checkpoint when the run was opened."""
-        return self._latest_checkpoint
 
     def next_operation(self) -> int | None:
         """The run's one operation, until it was completed, in this restart or in an earlier one."""

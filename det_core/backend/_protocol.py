@@ -13,9 +13,6 @@ class Backend(Protocol):
     the backend, and answered before the call returns. Only the chief asks, where not said otherwise.
     """
 
-    def latest_checkpoint(self) -> str | None:
-        """The storage_id to start from."""
-
     def next_operation(self) -> int | None:
         """The absolute length to train to next, in the searcher's units; None: nothing (more) to do."""
 

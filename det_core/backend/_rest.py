@@ -32,7 +32,7 @@ class Task:
         task_id: the trial, as tasks are called.
         allocation_id: this run, as allocations are called; None for an unmanaged one.
         searcher: the section ``searcher`` of the experiment's configuration.
-        latest_checkpoint: the storage_id to start from.
+        latest_checkpoint: the storage_id that the master handed over.
         max_length: what the script says of how long to train; the configuration's comes first.
     """
 
@@ -77,10 +77,6 @@ class RestBackend:
         self._operations = Operations(self._call, master, task.trial_id, task.searcher, task.max_length)
         self._reason: str | None = None
         self._unheard = self._closed = False
-
-    def latest_checkpoint(self) -> str | None:
-        """What the master has handed over."""
-        return self._task.latest_checkpoint
 
     def next_operation(self) -> int | None:
         """The searcher's, or the one of the configured length."""

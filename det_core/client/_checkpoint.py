@@ -134,6 +134,8 @@ class Checkpoint:
                     stored.check(batch, progress=progress)
                 except (CheckpointCorrupt, StorageError):
                     problems.extend(_damaged(stored, batch))
+            if not problems:
+                problems.extend(_contradiction(stored))
         return problems
 
     def delete(self) -> None:
@@ -151,6 +153,14 @@ class Checkpoint:
     @cached_property
     def _stored(self) -> StoredCheckpoint:
         return self._store.open(self.storage_id)
+
+
+def _contradiction(stored: StoredCheckpoint) -> Iterator[str]:
+    """Yield how metadata.json contradicts the manifest, if it does."""
+    try:
+        stored.metadata()
+    except CheckpointCorrupt as e:
+        yield str(e)
 
 
 def _damaged(stored: StoredCheckpoint, names: Sequence[str]) -> Iterator[str]:

@@ -13,7 +13,7 @@ from det_core.client._run import registered
 from det_core.client._storage import run_folder
 from det_core.client._table import spread
 from det_core.core._checkpoint._retention import GROUP, Retention
-from det_core.errors import CheckpointCorrupt, CheckpointNotFound, RunError, RunLocked
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, RunError, RunLocked, StorageError
 from det_core.journal import Journal, RunSummary, hold, read_run
 from det_core.storage import Header, RetentionPolicy, Store, Verdict
 
@@ -85,7 +85,7 @@ class Checkpoints:
             what is wrong, by storage_id.
 
         Raises:
-            StorageError: the store refused.
+            StorageError: the store refused to be listed.
         """
         listed = {header.storage_id for header in self._headers()}
         problems = {}
@@ -96,8 +96,8 @@ class Checkpoints:
                         self._store.open(storage_id)
                     except CheckpointNotFound:
                         continue
-                    except CheckpointCorrupt as e:
-                        problems[storage_id] = str(e)
+                    except (CheckpointCorrupt, StorageError) as e:
+                        problems[storage_id] = str(e.args[-1])
         return problems
 
     def run_ids(self) -> list[str]:

@@ -29,6 +29,8 @@ from det_core.core._run import (
 from det_core.journal import Journal, RunFolder, RunRecord, read_run
 from det_core.storage import Store, open_store, public_storage
 
+MAX_UNLISTED = 5
+"""Checkpoints that are looked for although the store does not list them: of a store that was moved it lists none."""
 NO_SCRIPT = "python -c, a notebook or stdin"
 NEVER_ASKED = "it had not called should_preempt() yet, and before that a signal ends a process at once"
 
@@ -41,7 +43,8 @@ class _Opened(NamedTuple):
     path: str
     latest_checkpoint: str | None
     steps_completed: int
-    first_lines: tuple[str, ...]
+    unlisted: tuple[str, ...]
+    remarks: tuple[str, ...]
 
 
 def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wanted: Wanted, undo: ExitStack) -> Run:
@@ -66,20 +69,22 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         if wanted.store is not None:  # before anything is made: its address may be misspelt
             wanted.check_store(wanted.store)
         folder, earlier = _open_folder(wanted)
-        start = started_as(wanted.command)
-        remarks = _remarks(earlier, wanted, start["argv"], distributed.size, storage)
-        if earlier is not None:
-            earlier_config.update(earlier.last_settings("config"))
-        folder.begin_restart(start)
         chiefs.append(folder)
         undo.callback(folder.release)
+        start = started_as(wanted.command)
+        remarks = _remarks(earlier, wanted, start["argv"], distributed.size, storage)
+        recorded: list[str] = []
+        if earlier is not None:
+            recorded = _recorded(earlier)
+            earlier_config.update(earlier.last_settings("config"))
+        folder.begin_restart(start)
         store = wanted.store or _own_store(folder.path)
         if wanted.store is None:
             wanted.check_store(store)
         kept = store.list(folder.run_id) if folder.restart else []
         latest, steps = (kept[-1].storage_id, kept[-1].steps_completed) if kept else (None, 0)
-        lines = (*remarks, _first_line(folder, latest))
-        return _Opened(folder.run_id, folder.restart, str(folder.path), latest, steps, lines)
+        unlisted = _unlisted(recorded, latest)
+        return _Opened(folder.run_id, folder.restart, str(folder.path), latest, steps, unlisted, tuple(remarks))
 
     opened = on_chief(distributed, "init", open_on_chief)
     path = Path(opened.path)
@@ -98,8 +103,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         ),
         journal_restart=opened.restart,
         backend=LocalBackend(
-            path, length=length, latest_checkpoint=opened.latest_checkpoint, searcher_metric=wanted.metric,
-            smaller_is_better=wanted.smaller_is_better,
+            path, length=length, searcher_metric=wanted.metric, smaller_is_better=wanted.smaller_is_better
         ),
         store=store,
         storage=storage,
@@ -110,10 +114,12 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         units=units,
         hparams=wanted.hparams,
         agent_id=os.uname().nodename,
-        first_lines=opened.first_lines,
+        remarks=opened.remarks,
+        first_line=lambda start: _first_line(opened, start),
         last_line=lambda outcome, detail: _last_line(opened.run_id, wanted.command, outcome, detail),
         release=chiefs[0].release if chiefs else lambda: None,
         beside=None if wanted.store is None else f"tensorboard/{opened.run_id}",
+        unlisted_checkpoints=opened.unlisted,
         info=info,
         earlier_config=earlier_config,
     )  # fmt: skip
@@ -149,6 +155,24 @@ def _open_folder(wanted: Wanted) -> tuple[RunFolder, RunRecord | None]:
     if folder is not None:
         return folder, read_run(folder.path)
     return RunFolder.create(home, name=_name(wanted)), None
+
+
+def _recorded(run: RunRecord) -> list[str]:
+    """Return the checkpoints that a run has committed and nobody has deleted, oldest first."""
+    gone = {r.get("storage_id") for r in run.records("checkpoint_deleted") if not r.get("resources")}
+    saved = [str(r["storage_id"]) for r in run.records("checkpoint") if "storage_id" in r]
+    return [storage_id for storage_id in saved if storage_id not in gone]
+
+
+def _unlisted(recorded: Sequence[str], latest: str | None) -> tuple[str, ...]:
+    """Return the checkpoints recorded after ``latest``, newest first; all, if there is none that is listed."""
+    if latest is None:
+        after = recorded
+    elif latest in recorded:
+        after = recorded[recorded.index(latest) + 1 :]
+    else:  # its writer died before it was recorded, so nothing was recorded after it
+        after = []
+    return tuple(after[-MAX_UNLISTED:][::-1])
 
 
 def _name(wanted: Wanted) -> str:
@@ -199,11 +223,11 @@ def _remarks(run: RunRecord | None, wanted: Wanted, argv: Sequence[str], size: i
     return lines + changes
 
 
-def _first_line(folder: RunFolder, latest_checkpoint: str | None) -> str:
-    if folder.restart == 0:
-        return f"run {folder.run_id} in {folder.path}"
-    start = f"from checkpoint {latest_checkpoint}" if latest_checkpoint else "without a checkpoint to start from"
-    return f"run {folder.run_id} resumed (restart {folder.restart}) {start}, in {folder.path}"
+def _first_line(run: _Opened, start: str | None) -> str:
+    if run.restart == 0:
+        return f"run {run.run_id} in {run.path}"
+    begin = f"from checkpoint {start}" if start else "without a checkpoint to start from"
+    return f"run {run.run_id} resumed (restart {run.restart}) {begin}, in {run.path}"
 
 
 def _last_line(run_id: str, command: str | None, outcome: str, detail: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from det_core._info import ClusterInfo
 from det_core._notices import drop_unwritable, print_notice
-from det_core.core._checkpoint import CheckpointContext
+from det_core.core._checkpoint import CheckpointContext, StartCheckpoint
 from det_core.core._distributed import DistributedContext
 from det_core.core._preemption import PreemptContext
 from det_core.core._profiler import ProfilerContext
@@ -43,8 +43,6 @@ class Context:
         trial: the trial of an experiment, with its id and its seed; None in a bare run.
         hparams: the hyperparameters of this trial; in a bare run those that ``core.init(hparams=)`` was given.
         config: the experiment's configuration; in a bare run what :meth:`set_config` was given, None before.
-        latest_checkpoint: the storage_id to start from; None: from scratch.
-        steps_completed: those of that checkpoint; 0 without one.
         run_id: what ``det-core runs`` knows this run by.
     """
 
@@ -53,6 +51,7 @@ class Context:
         *,
         distributed: DistributedContext,
         checkpoint: CheckpointContext,
+        start: StartCheckpoint,
         preempt: PreemptContext,
         train: TrainContext,
         searcher: SearcherContext,
@@ -70,10 +69,9 @@ class Context:
         self.managed = run.managed
         self.hparams = run.hparams
         self.config: dict[str, Any] | None = None if trial is None else trial.config
-        self.steps_completed = run.steps_completed
-        self.latest_checkpoint = run.latest_checkpoint
         self.run_id = run.run_id
         self._run = run
+        self._start = start
         self._earlier_config = run.earlier_config
         self._closed = False
         self._outer: Context | None = None
@@ -104,6 +102,16 @@ class Context:
                 error.add_note(str(failure))
         if isinstance(error, InvalidHP):
             raise SystemExit(0) from error
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """The storage_id to start from; None: from scratch."""
+        return self._start.storage_id
+
+    @property
+    def steps_completed(self) -> int:
+        """The steps of the checkpoint to start from; 0 without one."""
+        return self._start.steps_completed
 
     @property
     def last_validation(self) -> int | None:

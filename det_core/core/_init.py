@@ -12,7 +12,7 @@ from det_core._env import Environment
 from det_core._info import get_cluster_info
 from det_core._notices import open_standard_streams, print_notice
 from det_core.core._bare_run import open_bare_run
-from det_core.core._checkpoint import CheckpointContext, RunEvents
+from det_core.core._checkpoint import CheckpointContext, RunEvents, StartCheckpoint
 from det_core.core._context import Context
 from det_core.core._distributed import DistributedContext
 from det_core.core._environments import launched_ranks
@@ -129,6 +129,9 @@ def _compose(
 ) -> Context:
     """Put the parts together."""
     chief = distributed.rank == 0
+    start = StartCheckpoint(
+        run.latest_checkpoint, run.steps_completed, unlisted=run.unlisted_checkpoints, info=run.info
+    )
     tensorboard = Tensorboard(
         chosen_mode(tensorboard_mode),
         journal=lambda: Cursor(run.path, run.journal_restart, distributed.rank, name="drawn"),
@@ -137,24 +140,26 @@ def _compose(
         kept=None if run.beside is None else lambda source, name: run.store.put_beside(source, f"{run.beside}/{name}"),
         where=f"{run.store.root}/{run.beside}",
         rank=distributed.rank,
-        steps_completed=run.steps_completed,
+        start_step=lambda: start.steps_completed,
     )
     preempt = PreemptContext(
         distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
         master=run.backend if run.managed else None, signals=not run.managed,
     )  # fmt: skip
+    checkpoint = CheckpointContext(
+        distributed, run.store, run_id=run.run_id, restart=run.restart, events=RunEvents(run, tensorboard, retention),
+        start=start, elsewhere=run.elsewhere, scratch=environment.home / "scratch",
+        deadline=lambda: _deadline(preempt, environment.grace), say=print_notice if chief else logger.debug,
+    )  # fmt: skip
+    checkpoint.choose_start()
     if chief:
-        for line in run.first_lines:
+        for line in (*run.remarks, run.first_line(start.peek())):
             print_notice(line)
     _record_start(distributed, run)
     context = Context(
         distributed=distributed,
-        checkpoint=CheckpointContext(
-            distributed, run.store, run_id=run.run_id, restart=run.restart,
-            events=RunEvents(run, tensorboard, retention), latest=run.latest_checkpoint, elsewhere=run.elsewhere,
-            scratch=environment.home / "scratch", deadline=lambda: _deadline(preempt, environment.grace),
-            say=print_notice if chief else logger.debug,
-        ),
+        checkpoint=checkpoint,
+        start=start,
         preempt=preempt,
         train=TrainContext(distributed, run.journal, run.backend, tensorboard),
         searcher=SearcherContext(

@@ -108,7 +108,8 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         units=_units(task),
         hparams=trial.hparams,
         agent_id=info.agent_id,
-        first_lines=(_first_line(info, None if environment.run_dir else path),),
+        remarks=(),
+        first_line=lambda start: _first_line(info, start, None if environment.run_dir else path),
         last_line=lambda outcome, detail: f"trial {trial.trial_id} {ending_of(outcome, detail)}",
         release=hold.close,
         # Where event files lie below the root of the store (wire contract, §8).
@@ -229,9 +230,9 @@ def _units(task: Task) -> Unit | None:
     return Unit.__members__.get(str(name).upper())
 
 
-def _first_line(info: ClusterInfo, path: Path | None) -> str:
-    """Which run this is; ``path`` if the person who reads it does not know where its journal lies."""
+def _first_line(info: ClusterInfo, start: str | None, path: Path | None) -> str:
+    """Return which run this is; ``path`` if the person who reads it does not know where its journal lies."""
     trial = info.trial
-    start = f"from checkpoint {info.latest_checkpoint}" if info.latest_checkpoint else "from scratch"
-    run = f"trial {trial.trial_id} of experiment {trial.experiment_id}, run {trial.trial_run_id}, {start}"
+    begin = f"from checkpoint {start}" if start else "from scratch"
+    run = f"trial {trial.trial_id} of experiment {trial.experiment_id}, run {trial.trial_run_id}, {begin}"
     return run if path is None else f"{run}; master {info.master_url}; journal in {path}"

@@ -85,17 +85,20 @@ class Run:
         backend: who answers questions.
         store: where checkpoints lie.
         storage: what opens that store again, without secrets, for the record.
-        latest_checkpoint: the storage_id to start from; None: from scratch.
+        latest_checkpoint: the newest checkpoint of this run, or what the master hands over; None: from scratch.
         steps_completed: those of that checkpoint; 0 without one.
         metric: the validation metric that is searched over; None: nothing says.
         smaller_is_better: which end of it is best.
         units: what the searcher's lengths count.
         hparams: the hyperparameters.
         agent_id: names the machine in the profiler's metrics.
-        first_lines: what a person is told when it starts.
+        remarks: lines for a person, before the first line.
+        first_line: the line for a person when it starts, by the checkpoint that it starts from.
         last_line: what a person is told when it ends, by outcome and detail.
         release: lets another process write the run.
         beside: the folder below the store's root that event files are copied to; None: they stay in the run's folder.
+        unlisted_checkpoints: those that this run has recorded after ``latest_checkpoint`` and its store does not list,
+            newest first.
         elsewhere: by storage_id, the stores of checkpoints that lie in another one.
         info: what the cluster says of this task.
         managed: whether a master says when to stop; else signals do.
@@ -117,10 +120,12 @@ class Run:
     units: Unit | None
     hparams: dict[str, Any]
     agent_id: str
-    first_lines: tuple[str, ...]
+    remarks: tuple[str, ...]
+    first_line: Callable[[str | None], str]
     last_line: Callable[[str, str], str]
     release: Callable[[], None]
     beside: str | None
+    unlisted_checkpoints: tuple[str, ...] = ()
     elsewhere: Mapping[str, Store] = field(default_factory=dict)
     info: ClusterInfo | None = None
     managed: bool = False

@@ -58,7 +58,7 @@ class Tensorboard:
         kept: copies a file to where they are kept, given its name there; None: ``local`` is itself kept with the run.
         where: how messages name that place.
         rank: this rank.
-        steps_completed: where this session starts.
+        start_step: returns the step that this session starts at.
 
     Attributes:
         draws: whether :meth:`draw` is to be called here with reports.
@@ -74,7 +74,7 @@ class Tensorboard:
         kept: Put | None,
         where: str,
         rank: int,
-        steps_completed: int = 0,
+        start_step: Callable[[], int] = lambda: 0,
     ) -> None:
         self._mode = mode
         self._settle = settle
@@ -82,7 +82,7 @@ class Tensorboard:
         self._kept = kept
         self._where = where
         self._rank = rank
-        self._steps_completed = steps_completed
+        self._start_step = start_step
         self.draws = self._unmarked = mode is TensorboardMode.AUTO and rank == 0
         self._writer = EventWriter(local, journal if self.draws else None)
         self._copied: dict[Path, tuple[int, int]] = {}
@@ -103,7 +103,7 @@ class Tensorboard:
             # The mark that this session starts has to stand before what the script's own writer is about to write
             # here: TensorBoard reads file after file, and drops what it has read when it comes to the mark.
             self._unmarked = False
-            self._writer.mark_session(self._steps_completed + 1)
+            self._writer.mark_session(self._start_step() + 1)
         return self._local
 
     def sync(self) -> None:

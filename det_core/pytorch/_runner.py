@@ -15,7 +15,7 @@ import torch
 from det_core import _clock, core
 from det_core._training.data_order import Position
 from det_core._training.progress_line import ProgressLine, numbers_of
-from det_core.errors import CheckpointCorrupt, InvalidExperimentException, InvalidHP, TensorboardError
+from det_core.errors import InvalidExperimentException, InvalidHP, TensorboardError
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._checkpoint import Content, tell_changes
 from det_core.pytorch._loop import (
@@ -52,7 +52,8 @@ class FitOptions:
     """The arguments of a ``fit()``.
 
     Attributes:
-        resumes: whether ``latest_checkpoint`` is that of the run that is resumed, which may be of another fit.
+        latest_checkpoint: the checkpoint that was named; None: none.
+        resumes: whether none was named, so that it is that of the run that is resumed, which may be of another fit.
     """
 
     checkpoint_period: TrainUnit | None
@@ -163,18 +164,18 @@ class Runner:
         return True
 
     def _opened(self, stack: ExitStack) -> Path | None:
-        """The folder of the checkpoint to start from. A trial of an experiment takes the one before, if it is damaged:
-        it would be handed the same again at every restart."""
-        while self._latest is not None:
-            try:
-                return Path(stack.enter_context(self._core.checkpoint.restore_path(self._latest, only_listed=True)))
-            except CheckpointCorrupt as e:
-                previous = self._core.checkpoint.previous(self._latest) if self._core.managed else None
-                if previous is None:
-                    raise
-                logger.warning("checkpoint %s is lost, so %s, the one before, is taken: %s", self._latest, previous, e)
-                self._latest = previous
-        return None
+        """Return the folder of the checkpoint to start from; None: from scratch."""
+        checkpoint = self._core.checkpoint
+        if self._options.resumes and self._context._resumed:
+            return None
+        # Scripts name what the master handed over: fit(latest_checkpoint=info.latest_checkpoint).
+        if self._options.resumes or checkpoint.is_start(self._latest):
+            path = stack.enter_context(checkpoint.resume(only_listed=True))
+            self._latest = self._core.latest_checkpoint
+            return path
+        if self._latest is None:
+            return None
+        return stack.enter_context(checkpoint.restore_path(self._latest, only_listed=True))
 
     def _start_step(self) -> int:
         if self._latest is None or self._latest == self._core.latest_checkpoint:

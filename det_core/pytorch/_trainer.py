@@ -245,9 +245,7 @@ class Trainer:
         if options.profiling_enabled and not ctx.managed:
             logger.info("the profiler's samples are in the run's journal: det-core runs export")
         if latest is _LATEST:
-            return replace(
-                options, latest_checkpoint=None if self._context._resumed else ctx.latest_checkpoint, resumes=True
-            )
+            return replace(options, latest_checkpoint=None, resumes=True)
         self._context._resumed = True
         if latest is None and ctx.latest_checkpoint is not None:
             logger.warning(

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage._files import Disk
-from det_core.storage._manifest import CHUNK, FileEntry
+from det_core.storage._manifest import CHUNK, FileEntry, digest_of
 from det_core.storage._scan import Listing
 from det_core.storage._threads import Meter, Progress, in_threads
 
@@ -76,13 +76,6 @@ def share(work: Sequence[Piece], part: int, parts: int, chunk_size: int = CHUNK)
             out.append(piece)
         before += weight
     return out
-
-
-def digest_of(data: bytes | memoryview) -> str:
-    """The digest of one chunk."""
-    from xxhash import xxh3_128_hexdigest
-
-    return xxh3_128_hexdigest(data)
 
 
 def entry_of(data: bytes) -> FileEntry:

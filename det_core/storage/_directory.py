@@ -165,7 +165,9 @@ class DirectoryStore(Store):
 
     def _names(self) -> builtins.list[str]:
         entries = self._entries(self.root)
-        return [e.name for e in entries if not e.name.startswith(".") and e.name not in RESERVED and e.is_dir()]
+        names = [e for e in entries if not e.name.startswith(".") and e.name not in RESERVED]
+        # What a link leads to is seen when it is read: asking for it here raises where that is not permitted.
+        return [e.name for e in names if e.is_symlink() or e.is_dir()]
 
     def _marks(self) -> dict[str, float]:
         now, found = _clock.now(), {}

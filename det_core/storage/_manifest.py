@@ -3,11 +3,13 @@
 ``<checkpoint>/.det_core/manifest.json`` is one JSON object::
 
     {"version": 1, "storage_id": "…", "run_id": "…", "restart": 0, "ordinal": 3, "time": "…Z", "steps_completed": 100,
+     "content": "…", "digest": "…",
      "chunk_size": 16777216, "directories": ["sub/"],
      "files": [{"path": "sub/f", "size": 5, "algorithm": "xxh3_128", "digests": ["…"]}]}
 
 A file has one digest per chunk of ``chunk_size`` bytes, an empty file none. The keys have this order, so that the
-header can be read from the first bytes: decoding all of it takes 42 ms for 5,000 files.
+header can be read from the first bytes: decoding all of it takes 42 ms for 5,000 files. ``digest`` is that of the bytes
+before it, ``content`` that of the bytes after it; manifests of earlier versions have neither.
 """
 
 from __future__ import annotations
@@ -28,6 +30,9 @@ HEAD = 4096
 """Bytes in which the header is looked for."""
 END = b"}]}"
 """The last bytes of every manifest; they cannot stand before, outside of a path."""
+_DIGEST = b',"digest":"'
+_REST = b',"chunk_size":'
+"""What the header ends with, and what follows it; no text holds either, as JSON has a backslash before its quotes."""
 
 
 class FileEntry(NamedTuple):
@@ -55,9 +60,13 @@ class Header:
         """From the first bytes of a manifest; None: all of it must be decoded. Raises as :meth:`Manifest.decode`."""
         import orjson
 
-        head, found, _ = data.partition(b',"chunk_size":')
+        head, found, _ = data.partition(_REST)
         try:
-            return _header(orjson.loads(head + b"}"), where) if found else None
+            if not found:
+                return None
+            body = orjson.loads(head + b"}")
+            _check_digest(body, "digest", head.partition(_DIGEST)[0])
+            return _header(body, where)
         except (ValueError, TypeError, KeyError):
             return None
 
@@ -110,7 +119,10 @@ class Manifest:
         ]
         head = {"version": VERSION, "storage_id": h.storage_id, "run_id": h.run_id, "restart": h.restart}
         head |= {"ordinal": h.ordinal, "time": h.time, "steps_completed": h.steps_completed}
-        return orjson.dumps({**head, "chunk_size": self.chunk_size, "directories": self.directories, "files": files})
+        rest = {"chunk_size": self.chunk_size, "directories": self.directories, "files": files}
+        content = b"," + orjson.dumps(rest)[1:]
+        signed = orjson.dumps({**head, "content": digest_of(content)})[:-1]
+        return b"".join((signed, _DIGEST, digest_of(signed).encode(), b'"', content))
 
     @classmethod
     def decode(cls, data: bytes, where: str) -> Manifest:
@@ -127,9 +139,26 @@ class Manifest:
         import orjson
 
         try:
-            return _manifest(orjson.loads(data), where)
+            body = orjson.loads(data)
+            head, rest, content = data.partition(_REST)
+            _check_digest(body, "digest", head.partition(_DIGEST)[0])
+            _check_digest(body, "content", rest + content)
+            return _manifest(body, where)
         except (ValueError, TypeError, KeyError, AttributeError) as e:
             raise CheckpointCorrupt(f"{where}: its manifest cannot be read ({type(e).__name__}: {e})") from e
+
+
+def digest_of(data: bytes | memoryview) -> str:
+    """Return the digest of one chunk."""
+    from xxhash import xxh3_128_hexdigest
+
+    return xxh3_128_hexdigest(data)
+
+
+def _check_digest(body: dict[str, Any], key: str, data: bytes) -> None:
+    """Compare a part of a manifest with its digest, if it has one; raises ValueError if they differ."""
+    if key in body and body[key] != digest_of(data):
+        raise ValueError(f"its {key} differs")
 
 
 def _header(body: dict[str, Any], where: str) -> Header:

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from det_core import _clock
 from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
-from det_core.storage._copy import Copier, Job, Piece, digest_of, entry_of, pieces, share
+from det_core.storage._copy import Copier, Job, Piece, entry_of, pieces, share
 from det_core.storage._directory import DirectoryStaging, DirectoryStore
 from det_core.storage._drivers import PART, Driver
 from det_core.storage._files import Disk
-from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata
+from det_core.storage._manifest import FileEntry, Header, Manifest, digest_of, encode_metadata
 from det_core.storage._names import (
     ASIDE,
     INNER,

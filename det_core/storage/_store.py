@@ -66,6 +66,8 @@ class Store(ABC):
         self._headers: dict[str, Header] = {}
         self._told: set[str] = set()
         """Checkpoints of which was said that they are unverified."""
+        self._left_out: set[str] = set()
+        """Checkpoints of which was said that they are not listed."""
         self._given_up: set[str] = set()
         """Marks of this process that nobody stands behind any more."""
 
@@ -125,8 +127,9 @@ class Store(ABC):
     def list(self, run_id: str | None = None) -> list[Header]:
         """The complete checkpoints, of one run or of all, oldest to newest within a run.
 
-        One with a damaged manifest is logged and left out. Of a manifest that is read for the first time it takes the
-        first bytes, of others, whose header never changes, none.
+        One whose manifest is damaged or cannot be read is logged, once, and left out: a store may be shared, and what
+        is wrong with one checkpoint concerns nobody who does not read it. Of a manifest that is read for the first time
+        it takes the first bytes, of others, whose header never changes, none.
         """
         names = self._names()
         if self._headers:
@@ -314,10 +317,10 @@ class Store(ABC):
             return known
         try:
             found = self._read_header(storage_id)
-        except StorageError:
-            raise
         except CheckpointError as e:
-            log.warning("not listed: %s", e)
+            if storage_id not in self._left_out:
+                self._left_out.add(storage_id)
+                log.warning("not listed: %s", e.args[-1])
             return None
         if found is not None:
             self._headers[storage_id] = found
@@ -467,14 +470,24 @@ class StoredCheckpoint(ABC):
         self._where = store._where(storage_id)
 
     def metadata(self) -> dict[str, Any]:
-        """What metadata.json holds; empty without one. Raises CheckpointCorrupt if it differs from the manifest."""
+        """What metadata.json holds; empty without one. Raises CheckpointCorrupt if it differs from the manifest.
+
+        Manifests of earlier versions have no digest of their own, so the steps are compared, too.
+        """
         entry = self.manifest.files.get(METADATA)
         if entry is None:
             return {}
         data = self._store._read(f"{self.storage_id}/{METADATA}")
         if data is None or (self.manifest.verified and entry_of(data) != entry):
             raise CheckpointCorrupt(f"{self._where}: {METADATA} is missing or differs from its manifest")
-        return decode_metadata(data, self._where)
+        metadata = decode_metadata(data, self._where)
+        header = self.manifest.header
+        if header is not None and metadata.get("steps_completed", header.steps_completed) != header.steps_completed:
+            raise CheckpointCorrupt(
+                f"{self._where}: its manifest says steps_completed {header.steps_completed}, and {METADATA} says "
+                f"{metadata['steps_completed']}"
+            )
+        return metadata
 
     @abstractmethod
     def check(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core import core
-from det_core.core._checkpoint import CheckpointContext, CheckpointEvents
+from det_core.core._checkpoint import CheckpointContext, CheckpointEvents, StartCheckpoint
 from det_core.storage import DirectoryStore, Disk, Owner, Progress, Store
 
 FILES = {"model.pt": b"m" * 300_000, "sub/optimizer.pt": b"o" * 1000, "sub/deep/empty": b"", "rng": b"r"}
@@ -34,6 +34,7 @@ class Recorder(CheckpointEvents):
         progress: Progress | None = None,
         patience: float = 1.0,
         store: Store | None = None,
+        start: StartCheckpoint | None = None,
         deadline: Callable[[], float | None] = lambda: None,
     ) -> CheckpointContext:
         """A context on a directory (or on ``store``) that tells this recorder."""
@@ -43,6 +44,7 @@ class Recorder(CheckpointEvents):
             run_id=RUN,
             restart=restart,
             events=self,
+            start=start,
             scratch=root.parent / "scratch",
             progress=progress,
             deadline=deadline,

@@ -110,6 +110,7 @@ class ForeignMaster:
         folder.mkdir(parents=True, exist_ok=True)
         token = f"token-{trial.allocation_id}"
         self.tokens[token] = trial.allocation_id
+        steps = self.checkpoints[latest]["metadata"]["steps_completed"] if latest in self.checkpoints else 0
         cluster = {
             "master_url": self.url, "cluster_id": "the-cluster", "agent_id": "agent-1", "slot_ids": [],
             "task_id": trial.task_id, "allocation_id": trial.allocation_id, "session_token": "ignored",
@@ -117,7 +118,7 @@ class ForeignMaster:
         }  # fmt: skip
         about = {
             "trial_id": trial.trial_id, "experiment_id": 1, "trial_seed": 7, "hparams": {"lr": 0.5},
-            "config": trial.config, "steps_completed": 0, "trial_run_id": trial.run_id, "debug": False,
+            "config": trial.config, "steps_completed": steps, "trial_run_id": trial.run_id, "debug": False,
             "inter_node_network_interface": None,
         }  # fmt: skip
         (folder / "cluster.json").write_text(json.dumps(cluster))

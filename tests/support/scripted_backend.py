@@ -10,8 +10,8 @@ from typing import Any
 class ScriptedBackend:
     """Answers from its attributes, and keeps what it is told."""
 
-    def __init__(self, lengths: Sequence[int] = (1,), latest: str | None = None) -> None:
-        self.lengths, self.latest = list(lengths), latest
+    def __init__(self, lengths: Sequence[int] = (1,)) -> None:
+        self.lengths = list(lengths)
         self.best: float | None = None
         self.metadata: dict[str, Any] = {}
         self.checkpoints: dict[str, dict[str, Any]] = {}
@@ -26,9 +26,6 @@ class ScriptedBackend:
         with self._changed:
             self.stop = True
             self._changed.notify_all()
-
-    def latest_checkpoint(self) -> str | None:
-        return self.latest
 
     def next_operation(self) -> int | None:
         return self.lengths[0] if self.lengths else None

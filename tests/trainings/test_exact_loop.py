@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 from pathlib import Path
 
@@ -34,3 +35,20 @@ def kills(tmp_path: Path, ranks: int, times: int, seed: int) -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_loop_resumes_exactly_after_a_kill(tmp_path: Path, ranks: int) -> None:
     kills(tmp_path, ranks, 1, seed=ranks)
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_the_loop_trains_again_what_a_damaged_or_missing_checkpoint_held(tmp_path: Path, gone: bool) -> None:
+    script = Restarted(tmp_path / "script", EXACT, 1)
+    script.finish()
+    rows, end = script.rows(), digest(script.state())
+    newest = max(script.home.glob("runs/*/checkpoints/*/state.pt"), key=lambda path: path.stat().st_mtime_ns)
+    if gone:
+        shutil.rmtree(newest.parent)
+    else:
+        newest.chmod(0o644)
+        newest.write_bytes(newest.read_bytes()[:-1] + b"?")
+    script.finish()
+    assert "newer ones are passed over: " in script.output
+    shutil.rmtree(newest.parent, ignore_errors=True)  # which is of the same step as the newest now
+    assert (script.rows(), digest(script.state())) == (rows, end)

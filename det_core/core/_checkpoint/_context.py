@@ -32,9 +32,10 @@ from det_core.core._checkpoint._sharding import (
 )
 from det_core.core._checkpoint._snapshot import Snapshots, write_state
 from det_core.core._checkpoint._sources import Extras, Folder, FolderOrFolders, check_name
+from det_core.core._checkpoint._start import StartCheckpoint, StartSearch
 from det_core.core._distributed import DistributedContext
-from det_core.core._ranks import on_chief, raise_if_ended
-from det_core.errors import CheckpointCorrupt, CheckpointNotFound, ContextClosed
+from det_core.core._ranks import raise_if_ended
+from det_core.errors import ContextClosed
 from det_core.storage import Owner, Progress, Selector, Staging, Store, copy_in
 
 log = logging.getLogger("det_core.checkpoint")
@@ -54,7 +55,7 @@ class CheckpointContext:
         run_id: the run that writes.
         restart: how often that run was restarted before.
         events: told what becomes of checkpoints.
-        latest: the checkpoint that this process starts from.
+        start: the checkpoint that this job starts from.
         elsewhere: by storage_id, the stores of checkpoints that lie in another one.
         scratch: a folder of this machine for what is restored from a store that is no directory.
         progress: called with the number of bytes that were copied or checked since it was last called.
@@ -71,14 +72,15 @@ class CheckpointContext:
         run_id: str,
         restart: int,
         events: CheckpointEvents,
-        latest: str | None = None,
+        start: StartCheckpoint | None = None,
         elsewhere: Mapping[str, Store] = MappingProxyType({}),
         scratch: Path | None = None,
         progress: Progress | None = None,
         deadline: Callable[[], float | None] = lambda: None,
         say: Callable[[str], None] = log.info,
     ) -> None:
-        self._distributed, self._store, self._events, self._latest = distributed, store, events, latest
+        self._distributed, self._store, self._events = distributed, store, events
+        self._start = start or StartCheckpoint()
         self._run_id, self._restart, self._progress, self._say = run_id, restart, progress, say
         self._commits = Commits(
             store, run_id=run_id, restart=restart, events=events, progress=progress, deadline=deadline, say=say
@@ -87,6 +89,7 @@ class CheckpointContext:
             distributed, store, owner=self._owner, elsewhere=elsewhere, scratch=scratch, events=events,
             before=self._commits.raise_failure, progress=progress,
         )  # fmt: skip
+        self._start_search = StartSearch(distributed, store, self._reader, self._start, run_id=run_id, say=say)
         self._snapshots = Snapshots()
         self._closed = False
 
@@ -278,6 +281,10 @@ class CheckpointContext:
 
     # Getting back.
 
+    def choose_start(self) -> None:
+        """Choose the checkpoint to start from, before anything is said of it. Every rank calls."""
+        self._start_search.choose()
+
     def download(
         self,
         storage_id: str,
@@ -359,18 +366,30 @@ class CheckpointContext:
         """The folder to start from, or None, as ``with ctx.checkpoint.resume() as path:``.
 
         It is that of ``ctx.latest_checkpoint``: what the master hands over, or the newest checkpoint of a run that is
-        resumed. If that is damaged it is the newest of this run before it that is whole, and a line says which were
-        passed over, and why. It stays the same while this process runs, however often it is asked for.
+        resumed. If that is damaged or gone it is the newest of this run before it that is intact; a line says which
+        were passed over, and why, and every answer (``ctx.latest_checkpoint``, ``ctx.steps_completed``, …) is about the
+        one that is taken. It stays the same while this process runs, however often it is asked for.
+
+        ``core.init()`` chooses it. In a directory all its bytes are compared then; in an object store they are compared
+        here, as they are fetched: if they differ, and the script has read an answer before, that is an error.
 
         Arguments as in :meth:`restore_path`: by default, every rank enters.
 
         Raises:
-            CheckpointCorrupt: the run has saved checkpoints, and none of them is whole. It is never begun anew.
-            CheckpointNotFound, StorageError: as in :meth:`download`.
+            CheckpointCorrupt: the run has saved checkpoints, and none of them is intact. It is never begun anew.
+            CheckpointNotFound: likewise, where all of them are gone.
+            StorageError: as in :meth:`download`.
         """
         self._check()
         with ExitStack() as stack:
-            yield self._newest_whole(stack, download_mode, selector, only_listed)
+
+            def restore(storage_id: str) -> Path:
+                path = self._reader.restore_path(storage_id, download_mode, selector, only_listed=only_listed)
+                return stack.enter_context(path)
+
+            folder = self._start_search.first_intact(download_mode, restore)
+            self._start.is_fixed = True
+            yield folder
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
         """The metadata of a checkpoint, on any rank.
@@ -384,13 +403,13 @@ class CheckpointContext:
         found = self._events.described(storage_id)
         return self._reader.metadata(storage_id) if found is None else found
 
-    def previous(self, storage_id: str) -> str | None:
-        """The checkpoint that this run wrote before another, or None. Every rank asks.
+    def is_start(self, storage_id: str | None) -> bool:
+        """Return whether a checkpoint is the one to start from, or was until :meth:`resume` had to take an older one.
 
-        For one that goes on from an older checkpoint, as the newest is damaged.
+        Args:
+            storage_id: such as the ``latest_checkpoint`` that the master handed over.
         """
-        self._check()
-        return on_chief(self._distributed, "user", lambda: self._before(storage_id))
+        return storage_id is not None and self._start.is_start(storage_id)
 
     def is_own(self, storage_id: str) -> bool:
         """Whether this run wrote a checkpoint, or under a master a trial of its experiment, on any rank.
@@ -495,51 +514,6 @@ class CheckpointContext:
         if not shard:
             check_steps(plain)
         return plain
-
-    # Which checkpoint to resume.
-
-    def _newest_whole(
-        self, stack: ExitStack, mode: DownloadMode, selector: Selector | None, only_listed: bool
-    ) -> Path | None:
-        passed: list[str] = []
-        storage_id = self._latest
-        while storage_id is not None:
-            try:
-                path = stack.enter_context(
-                    self.restore_path(storage_id, mode, selector=selector, only_listed=only_listed)
-                )
-                self._latest = storage_id
-                return path
-            except CheckpointCorrupt as e:
-                passed.append(str(e))
-                before = self._on_chief(mode, functools.partial(self._before, storage_id))
-                if before is not None:
-                    self._say(f"checkpoint {storage_id} is passed over, and {before}, the one before, is taken: {e}")
-                storage_id = before
-        if self._restart:
-            passed += self._on_chief(mode, self._unreadable)
-        if passed:
-            raise CheckpointCorrupt(f"no checkpoint of run {self._run_id} is whole: {'; '.join(passed)}")
-        return None
-
-    def _on_chief(self, mode: DownloadMode, work: Callable[[], Any]) -> Any:
-        return work() if mode is DownloadMode.NoSharedDownload else on_chief(self._distributed, "user", work)
-
-    def _before(self, storage_id: str) -> str | None:
-        known = [header.storage_id for header in self._store.list(self._run_id)]
-        return ([None, *known])[known.index(storage_id)] if storage_id in known else None
-
-    def _unreadable(self) -> list[str]:
-        """What is wrong with the checkpoints of this run that are there, and not listed as nobody can read them."""
-        problems = []
-        for storage_id in self._events.registered_before():
-            try:
-                self._store.open(storage_id)
-            except CheckpointNotFound:
-                continue
-            except CheckpointCorrupt as e:
-                problems.append(str(e))
-        return problems
 
     def _check(self) -> None:
         if self._closed:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from det_core.errors import MasterError, TensorboardError
-from det_core.journal import read_run
 from det_core.storage import Manifest, RetentionPolicy
 
 if TYPE_CHECKING:
@@ -74,10 +73,6 @@ class CheckpointEvents:
     def described(self, storage_id: str) -> dict[str, Any] | None:
         """What is known as its metadata beside what its store says; None: nothing."""
 
-    def registered_before(self) -> list[str]:
-        """The checkpoints that earlier starts of this run have committed and nobody has deleted, oldest first."""
-        return []
-
 
 class RunEvents(CheckpointEvents):
     """Journals what happens to the checkpoints of a run, tells its backend, and lets older ones go.
@@ -132,15 +127,6 @@ class RunEvents(CheckpointEvents):
     def described(self, storage_id: str) -> dict[str, Any] | None:
         """Ask the backend."""
         return self._run.backend.checkpoint_metadata(storage_id)
-
-    def registered_before(self) -> list[str]:
-        """Ask the record of a bare run; under a master it is the master who says where to start."""
-        if self._run.managed or not self._run.restart:
-            return []
-        record = read_run(self._run.path)
-        gone = {r.get("storage_id") for r in record.records("checkpoint_deleted") if not r.get("resources")}
-        found = [str(r["storage_id"]) for r in record.records("checkpoint") if "storage_id" in r]
-        return [storage_id for storage_id in found if storage_id not in gone]
 
     def _let_go(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         """Retention has deleted one; that nobody can be told is no reason to stop training."""

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from det_core.core._checkpoint._events import CheckpointEvents
 from det_core.core._checkpoint._sharding import Together
 from det_core.core._distributed import DistributedContext
-from det_core.errors import CheckpointCorrupt, StorageError
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError
 from det_core.storage import (
     DirectoryStore,
     Disk,
@@ -93,6 +93,51 @@ class CheckpointReader:
                 stack.enter_context(self._hold(storage_id))
             download(together, self._store.disk, checkpoint, folder, selector, self._progress)
 
+    def check(self, storage_id: str) -> None:
+        """Check a checkpoint that is about to be restored; every rank calls.
+
+        In a directory every byte is compared, which restoring it then need not do. What must be fetched is compared
+        when it is, so that nothing is fetched twice, and here only looked at: that it is there, and how large.
+
+        Raises:
+            CheckpointNotFound, CheckpointCorrupt: on every rank alike.
+        """
+        shared = DownloadMode.LocalWorkersShareDownload
+        together, store = self._readers("resume", shared, local=False), self._store_of(storage_id)
+        manifest = together.chief(lambda: store.open(storage_id).manifest)
+        checkpoint = together.each(lambda: _seen(store, storage_id, manifest))
+        if not self.on_any(shared, checkpoint is None):
+            assert checkpoint is not None
+            self._compare(together, checkpoint)
+        else:  # a directory of the chief's machine, from which a script may restore on the chief alone
+            together.chief(lambda: self._compare(Together.alone("resume"), store.open(storage_id, manifest)))
+
+    def _compare(self, together: Together, checkpoint: StoredCheckpoint) -> None:
+        if checkpoint.manifest.verified:
+            together.chief(checkpoint.metadata)
+        known = set() if checkpoint.path is not None else set(checkpoint.manifest.files)
+        verified = verify(together, checkpoint, None, known, self._progress)
+        if checkpoint.path is not None:
+            self._verified |= {(checkpoint.storage_id, mode): set(verified) for mode in DownloadMode}
+
+    def note_restore(self, storage_id: str, steps: int | None, written_by: str | None) -> None:
+        """Record that this process goes on from a checkpoint, once."""
+        if storage_id not in self._restores:
+            self._restores.add(storage_id)
+            self._events.restored(storage_id, steps, written_by)
+
+    def steps_completed(self, storage_id: str) -> int | None:
+        """Return the steps of a checkpoint; None if it does not say."""
+        checkpoint = self._store_of(storage_id).open(storage_id)
+        header = checkpoint.manifest.header
+        return _foreign_steps(checkpoint) if header is None else header.steps_completed
+
+    def on_any(self, mode: DownloadMode, is_so: bool) -> bool:
+        """Return whether something is so on any of the ranks that restore together."""
+        together = self._readers("resume", mode, local=False)
+        answers = together.gather(lambda: is_so)
+        return together.chief(lambda: any(answers or []))
+
     @contextmanager
     def restore_path(
         self, storage_id: str, mode: DownloadMode, selector: Selector | None, *, only_listed: bool
@@ -111,7 +156,11 @@ class CheckpointReader:
                 if only_listed:
                     together.chief(lambda: refuse_unlisted(self._store.disk, checkpoint))
                 stack.enter_context(checkpoint.unchanged())
-            self._note_restore(checkpoint)
+            header = checkpoint.manifest.header
+            if header is None:
+                self.note_restore(storage_id, _foreign_steps(checkpoint), None)
+            else:
+                self.note_restore(storage_id, header.steps_completed, header.run_id)
             yield path
 
     @contextmanager
@@ -224,13 +273,13 @@ class CheckpointReader:
             lane, index, size = ranks.lane(LANE), ranks.rank, ranks.size
         return Together(call, lane, rank=ranks.rank, index=index, size=size)
 
-    def _note_restore(self, checkpoint: StoredCheckpoint) -> None:
-        if checkpoint.storage_id in self._restores:
-            return
-        self._restores.add(checkpoint.storage_id)
-        header = checkpoint.manifest.header
-        steps = header.steps_completed if header is not None else _foreign_steps(checkpoint)
-        self._events.restored(checkpoint.storage_id, steps, None if header is None else header.run_id)
+
+def _seen(store: Store, storage_id: str, manifest: Manifest) -> StoredCheckpoint | None:
+    """Return a checkpoint that another rank has found; None if this process does not see it."""
+    try:
+        return store.open(storage_id, manifest)
+    except CheckpointNotFound:
+        return None
 
 
 def open_together(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import pickle
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,11 +62,8 @@ def test_a_folder_made_by_hand_runs_no_code(
         assert proof.exists()
 
 
-def test_a_trial_takes_the_checkpoint_before_a_damaged_one(capsys: pytest.CaptureFixture[str]) -> None:
-    class Ends(TrainerCallback):
-        def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
-            context.managed = False  # it has no search
-
+@pytest.mark.parametrize("what", ["damaged", "gone"])
+def test_start_damaged_or_gone_is_replaced_by_the_one_before(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     with core.init(name="it", retention=core.KeepLatest(9)) as context:
         straight = train(a_trainer(), 2)
         run_id = context.run_id
@@ -73,17 +71,16 @@ def test_a_trial_takes_the_checkpoint_before_a_damaged_one(capsys: pytest.Captur
         newest = max(checkpoints, key=lambda one: one.steps_completed or 0)
         assert len(checkpoints) == 2 and newest.steps_completed == 8
     (path,) = client.run(run_id).path.glob(f"checkpoints/{newest.storage_id}/state.pt")
-    path.chmod(0o600)
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(CheckpointCorrupt), core.init(name="it", resume="latest"):
-        train(a_trainer(), 2)
-    with core.init(name="it", resume="latest") as context:
-        context.managed = True
-        assert same(train(a_trainer(callbacks=[Ends]), 2), straight)
-    said = capsys.readouterr().out
-    assert (
-        f"Checkpoint {newest.storage_id} is lost" in said and "Resumed at batch 0 of epoch 2, after 4 updates" in said
-    )
+    if what == "gone":
+        shutil.rmtree(path.parent)
+    else:
+        path.chmod(0o600)
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+    with core.init(name="it", resume="latest"):
+        assert same(train(a_trainer(), 2), straight)
+    said = capsys.readouterr()
+    assert "Resumed at batch 0 of epoch 2, after 4 updates" in said.out
+    assert "newer ones are passed over: " in said.err and newest.storage_id in said.err
 
 
 class Ends(torch.utils.data.Dataset):  # type: ignore[misc]

@@ -38,8 +38,3 @@ def test_best_validation_leaves_out_superseded_rows(tmp_path: Path) -> None:
     assert _backend(tmp_path, searcher_metric="loss", smaller_is_better=False).best_validation() == 0.5
     assert _backend(tmp_path, searcher_metric="other").best_validation() is None
     second.close()
-
-
-def test_latest_checkpoint_is_what_it_was_told(tmp_path: Path) -> None:
-    assert _backend(tmp_path).latest_checkpoint() is None
-    assert _backend(tmp_path, latest_checkpoint="abc").latest_checkpoint() == "abc"

@@ -187,6 +187,19 @@ def test_a_broken_manifest_is_damage(home: Path, tmp_path: Path) -> None:
     assert done.stderr.startswith(f"det-core: warning: not listed: checkpoint {one} in {store.root}: its manifest")
 
 
+def test_unreadable_checkpoint_of_another_run_stops_no_command(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
+    ids = [f"c{step}-{run_id[-6:]}" for step in (10, 20)]
+    Path(store.root, "theirs", ".det_core", "manifest.json").mkdir(parents=True)
+    assert [line.split()[0] for line in det_core("list").stdout.splitlines()[1:]] == ids[::-1]
+    warning = "det-core: warning: not listed: checkpoint store"
+    assert [row["state"] for row in as_json("verify", "--all", "--storage", store.root)] == ["complete", "complete"]
+    done = det_core("gc", "--keep-latest", 1, "--storage", store.root)
+    assert done.stderr.startswith(warning) and done.stderr.count("theirs") == 1
+    assert [found.storage_id for found in store.list()] == ids[1:]
+    assert "theirs" in det_core("verify", "theirs", "--storage", store.root, check=1).stderr
+
+
 def test_one_written_by_others(home: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "store" / "theirs"
     foreign.mkdir(parents=True)

@@ -441,17 +441,3 @@ def damage(path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     path.write_bytes(data)
-
-
-def test_the_checkpoint_before_another() -> None:
-    def save(ctx: core.Context, step: int) -> str:
-        with ctx.checkpoint.store_path({"steps_completed": step}) as (path, storage_id):
-            (path / "x").write_text("x")
-        return storage_id
-
-    with core.init(name="r") as ctx:
-        saved = [save(ctx, 1), save(ctx, 2)]
-    with core.init(name="r", resume="latest") as ctx:
-        saved.append(save(ctx, 3))
-        assert [ctx.checkpoint.previous(storage_id) for storage_id in saved] == [None, *saved[:2]]
-        assert ctx.checkpoint.previous("of-nobody") is None

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 
 from det_core import core
-from det_core.errors import CheckpointCorrupt
+from det_core.core._checkpoint import StartCheckpoint
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError
+from support.checkpoints import Recorder, alone, fill
 from support.commands import det_core
 from support.ranks import running
+from support.removing import start_beside_remover
+from support.servers import S3Server
+from support.threads import as_ranks
 
 
 def save(ctx: core.Context, step: int) -> str:
@@ -22,12 +30,15 @@ def save(ctx: core.Context, step: int) -> str:
     return storage_id
 
 
-def saved(count: int) -> tuple[list[str], Path]:
+def saved(count: int, **options: Any) -> tuple[list[str], Path]:
     """The ids of a run's checkpoints, and the folder that they lie in."""
-    with core.init(name="r") as ctx:
+    with core.init(name="r", **options) as ctx:
         with ctx.checkpoint.resume() as path:
             assert path is None
-        ids = [save(ctx, step) for step in range(1, count + 1)]
+        ids = []
+        for step in range(1, count + 1):
+            ctx.train.report_validation_metrics(step, {"loss": 1 / step})
+            ids.append(save(ctx, step))
         with ctx.checkpoint.restore_path(ids[0]) as path:
             return ids, path.parent
 
@@ -38,40 +49,127 @@ def flip(path: Path) -> None:
     path.write_bytes(b"X" * path.stat().st_size)
 
 
-@pytest.mark.parametrize("what", ["a file", "its manifest"])
+DAMAGE = {
+    "a file": lambda folder: flip(folder / "x"),
+    "its manifest": lambda folder: flip(folder / ".det_core" / "manifest.json"),
+    "all of it": shutil.rmtree,
+}
+
+
+@pytest.mark.parametrize("what", list(DAMAGE))
 @pytest.mark.parametrize("mode", list(core.DownloadMode))
-def test_one_that_is_damaged_is_passed_over(
-    what: str, mode: core.DownloadMode, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+def test_start_damaged_or_gone_every_answer_is_the_one_before(
+    what: str, mode: core.DownloadMode, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ids, store = saved(3)
     for storage_id in ids[1:]:
-        flip(store / storage_id / ("x" if what == "a file" else ".det_core/manifest.json"))
+        DAMAGE[what](store / storage_id)
     capfd.readouterr()
     with core.init(name="r", resume="latest") as ctx:
+        assert (ctx.latest_checkpoint, ctx.steps_completed, ctx.last_validation) == (ids[0], 1, 1)
         for _ in range(2):
             with ctx.checkpoint.resume(mode) as path:
                 assert path is not None and (path / "x").read_text() == "of step 1"
-        if what == "a file":
-            assert ctx.latest_checkpoint == ids[2]
-            with pytest.raises(CheckpointCorrupt, match="x differs"), ctx.checkpoint.restore_path(ids[2], mode):
-                pass
-    said = capfd.readouterr().err + caplog.text
-    assert all(storage_id in said for storage_id in ids[1:])
-    if what == "a file":
-        assert f"checkpoint {ids[2]} is passed over, and {ids[1]}, the one before, is taken: " in said
-        assert said.count("x differs from its manifest") == 2, "each is told of once"
+        assert (ctx.latest_checkpoint, ctx.steps_completed, ctx.last_validation) == (ids[0], 1, 1)
+        with pytest.raises((CheckpointCorrupt, CheckpointNotFound)), ctx.checkpoint.restore_path(ids[2], mode):
+            pass
+    said = capfd.readouterr().err
+    assert f"(restart 1) from checkpoint {ids[0]}, in " in said
+    passed = f"checkpoint {ids[0]} is taken, and newer ones are passed over: "
+    (line,) = [line for line in said.splitlines() if passed in line]
+    assert all(line.count(storage_id) == 1 for storage_id in ids)
 
 
-@pytest.mark.parametrize("what", ["x", ".det_core/manifest.json"])
-def test_it_never_begins_anew_where_there_is_something(what: str) -> None:
+@pytest.mark.parametrize("kind", ["x", ".det_core/manifest.json", None])
+def test_resume_without_intact_checkpoint_never_begins_anew(
+    kind: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
     ids, store = saved(2)
     for storage_id in ids:
-        flip(store / storage_id / what)
+        if kind is None:
+            shutil.rmtree(store / storage_id)
+        else:
+            flip(store / storage_id / kind)
+    error = CheckpointNotFound if kind is None else CheckpointCorrupt
     with core.init(name="r", resume="latest") as ctx:
-        with pytest.raises(CheckpointCorrupt, match=r"no checkpoint of run .* is whole: ") as caught:
+        with pytest.raises(error, match=r"no checkpoint of run .* is intact: ") as caught:
             with ctx.checkpoint.resume():
                 raise AssertionError("the block was entered")
         assert all(storage_id in str(caught.value) for storage_id in ids)
+        assert ctx.latest_checkpoint == ids[1], "None would have the script begin anew"
+    assert str(caught.value) in capfd.readouterr().err, "said when the run was opened"
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+def test_start_damaged_after_init_is_replaced_unless_its_steps_were_read(read_before: bool) -> None:
+    ids, store = saved(2)
+    with core.init(name="r", resume="latest") as ctx:
+        (store / ids[1] / "x").unlink()
+        take_the_one_before(ctx, ids, read_before)
+
+
+@pytest.mark.parametrize("read_before", [False, True])
+@pytest.mark.parametrize("what", ["damaged", "gone"])
+def test_start_in_a_bucket_is_replaced_unless_its_steps_were_read(
+    what: str, read_before: bool, moto_server: S3Server
+) -> None:
+    """The digests are compared when the bytes are fetched, so that nothing is fetched twice."""
+    bucket = moto_server.make_bucket()
+    storage = moto_server.storage(bucket)
+    ids, _ = saved(2, checkpoint_storage=storage)
+    with moto_server.client() as client:
+        if what == "damaged":
+            client.put_object(Bucket=bucket, Key=f"{ids[1]}/x", Body=b"of step 9")
+        else:
+            for name in ("x", "metadata.json", ".det_core/manifest.json"):
+                client.delete_object(Bucket=bucket, Key=f"{ids[1]}/{name}")
+    with core.init(name="r", resume="latest", checkpoint_storage=storage) as ctx:
+        if what == "gone":
+            assert (ctx.latest_checkpoint, ctx.steps_completed, ctx.last_validation) == (ids[0], 1, 1)
+            read_before = False
+        take_the_one_before(ctx, ids, read_before)
+
+
+def take_the_one_before(ctx: core.Context, ids: list[str], read_before: bool) -> None:
+    """Resume where the newest is damaged, and was not found to be when the run was opened."""
+    if not read_before:
+        with ctx.checkpoint.resume() as path:
+            assert path is not None and (path / "x").read_text() == "of step 1"
+        assert (ctx.latest_checkpoint, ctx.steps_completed, ctx.last_validation) == (ids[0], 1, 1)
+        return
+    assert (ctx.latest_checkpoint, ctx.steps_completed) == (ids[1], 2)
+    with pytest.raises(CheckpointCorrupt, match=r"x .*no older one is taken, as this script has .* read"):
+        with ctx.checkpoint.resume():
+            raise AssertionError("the block was entered")
+
+
+@pytest.mark.parametrize("whose", ["another's", "its own"])
+def test_unreadable_checkpoint_is_an_error_only_where_it_is_the_newest_of_the_run(whose: str, tmp_path: Path) -> None:
+    ids, _ = saved(2, checkpoint_storage=tmp_path / "store")
+    manifest = tmp_path / "store" / ("theirs" if whose == "another's" else ids[1]) / ".det_core" / "manifest.json"
+    manifest.unlink(missing_ok=True)
+    manifest.mkdir(parents=True)
+    if whose == "its own":
+        with pytest.raises(StorageError, match=ids[1]):
+            core.init(name="r", resume="latest", checkpoint_storage=tmp_path / "store")
+        return
+    with core.init(name="r", resume="latest", checkpoint_storage=tmp_path / "store") as ctx:
+        with ctx.checkpoint.resume() as path:
+            assert path is not None and ctx.latest_checkpoint == ids[1]
+
+
+def test_steps_of_manifest_and_metadata_that_contradict_are_damage(capfd: pytest.CaptureFixture[str]) -> None:
+    """An earlier version's manifest has no digest of its own: one flipped bit made step 1 of 2."""
+    ids, store = saved(2)
+    path = store / ids[1] / ".det_core" / "manifest.json"
+    body = json.loads(path.read_text())
+    del body["digest"], body["content"]
+    path.chmod(0o644)
+    path.write_bytes(orjson.dumps({**body, "steps_completed": 600}))
+    assert f"{ids[1]}  damaged" in det_core("checkpoint", "verify", ids[1], check=1).stdout
+    with core.init(name="r", resume="latest") as ctx:
+        assert (ctx.latest_checkpoint, ctx.steps_completed) == (ids[0], 1)
+    assert "its manifest says steps_completed 600, and metadata.json says 2" in capfd.readouterr().err
 
 
 def test_the_last_line_says_what_helps_against_a_damaged_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,18 +221,49 @@ def test_a_checkpoint_that_is_none_names_resume() -> None:
 RANKS = """
 from det_core import core
 with core.init(distributed=core.DistributedContext.detect(), name="r", resume="latest") as ctx:
+    print("starts at", ctx.latest_checkpoint, ctx.steps_completed, ctx.last_validation, flush=True)
     with ctx.checkpoint.resume() as path:
         print("restored", (path / "x").read_text(), flush=True)
 """
 
 
-def test_all_ranks_take_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("what", ["a file", "all of it"])
+def test_all_ranks_take_the_same(what: str, tmp_path: Path) -> None:
     ids, store = saved(2)
-    flip(store / ids[1] / "x")
+    DAMAGE[what](store / ids[1])
     with running(RANKS, 3, tmp_path) as ranks:
         assert ranks.wait() == [0, 0, 0], ranks.output(0)
-        assert all("restored of step 1" in ranks.output(rank) for rank in range(3))
+        for rank in range(3):
+            assert f"starts at {ids[0]} 1 1\n" in ranks.output(rank)
+            assert "restored of step 1" in ranks.output(rank)
         assert ["passed over" in ranks.output(rank) for rank in range(3)] == [True, False, False]
+
+
+def test_start_in_a_directory_of_the_chiefs_machine_is_checked_by_the_chief(tmp_path: Path) -> None:
+    """Scripts that restore on the chief alone need no directory that all ranks see."""
+    with alone() as distributed:
+        writer = Recorder().context(distributed, tmp_path / "store")
+        ids = [writer.upload(fill(tmp_path / "source"), {"steps_completed": step}) for step in (1, 2)]
+    flip(tmp_path / "store" / ids[1] / "rng")
+
+    def resume(distributed: core.DistributedContext) -> tuple[str | None, int, list[str]]:
+        start, recorder = StartCheckpoint(ids[1], 2), Recorder()
+        root = tmp_path / ("store" if distributed.rank == 0 else "elsewhere")
+        context = recorder.context(distributed, root, restart=1, start=start)
+        context.choose_start()
+        if distributed.rank == 0:
+            with context.resume(core.DownloadMode.NoSharedDownload) as path:
+                assert path == tmp_path / "store" / ids[0]
+        return start.storage_id, start.steps_completed, recorder.said
+
+    for storage_id, steps, said in as_ranks(2, resume):
+        assert (storage_id, steps) == (ids[0], 1)
+        assert len(said) == 1 and "rng differs" in said[0]
+
+
+def test_no_start_fails_while_another_process_removes_all_but_one() -> None:
+    """``tests/long`` has 200 rounds."""
+    start_beside_remover(10)
 
 
 @pytest.mark.parametrize("shard", [False, True])

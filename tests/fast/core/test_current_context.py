@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -123,6 +124,8 @@ def test_what_a_trial_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             assert (ctx.steps_completed, ctx.last_validation) == (0, None)
             with ctx.checkpoint.resume() as path:
                 assert path is None
+            ctx.train.report_validation_metrics(2, {"loss": 2.0})
+            before = save(ctx, 2)
             ctx.train.report_validation_metrics(4, {"loss": 1.0})
             storage_id = save(ctx, 4)
             assert ctx.last_validation == 4
@@ -138,6 +141,10 @@ def test_what_a_trial_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             for _ in range(2):
                 with ctx.checkpoint.resume() as path:
                     assert path is not None and (path / "f").read_text() == "4"
+        shutil.rmtree(tmp_path / "store" / storage_id)
+        with opened(again, tmp_path, monkeypatch) as ctx:
+            assert (ctx.latest_checkpoint, ctx.steps_completed, ctx.last_validation) == (before, 2, 2)
+            assert ctx.info is not None and ctx.info.latest_checkpoint == before
     finally:
         master.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -187,6 +188,46 @@ def test_the_next_allocation_starts_from_what_the_master_says(
             assert (path / "step").read_text() == "2"
         ctx.train.report_training_metrics(3, {"loss": 30})
     assert [(r["steps"], r["avg"]["loss"]) for r in trial.rows if not r["hidden"]] == [(1, 1), (2, 2), (3, 30)]
+
+
+@pytest.mark.parametrize("what", ["x", ".det_core/manifest.json", "all of it"])
+def test_start_damaged_or_gone_is_replaced_in_a_trial(
+    what: str, new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Each start is handed the same one; four of them ended a trial."""
+    trial = new.add_trial()
+    with opened(new, trial, tmp_path, monkeypatch) as ctx:
+        for step in (1, 2, 3):
+            ctx.train.report_validation_metrics(step, {"loss": 1 / step})
+            with ctx.checkpoint.store_path({"steps_completed": step}) as (path, _):
+                (path / "x").write_text(f"of step {step}")
+    new.end(trial)
+    first, second, third = list(new.checkpoints)
+    if what == "all of it":
+        shutil.rmtree(tmp_path / "store" / second)
+    else:
+        path = tmp_path / "store" / second / what
+        path.chmod(0o644)
+        path.write_bytes(b"?" * path.stat().st_size)
+    capfd.readouterr()
+    with opened(new, trial, tmp_path, monkeypatch, latest=second) as ctx:
+        assert ctx.info is not None
+        assert (ctx.latest_checkpoint, ctx.steps_completed) == (first, 1)
+        assert (ctx.info.latest_checkpoint, ctx.info.trial.steps_completed) == (first, 1)
+        with ctx.checkpoint.resume() as folder:
+            assert folder is not None and (folder / "x").read_text() == "of step 1"
+    said = capfd.readouterr().err
+    assert f", from checkpoint {first}" in said and third not in said
+    assert f"checkpoint {first} is taken, and newer ones are passed over: " in said and second in said
+
+
+def test_start_of_another_trial_that_is_gone_is_an_error(
+    new: ForeignMaster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(new, new.add_trial(), tmp_path, monkeypatch, latest="of-another") as ctx:
+        assert (ctx.latest_checkpoint, ctx.steps_completed) == ("of-another", 0)
+        with pytest.raises(CheckpointNotFound, match="of-another"), ctx.checkpoint.resume():
+            raise AssertionError("the block was entered")
 
 
 def test_preempted_by_the_master_and_not_by_a_signal(

@@ -403,3 +403,20 @@ def test_a_file_that_the_manifest_does_not_list_is_refused(tmp_path: Path) -> No
         fit(Tiny, 4, init=init)
     (folder / "gradients_rank0.pth").unlink()
     fit(Tiny, 4, init=init)
+
+
+@pytest.mark.parametrize("what", ["damaged", "gone"])
+def test_bare_start_damaged_or_gone_is_replaced_by_the_one_before(
+    what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = fit(WithHooks, 3, checkpoint_period=pytorch.Batch(1))
+    newest = first.folder(3)
+    if what == "gone":
+        shutil.rmtree(newest)
+    else:
+        (newest / "state_dict.pth").chmod(0o644)
+        (newest / "state_dict.pth").write_bytes((newest / "state_dict.pth").read_bytes()[:-1] + b"?")
+    after = fit(WithHooks, 4, init={"resume": first.run.run_id})
+    assert [e for e in after.trial.events if isinstance(e, str) and e[0] == "b"] == ["b2", "b3"]
+    assert after.trial.context.get_initial_batch() == 2
+    assert "newer ones are passed over: " in capsys.readouterr().err

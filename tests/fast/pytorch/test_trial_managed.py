@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -293,22 +294,47 @@ def test_case_57_invalid_hyperparameters_end_the_trial(
     master.until(spec.experiment_id, "STATE_COMPLETED")
 
 
-def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_is_taken(
-    master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The master hands over the newest at every restart: one flipped bit ended the trial."""
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("what", ["damaged", "gone", "damaged after init"])
+def test_start_damaged_or_gone_is_replaced_by_the_one_before(
+    what: str, named: bool, master: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The master hands over the same one at every restart, and scripts of Determined name it."""
     spec = launched(master, tmp_path, "{batches: 6}")
     options: dict[str, Any] = {"checkpoint_period": Batch(1)}
     fit(spec, tmp_path, monkeypatch, pausing(master, spec, 3), **options)
     assert checkpoints(master, spec) == [1, 2, 3, 4]
     next_one = again(master, spec)
-    newest = tmp_path / "store" / str(next_one.latest_checkpoint) / "state_dict.pth"
-    content = bytearray(newest.read_bytes())
-    content[len(content) // 2] ^= 1
-    newest.chmod(0o644)
-    newest.write_bytes(content)
-    rest = fit(next_one, tmp_path, monkeypatch, WithHooks, **options)
+    newest = tmp_path / "store" / str(next_one.latest_checkpoint)
+
+    def damage() -> None:
+        if what == "gone":
+            shutil.rmtree(newest)
+            return
+        content = bytearray((newest / "state_dict.pth").read_bytes())
+        content[len(content) // 2] ^= 1
+        (newest / "state_dict.pth").chmod(0o644)
+        (newest / "state_dict.pth").write_bytes(content[:-1] if what == "damaged after init" else content)
+
+    class Asks(WithHooks):
+        def __init__(self, context: Any) -> None:
+            super().__init__(context)
+            if what == "damaged after init":
+                damage()
+                return
+            self.events += [context.get_initial_batch(), context.latest_checkpoint != next_one.latest_checkpoint]
+
+    if what != "damaged after init":
+        damage()
+    if named:
+        options["latest_checkpoint"] = next_one.latest_checkpoint
+    rest = fit(next_one, tmp_path, monkeypatch, Asks, **options)
+    if what != "damaged after init":
+        assert rest.events[:2] == [3, True]
+        del rest.events[:2]
     assert [e for e in rest.events if isinstance(e, str) and e[0] == "b"] == ["b3", "b4", "b5"]
-    assert rest.events[0][1] == 3
-    (told,) = [r.getMessage() for r in caplog.records if "is lost, so" in r.getMessage()]
-    assert str(next_one.latest_checkpoint) in told and "state_dict.pth" in told
+    assert rest.events[0][1] == 3 and rest.events[0][2] != next_one.latest_checkpoint
+    assert rest.context.get_initial_batch() == 3
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if "newer ones are passed over: " in line]
+    assert str(next_one.latest_checkpoint) in said

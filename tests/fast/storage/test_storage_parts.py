@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,6 +59,13 @@ class TestNames:
         assert [path for path in yes + no if glob_pattern(glob).fullmatch(path)] == yes
 
 
+def earlier(manifest: Manifest) -> dict[str, Any]:
+    """Return what earlier versions wrote as this manifest."""
+    body: dict[str, Any] = json.loads(manifest.encode())
+    del body["digest"], body["content"]
+    return body
+
+
 class TestManifest:
     @given(st.dictionaries(PATH, st.integers(0, 1 << 30)), st.sets(PATH.map(lambda p: p + "/")))
     def test_it_comes_back(self, sizes: dict[str, int], directories: set[str]) -> None:
@@ -99,9 +107,30 @@ class TestManifest:
     def test_what_cannot_be_right_is_refused(
         self, change: dict[str, object], error: type[Exception], match: str
     ) -> None:
-        body = {**json.loads(Manifest({}, (), HEADER).encode()), **change}
+        body = {**earlier(Manifest({}, (), HEADER)), **change}
         with pytest.raises(error, match=match):
             Manifest.decode(json.dumps(body).encode(), "here")
+
+    def test_manifest_of_an_earlier_version_is_read_without_digests_of_its_own(self) -> None:
+        manifest = Manifest({"a": FileEntry(1, ("ab",))}, ("b/",), HEADER)
+        data = orjson.dumps(earlier(manifest))
+        assert b'"digest":' not in data
+        assert Manifest.decode(data, "here") == manifest
+        assert Header.of_head(data, "here") == HEADER
+
+    def test_manifest_with_any_bit_flipped_is_refused_or_means_the_same(self) -> None:
+        manifest = Manifest({"a": FileEntry(3, ("ab",)), "b/c": FileEntry(0, ())}, ("b/", "d/"), HEADER)
+        data, harmless = bytearray(manifest.encode()), 0
+        for bit in range(8 * len(data)):
+            data[bit // 8] ^= 1 << bit % 8
+            assert Header.of_head(bytes(data), "here") in (HEADER, None), f"bit {bit}"
+            try:
+                assert Manifest.decode(bytes(data), "here") == manifest, f"bit {bit}: {data.decode()}"
+                harmless += 1
+            except CheckpointError:
+                pass
+            data[bit // 8] ^= 1 << bit % 8
+        assert harmless <= 8 * len("digest"), "only a key that nobody looks for can change its name"
 
     @given(st.binary(max_size=40))
     def test_noise_is_corrupt(self, data: bytes) -> None:

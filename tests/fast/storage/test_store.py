@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import stat
@@ -102,6 +103,54 @@ def test_a_large_manifest_that_is_torn_is_not_listed(kind: str, tmp_path: Path) 
     reading = Reading(kind, tmp_path, count=1)
     reading.put("torn", reading.text[: len(reading.text) // 2])
     assert [found.storage_id for found in reading.store.list()] == ["c0", "ours"]
+
+
+class Unreadable(Disk):
+    """A disk of which nothing below one folder can be read, as where its mode is 0700 or a sector is bad."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__("store")
+        self.folder = folder
+
+    def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+        if path.startswith(self.folder):
+            raise self.error(operation, path, PermissionError(errno.EACCES, "Permission denied"))
+        return super().do(operation, path, function, *args)
+
+
+@pytest.mark.parametrize("what", ["no permission", "folder as manifest", "link to itself", "object"])
+def test_list_leaves_out_what_cannot_be_read_with_a_word(
+    what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store: Store = DirectoryStore(tmp_path / "store")
+    stored(store, tmp_path, "mine")
+    theirs = tmp_path / "store" / "theirs"
+    if what == "no permission":
+        stored(store, tmp_path, "theirs", run_id="other")
+        store = DirectoryStore(tmp_path / "store", disk=Unreadable(str(theirs)))
+    elif what == "folder as manifest":
+        (theirs / ".det_core" / "manifest.json").mkdir(parents=True)
+    elif what == "link to itself":
+        theirs.symlink_to("theirs")
+    else:
+        plain = object_store(f"memory:/{tmp_path}/objects", tmp_path / "scratch")
+        for name in ("mine", "theirs"):
+            stored(plain, tmp_path, name)
+        store = ObjectStore(Forbidden(plain.driver), tmp_path / "scratch")
+    assert [found.storage_id for found in store.list("run")] == ["mine"]
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("not listed: ") and "theirs" in told
+    with pytest.raises(StorageError, match="theirs"):
+        store.open("theirs")
+
+
+class Forbidden(Around):
+    """A service that refuses to give one checkpoint."""
+
+    def attempt(self, operation: str, key: str, call: Callable[..., Any], *args: Any) -> Any:
+        if operation == "read" and key.startswith("theirs/"):
+            raise PermissionError(errno.EACCES, "Access Denied")
+        return call(*args)
 
 
 def test_what_another_store_deleted_is_not_listed_any_more(tmp_path: Path) -> None:
