@@ -179,7 +179,7 @@ def test_the_last_line_says_what_helps_against_a_damaged_checkpoint(capsys: pyte
         with ctx.checkpoint.restore_path(ids[1]):
             pass
     last = capsys.readouterr().err.splitlines()[-1]
-    (command,) = re.findall(r"remove the damaged: det-core (.*); then DET_CORE_RESUME=", last)
+    (command,) = re.findall(r"remove the damaged: det-core (.*); then ", last)
     det_core(*command.replace("ID", ids[1]).split(), "--yes")
     with core.init(name="r", resume="latest") as ctx:
         assert ctx.latest_checkpoint == ids[0]
