@@ -102,6 +102,21 @@ class Run:
         starts = [start for start in self.record.records("run_start") if start.rank == 0]
         return starts[-1].get("storage") if starts else None
 
+    @property
+    def storages(self) -> list[Any]:
+        """The storages that it was given by any of its starts, as :attr:`storage` has them, each once.
+
+        Empty where it kept all in its own folder, and for a trial, as what that keeps belongs to its experiment.
+        """
+        if self._summary.info.get("run_id", self.run_id) != self.run_id:
+            return []
+        found: list[Any] = []
+        for start in self.record.records("run_start"):
+            storage = start.get("storage")
+            if start.rank == 0 and storage is not None and storage not in found:
+                found.append(storage)
+        return found
+
     def _settings(self, key: str) -> dict[str, Any]:
         given = [record[key] for record in self.record.records("settings") if key in record]
         return dict(given[-1]) if given else {}

@@ -15,7 +15,7 @@ from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief
 from det_core.core._run import Run, Wanted, ending_of, script, started_as
 from det_core.journal import Journal, RunFolder, RunRecord, read_run
-from det_core.storage import Store, open_store, public_storage
+from det_core.storage import Store, event_files_of_run, open_store, public_storage
 
 NEVER_ASKED = "it had not called should_preempt() yet, and before that a signal ends a process at once"
 
@@ -90,7 +90,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         first_lines=opened.first_lines,
         last_line=lambda outcome, detail: _last_line(opened.run_id, wanted.command, outcome, detail),
         release=chiefs[0].release if chiefs else lambda: None,
-        beside=None if wanted.store is None else f"tensorboard/{opened.run_id}",
+        beside=None if wanted.store is None else event_files_of_run(opened.run_id),
         info=info,
     )  # fmt: skip
 

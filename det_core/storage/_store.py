@@ -99,6 +99,14 @@ class Store(ABC):
             name: a relative POSIX path.
         """
 
+    @abstractmethod
+    def remove_beside(self, folder: str) -> None:
+        """Remove a folder that :meth:`put_beside` has filled. One that is not there is no error.
+
+        Args:
+            folder: a relative POSIX path.
+        """
+
     # Reading.
 
     def open(self, storage_id: str, manifest: Manifest | None = None) -> StoredCheckpoint:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from det_core.config import Experiment
@@ -15,7 +17,7 @@ from det_core.master.service import _storages
 from det_core.master.service._access import experiment_row
 from det_core.master.service._checkpoints import no_checkpoint
 from det_core.master.store import checkpoints, contexts, experiments, key_values, metrics, trials
-from det_core.storage import open_store
+from det_core.storage import Store, event_files_of_experiment, open_store
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -122,9 +124,33 @@ async def _delete_one(hub: Hub, row: CheckpointRow, globs: Sequence[str]) -> boo
 
 
 def _delete(hub: Hub, config: Mapping[str, Any] | None, uuid: str, globs: Sequence[str]) -> dict[str, int]:
+    with _opened(hub, config) as store:
+        return store.delete(uuid, tuple(globs))
+
+
+async def _delete_event_files(hub: Hub, experiment_id: int) -> list[str]:
+    """Delete TensorBoard's files from the storages of an experiment's runs; returns what went wrong."""
+
+    def remove(config: Mapping[str, Any] | None) -> None:
+        with _opened(hub, config) as store:
+            store.remove_beside(event_files_of_experiment(hub.settings.cluster_id, experiment_id))
+
+    problems = []
+    for config in await hub.store.read(lambda conn: _storages.of_experiment(conn, experiment_id)):
+        try:
+            await asyncio.to_thread(remove, config)
+        except (DetCoreError, OSError, ValueError) as e:
+            if isinstance(e, OSError) and e.errno == errno.ENOENT:  # a bucket that does not exist has no files
+                continue
+            problems.append(f"event files could not be deleted: {e}")
+    return problems
+
+
+@contextmanager
+def _opened(hub: Hub, config: Mapping[str, Any] | None) -> Iterator[Store]:
     store = open_store(config, hub.settings.home / "checkpoints")
     try:
-        return store.delete(uuid, tuple(globs))
+        yield store
     finally:
         store.close()
 
@@ -142,10 +168,12 @@ async def erase(hub: Hub, experiment_id: int) -> None:
     """Delete what belongs to an experiment in state DELETING."""
     rows = await hub.store.read(lambda conn: checkpoints.of_experiment(conn, experiment_id, states=THERE))
     failed = await delete_rows(hub, rows, WHOLE)
+    problems = [f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}"] if failed else []
+    problems += await _delete_event_files(hub, experiment_id)
 
     def write(conn: Connection) -> None:
-        if failed:
-            error = f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}"
+        if problems:
+            error = "; ".join(problems)
             experiments.change(conn, experiment_id, state=State.DELETE_FAILED.value, error=error)
             return
         experiments.erase(conn, experiment_id)
