@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from det_core import storage
 from det_core.errors import StorageError
 from det_core.master._errors import Conflict, Invalid, NotFound, WrongState
+from det_core.master.service._retention import due
 from support.mastered import Bench, bench, config_of, train
 from support.scripted_trials import Script, Trial
 
@@ -252,6 +254,30 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
         assert found == {event_file(configured, second, trial) for trial in (3, 4)}
 
     with_bench(tmp_path, script, check, slots=1, cluster_id="mine")
+
+
+@pytest.mark.parametrize(("count", "stays"), [("save_trial_best", 3), ("save_trial_latest", 2)])
+def test_retention_at_the_end_counts_only_checkpoints_that_exist(tmp_path: Path, count: str, stays: int) -> None:
+    """The best, or the latest, was removed from the storage, unknown to the master: the one that exists stays."""
+    folder = tmp_path / "store"
+
+    async def script(trial: Trial) -> int:
+        status = await keeping(folder)(trial)
+        shutil.rmtree(folder / f"{trial.spec.task_id}-1-{2 if count == 'save_trial_best' else 3}")
+        return status
+
+    async def check(b: Bench) -> None:
+        place = {"type": "directory", "container_path": str(folder), "save_experiment_best": 0}
+        keep = {"save_trial_best": 0, "save_trial_latest": 0, count: 1}
+        number = await b.create(SINGLE, checkpoint_storage={**place, **keep})
+        assert await b.ended(number) == "COMPLETED"
+        while stored(folder) > 1:
+            await asyncio.sleep(0.01)
+        while await b.store.read(lambda conn: due(conn)):
+            await asyncio.sleep(0.01)
+        assert [path.name[-2:] for path in folder.iterdir() if not path.name.startswith(".")] == [f"-{stays}"]
+
+    with_bench(tmp_path, script, check)
 
 
 def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
