@@ -94,15 +94,6 @@ class Run:
         return self.record.metadata
 
     @property
-    def storage(self) -> Any:
-        """Where it kept its checkpoints last, as ``core.init(checkpoint_storage=)`` takes it, without secrets.
-
-        None: in its own folder.
-        """
-        starts = [start for start in self.record.records("run_start") if start.rank == 0]
-        return starts[-1].get("storage") if starts else None
-
-    @property
     def storages(self) -> list[Any]:
         """The storages that it was given by any of its starts, as :attr:`storage` has them, each once.
 
@@ -116,6 +107,15 @@ class Run:
             if start.rank == 0 and storage is not None and storage not in found:
                 found.append(storage)
         return found
+
+    @property
+    def storage(self) -> Any:
+        """Where it kept its checkpoints last, as ``core.init(checkpoint_storage=)`` takes it, without secrets.
+
+        None: in its own folder.
+        """
+        starts = [start for start in self.record.records("run_start") if start.rank == 0]
+        return starts[-1].get("storage") if starts else None
 
     def _settings(self, key: str) -> dict[str, Any]:
         given = [record[key] for record in self.record.records("settings") if key in record]

@@ -16,7 +16,7 @@ import dataclasses
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ class Store(ABC):
         found = in_threads(self._header, names, self._threads)
         return sorted(header for header in found if header is not None and run_id in (None, header.run_id))
 
-    def list_again(self, headers: Iterable[Header]) -> builtins.list[Header]:
+    def list_again(self, headers: Collection[Header]) -> builtins.list[Header]:
         """Those of ``headers`` that are complete checkpoints still, oldest to newest within a run.
 
         Each is looked up anew, by one small read. What else the store has is not asked about: with 2,000 checkpoints

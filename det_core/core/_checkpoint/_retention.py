@@ -124,6 +124,7 @@ class Retention:
             StorageError: the store refused to be looked at. One that cannot be deleted is a warning.
         """
         if not going:
+            self._warned = False
             return []
         self._look()
         still = [v.candidate for v in self._guarded_verdicts() if not v.reasons and v.candidate.storage_id in going]
