@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +104,14 @@ class Checkpoints:
         """The runs that it has checkpoints of, sorted."""
         return sorted({header.run_id for header in self._headers()})
 
+    def of_run(self, run_id: str) -> Checkpoints:
+        """Those of one run in the same store.
+
+        Args:
+            run_id: its whole id.
+        """
+        return Checkpoints(self._store, run_id, self._home)
+
     def judge(self, policy: RetentionPolicy) -> list[Verdict]:
         """What would become of each checkpoint under a policy, and why. Each run is judged by itself.
 
@@ -118,14 +126,23 @@ class Checkpoints:
         rows = (row for folder in folders for row in read_run(folder).iter_rows(GROUP))
         return sorted({name for row in rows for name in spread(row.metrics)})
 
-    def gc(self, policy: RetentionPolicy, deleted: Callable[[str], None] | None = None) -> list[str]:
+    def gc(
+        self,
+        policy: RetentionPolicy,
+        deleted: Callable[[str], None] | None = None,
+        *,
+        judged: Iterable[Verdict] | None = None,
+    ) -> list[str]:
         """Delete what a policy does not keep, oldest first, and what dead writers left; each run by itself.
 
-        What cannot be deleted is logged as a warning, and stays.
+        What cannot be deleted is logged as a warning, and stays. So does what the policy keeps by the time, as another
+        process has deleted others since it was judged.
 
         Args:
             policy: such as ``core.KeepLatest(3) | core.KeepBest(1, "loss")``.
             deleted: called with the storage_id of each that was deleted.
+            judged: what :meth:`judge` returned for this policy. What was committed since is left alone then, however
+                many there are. Defaults to judging now.
 
         Returns:
             the storage_ids of those that were deleted.
@@ -133,10 +150,13 @@ class Checkpoints:
         Raises:
             StorageError: the store refused to be listed.
         """
+        going: dict[str, set[str]] = {}
+        for verdict in self.judge(policy) if judged is None else judged:
+            if not verdict.reasons:
+                going.setdefault(verdict.candidate.run_id, set()).add(verdict.candidate.storage_id)
         gone: list[str] = []
-        for run_id in self._runs():
-            retention = self._retention(policy, run_id, deleted)
-            found = retention.delete([v.candidate for v in retention.judge() if not v.reasons])
+        for run_id, storage_ids in going.items():
+            found = self._retention(policy, run_id, deleted).delete(storage_ids)
             if found:
                 self._note(run_id, found)
             gone += found

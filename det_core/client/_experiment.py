@@ -196,7 +196,7 @@ class Experiment:
         self._do("kill")
 
     def delete(self) -> None:
-        """Delete it, with its checkpoints, metrics and logs. It must have ended."""
+        """Delete it, with its checkpoints, metrics, TensorBoard files and logs. It must have ended."""
         self._master.request("DELETE", self._path())
 
     def go_on(self, overrides: Sequence[str] = ()) -> Experiment:

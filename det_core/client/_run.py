@@ -101,6 +101,21 @@ class Run:
         return self.record.metadata
 
     @property
+    def storages(self) -> list[Any]:
+        """The storages that it was given by any of its starts, as :attr:`storage` has them, each once.
+
+        Empty where it kept all in its own folder, and for a trial, as what that keeps belongs to its experiment.
+        """
+        if self._summary.info.get("run_id", self.run_id) != self.run_id:
+            return []
+        found: list[Any] = []
+        for start in self.record.records("run_start"):
+            storage = start.get("storage")
+            if start.rank == 0 and storage is not None and storage not in found:
+                found.append(storage)
+        return found
+
+    @property
     def storage(self) -> Any:
         """Where it kept its checkpoints last, as ``core.init(checkpoint_storage=)`` takes it, without secrets.
 

@@ -27,7 +27,7 @@ from det_core.core._run import (
     started_as,
 )
 from det_core.journal import Journal, RunFolder, RunRecord, read_run
-from det_core.storage import Store, open_store, public_storage
+from det_core.storage import Store, event_files_of_run, open_store, public_storage
 
 MAX_UNLISTED = 5
 """Checkpoints that are looked for although the store does not list them: of a store that was moved it lists none."""
@@ -118,7 +118,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         first_line=lambda start: _first_line(opened, start),
         last_line=lambda outcome, detail: _last_line(opened.run_id, wanted.command, outcome, detail),
         release=chiefs[0].release if chiefs else lambda: None,
-        beside=None if wanted.store is None else f"tensorboard/{opened.run_id}",
+        beside=None if wanted.store is None else event_files_of_run(opened.run_id),
         unlisted_checkpoints=opened.unlisted,
         info=info,
         earlier_config=earlier_config,

@@ -29,7 +29,7 @@ from det_core.core._run import Run, Wanted, close_quietly, ending_of, started_as
 from det_core.core._searcher import Unit
 from det_core.core._signals import EndSafely
 from det_core.journal import Cursor, Journal, RunFolder, cursors
-from det_core.storage import public_storage
+from det_core.storage import event_files_of_experiment, public_storage
 
 logger = logging.getLogger("det_core.core")
 
@@ -112,8 +112,7 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         first_line=lambda start: _first_line(info, start, None if environment.run_dir else path),
         last_line=lambda outcome, detail: f"trial {trial.trial_id} {ending_of(outcome, detail)}",
         release=hold.close,
-        # Where event files lie below the root of the store (wire contract, §8).
-        beside=f"{info.cluster_id}/tensorboard/experiment/{trial.experiment_id}/trial/{trial.trial_id}",
+        beside=f"{event_files_of_experiment(info.cluster_id, trial.experiment_id)}/trial/{trial.trial_id}",
         elsewhere=elsewhere,
         info=info,
         managed=True,

@@ -4,7 +4,7 @@ from det_core.storage._copy import copy_in, digests
 from det_core.storage._directory import DirectoryStore
 from det_core.storage._files import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest
-from det_core.storage._names import check_storage_id, folders_of
+from det_core.storage._names import check_storage_id, event_files_of_experiment, event_files_of_run, folders_of
 from det_core.storage._open import open_store, public_storage
 from det_core.storage._owner import Owner, host_identity
 from det_core.storage._retention import (
@@ -49,6 +49,8 @@ __all__ = [
     "check_storage_id",
     "copy_in",
     "digests",
+    "event_files_of_experiment",
+    "event_files_of_run",
     "folders_of",
     "host_identity",
     "judge",

@@ -103,6 +103,9 @@ class DirectoryStore(Store):
             with self.disk.opened(aside, os.O_RDONLY) as fd:
                 self.disk.do("sync", aside, os.fsync, fd)
 
+    def remove_beside(self, folder: str) -> None:
+        self.disk.remove_tree(f"{self.root}/{self._beside(folder)}")
+
     def validate(self) -> None:
         try:
             super().validate()

@@ -11,7 +11,8 @@ MANIFEST = ".det_core/manifest.json"
 METADATA = "metadata.json"
 ASIDE = ".det_core-tmp"
 """The folder of a store's root for what is being written or taken apart, and for marks."""
-RESERVED = ("tensorboard",)
+EVENT_FILES = "tensorboard"
+RESERVED = (EVENT_FILES,)
 """Names in a store's root that are of no checkpoint."""
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 """The category Cc of Unicode."""
@@ -36,6 +37,16 @@ def check_storage_id(storage_id: object) -> str:
     if _CONTROL.search(storage_id) or len(storage_id.encode("utf-8", "replace")) > 200:
         raise ValueError(f"storage_id {storage_id!r} holds a control character or is longer than 200 bytes")
     return storage_id
+
+
+def event_files_of_run(run_id: str) -> str:
+    """Return the folder below a store's root for the event files of a run without a master."""
+    return f"{EVENT_FILES}/{run_id}"
+
+
+def event_files_of_experiment(cluster_id: str, experiment_id: int) -> str:
+    """Return the folder below a store's root for the event files of an experiment (wire contract, §8)."""
+    return f"{cluster_id}/{EVENT_FILES}/experiment/{experiment_id}"
 
 
 def is_inner_path(path: object) -> bool:

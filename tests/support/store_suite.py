@@ -380,6 +380,14 @@ class CheckpointStoreSuite(ABC):
         assert source.exists()
         with raises(StorageError, "nothing"):
             store.put_beside(tmp_path / "nothing", "tensorboard/x")
+        store.put_beside(source, "tensorboard/run 2/events")
+        for _ in range(2):
+            store.remove_beside("tensorboard/run")
+        assert self.beside(store, "tensorboard/run 2/events") == source.read_bytes()
+        with raises(FileNotFoundError, ""):
+            self.beside(store, "tensorboard/run/rank-0/events 1")
+        with raises(ValueError, "is no path below"):
+            store.remove_beside("../elsewhere")
 
     def test_a_store_that_works_is_valid_and_nothing_is_left(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")

@@ -27,11 +27,12 @@ def run(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     going = named(checkpoints, args.ID)
     if used := checkpoints.in_use.intersection(c.storage_id for c in going):
         raise CheckpointError(f"{', '.join(sorted(used))}: a process is reading it. Nothing was deleted")
+    _warn_of_newest(checkpoints, going)
     if not args.yes:
         if not sys.stdin.isatty():
             error("not deleting without being asked: add --yes where there is no terminal")
             return 2
-        if not _agreed(checkpoints, going):
+        if not _agreed(going):
             note("nothing was deleted")
             return 1
     with bar("deleting", len(going), bytes=False) as advance:
@@ -45,10 +46,20 @@ def run(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
     return 0
 
 
-def _agreed(checkpoints: Checkpoints, going: list[Checkpoint]) -> bool:
-    newest = {c.run_id: c.storage_id for c in checkpoints}
+def _warn_of_newest(checkpoints: Checkpoints, going: list[Checkpoint]) -> None:
+    """Say what runs, live trials among them, will start from without the newest of their checkpoints."""
+    ids = {c.storage_id for c in going}
+    for run_id in dict.fromkeys(c.run_id for c in going if c.run_id is not None):
+        of_run = list(checkpoints.of_run(run_id))
+        if not of_run or of_run[-1].storage_id not in ids:
+            continue
+        left = [c for c in of_run if c.storage_id not in ids]
+        start = f"from {left[-1].storage_id}, steps {left[-1].steps_completed}" if left else "without a checkpoint"
+        note(f"warning: {of_run[-1].storage_id} is the newest of its run {run_id}: its next start will be {start}")
+
+
+def _agreed(going: list[Checkpoint]) -> bool:
     for c in going:
-        told = "" if newest.get(c.run_id) != c.storage_id else "  the newest of its run: it resumes from this one"
-        print(f"{c.storage_id}  run {c.run_id or '-'}  steps {c.steps_completed}  age {age(c.time)}{told}")
+        print(f"{c.storage_id}  run {c.run_id or '-'}  steps {c.steps_completed}  age {age(c.time)}")
     what = "this checkpoint" if len(going) == 1 else f"these {len(going)} checkpoints"
     return input(f"delete {what}? [y/N] ").strip().lower() in ("y", "yes")

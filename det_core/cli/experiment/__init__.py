@@ -61,4 +61,4 @@ def configure(parser: argparse.ArgumentParser) -> None:
         add(name, text, _steer.configure(name), many=True)
     add("continue", "go on with an experiment that has ended", _continue.configure)
     add("download-checkpoint", "copy a checkpoint of its trials into a folder", _download.configure)
-    add("delete", "delete experiments: checkpoints, metrics and logs", _delete.configure, one=False)
+    add("delete", "delete experiments: checkpoints, metrics, TensorBoard files and logs", _delete.configure, one=False)

@@ -43,7 +43,9 @@ def run(args: argparse.Namespace, master: Master) -> int:
         for e in found:
             print(f"{e.id}  {e.state}  {e.name}")
         what = "this experiment" if len(found) == 1 else f"these {len(found)} experiments"
-        if input(f"delete {what}, with checkpoints, metrics and logs? [y/N] ").strip().lower() not in ("y", "yes"):
+        if input(
+            f"delete {what}, with checkpoints, metrics, TensorBoard files and logs? [y/N] "
+        ).strip().lower() not in ("y", "yes"):
             note("nothing was deleted")
             return FAILED
     for e in found:

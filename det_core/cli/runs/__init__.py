@@ -17,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _list.configure(_command(commands, "list", "the runs, newest first"))
     _show.configure(_with_run(_command(commands, "show", "one run: state, metrics, checkpoints, how to resume it")))
     _export.configure(_with_run(_command(commands, "export", "a run's metrics as csv, jsonl or parquet")))
-    _rm.configure(_command(commands, "rm", "delete runs: metrics, checkpoints and all"))
+    _rm.configure(_command(commands, "rm", "delete runs: metrics, checkpoints and TensorBoard files, in every storage"))
 
 
 def _command(

@@ -114,8 +114,6 @@ class RunEvents(CheckpointEvents):
     def deleted(self, storage_id: str, remaining: Mapping[str, int]) -> None:
         """Journal and tell what is left."""
         self._run.journal.record("checkpoint_deleted", {"storage_id": storage_id, "resources": dict(remaining)})
-        if self._retention is not None and not remaining:
-            self._retention.forget(storage_id)
         self._run.backend.checkpoint_deleted(storage_id, remaining)
 
     def restored(self, storage_id: str, steps_completed: int | None, written_by: str | None) -> None:

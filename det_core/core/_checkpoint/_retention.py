@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import datetime
 from pathlib import Path
@@ -31,8 +31,8 @@ log = logging.getLogger("det_core.checkpoint")
 GROUP = "validation"
 FAILURES = 3
 """Deletes that may fail one after the other before the rest waits for the next time: the store is in trouble."""
-FIRST = 2
-"""Checkpoints that may have to wait for a validation without a word."""
+UNVALIDATED_ALLOWED = 2
+"""Checkpoints that may wait for a first validation before a policy that goes by a metric is doubted."""
 
 
 class Retention:
@@ -40,6 +40,10 @@ class Retention:
 
     It is the chief's, in the thread that commits: :meth:`apply` after each commit, so that the new checkpoint is
     there before an older one goes.
+
+    Other processes may delete checkpoints of the run at any time, so nothing is deleted by what is remembered of the
+    store alone: the checkpoints that are remembered are looked up again first, and the policy is applied to those that
+    are still there. What another process deletes after that look counts as deleted after this call.
 
     Args:
         policy: which checkpoints stay.
@@ -67,8 +71,13 @@ class Retention:
         self._validations = None if folder is None else Validations(folder)
         self._metadata: dict[str, Mapping[str, Any]] = {}
         self._known: dict[str, Header] | None = None
+        """The checkpoints of the run when they were looked up last, and those committed since."""
+        self._committed: str | None = None
+        """The checkpoint that this process has just committed, so that its files need not be looked at."""
+        self._damaged: set[str] = set()
         self._failed: set[str] = set()
-        self._told = False
+        self._doubted = False
+        """Whether a metric that no checkpoint has was warned of."""
         self._warned = False
 
     def apply(self, committed: Mapping[str, Any] | None = None) -> list[str]:
@@ -78,18 +87,23 @@ class Retention:
 
         Args:
             committed: the record of a checkpoint that has just been committed. This process being the only one that
-                commits, the others are known, and a store with those of many runs is not listed each time.
+                commits, the others are known, and the store is asked nothing unless one of them is to go.
 
         Returns:
             the storage_ids that are gone.
         """
         try:
-            verdicts = self.judge() if committed is None else self._judge_known(committed)
+            if committed is None:
+                self._known = None
+                self._look()
+            else:
+                self._remember(committed)
+            verdicts = self._verdicts()
+            self._doubt_metric(verdicts)
+            return self.delete({v.candidate.storage_id for v in verdicts if not v.reasons})
         except (DetCoreError, OSError) as e:
             self._warn(f"older checkpoints of run {self._run_id} were not looked through, and stay for now: {e}")
             return []
-        self._tell_of_unknown(verdicts)
-        return self.delete([v.candidate for v in verdicts if not v.reasons])
 
     def judge(self) -> list[Verdict]:
         """What is to become of each checkpoint of the run, oldest first. Deletes nothing.
@@ -97,23 +111,27 @@ class Retention:
         Raises:
             StorageError: the store refused.
         """
-        headers = self._store.list(self._run_id)
-        verdicts = self._verdicts(headers)
-        if all(v.reasons for v in verdicts):
-            return verdicts
-        return self._verdicts(headers, self._store.in_use(), self._damaged(verdicts))
+        self._look()
+        return self._guarded_verdicts()
 
-    def forget(self, storage_id: str) -> None:
-        """A checkpoint was deleted by somebody else."""
-        if self._known is not None:
-            self._known.pop(storage_id, None)
+    def delete(self, going: Collection[str]) -> list[str]:
+        """Delete those of these checkpoints that are to go now; see :meth:`apply`.
 
-    def delete(self, going: list[Candidate]) -> list[str]:
-        """Delete these, but for one that a process has begun to read; see :meth:`apply`."""
+        Args:
+            going: the storage_ids that were to go by an earlier judgement. No others are deleted.
+
+        Raises:
+            StorageError: the store refused to be looked at. One that cannot be deleted is a warning.
+        """
+        if not going:
+            self._warned = False
+            return []
+        self._look()
+        still = [v.candidate for v in self._guarded_verdicts() if not v.reasons and v.candidate.storage_id in going]
         gone: list[str] = []
         problems: list[str] = []
         in_a_row = 0
-        for c in sorted(going, key=lambda c: c.storage_id in self._failed):  # stable: what failed before comes last
+        for c in sorted(still, key=lambda c: c.storage_id in self._failed):  # stable: what failed before comes last
             if in_a_row == FAILURES:
                 break
             try:
@@ -126,9 +144,10 @@ class Retention:
                 in_a_row += 1
                 continue
             self._failed.discard(c.storage_id)
-            self.forget(c.storage_id)
             in_a_row = 0
             gone.append(c.storage_id)
+            if self._known is not None:
+                self._known.pop(c.storage_id, None)
             log.info("deleted checkpoint %s of step %d; kept: %s", c.storage_id, c.steps_completed, self.policy)
             if self._deleted is not None:
                 self._deleted(c.storage_id, {})
@@ -150,28 +169,44 @@ class Retention:
                 return
             raise
 
-    def _judge_known(self, committed: Mapping[str, Any]) -> list[Verdict]:
-        """As :meth:`judge`, of what was there at the first commit and has come since; the newest is whole."""
-        header = Header(**{f.name: committed[f.name] for f in fields(Header)})
+    def _look(self) -> None:
+        """Look up which checkpoints of the run the store has."""
         if self._known is None:
-            is_first = (header.restart, header.ordinal) == (0, 1)
-            self._known = {h.storage_id: h for h in ([] if is_first else self._store.list(self._run_id))}
+            headers = self._store.list(self._run_id)
+        else:  # nobody else adds any, and a listing would read the manifests of all other runs in the store
+            headers = self._store.list_again(self._known.values())
+        self._known = {header.storage_id: header for header in headers}
+
+    def _remember(self, committed: Mapping[str, Any]) -> None:
+        """Add the checkpoint that was just committed to those that are known."""
+        header = Header(**{f.name: committed[f.name] for f in fields(Header)})
+        if (header.restart, header.ordinal) == (0, 1):
+            self._known = {}
+        elif self._known is None:
+            self._look()
+        assert self._known is not None
         self._known[header.storage_id] = header
-        verdicts = self._verdicts(list(self._known.values()))
+        self._committed = header.storage_id
+
+    def _guarded_verdicts(self) -> list[Verdict]:
+        """Judge what is known; before any goes, ask which are read and which are damaged."""
+        verdicts = self._verdicts()
         if all(v.reasons for v in verdicts):
             return verdicts
-        return self._verdicts(list(self._known.values()), self._store.in_use())
+        return self._verdicts(self._store.in_use(), self._find_damaged(verdicts))
 
-    def _verdicts(
-        self, headers: Sequence[Header], in_use: Collection[str] = (), damaged: Collection[str] = ()
-    ) -> list[Verdict]:
-        found = [replace(c, damaged=c.storage_id in damaged) for c in self.candidates(headers)]
+    def _verdicts(self, in_use: Collection[str] = (), damaged: Collection[str] = ()) -> list[Verdict]:
+        found = [
+            replace(c, damaged=c.storage_id in damaged) for c in self.candidates(list((self._known or {}).values()))
+        ]
         return judge(self.policy, found, run_id=self._run_id, in_use=in_use, now=_clock.now())
 
-    def _damaged(self, verdicts: Sequence[Verdict]) -> set[str]:
+    def _find_damaged(self, verdicts: Sequence[Verdict]) -> set[str]:
         """The newest ones, up to one that is whole, whose files are missing or have another size."""
         damaged = set()
         for storage_id in (v.candidate.storage_id for v in reversed(verdicts)):
+            if storage_id == self._committed:
+                break
             try:
                 checkpoint = self._store.open(storage_id)
                 checkpoint.check(checkpoint.manifest.files, digests=False)
@@ -179,8 +214,10 @@ class Retention:
             except StorageError:
                 raise
             except CheckpointError as e:
-                log.warning("the checkpoint before %s stays, too: %s", storage_id, e)
                 damaged.add(storage_id)
+                if storage_id not in self._damaged:
+                    self._damaged.add(storage_id)
+                    log.warning("the checkpoint before %s stays, too: %s", storage_id, e)
         return damaged
 
     def candidates(self, headers: Sequence[Header]) -> list[Candidate]:
@@ -221,12 +258,27 @@ class Retention:
             self._metadata[header.storage_id] = known
         return known
 
-    def _tell_of_unknown(self, verdicts: Sequence[Verdict]) -> None:
-        """Warn once if nothing goes only as no checkpoint has a metric; of the first ones none may be validated yet."""
-        held = [v.reasons[0] for v in verdicts if v.reasons and v.reasons == v.unknown]
-        if len(held) > FIRST and not self._told:
-            self._told = True
-            log.warning("%s, so retention deletes none: is it the name of a validation metric?", held[0])
+    def _doubt_metric(self, verdicts: Sequence[Verdict]) -> None:
+        """Warn once, from the second checkpoint on, that nothing goes as no checkpoint has a metric.
+
+        Validation may come after the first checkpoints. But once one was reported without the metric, or checkpoints
+        pile up without any, the name is probably wrong.
+        """
+        if self._doubted or len(verdicts) < 2 or not verdicts[-1].unknown:
+            return
+        reported = set() if self._validations is None else self._validations.names
+        having = {name for v in verdicts for name in v.candidate.metrics}
+        misnamed = sorted(self.policy.metrics - having - reported)
+        held = [v for v in verdicts if v.reasons == v.unknown]
+        if reported and misnamed:
+            hint = f"validation metrics are {', '.join(sorted(reported))}"
+            log.warning("no checkpoint has the metric %s, so retention deletes none; %s", misnamed[0], hint)
+        elif len(held) > UNVALIDATED_ALLOWED:
+            hint = "is it the name of a validation metric?"
+            log.warning("%s, so retention deletes none: %s", verdicts[-1].unknown[0], hint)
+        else:
+            return
+        self._doubted = True
 
     def _warn(self, text: str) -> None:
         log.log(logging.DEBUG if self._warned else logging.WARNING, "%s", text)
@@ -238,9 +290,13 @@ class Validations:
 
     Args:
         folder: the run's folder.
+
+    Attributes:
+        names: the metrics that were reported so far; ``a.b`` for b within a.
     """
 
     def __init__(self, folder: Path) -> None:
+        self.names: set[str] = set()
         self._folder = folder
         self._cursors: dict[tuple[int, int], Cursor] = {}
         self._rows: dict[int, dict[tuple[int, int, int], Mapping[str, Any]]] = {}
@@ -264,6 +320,7 @@ class Validations:
         self._began[restart] = min(step, self._began.get(restart, step))
         if not restored:
             self._rows.setdefault(step, {})[restart, rank, record["seq"]] = record["metrics"]
+            self.names.update(_names_in(record["metrics"]))
 
     def of(self, header: Header) -> dict[str, Any]:
         """The metrics of a checkpoint: those of its step that count; of the ranks that differ the lowest rank's.
@@ -290,6 +347,15 @@ def number_in(metrics: Mapping[str, Any], name: str) -> float | None:
         if isinstance(value, int | float) and not isinstance(value, bool):
             return float(value)
     return None
+
+
+def _names_in(metrics: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The names of the values in metrics, with dots for those within another."""
+    for key, value in metrics.items():
+        if isinstance(value, Mapping):
+            yield from _names_in(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key
 
 
 def _paths(name: str) -> Iterable[list[str]]:

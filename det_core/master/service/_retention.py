@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from det_core.config import Experiment
-from det_core.errors import DetCoreError
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, DetCoreError
 from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import Kept, State, expired
 from det_core.master.service import _storages
 from det_core.master.service._access import experiment_row
 from det_core.master.service._checkpoints import no_checkpoint
 from det_core.master.store import checkpoints, contexts, experiments, key_values, metrics, trials
-from det_core.storage import open_store
+from det_core.storage import Store, event_files_of_experiment, open_store
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -32,8 +34,20 @@ DUE = "checkpoints to look through"
 
 
 async def retain(hub: Hub, experiment_id: int) -> None:
-    """Delete the checkpoints of an ended experiment that its configuration does not keep."""
+    """Delete the checkpoints of an ended experiment that its configuration does not keep.
+
+    People may have removed some from their storage, of which the master is not told. So before any goes, the storages
+    are looked at: what is no longer there does not count among those that are kept.
+    """
     rows = await hub.store.read(lambda conn: to_go(conn, experiment_id))
+    if rows:
+        try:
+            there = await _present(hub, experiment_id)
+        except (DetCoreError, OSError, ValueError) as e:
+            LOG.warning("checkpoints of experiment %d were not looked through, and stay for now: %s", experiment_id, e)
+            return
+        still = {row.uuid for row in await hub.store.read(lambda conn: to_go(conn, experiment_id, there))}
+        rows = [row for row in rows if row.uuid in still or row.uuid not in there]
     await delete_rows(hub, rows, WHOLE)
     await hub.store.write(lambda conn: due(conn, remove=experiment_id))
 
@@ -47,13 +61,20 @@ def due(conn: Connection, *, add: int | None = None, remove: int | None = None) 
     return after
 
 
-def to_go(conn: Connection, experiment_id: int) -> list[CheckpointRow]:
-    """The checkpoints that an experiment's retention does not keep, oldest first."""
+def to_go(conn: Connection, experiment_id: int, there: Collection[str] | None = None) -> list[CheckpointRow]:
+    """Return the checkpoints that an experiment's retention does not keep, oldest first.
+
+    Args:
+        conn: the database.
+        experiment_id: the experiment.
+        there: the uuids of the checkpoints that count. Defaults to all that are recorded as not deleted.
+    """
     row = experiments.get(conn, experiment_id)
     if row is None or row.unmanaged:
         return []
     spec = Experiment(row.config)
     found = checkpoints.of_experiment(conn, experiment_id, states=THERE)[::-1]
+    found = [c for c in found if there is None or c.uuid in there]
     protected = _sources(conn, without=experiment_id)
     by_trial = {t: _at_steps(conn, t, spec.metric) for t in {c.trial_id for c in found}}
     gone = set(
@@ -76,6 +97,34 @@ def to_go(conn: Connection, experiment_id: int) -> list[CheckpointRow]:
         )
     )
     return [c for c in found if c.uuid in gone]
+
+
+async def _present(hub: Hub, experiment_id: int) -> set[str]:
+    """Return the uuids of an experiment's checkpoints that their storages have."""
+
+    def recorded(conn: Connection) -> list[tuple[str, dict[str, Any] | None]]:
+        rows = checkpoints.of_experiment(conn, experiment_id, states=THERE)
+        return [(row.uuid, _storages.of_checkpoint(conn, row)) for row in rows]
+
+    def look(config: Mapping[str, Any] | None, uuids: Sequence[str]) -> set[str]:
+        with _opened(hub, config) as store:
+            return {uuid for uuid in uuids if _has(store, uuid)}
+
+    by_storage: dict[str, tuple[dict[str, Any] | None, list[str]]] = {}
+    for uuid, config in await hub.store.read(recorded):
+        by_storage.setdefault(repr(config), (config, []))[1].append(uuid)
+    found = [await asyncio.to_thread(look, config, uuids) for config, uuids in by_storage.values()]
+    return set().union(*found)
+
+
+def _has(store: Store, uuid: str) -> bool:
+    try:
+        store.open(uuid)
+    except CheckpointNotFound:
+        return False
+    except CheckpointCorrupt:
+        pass
+    return True
 
 
 def _at_steps(conn: Connection, trial_id: int, metric: str) -> dict[int, float]:
@@ -122,9 +171,33 @@ async def _delete_one(hub: Hub, row: CheckpointRow, globs: Sequence[str]) -> boo
 
 
 def _delete(hub: Hub, config: Mapping[str, Any] | None, uuid: str, globs: Sequence[str]) -> dict[str, int]:
+    with _opened(hub, config) as store:
+        return store.delete(uuid, tuple(globs))
+
+
+async def _delete_event_files(hub: Hub, experiment_id: int) -> list[str]:
+    """Delete TensorBoard's files from the storages of an experiment's runs; returns what went wrong."""
+
+    def remove(config: Mapping[str, Any] | None) -> None:
+        with _opened(hub, config) as store:
+            store.remove_beside(event_files_of_experiment(hub.settings.cluster_id, experiment_id))
+
+    problems = []
+    for config in await hub.store.read(lambda conn: _storages.of_experiment(conn, experiment_id)):
+        try:
+            await asyncio.to_thread(remove, config)
+        except (DetCoreError, OSError, ValueError) as e:
+            if isinstance(e, OSError) and e.errno == errno.ENOENT:  # a bucket that does not exist has no files
+                continue
+            problems.append(f"event files could not be deleted: {e}")
+    return problems
+
+
+@contextmanager
+def _opened(hub: Hub, config: Mapping[str, Any] | None) -> Iterator[Store]:
     store = open_store(config, hub.settings.home / "checkpoints")
     try:
-        return store.delete(uuid, tuple(globs))
+        yield store
     finally:
         store.close()
 
@@ -142,10 +215,12 @@ async def erase(hub: Hub, experiment_id: int) -> None:
     """Delete what belongs to an experiment in state DELETING."""
     rows = await hub.store.read(lambda conn: checkpoints.of_experiment(conn, experiment_id, states=THERE))
     failed = await delete_rows(hub, rows, WHOLE)
+    problems = [f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}"] if failed else []
+    problems += await _delete_event_files(hub, experiment_id)
 
     def write(conn: Connection) -> None:
-        if failed:
-            error = f"{len(failed)} checkpoint(s) could not be deleted: {', '.join(failed[:3])}"
+        if problems:
+            error = "; ".join(problems)
             experiments.change(conn, experiment_id, state=State.DELETE_FAILED.value, error=error)
             return
         experiments.erase(conn, experiment_id)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from det_core.master.store import allocations, experiments, storages
+from det_core.master.store import allocations, checkpoints, experiments, storages
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -50,6 +50,18 @@ def config_of(conn: Connection, storage_id: int | None, experiment_id: int) -> d
         experiment = experiments.get(conn, experiment_id)
         found = None if experiment is None else experiment.config.get("checkpoint_storage")
     return None if found is None else plain(found)
+
+
+def of_experiment(conn: Connection, experiment_id: int) -> list[dict[str, Any] | None]:
+    """Return the configurations of the storages that an experiment's runs were given, each once."""
+    numbers = {row.facts.get(CHOSEN) for row in allocations.of_experiment(conn, experiment_id)}
+    numbers |= {row.storage_id for row in checkpoints.of_experiment(conn, experiment_id)}
+    found: list[dict[str, Any] | None] = []
+    for number in numbers:
+        config = config_of(conn, number, experiment_id)
+        if config not in found:
+            found.append(config)
+    return found
 
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:

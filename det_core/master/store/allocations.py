@@ -126,6 +126,12 @@ def of_trial(conn: Connection, trial_id: int) -> list[AllocationRow]:
     return many(conn, statement, AllocationRow)
 
 
+def of_experiment(conn: Connection, experiment_id: int) -> list[AllocationRow]:
+    """All allocations of an experiment's trials."""
+    trials = select(TRIALS.c.id).where(TRIALS.c.experiment_id == experiment_id)
+    return many(conn, select(ALLOCATIONS).where(ALLOCATIONS.c.trial_id.in_(trials.scalar_subquery())), AllocationRow)
+
+
 def of_run(conn: Connection, trial_id: int, run_id: int) -> AllocationRow | None:
     """The allocation of a trial's run."""
     where = (ALLOCATIONS.c.trial_id == trial_id) & (ALLOCATIONS.c.run_id == run_id)

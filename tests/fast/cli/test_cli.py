@@ -138,7 +138,7 @@ def test_bash_completes_commands_and_run_ids(home: Path) -> None:
         "det-core ru": {"run", "runs"},
         "det-core runs ": {"list", "show", "export", "rm"},
         "det-core runs s": {"show"},
-        "det-core runs rm --": {"--help", "--home", "--yes"},
+        "det-core runs rm --": {"--folder-only", "--help", "--home", "--yes"},
         "det-core runs show ": {run_id, "latest"},
         f"det-core runs rm {run_id[:4]}": {run_id},
     }

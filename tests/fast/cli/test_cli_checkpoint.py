@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from det_core import client
+from det_core.cli import main
 from det_core.journal import RunFolder
-from det_core.storage import DirectoryStore, Owner
+from det_core.storage import DirectoryStore, Owner, RetentionPolicy, Verdict
 from support import commands
 from support.stored import FILES, put, run_with_checkpoints
 
@@ -235,13 +237,29 @@ def test_rm_asks_on_a_terminal(home: Path, tmp_path: Path, answer: bytes, status
     ours, theirs = pty.openpty()
     try:
         os.write(ours, answer)
-        seen = det_core("rm", "latest", stdin=theirs, check=status).stdout
+        done = det_core("rm", "latest", stdin=theirs, check=status)
     finally:
         os.close(ours)
         os.close(theirs)
-    assert "delete this checkpoint? [y/N]" in seen
-    assert "the newest of its run" in seen
+    assert "delete this checkpoint? [y/N]" in done.stdout
+    assert "is the newest of its run" in done.stderr
     assert len(store.list()) == 1 + bool(status)
+
+
+def test_rm_of_the_newest_warns_what_the_next_start_is_from(home: Path, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    runs = [run_with_checkpoints(home, tmp_path, [10, 20, 30], storage=shared)[0] for _ in "ab"]
+    first, last = ([f"c{step}-{run_id[-6:]}" for step in (10, 20, 30)] for run_id in runs)
+    warning = "det-core: warning: {} is the newest of its run {}: its next start will be {}\n"
+    done = det_core("rm", last[2], "--yes")
+    assert done.stderr == warning.format(last[2], runs[1], f"from {last[1]}, steps 20")
+    assert det_core("rm", first[0], "--storage", shared, "--yes").stderr == ""
+    done = det_core("rm", *last[:2], first[2], "--storage", shared, "--yes", "--json")
+    assert done.stderr == warning.format(last[1], runs[1], "without a checkpoint") + warning.format(
+        first[2], runs[0], f"from {first[1]}, steps 20"
+    )
+    done = det_core("rm", first[1], "--run", runs[1], "--yes")
+    assert done.stderr == warning.format(first[1], runs[0], "without a checkpoint")
 
 
 def test_gc_teaches_before_it_deletes(home: Path, tmp_path: Path) -> None:
@@ -290,6 +308,30 @@ def test_gc_says_why_each_stays_and_deletes_the_rest(home: Path, tmp_path: Path)
     assert det_core("gc", *keep).stdout.splitlines() == lines
     assert [h.steps_completed for h in store.list()] == [20, 40, 50]
     assert det_core("gc", *keep).stdout == f"deleted 0 of 3 checkpoint(s); {kept}\n"
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_gc_beside_a_training_that_saves_deletes_and_counts_what_was_judged(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], as_json: bool
+) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20, 30])
+    really = client.Checkpoints.judge
+
+    def judge_and_save(self: client.Checkpoints, policy: RetentionPolicy) -> list[Verdict]:
+        verdicts = really(self, policy)
+        put(store, f"later-{len(store.list())}", 40, tmp_path, run_id=run_id, ordinal=len(store.list()) + 1)
+        return verdicts
+
+    monkeypatch.setattr(client.Checkpoints, "judge", judge_and_save)
+    assert main(["checkpoint", "gc", "--keep-latest", "1", *(["--json"] if as_json else [])]) == 0
+    said = capsys.readouterr().out
+    if as_json:
+        assert [(v["storage_id"][:3], v["delete"], v["deleted"]) for v in json.loads(said)] == [
+            ("c10", True, True), ("c20", True, True), ("c30", False, False),
+        ]  # fmt: skip
+    else:
+        assert said.splitlines()[-1] == "deleted 2 of 3 checkpoint(s); kept: the latest"
+    assert [h.storage_id[:3] for h in store.list()] == ["c30", "lat"]
 
 
 def test_gc_by_age_and_by_a_larger_metric(home: Path, tmp_path: Path) -> None:

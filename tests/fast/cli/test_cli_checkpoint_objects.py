@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from det_core import client, core
+from det_core.storage._object_store import ObjectStore
 from support import commands
-from support.buckets import put
+from support.buckets import keys, put
 from support.servers import S3Server
 
 KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
@@ -57,6 +58,20 @@ def test_what_a_run_kept_elsewhere_is_found_by_the_run(storage: dict[str, str], 
     assert len(client.run("latest").checkpoints()) == 2
     det_core("rm", rows[1]["storage_id"][:13], "--yes")
     assert [row["steps_completed"] for row in json.loads(det_core("list", "--json").stdout)] == [3]
+
+
+def test_rm_of_a_run_leaves_nothing_of_it_in_the_bucket(storage: dict[str, str], home: Path, tmp_path: Path) -> None:
+    run_id = client.run("latest").run_id
+    (tmp_path / "events").write_bytes(b"x")
+    with client.checkpoints() as checkpoints:
+        store = checkpoints._store
+        assert isinstance(store, ObjectStore)
+        store.put_beside(tmp_path / "events", f"tensorboard/{run_id}/events")
+        done = commands.det_core("runs", "rm", run_id, "--yes")
+        where = done.stdout.splitlines()[1].removeprefix("deleted its checkpoints and TensorBoard files in ")
+        assert json.loads(where) == {**storage, "prefix": "a/b"}
+        assert keys(store) == set()
+    assert not (home / "runs" / run_id).exists()
 
 
 def test_a_damaged_object_is_named(storage: dict[str, str]) -> None:

@@ -9,6 +9,7 @@ import math
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -17,9 +18,10 @@ import pytest
 
 from det_core import core
 from det_core.journal import Journal, RunFolder
+from det_core.storage import DirectoryStore, Owner
 from support.commands import det_core
 from support.journals import one_run
-from support.stored import run_with_checkpoints
+from support.stored import put, run_with_checkpoints
 
 
 def rich_run(home: Path) -> str:
@@ -214,13 +216,66 @@ def test_rm(home: Path) -> None:
     assert [path.name for path in (home / "runs").iterdir()] == [three]
 
 
-def test_rm_says_where_checkpoints_stay(home: Path, tmp_path: Path) -> None:
-    run_id, store = run_with_checkpoints(home, tmp_path, [10], storage=tmp_path / "elsewhere")
+def test_rm_deletes_what_a_run_has_in_every_storage_it_was_given(home: Path, tmp_path: Path) -> None:
+    """A resumed run may have been given another one. What others have there stays."""
+    first, second = tmp_path / "first", tmp_path / "second folder"
+    other, store = run_with_checkpoints(home, tmp_path, [10], storage=first)
+    run_id, _ = run_with_checkpoints(home, tmp_path, [10, 20], storage=first)
+    later = Journal(home / "runs" / run_id, run_id=run_id, restart=1, rank=0)
+    later.record("run_start", {"storage": str(second)})
+    later.record("checkpoint", {"storage_id": "torn"})
+    later.close()
+    put(DirectoryStore(second), "c30", 30, tmp_path, run_id=run_id, restart=1)
+    put(DirectoryStore(second), "torn", 40, tmp_path, run_id=run_id, restart=1, ordinal=2)
+    manifest = second / "torn" / ".det_core" / "manifest.json"
+    manifest.chmod(0o644)
+    manifest.write_text("{")
+    for number, name in enumerate((other, run_id)):
+        for place in (first, second):
+            DirectoryStore(place).put_beside(tmp_path / f"source-of-c{number + 1}0-{name[-6:]}" / "empty",
+                                             f"tensorboard/{name}/rank-1/events")  # fmt: skip
+    done = det_core("runs", "rm", run_id, "--yes")
+    where = [f"deleted its checkpoints and TensorBoard files in {place}" for place in (first, second)]
+    assert done.stdout.splitlines() == [f"deleted {home / 'runs' / run_id}", *where]
+    assert [h.run_id for h in store.list()] == [other]
+    there = {str(p.relative_to(tmp_path)) for p in [*first.rglob("*"), *second.rglob("*")] if p.is_file()}
+    assert {p for p in there if run_id in p or "torn" in p or "c30" in p} == set()
+    assert {f"{place.name}/tensorboard/{other}/rank-1/events" for place in (first, second)} <= there
+
+
+def test_rm_of_the_folder_only_says_what_stays_by_a_command_that_shows_it(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10], storage=tmp_path / "else where")
     assert f"checkpoints in {store.root}\n" in det_core("runs", "show", run_id).stdout
     assert json.loads(det_core("runs", "show", run_id, "--json").stdout)["storage"] == store.root
-    done = det_core("runs", "rm", run_id, "--yes")
-    said = f"its checkpoints stay in {store.root}: det-core checkpoint list --storage … --run {run_id}"
-    assert done.stderr == f"det-core: {said}\n"
+    done = det_core("runs", "rm", run_id, "--yes", "--folder-only")
+    assert done.stdout == f"deleted {home / 'runs' / run_id}\n"
+    said, _, command = done.stderr.strip().rpartition("; to see them: det-core ")
+    assert said == f"det-core: its checkpoints and TensorBoard files stay in {store.root}"
+    assert f"c10-{run_id[-6:]}" in det_core(*shlex.split(command)).stdout
+
+
+def test_rm_where_a_checkpoint_is_read_or_a_storage_cannot_be_opened_deletes_nothing(
+    home: Path, tmp_path: Path
+) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10, 20], storage=tmp_path / "elsewhere")
+    with store.hold(f"c20-{run_id[-6:]}", Owner.current("reader", 0)):
+        done = det_core("runs", "rm", run_id, "--yes", check=1)
+    assert f"run {run_id} was not deleted: a process is reading its checkpoint c20-{run_id[-6:]}" in done.stderr
+    later = Journal(home / "runs" / run_id, run_id=run_id, restart=1, rank=0)
+    later.record("run_start", {"storage": {"type": "nothing", "bucket": "b"}})
+    later.close()
+    done = det_core("runs", "rm", run_id, "--yes", check=1)
+    assert f"run {run_id} could not be deleted: its storage " in done.stderr
+    assert len(store.list()) == 2
+    det_core(*shlex.split(done.stderr.strip().rpartition("det-core ")[2]), "--yes")
+    assert not (home / "runs" / run_id).exists() and len(store.list()) == 2
+
+
+def test_rm_of_the_folder_of_a_trial_leaves_what_its_experiment_has(home: Path, tmp_path: Path) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10], storage=tmp_path / "elsewhere")
+    info = json.loads((home / "runs" / run_id / "run.json").read_text())
+    (home / "runs" / run_id / "run.json").write_text(json.dumps({**info, "run_id": "1.2.allocation"}))
+    assert det_core("runs", "rm", run_id, "--yes").stdout == f"deleted {home / 'runs' / run_id}\n"
     assert len(store.list()) == 1
 
 
@@ -236,8 +291,8 @@ def test_rm_refuses_a_live_run(home: Path) -> None:
 
 
 @pytest.mark.parametrize(("answer", "status"), [(b"n\n", 1), (b"\n", 1), (b"y\n", 0)])
-def test_rm_asks_on_a_terminal(home: Path, answer: bytes, status: int) -> None:
-    run = one_run(home)
+def test_rm_asks_on_a_terminal(home: Path, tmp_path: Path, answer: bytes, status: int) -> None:
+    run_id, store = run_with_checkpoints(home, tmp_path, [10], storage=tmp_path / "elsewhere")
     ours, theirs = pty.openpty()
     try:
         os.write(ours, answer)
@@ -245,8 +300,10 @@ def test_rm_asks_on_a_terminal(home: Path, answer: bytes, status: int) -> None:
     finally:
         os.close(ours)
         os.close(theirs)
-    assert "delete this run, with metrics and checkpoints in its folder?" in done.stdout
-    assert run.path.exists() == bool(status)
+    what = f"this run, with metrics, checkpoints and TensorBoard files, also those in {store.root}"
+    assert f"delete {what}? [y/N] " in done.stdout
+    assert (home / "runs" / run_id).exists() == bool(status)
+    assert len(store.list()) == status
 
 
 def test_a_table_on_a_terminal(home: Path) -> None:

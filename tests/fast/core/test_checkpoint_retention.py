@@ -83,17 +83,57 @@ def test_a_run_knows_its_own_checkpoints_without_listing_those_of_all(
     assert listings == ["run"], "a later restart looks once what the earlier left"
 
 
-def test_what_the_script_deleted_does_not_count(tmp_path: Path) -> None:
+@pytest.mark.parametrize("restart", [0, 1])
+def test_retention_after_another_process_deleted_keeps_newest_n_that_exist(tmp_path: Path, restart: int) -> None:
     store = filled(tmp_path, 0)
+    retention = Retention(core.KeepLatest(3), store, "run")
+    for ordinal in (1, 2, 3):
+        put(store, f"c{ordinal}", 10 * ordinal, tmp_path, restart=restart, ordinal=ordinal)
+        assert retention.apply(record(ordinal, restart)) == []
+    other = DirectoryStore(store.root)
+    other.delete("c2")
+    other.delete("c3")
+    put(store, "c4", 40, tmp_path, restart=restart, ordinal=4)
+    assert retention.apply(record(4, restart)) == [], "c1 and c4 are the newest of the two that exist"
+    for ordinal in (5, 6):
+        put(store, f"c{ordinal}", 10 * ordinal, tmp_path, restart=restart, ordinal=ordinal)
+        assert retention.apply(record(ordinal, restart)) == (["c1"] if ordinal == 6 else [])
+    assert ids(store) == ["c4", "c5", "c6"]
+
+
+def test_retention_after_another_process_deleted_the_best_keeps_the_best_that_exists(tmp_path: Path) -> None:
+    store = filled(tmp_path, 0)
+    retention = Retention(core.KeepLatest(1) | core.KeepBest(1, "loss"), store, "run")
+
+    def commit(ordinal: int, loss: float) -> list[str]:
+        put(store, f"c{ordinal}", 10 * ordinal, tmp_path, ordinal=ordinal, metadata={"loss": loss})
+        return retention.apply(record(ordinal))
+
+    assert [commit(1, 0.1), commit(2, 0.5)] == [[], []]
+    DirectoryStore(store.root).delete("c1")
+    assert commit(3, 0.9) == [], "c2 is the best that exists"
+    assert ids(store) == ["c2", "c3"]
+    assert commit(4, 0.2) == ["c2", "c3"]
+
+
+def test_retention_after_another_process_deleted_the_newest_keeps_a_whole_one(tmp_path: Path) -> None:
+    """It goes between its commit and the look: of those before it the newest that is whole stays."""
+    store = filled(tmp_path, 3)
+    Path(store.root, "c3", "model.pt").unlink()
+    retention = Retention(core.KeepLatest(1), store, "run")
+    assert retention.apply(record(4)) == ["c1"]
+    assert ids(store) == ["c2", "c3"]
+
+
+def test_delete_of_what_was_to_go_when_judged_spares_what_is_to_stay_now(tmp_path: Path) -> None:
+    store = filled(tmp_path)
     retention = Retention(core.KeepLatest(2), store, "run")
-    for ordinal in (1, 2):
-        put(store, f"c{ordinal}", 10 * ordinal, tmp_path, ordinal=ordinal)
-        assert retention.apply(record(ordinal)) == []
-    store.delete("c2")
-    retention.forget("c2")
-    put(store, "c3", 30, tmp_path, ordinal=3)
-    assert retention.apply(record(3)) == [], "of c1, c2 and c3 the latest two that are there are c1 and c3"
-    assert ids(store) == ["c1", "c3"]
+    going = {v.candidate.storage_id for v in retention.judge() if not v.reasons}
+    assert going == {"c1", "c2"}
+    DirectoryStore(store.root).delete("c4")
+    put(store, "c5", 50, tmp_path, ordinal=5)
+    assert retention.delete(going) == ["c1"], "of those that were judged, c2 and c3 are the newest that exist"
+    assert ids(store) == ["c2", "c3", "c5"]
 
 
 def test_one_in_use_stays_until_it_is_not(tmp_path: Path) -> None:
@@ -179,14 +219,51 @@ def test_a_store_that_cannot_be_listed_does_not_stop_the_training(
     assert "older checkpoints of run run were not looked through, and stay for now" in caplog.text
 
 
-def test_a_metric_that_no_checkpoint_has_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_metric_without_any_validation_is_doubted_once_at_the_fourth_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = filled(tmp_path, 0)
-    retention = Retention(core.KeepLatest(1) | core.KeepBest(1, "losss"), store, "run")
+    retention = Retention(core.KeepLatest(1) | core.KeepBest(1, "losss"), store, "run", folder=tmp_path)
     for ordinal in range(1, 6):
         assert ("no checkpoint has the metric losss, so retention deletes none" in caplog.text) == (ordinal > 4)
         put(store, f"c{ordinal}", 10 * ordinal, tmp_path, ordinal=ordinal)
         assert retention.apply(record(ordinal)) == []
     assert caplog.text.count("losss") == 1
+
+
+@pytest.mark.parametrize("policy", [core.KeepBest(1, "accuracy"), core.KeepLatest(3) | core.KeepBest(1, "accuracy")])
+def test_metric_that_validations_lack_is_doubted_once_at_the_second_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, policy: RetentionPolicy
+) -> None:
+    store = filled(tmp_path, 0)
+    journal = open_journal(tmp_path)
+    retention = Retention(policy, store, "run", folder=tmp_path)
+    for ordinal in range(1, 4):
+        assert (caplog.text != "") == (ordinal > 2)
+        put(store, f"c{ordinal}", 10 * ordinal, tmp_path, ordinal=ordinal)
+        journal.metrics("validation", 10 * ordinal, {"acc": 0.5, "top": {"5": 0.9}})
+        journal.flush()
+        assert retention.apply(record(ordinal)) == []
+    journal.close()
+    said = "no checkpoint has the metric accuracy, so retention deletes none; validation metrics are acc, top.5"
+    assert [r.getMessage() for r in caplog.records] == [said]
+
+
+def test_metric_that_is_validated_after_the_second_checkpoint_is_not_doubted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = filled(tmp_path, 0)
+    journal = open_journal(tmp_path)
+    retention = Retention(core.KeepBest(1, "accuracy"), store, "run", folder=tmp_path)
+    for ordinal in range(1, 4):
+        put(store, f"c{ordinal}", 10 * ordinal, tmp_path, ordinal=ordinal)
+        retention.apply(record(ordinal))
+    journal.metrics("validation", 20, {"accuracy": float("nan")})
+    journal.metrics("validation", 30, {"accuracy": 0.5})
+    journal.flush()
+    assert retention.apply(record(3)) == ["c1", "c2"]
+    journal.close()
+    assert caplog.text == ""
 
 
 def test_what_is_no_policy_is_refused(tmp_path: Path) -> None:

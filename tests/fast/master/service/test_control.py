@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -11,16 +13,20 @@ from typing import Any
 import pytest
 
 from det_core import storage
+from det_core.errors import StorageError
 from det_core.master._errors import Conflict, Invalid, NotFound, WrongState
+from det_core.master.service._retention import due
 from support.mastered import Bench, bench, config_of, train
 from support.scripted_trials import Script, Trial
 
 SINGLE = {"name": "single", "max_length": 2}
 
 
-def with_bench(folder: Path, script: Script, check: Callable[[Bench], Awaitable[None]], slots: int = 1) -> None:
+def with_bench(
+    folder: Path, script: Script, check: Callable[[Bench], Awaitable[None]], slots: int = 1, **settings: Any
+) -> None:
     async def main() -> None:
-        async with bench(folder, script, slots) as b:
+        async with bench(folder, script, slots, **settings) as b:
             await check(b)
 
     asyncio.run(main())
@@ -203,6 +209,75 @@ def test_a_checkpoint_that_cannot_be_deleted_fails_the_deletion(
             await asyncio.sleep(0.01)
 
     with_bench(tmp_path, keeping(folder), check)
+
+
+def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One trial's script names a storage of its own. What other experiments have there stays."""
+    configured, chosen = tmp_path / "configured", tmp_path / "chosen"
+
+    def event_file(root: Path, experiment_id: int, trial_id: int) -> Path:
+        return root / f"mine/tensorboard/experiment/{experiment_id}/trial/{trial_id}/rank-0/events"
+
+    async def script(trial: Trial) -> int:
+        root = configured
+        if trial.spec.trial_id == 1:
+            root, place = chosen, {"type": "directory", "container_path": str(chosen)}
+            await trial.ask(lambda s: s.run_prepare(1, place))
+        events = event_file(root, trial.spec.experiment_id, trial.spec.trial_id)
+        events.parent.mkdir(parents=True)
+        events.write_bytes(b"x")
+        await trial.complete(2, 1.0)
+        return 0
+
+    def refuse(self: Any, *_: Any) -> None:
+        raise StorageError(errno.EACCES, "the storage is read-only")
+
+    async def check(b: Bench) -> None:
+        place = {"type": "directory", "container_path": str(configured)}
+        search = {"name": "random", "max_length": 2, "max_trials": 2}
+        first, second = [await b.create(search, checkpoint_storage=place) for _ in range(2)]
+        for number in (first, second):
+            assert await b.ended(number) == "COMPLETED"
+        with monkeypatch.context() as patched:
+            patched.setattr(storage.DirectoryStore, "remove_beside", refuse)
+            await b.service.delete_experiment(first)
+            while (view := await b.service.experiment(first))["state"] == "DELETING":
+                await asyncio.sleep(0.01)
+        assert view["state"] == "DELETE_FAILED" and "event files could not be deleted: " in str(view["error"])
+        await b.service.delete_experiment(first)
+        while len(await b.service.experiments()) > 1:
+            await asyncio.sleep(0.01)
+        assert chosen.is_dir()
+        found = {path for root in (configured, chosen) for path in root.rglob("events")}
+        assert found == {event_file(configured, second, trial) for trial in (3, 4)}
+
+    with_bench(tmp_path, script, check, slots=1, cluster_id="mine")
+
+
+@pytest.mark.parametrize(("count", "stays"), [("save_trial_best", 3), ("save_trial_latest", 2)])
+def test_retention_at_the_end_counts_only_checkpoints_that_exist(tmp_path: Path, count: str, stays: int) -> None:
+    """The best, or the latest, was removed from the storage, unknown to the master: the one that exists stays."""
+    folder = tmp_path / "store"
+
+    async def script(trial: Trial) -> int:
+        status = await keeping(folder)(trial)
+        shutil.rmtree(folder / f"{trial.spec.task_id}-1-{2 if count == 'save_trial_best' else 3}")
+        return status
+
+    async def check(b: Bench) -> None:
+        place = {"type": "directory", "container_path": str(folder), "save_experiment_best": 0}
+        keep = {"save_trial_best": 0, "save_trial_latest": 0, count: 1}
+        number = await b.create(SINGLE, checkpoint_storage={**place, **keep})
+        assert await b.ended(number) == "COMPLETED"
+        while stored(folder) > 1:
+            await asyncio.sleep(0.01)
+        while await b.store.read(lambda conn: due(conn)):
+            await asyncio.sleep(0.01)
+        assert [path.name[-2:] for path in folder.iterdir() if not path.name.startswith(".")] == [f"-{stays}"]
+
+    with_bench(tmp_path, script, check)
 
 
 def test_what_can_be_changed_and_when(tmp_path: Path) -> None:
