@@ -5,10 +5,10 @@ has written is safe from the death of the process; what cannot be written is kep
 """
 
 from det_core.journal._cursor import Cursor, Line, cursors
+from det_core.journal._devices import PendingValue
 from det_core.journal._journal import Journal
 from det_core.journal._run_folder import RunFolder, hold
 from det_core.journal._scan import Record, Row, RunRecord, RunSummary, list_runs, read_run
-from det_core.journal._values import PendingValue
 
 __all__ = [
     "Cursor",
