@@ -45,9 +45,13 @@ class Journal:
         restart: which restart of the run this process belongs to, from 0.
         rank: the process's rank.
         trial_id: the trial, in a managed run.
+
+    Attributes:
+        run_id: the run's id.
     """
 
     def __init__(self, folder: Path, *, run_id: str, restart: int, rank: int, trial_id: int | None = None) -> None:
+        self.run_id = run_id
         self._folder, self._restart, self._rank = Path(folder), restart, rank
         self._identity = {"run_id": run_id, "restart": restart, "rank": rank, "trial_id": trial_id}
         # A signal handler may report in the middle of a report of the same thread.
