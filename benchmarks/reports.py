@@ -2,12 +2,15 @@
 
 Each reporter runs in processes of its own, with the setting that costs its caller least: mlflow logs asynchronously,
 wandb is offline. Two tables: the time of one call on the caller's thread (ours also while
-a checkpoint is saved in the background), and reports a second until closing has returned, when all are kept. A third
-one is of a single report of very many keys, ours alone.
+a checkpoint is saved in the background), and reports a second until closing has returned, when all are kept. Two more
+are ours alone: a single report of very many keys, and reports of tensors beside those of their ``.item()``, on the CPU
+and, where there is one, on a GPU.
 """
 
 import functools
 from collections.abc import Callable
+
+import torch
 
 from benchmarks._bench import OURS, PEERS, Args, Table, Tables, at_least, at_most, program, quick
 from benchmarks._processes import TORCH, answer, ours, peers
@@ -15,6 +18,9 @@ from benchmarks._turns import Figures, alternate, median
 
 MEDIAN_US, P99_US, CHEAPER, RATE, KEY_US = 3.5, 15.0, 5.0, 150_000, 5.0
 """Bounds: microseconds of a call, times cheaper than the cheapest peer, reports a second, microseconds a key."""
+OVER_ITEMS = {"cpu": {1: 1.5, 10: 1.5}, "cuda": {1: 2.0, 10: 1.0, 100: 0.3}}
+"""By device and number of tensors: a report of them over one of their items, at most."""
+TENSOR_CALLS = quick(2_000, 20)
 CALLS, MANY, KEYS = quick((20_000, 200_000, 100_000), (100, 100, 100))
 SAVING, AUTO = f"{OURS}, while a checkpoint is saved", f"{OURS}, TensorBoard AUTO"
 REQUIREMENTS = (TORCH, "numpy", "wandb", "tensorboard", "mlflow-skinny", "sqlalchemy", "alembic")
@@ -109,6 +115,27 @@ for step, value in enumerate((0.5, 1), 1):  # the keys are new, and then known
 close()
 answer({"µs a key": max(found)})
 """
+TENSORS = """
+import statistics, torch
+device, count, reports, step = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), 0
+torch.set_num_threads(1)
+values = {f"key{i}": torch.full((), i / 7, device=device) for i in range(count)}
+kinds = {"tensors": lambda: values, "items": lambda: {key: value.item() for key, value in values.items()}}
+took = {kind: [] for kind in kinds}
+work = torch.rand(256, 256, device=device)
+for _ in range(reports + 10):
+    for kind, metrics in kinds.items():
+        work = torch.tanh(work @ work)  # a step of a training, which leaves no cache warm
+        if device == "cuda":
+            torch.cuda.synchronize()  # else an item would wait for the step as well
+        step += 1
+        start = time.perf_counter_ns()
+        train.report_training_metrics(step, metrics())
+        took[kind].append((time.perf_counter_ns() - start) / 1e3)
+close()
+tensors, items = (statistics.median(took[kind][10:]) for kind in kinds)
+answer({"tensors": tensors, "their items": items, "ratio": tensors / items})
+"""
 
 
 def measure(args: Args) -> Tables:
@@ -128,6 +155,13 @@ def measure(args: Args) -> Tables:
     yield table
     table = Table(f"one report of {KEYS:,} keys, the slower of the first and the next", ["µs a key"])
     table.fill(turns(args, WIDE, KEYS), lambda us: at_most(us, KEY_US))
+    yield table
+    title = f"one report of tensors of one number each, µs, medians of {args.rounds} processes"
+    table = Table(title, ["tensors", "their items", "ratio"])
+    for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+        for count, bound in OVER_ITEMS[device].items():
+            found = alternate(ours(args, HEAD + PLAIN + TENSORS, device, count, TENSOR_CALLS), args.rounds)
+            table.fill(found, lambda *figures, bound=bound: at_most(figures[-1], bound), f"{count} on {device}, ")
     yield table
 
 

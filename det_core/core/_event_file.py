@@ -7,10 +7,12 @@ a second and more, and 10 µs a report. The two modules of tensorboard that are 
 from __future__ import annotations
 
 import os
+import re
 import socket
 import struct
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,10 @@ except ImportError:  # tensorboard may be there without our extra
         return crc ^ 0xFFFFFFFF
 
 
+_PREFIX = "events.out.tfevents."
+_TIME = re.compile(r"\d+(\.\d+)?")
+
+
 class EventFile:
     """A file ``events.out.tfevents.<time>.<host>.<pid>``, written in steps that are whole or not there.
 
@@ -40,8 +46,10 @@ class EventFile:
         summary = require("tensorboard.compat.proto.summary_pb2", extra="tensorboard", purpose="writing event files")
         self._event, self._session = event.Event, event.SessionLog
         self._summary, self._value = summary.Summary, summary.Summary.Value
-        now = time.time()  # names sort by the time at which files were begun, which is how TensorBoard reads them
-        self.path = folder / f"events.out.tfevents.{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
+        # TensorBoard reads files in the order of their names, so by the time at which they were begun; one whose begin
+        # lies ahead is of another machine's clock.
+        now = max([time.time(), *(begun + 1e-6 for begun in _begun(folder))])
+        self.path = folder / f"{_PREFIX}{now:017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._head = _record(event.Event(wall_time=now, file_version="brain.Event:2").SerializeToString())
         self._waiting: list[bytes] = []
         self._size = 0
@@ -91,6 +99,14 @@ class EventFile:
         self._size += written
         self._waiting.clear()
 
+    @property
+    def size_after_flush(self) -> int:
+        """How large the file is once all that was added is in it."""
+        if not self._waiting:
+            return self._size
+        head = 0 if self._size else len(self._head)
+        return self._size + head + sum(map(len, self._waiting))
+
     def is_gone(self) -> bool:
         """Whether somebody has deleted it."""
         return self._size > 0 and not self.path.exists()
@@ -103,6 +119,14 @@ class EventFile:
 
     def _add(self, event: Any) -> None:
         self._waiting.append(_record(event.SerializeToString()))
+
+
+def _begun(folder: Path) -> list[float]:
+    """Return when the event files of a folder were begun, as their names have it."""
+    with suppress(OSError):
+        names = [name for name in os.listdir(folder) if name.startswith(_PREFIX)]
+        return [float(found[0]) for name in names if (found := _TIME.match(name, len(_PREFIX)))]
+    return []
 
 
 def _record(data: bytes) -> bytes:

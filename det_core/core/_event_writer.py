@@ -1,8 +1,12 @@
-"""Draws the journal of a process into a TensorBoard event file as it grows.
+"""Draws the journals of a rank into a TensorBoard event file: what earlier processes left, then its own as it grows.
 
 The journal is the record; an event file is a view of it. One thread looks for what is new once a second and draws it.
-So a report does nothing for TensorBoard, and a disk that is full or a file that was deleted costs no training and no
-point: there is one warning, and the thread goes on in the journal where the file ends.
+So a report does nothing for TensorBoard, and neither a full disk nor a deleted file nor a killed process costs a point:
+the thread goes on in a journal where the event files end.
+
+Where that is stands beside the journal, in ``drawn-<restart>-<rank>.json``. It is written just before the event file,
+with the size that this will have and the offset that counts if it has less. So wherever a process is killed, the next
+one leaves no row out, and draws none twice.
 
 Tags are ``<group>/<metric>``: ``training/loss``, ``validation/accuracy``, ``<group>/<metric>`` for a group of the
 script's own; a nested dictionary adds a level for each of its keys (``training/loss/box``). Numbers are drawn, with NaN
@@ -19,12 +23,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_core._optional import install_command
-from det_core.journal import Cursor
+from det_core.journal import Cursor, Line
 
 if TYPE_CHECKING:
     from det_core.core._event_file import EventFile
@@ -40,30 +45,36 @@ PATIENCE = 5.0
 
 Scalar = float | Callable[[], float]
 """A number, or what waits for one that is still on its way from a device."""
-Row = tuple[float, int, list[tuple[str, Scalar]]]
-"""Wall time, step, and a number for each tag; without any it marks the start of a session."""
+Row = tuple[float, int, list[tuple[str, Scalar]] | None]
+"""Wall time, step, and a number for each tag. Without any it marks the start of a session at that step; None: at the
+step behind a checkpoint that was restored, whatever the steps of the first rows are."""
 _FLOATS = frozenset([float])
 
 
 class EventWriter:
     """Draws into a file of its own in ``folder``, by a thread that starts when there is something to draw.
 
-    A file that follows those of an earlier session (a resumed run) begins with a mark by which TensorBoard drops what
-    they hold from its first step on, so that a curve has every step once.
+    A session that follows an earlier one (a resumed run) begins with a mark by which TensorBoard drops what was drawn
+    before from its first step on, so that a curve has every step once.
 
     Args:
         folder: where the file goes.
-        journal: opens the journal to draw; None: only what :meth:`add` is given is drawn.
+        journals: the journals to draw, oldest first, the last of them that of this process; without any only what
+            :meth:`add` is given is drawn.
+        is_resumed: whether copies of this folder may lie beside those of an earlier session.
     """
 
-    def __init__(self, folder: Path, journal: Callable[[], Cursor] | None) -> None:
+    def __init__(self, folder: Path, journals: Sequence[Cursor] = (), *, is_resumed: bool = False) -> None:
         self._folder = folder
-        self._journal = journal
-        self._rows = None if journal is None else journal()
+        earlier = journals[:-1]
+        follows = bool(_has_events(folder) or earlier or is_resumed)
+        self._sessions = [_Session(cursor, folder, follows=number > 0) for number, cursor in enumerate(earlier)]
+        self._sessions.append(_Session(journals[-1] if journals else None, folder, follows=follows, is_own=True))
+        self._own = self._sessions[-1]
+        self._undrawn: deque[_Session] = deque()
+        self._begin()
         self._points: deque[Row] = deque()
         self._left_out = 0
-        self._follows = _has_events(folder)
-        self._mark_below = math.inf if self._follows else 0
         self._file: EventFile | None = None
         self._trouble = ""
         self._asked: deque[threading.Event] = deque()
@@ -79,6 +90,7 @@ class EventWriter:
             return
         with self._starting:
             if self._thread is None and is_installed():
+                self._own.remember()
                 self._thread = threading.Thread(target=self._run, name="det_core-tensorboard", daemon=True)
                 self._thread.start()
             elif self._thread is None:
@@ -95,13 +107,14 @@ class EventWriter:
 
     def mark_session(self, steps: int) -> None:
         """Have it in the file now that a session starts at that step, where there are files of an earlier one."""
-        if self._follows:
+        if self._own.follows:
             self.flush()  # what was reported before has its mark
             self._put(steps, [])
             self.flush()
 
     def flush(self) -> None:
         """Wait until what is new is drawn, as far as the disk takes it; 5 seconds at most."""
+        self._start_if_undrawn()
         if self._thread is not None and not self._closing and self._pid == os.getpid():
             done = threading.Event()
             self._asked.append(done)
@@ -114,6 +127,7 @@ class EventWriter:
 
         What the file lacks is told by a warning.
         """
+        self._start_if_undrawn()
         self._closing = True
         if self._thread is None or self._pid != os.getpid():
             return True
@@ -140,6 +154,11 @@ class EventWriter:
         if not self._left_out:
             logger.warning("event files in %s: write_scalars() is too fast, and points are left out", self._folder)
         self._left_out += 1
+
+    def _start_if_undrawn(self) -> None:
+        """Begin to draw where nothing is reported here, but an earlier process has left rows."""
+        if self._thread is None and any(session.has_rows() for session in self._sessions[:-1]):
+            self.start()
 
     def _run(self) -> None:
         ended = False
@@ -170,36 +189,100 @@ class EventWriter:
             from det_core.core._event_file import EventFile
 
             self._file = EventFile(self._folder)
-        if self._file.is_gone():
-            self._begin_again(self._file)
-        self._file.flush()
-        while True:
-            lines = [] if self._rows is None else self._rows.read()
-            rows = [row for line in lines if (row := _row(line.record)) is not None]
-            rows += [self._points.popleft() for _ in range(len(self._points))]
-            self._add(self._file, rows)
-            if self._rows is not None:
-                self._rows.mark(lines)
-            self._file.flush()
-            if not lines:
-                return
+        file = self._file
+        if file.is_gone():  # its name stays: it comes where it was among those of other writers
+            logger.warning("%s was deleted; it is written again from the journal", file.path)
+            file.begin_again()
+            self._begin()
+        file.flush()
+        while len(self._undrawn) > 1:
+            self._draw_journal(file, self._undrawn[0])
+            self._undrawn.popleft()
+        self._draw_journal(file, self._own)
+        self._add(file, self._own, [self._points.popleft() for _ in range(len(self._points))])
+        file.flush()
 
-    def _add(self, file: EventFile, rows: list[Row]) -> None:
-        first = min((steps for _, steps, _ in rows), default=math.inf)
-        if first < self._mark_below:
-            self._mark_below = first
+    def _draw_journal(self, file: EventFile, session: _Session) -> None:
+        while lines := session.read():
+            self._add(file, session, [row for line in lines if (row := _row(line.record)) is not None])
+            session.advance(lines, file)
+            file.flush()
+
+    def _add(self, file: EventFile, session: _Session, rows: list[Row]) -> None:
+        # A mark is for all tags, and the steps of one group may be epochs where those of another are batches: the step
+        # of a checkpoint that was restored comes before those of the first rows.
+        restored = [steps for _, steps, values in rows if values is None]
+        first = min(restored or [steps for _, steps, _ in rows], default=math.inf)
+        if first < session.mark_below:
+            session.mark_below = first
             file.add_session_start(int(first))
         for at, steps, values in rows:
             if values:
-                self._mark_below = 0
                 file.add(at, steps, [(tag, v if isinstance(v, float) else v()) for tag, v in values])
+        if restored or any(values for _, _, values in rows):
+            session.mark_below = 0
 
-    def _begin_again(self, file: EventFile) -> None:
-        """Draw the journal anew, into a file of the same name: it comes where it was among those of other writers."""
-        logger.warning("%s was deleted; it is written again from the journal", file.path)
-        file.begin_again()
-        self._rows = None if self._journal is None else self._journal()
-        self._mark_below = math.inf if self._follows else 0
+    def _begin(self) -> None:
+        """Go back to where this file begins; what stood in files that are gone is drawn anew, with all behind it."""
+        is_all_gone = not _has_events(self._folder)
+        is_anew = is_all_gone
+        for session in self._sessions:
+            is_anew = is_anew or session.is_lost
+            session.begin(is_anew=is_anew, is_all_gone=is_all_gone)
+        self._undrawn = deque(self._sessions)
+
+
+class _Session:
+    """What one process has reported, and how far that is drawn.
+
+    Args:
+        cursor: its journal; None: only points of :meth:`EventWriter.add`.
+        folder: of the event files.
+        follows: whether something that its start takes the place of may be drawn before it.
+        is_own: whether it is that of this process.
+
+    Attributes:
+        is_lost: whether the file it was drawn into is gone.
+        mark_below: a row of a smaller step needs a mark before it.
+    """
+
+    def __init__(self, cursor: Cursor | None, folder: Path, *, follows: bool, is_own: bool = False) -> None:
+        self.follows = follows
+        self.mark_below: float = 0
+        self._cursor = cursor
+        saved = {} if cursor is None else cursor.saved
+        size = _size(folder / saved["file"]) if "file" in saved else 0
+        self.is_lost = size < 0
+        self._offset = saved.get("offset" if size >= saved.get("size", 0) else "before", 0)
+        # Not where the process was to draw nothing (in the mode MANUAL): a mark would drop what the script drew then.
+        self._needs_mark = is_own or (bool(saved) and not self._offset)
+
+    def begin(self, *, is_anew: bool, is_all_gone: bool) -> None:
+        """Go back to where this process has found it, or to its start."""
+        if self._cursor is not None:
+            self._cursor.offset = 0 if is_anew else self._offset
+        self.mark_below = math.inf if self.follows and (self._needs_mark or is_all_gone) else 0
+
+    def read(self) -> list[Line]:
+        """Return what is to be drawn next."""
+        return [] if self._cursor is None else self._cursor.read()
+
+    def has_rows(self) -> bool:
+        """Return whether there are points to draw, as far as the next megabyte shows."""
+        return any(_row(line.record) for line in self.read())
+
+    def advance(self, lines: list[Line], file: EventFile) -> None:
+        """Count lines as drawn that the next flush of a file writes."""
+        assert self._cursor is not None
+        before = self._cursor.offset
+        self._cursor.mark(lines)
+        self.remember(file=file.path.name, size=file.size_after_flush, before=before)
+
+    def remember(self, **more: Any) -> None:
+        """Save how far it is drawn; where the disk refuses, some points may be drawn twice."""
+        if self._cursor is not None:
+            with suppress(OSError):
+                self._cursor.save(**more)
 
 
 def is_installed() -> bool:
@@ -216,8 +299,18 @@ def _has_events(folder: Path) -> bool:
         return False
 
 
+def _size(path: Path) -> int:
+    """Return the size of a file; -1: there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
 def _row(record: dict[str, Any]) -> Row | None:
     """What a record of the journal has to draw."""
+    if record["kind"] == "restore" and type(steps := record["body"].get("steps_completed")) is int:
+        return record["time"], steps + 1, None
     if record["kind"] != "metrics" or record["steps_completed"] is None:
         return None
     _restore_numbers(record, record.get("nonfinite", ()))

@@ -22,7 +22,7 @@ from det_core.core._run import Run, Wanted, close_quietly, is_printable, recorda
 from det_core.core._searcher import SearcherContext, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
-from det_core.journal import Cursor
+from det_core.journal import rank_cursors
 from det_core.storage import RetentionPolicy, check_policy, open_store
 
 logger = logging.getLogger("det_core.core")
@@ -134,7 +134,9 @@ def _compose(
     )
     tensorboard = Tensorboard(
         chosen_mode(tensorboard_mode),
-        journal=lambda: Cursor(run.path, run.journal_restart, distributed.rank, name="drawn"),
+        journals=lambda: rank_cursors(
+            run.path, run.journal_restart, distributed.rank, name="drawn", run_id=run.journal.run_id
+        ),
         settle=run.journal.flush,
         local=run.path / "tensorboard" / f"rank-{distributed.rank}",
         kept=None if run.beside is None else lambda source, name: run.store.put_beside(source, f"{run.beside}/{name}"),

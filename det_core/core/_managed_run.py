@@ -28,7 +28,7 @@ from det_core.core._ranks import on_chief
 from det_core.core._run import Run, Wanted, close_quietly, ending_of, started_as
 from det_core.core._searcher import Unit
 from det_core.core._signals import EndSafely
-from det_core.journal import Cursor, Journal, RunFolder, cursors
+from det_core.journal import Journal, RunFolder, rank_cursors
 from det_core.storage import event_files_of_experiment, public_storage
 
 logger = logging.getLogger("det_core.core")
@@ -209,15 +209,13 @@ def _shipper(
 ) -> Shipper:
     """Carries this rank's journal, after what earlier starts of the script in this allocation have left."""
     trial, to = info.trial, f"{info.master_url} {info.allocation_id}"
-    left = cursors(path, to=to, run_id=info.allocation_id)
-    earlier = [cursor for cursor in left if cursor.rank == rank and cursor.restart < known.restart]
     carrier = (
         JournalCarrier(session, trial.trial_id, trial.trial_run_id)
         if known.master.ours
         else ReportCarrier(session, trial.trial_id, trial.trial_run_id, known.master)
     )
-    own = Cursor(path, known.restart, rank, to=to)
-    return Shipper([*earlier, own], carrier, session, settle=journal.flush, folder=path)
+    journals = rank_cursors(path, known.restart, rank, to=to, run_id=info.allocation_id)
+    return Shipper(journals, carrier, session, settle=journal.flush, folder=path)
 
 
 def _units(task: Task) -> Unit | None:

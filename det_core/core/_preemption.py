@@ -276,8 +276,8 @@ class PreemptContext:
 
     def _some_are_silent(self) -> bool:
         """On the chief, whether to look for ranks that never call; after a while they are named, once."""
-        silent = sorted(tuple(self._silent))
-        if silent and self._side.calls > 2 and _clock.monotonic() - (self._first_call_at or 0.0) > WARN_AFTER:
+        is_late = self._side.calls > 2 and _clock.monotonic() - (self._first_call_at or 0.0) > WARN_AFTER
+        if is_late and (silent := sorted(tuple(self._silent))):
             self._silent.clear()
             logger.warning(
                 "rank 0 calls should_preempt(), and rank %s never did: each rank has to, in step, or it will not stop "

@@ -28,7 +28,7 @@ class TensorboardMode(enum.Enum):
     """How TensorBoard files are handled."""
 
     AUTO = "AUTO"
-    """The chief writes every reported metric to an event file and keeps a copy beside the checkpoints."""
+    """The chief writes every metric that it reports to an event file and keeps a copy beside the checkpoints."""
     MANUAL = "MANUAL"
     """The script writes its own, and copies them with ``upload_tensorboard_files()``."""
 
@@ -52,7 +52,7 @@ class Tensorboard:
 
     Args:
         mode: see :class:`TensorboardMode`.
-        journal: opens this process's journal at its beginning.
+        journals: opens the journals of this rank, oldest first, the last of them that of this process.
         settle: brings what was reported into the journal's file, as far as it can be.
         local: this rank's folder for event files.
         kept: copies a file to where they are kept, given its name there; None: ``local`` is itself kept with the run.
@@ -68,7 +68,7 @@ class Tensorboard:
         self,
         mode: TensorboardMode,
         *,
-        journal: Callable[[], Cursor],
+        journals: Callable[[], list[Cursor]],
         settle: Callable[[], None],
         local: Path,
         kept: Put | None,
@@ -84,7 +84,7 @@ class Tensorboard:
         self._rank = rank
         self._start_step = start_step
         self.draws = self._unmarked = mode is TensorboardMode.AUTO and rank == 0
-        self._writer = EventWriter(local, journal if self.draws else None)
+        self._writer = EventWriter(local, journals() if self.draws else (), is_resumed=steps_completed > 0)
         self._copied: dict[Path, tuple[int, int]] = {}
         self._copying = threading.Lock()  # checkpoints are committed in a thread of their own
 

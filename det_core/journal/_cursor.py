@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
@@ -59,13 +59,15 @@ class Cursor:
 
     Attributes:
         offset: bytes of the journal that are dealt with.
+        saved: what the last :meth:`save` for this place holds, of an earlier process too; empty: there is none.
     """
 
     def __init__(self, folder: Path, restart: int, rank: int, *, name: str = "shipped", to: str = "") -> None:
         self.restart, self.rank = restart, rank
         self._folder, self._to = folder, to
         self._state = folder / f"{name}-{restart}-{rank}.json"
-        self.offset = self._remembered()
+        self.saved = self._remembered()
+        self.offset = int(self.saved.get("offset", 0))
 
     def read(self) -> list[Line]:
         """The next records, from about 1 MB; none: all that is written now was given.
@@ -88,15 +90,20 @@ class Cursor:
         """These, and all before them, have arrived."""
         self.offset = max([self.offset, *(line.end for line in lines)])
 
-    def save(self) -> None:
+    def save(self, **more: Any) -> None:
         """Remember on disk what was marked: whole or not at all, though not proof against a machine that fails.
+
+        Args:
+            more: what else to find in ``saved``.
 
         Raises:
             OSError: the disk refused.
         """
+        state = {"version": VERSION, "to": self._to, "offset": self.offset, **more}
         aside = self._state.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps({"version": VERSION, "to": self._to, "offset": self.offset}))
+        aside.write_text(json.dumps(state))
         os.replace(aside, self._state)
+        self.saved = state
 
     def left(self) -> int:
         """How many records are written and not marked."""
@@ -140,13 +147,14 @@ class Cursor:
             self.offset = end
         return lines
 
-    def _remembered(self) -> int:
-        """The offset in the file beside the journal; 0 where it has none for this place."""
+    def _remembered(self) -> dict[str, Any]:
+        """Return what the file beside the journal says; nothing where that is of another place."""
         try:
             state = json.loads(self._state.read_bytes())
-            return int(state["offset"]) if (state["to"], state["version"]) == (self._to, VERSION) else 0
+            is_ours = (state["to"], state["version"]) == (self._to, VERSION) and int(state["offset"]) >= 0
         except (OSError, ValueError, KeyError, TypeError):
-            return 0
+            return {}
+        return dict(state) if is_ours else {}
 
 
 def cursors(folder: Path, *, name: str = "shipped", to: str = "", run_id: str | None = None) -> list[Cursor]:
@@ -160,8 +168,26 @@ def cursors(folder: Path, *, name: str = "shipped", to: str = "", run_id: str | 
     return [
         Cursor(folder, restart, rank, name=name, to=to)
         for (restart, rank), files in journal_files(folder).items()
-        if run_id is None or _header(files[0]).get("run_id") == run_id
+        if _is_of_run(files, run_id)
     ]
+
+
+def rank_cursors(
+    folder: Path, restart: int, rank: int, *, name: str = "shipped", to: str = "", run_id: str | None = None
+) -> list[Cursor]:
+    """Return one for each restart of a rank, oldest first: those before ``restart``, and that one, which may be new.
+
+    Args:
+        folder, name, to, run_id: as of :func:`cursors`.
+        restart: the last one.
+        rank: the rank.
+    """
+    restarts = [
+        begun
+        for (begun, number), files in journal_files(folder).items()
+        if number == rank and begun < restart and _is_of_run(files, run_id)
+    ]
+    return [Cursor(folder, begun, rank, name=name, to=to) for begun in [*restarts, restart]]
 
 
 class _Part(NamedTuple):
@@ -172,8 +198,11 @@ class _Part(NamedTuple):
     size: int
 
 
-def _header(path: Path) -> dict[str, Any]:
-    """The first record of a journal, which says whose it is."""
+def _is_of_run(files: Sequence[Path], run_id: str | None) -> bool:
+    """Return whether a journal says that it is of a run; any is where that is None."""
     from det_core.journal._format import parse
 
-    return next((record for _, line in lines_of(path) if (record := parse(line))), {})
+    if run_id is None:
+        return True
+    header = next((record for _, line in lines_of(files[0]) if (record := parse(line))), {})
+    return header.get("run_id") == run_id

@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 from det_core import _clock
 from det_core.errors import ContextClosed, ReportsNotKept
+from det_core.journal._devices import HostBuffers, wait_for
 from det_core.journal._file import JournalFile
 from det_core.journal._run_folder import journal_files
 from det_core.journal._scan import last_record, next_seq
-from det_core.journal._values import Report, plain, wait_for
+from det_core.journal._values import NotPlain, Report, plain, read_numbers
 
 logger = logging.getLogger("det_core")
 
@@ -45,6 +46,9 @@ class Journal:
         rank: the process's rank.
         trial_id: the trial, in a managed run.
         saved_steps: steps of the newest checkpoint to resume from, as its store says; None: there is none.
+
+    Attributes:
+        run_id: the run's id.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Journal:
         trial_id: int | None = None,
         saved_steps: int | None = None,
     ) -> None:
+        self.run_id = run_id
         self._folder, self._restart, self._rank = Path(folder), restart, rank
         self._identity = {"run_id": run_id, "restart": restart, "rank": rank, "trial_id": trial_id}
         # A signal handler may report in the middle of a report of the same thread.
@@ -64,11 +69,12 @@ class Journal:
         self._now = _clock.now
         self._seq = 0
         self._file: JournalFile
-        self._dumps: Callable[[Any, None, int], bytes]
+        self._dumps: Callable[[Any, Callable[[Any], Any], int], bytes]
         self._flags: int
         self._started = False
         self._groups: dict[str, _Group] = {}
         self._waiting: deque[_Waiting] = deque()
+        self._buffers = HostBuffers()
         self._lost_values = 0
         self._restored = restart == 0
         self._saved_steps = saved_steps
@@ -139,8 +145,11 @@ class Journal:
                 if batch_metrics is not None:
                     record["batch_metrics"] = batch_metrics
                 try:
-                    line = self._dumps(record, None, self._flags)
-                except TypeError:  # not plain JSON: the careful path knows more, and names what it cannot take
+                    line = self._dumps(record, read_numbers, self._flags)
+                except TypeError as e:  # not plain JSON: the careful path knows more, and names what it cannot take
+                    # orjson hides behind it whatever ends read_numbers(), such as a Ctrl-C that comes just then.
+                    if e.__cause__ is not None and not isinstance(e.__cause__, NotPlain):
+                        raise e.__cause__ from None
                     line = None
                 # orjson writes NaN and infinities as null, without a word. A search for one byte is much faster than
                 # one for four, and few metrics have a "u" in their names.
@@ -254,7 +263,7 @@ class Journal:
 
     def _report(self, group: Any, steps: Any, metrics: Any, batch_metrics: Any) -> None:
         """The careful path: the first row of a group, a step that is not new, all that is not plain JSON."""
-        report = Report(group, steps, metrics, batch_metrics)
+        report = Report(group, steps, metrics, batch_metrics, self._buffers)
         with self._lock:
             unknown = self._submit(report)
         if unknown:  # not under the lock: others go on

@@ -4,28 +4,26 @@ Taken is what the wire contract's encoder takes (§2.1): numbers, strings, None,
 and arrays, bytes that are UTF-8, dates, UUIDs, enums (by value) and objects with ``__json__``. Rows of plain JSON do
 not come here, see :meth:`Journal.metrics`.
 
-A CUDA tensor is copied on its stream into pinned memory before the report returns, so that reporting does not wait for
-a device (but for up to 10 s where the value of a step is reported again), and a later in-place update changes nothing.
-Its row is written once the copy's event has fired.
+Tensors on a CUDA device are copied as :mod:`det_core.journal._devices` says: reporting does not wait for a device (but
+for up to 10 s where the value of a step is reported again). The row is written once the copies have arrived.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-import time
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date, datetime
 from datetime import time as time_of_day
 from enum import Enum
+from itertools import repeat
 from math import isfinite, prod
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
-from det_core import _clock
 from det_core._json import same, word
+from det_core.journal._devices import BUFFER_TYPES, DeviceCopy, HostBuffers, PendingValue, is_ready
 
 logger = logging.getLogger("det_core")
 
@@ -39,77 +37,32 @@ LARGEST = 10_000
 NEED_STEPS = ("training", "validation")
 """Groups whose rows belong to a step each; those of the machine, such as ``gpu``, belong to none."""
 BATCHES = "batch_metrics"
+TORCH = ("torch", "torch.nn.parameter")
+"""Modules of torch's own tensors; other classes may hold more than one memory, or none."""
 
 
-class PendingValue(ABC):
-    """A value that was fixed when it was reported and reaches the host a moment later."""
-
-    @abstractmethod
-    def ready(self) -> bool:
-        """Whether :meth:`result` returns without waiting."""
-
-    @abstractmethod
-    def result(self) -> Any:
-        """Wait for the value and return it as a Python number or nested list.
-
-        Raises:
-            Exception: the copy failed; the value is lost.
-        """
+class NotPlain(TypeError):
+    """A value that :func:`read_numbers` leaves to the careful path."""
 
 
-class CudaCopy(PendingValue):
-    """A copy of a CUDA tensor that is under way.
+def read_numbers(value: Any) -> Any:
+    """Return the numbers of a tensor in the host's memory, or of numpy's array or scalar.
 
-    Work queued later on the stream that is current for the tensor's device comes after the copy; work on *other*
-    streams is the caller's to order, as for every read of a CUDA tensor.
+    This is orjson's ``default``: a row of such values costs a report no more than one of Python's numbers.
+
+    Raises:
+        NotPlain: If the value is something else, or nothing that can be stored.
     """
-
-    def __init__(self, tensor: Any) -> None:
-        torch = sys.modules["torch"]
-        cuda = torch.cuda
-        # Kept until the copy has arrived: the caller may let go of a tensor that belongs to another stream.
-        self._source = source = tensor.detach()
-        with cuda.device(source.device):
-            self._host = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=True)
-            self._host.copy_(source, non_blocking=True)
-            self._event = cuda.Event()
-            self._event.record(cuda.current_stream(source.device))
-
-    def ready(self) -> bool:
-        """Whether the copy has arrived."""
-        return bool(self._event.query())
-
-    def result(self) -> Any:
-        """The tensor's value at the time of the report."""
-        self._event.synchronize()
-        self._source = None
-        return self._host.tolist()
-
-
-class _Lost(PendingValue):
-    """A value that cannot be had."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def ready(self) -> bool:
-        return True
-
-    def result(self) -> Any:
-        raise self._error
-
-
-def wait_for(values: Iterable[PendingValue], seconds: float) -> None:
-    """Return when all values are there, or when the time is over.
-
-    Asked again and again, as an event can only be waited for without a deadline, and one behind a collective whose
-    peer has died never fires.
-    """
-    deadline, pause = _clock.monotonic() + seconds, 0.0001
-    for value in values:
-        while not _is_ready(value) and _clock.monotonic() < deadline:
-            time.sleep(pause)
-            pause = min(2 * pause, 0.01)
+    try:
+        module = type(value).__module__
+        if (module in TORCH and not value.is_cuda) or (module == "numpy" and value.dtype.kind in "biuf"):
+            if not value.shape:
+                return value.item()
+            if prod(value.shape) <= LARGEST:
+                return value.tolist()
+    except (AttributeError, RuntimeError) as e:  # a class of these modules that is no tensor, or a tensor without data
+        raise NotPlain from e
+    raise NotPlain
 
 
 class Report:
@@ -117,6 +70,7 @@ class Report:
 
     Args:
         group, steps, metrics, batch_metrics: as :meth:`Journal.metrics` was given them.
+        buffers: memory for values that come from a device.
 
     Attributes:
         lost: where values stood that never came from their device.
@@ -125,25 +79,28 @@ class Report:
         TypeError, ValueError: the arguments cannot be stored.
     """
 
-    def __init__(self, group: Any, steps: Any, metrics: Any, batch_metrics: Any) -> None:
+    def __init__(self, group: Any, steps: Any, metrics: Any, batch_metrics: Any, buffers: HostBuffers) -> None:
         self.group = _checked_group(group)
         self.steps = _checked_steps(steps, self.group)
-        self._plain = _Plain()
+        self._plain = _Plain(buffers)
         self.metrics = self._plain.mapping(metrics, ("metrics",))
         self.batch_metrics = None if batch_metrics is None else self._batches(batch_metrics)
         self.lost: list[str] = []
         if self.group == "validation":
             self._refuse_none()
+        for value in self.pending:
+            if isinstance(value, DeviceCopy):
+                value.start()
 
     @property
     def pending(self) -> list[PendingValue]:
         """Values that are on their way from a device."""
-        return [place.value for place in self._plain.pending]
+        return list(self._plain.pending)
 
     @property
     def ready(self) -> bool:
         """Whether :meth:`settle` returns without waiting."""
-        return all(map(_is_ready, self.pending))
+        return all(map(is_ready, self._plain.pending))
 
     def keys(self) -> set[str]:
         """The keys of its metrics; :data:`BATCH_METRICS` stands for batch metrics."""
@@ -153,17 +110,24 @@ class Report:
 
     def settle(self) -> None:
         """Take in the values that were pending. One that is not there is left out, and named in ``lost``."""
-        pending, self._plain.pending = self._plain.pending, []
-        for container, key, value, path in pending:
+        pending = self._plain.pending
+        self._plain.pending = {}
+        for value, places in pending.items():
             try:
-                if not _is_ready(value):
+                if not is_ready(value):
                     raise TimeoutError("it has not come from its device")
-                container[key] = self._plain.value(value.result(), path)
+                result = value.result()
             except Exception as e:  # whatever a device says: the rest of the row is worth keeping
-                logger.warning("%s of group %s, step %s is lost: %s", show(path), self.group, self.steps, e)
-                self.lost.append(show(path))
-                if isinstance(container, dict):  # in a list None keeps its place
-                    del container[key]
+                for place in places:
+                    self._lose(place, e)
+                continue
+            items = result if isinstance(value, DeviceCopy) else repeat(result)
+            for place, item in zip(places, items, strict=False):
+                container, key, path = place
+                try:
+                    container[key] = self._plain.value(item, path)
+                except Exception as e:
+                    self._lose(place, e)
 
     def line(self, seq: int, now: float) -> bytes:
         """The row as a line of the journal."""
@@ -194,7 +158,7 @@ class Report:
         record = decode(self.line(0, 0.0))
         assert record is not None
         values = values_by_key(record)
-        unknown = {BATCH_METRICS if p.path[0] == BATCHES else p.path[1] for p in self._plain.pending}
+        unknown = {BATCH_METRICS if path[0] == BATCHES else path[1] for path in self._plain.pending_paths()}
         again = [key for key in values if key in known and key not in unknown]
         for key in again:
             if not same(values[key], known[key]):
@@ -222,10 +186,17 @@ class Report:
         return self._plain.sequence(batches, (BATCHES,))
 
     def _refuse_none(self) -> None:
-        pending = {place.path for place in self._plain.pending}
+        pending = set(self._plain.pending_paths())
         for key, value in self.metrics.items():
             if value is None and ("metrics", key) not in pending:
                 raise ValueError(f"{show(('metrics', key))} is None: a validation metric needs a value")
+
+    def _lose(self, place: _Place, error: Exception) -> None:
+        container, key, path = place
+        logger.warning("%s of group %s, step %s is lost: %s", show(path), self.group, self.steps, error)
+        self.lost.append(show(path))
+        if isinstance(container, dict):  # in a list None keeps its place
+            del container[key]
 
 
 def plain(value: Any, path: Path = ()) -> tuple[dict[str, Any], list[Path]]:
@@ -238,10 +209,10 @@ def plain(value: Any, path: Path = ()) -> tuple[dict[str, Any], list[Path]]:
     Raises:
         TypeError, ValueError: JSON cannot hold it; the message gives the path.
     """
-    content = _Plain()
+    content = _Plain(HostBuffers())
     values = content.mapping(value, path)
-    if content.pending:
-        raise TypeError(f"{show(content.pending[0].path)} is on a device: report it as a metric, or give its value")
+    for pending in content.pending_paths():
+        raise TypeError(f"{show(pending)} is on a device: report it as a metric, or give its value")
     return values, content.nonfinite
 
 
@@ -252,26 +223,32 @@ def show(path: Path) -> str:
     return text.encode(errors="backslashreplace").decode()
 
 
-class _Place(NamedTuple):
-    """Where a pending value is to be put."""
-
-    container: Any
-    key: str | int
-    value: PendingValue
-    path: Path
+_Place = tuple[Any, str | int, Path]
+"""Where a pending value is to be put: container and key, and the path to it."""
 
 
 class _Plain:
     """Turns values into plain ones.
 
+    Args:
+        buffers: memory for values that come from a device.
+
     Attributes:
         nonfinite: the paths of numbers that stand as strings.
-        pending: the values that are on their way from a device; None stands in their places.
+        pending: the values that are on their way from a device, and where each is to be put; None stands there.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: HostBuffers) -> None:
         self.nonfinite: list[Path] = []
-        self.pending: list[_Place] = []
+        self.pending: dict[PendingValue, list[_Place]] = {}
+        self._buffers = buffers
+        self._copies: dict[tuple[Any, Any], DeviceCopy] = {}
+        self._torch: Any = sys.modules.get("torch")
+        self._tensor_type = getattr(self._torch, "Tensor", None)
+
+    def pending_paths(self) -> Iterator[Path]:
+        """Yield where the values belong that are on their way."""
+        return (path for places in self.pending.values() for _, _, path in places)
 
     def mapping(self, value: Any, path: Path) -> dict[str, Any]:
         """A dict of plain values with str keys.
@@ -309,6 +286,10 @@ class _Plain:
 
     def value(self, value: Any, path: Path) -> Any:
         """One plain value, or a pending one; see :meth:`mapping`."""
+        if type(value) is float and isfinite(value):  # these first, as a row may have hundreds
+            return value
+        if type(value) is self._tensor_type:
+            return self._tensor(value, path)
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, Enum):
@@ -334,8 +315,8 @@ class _Plain:
     def _item(self, container: Any, key: str | int, item: Any, path: Path) -> Any:
         here = (*path, key)
         plain = self.value(item, here)
-        if isinstance(plain, PendingValue):
-            self.pending.append(_Place(container, key, plain, here))
+        if type(plain) is DeviceCopy or isinstance(plain, PendingValue):  # an ABC's answer takes half a microsecond
+            self.pending.setdefault(plain, []).append((container, key, here))
             return None
         return plain
 
@@ -369,8 +350,7 @@ class _Plain:
         raise TypeError(f"{show(path)}: {_a(value)} cannot be stored as JSON")
 
     def _array(self, value: Any, path: Path) -> Any:
-        tensor = getattr(sys.modules.get("torch"), "Tensor", None)
-        if tensor is not None and isinstance(value, tensor):
+        if self._tensor_type is not None and isinstance(value, self._tensor_type):
             return self._tensor(value, path)
         if not hasattr(value, "tolist"):  # TensorFlow's
             value = value.numpy()
@@ -383,17 +363,27 @@ class _Plain:
         return self.value(value.tolist(), path)
 
     def _tensor(self, value: Any, path: Path) -> Any:
-        _check_size(value, path)
-        if value.dtype.is_complex or value.is_sparse or value.is_quantized or value.is_meta:
-            kind = "meta" if value.is_meta else "sparse" if value.is_sparse else str(value.dtype)
-            raise TypeError(f"{show(path)}: a {kind} tensor cannot be stored as JSON")
-        # Only torch's own classes: a DTensor or its like knows better how it becomes a list.
-        if not value.is_cuda or type(value).__module__ not in ("torch", "torch.nn.parameter"):
-            return self.value(value.detach().tolist(), path)
-        try:
-            return CudaCopy(value)
-        except Exception as e:  # the device is dead: a report does not raise, its row says what is lost
-            return _Lost(e)
+        key = value.device, value.dtype
+        copy = self._copies.get(key)
+        # Of a second number of that device and dtype nothing else needs to be asked.
+        if (
+            copy is None
+            or value.ndim
+            or value.layout is not self._torch.strided
+            or type(value) is not self._tensor_type
+        ):
+            _check_size(value, path)
+            is_dense = value.layout is self._torch.strided
+            if not is_dense or value.dtype.is_complex or value.is_quantized or value.is_meta:
+                kind = "meta" if value.is_meta else str(value.dtype) if is_dense else "sparse"
+                raise TypeError(f"{show(path)}: a {kind} tensor cannot be stored as JSON")
+            # Only torch's own classes: a DTensor or its like knows better how it becomes a list.
+            if type(value).__module__ not in TORCH or value.device.type not in BUFFER_TYPES:
+                return self.value(value.tolist(), path)
+            if copy is None:
+                copy = self._copies[key] = DeviceCopy(self._buffers, *key)
+        copy.tensors.append(value)
+        return copy
 
 
 def _checked_group(group: Any) -> str:
@@ -424,15 +414,6 @@ def _checked_steps(steps: Any, group: str) -> int | None:
     if not 0 <= number < 2**63:
         raise ValueError(f"steps_completed must be 0 or more and below 2**63, not {number}")
     return number
-
-
-def _is_ready(value: PendingValue) -> bool:
-    """Whether a value is there; one whose device fails is, as there is nothing to wait for."""
-    try:
-        return value.ready()
-    except Exception as e:
-        logger.debug("a device does not say whether a value is there: %s", e)
-        return True
 
 
 def _is_array(value: Any) -> bool:

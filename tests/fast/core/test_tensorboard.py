@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -307,6 +308,147 @@ def test_a_context_writes_what_is_reported_and_a_resumed_run_has_every_step_once
     assert [step for step, _ in found["training/loss"]] == list(range(1, 9))
     assert [step for step, _ in found["validation/accuracy"]] == list(range(1, 9))
     assert set(found) == {"training/loss", "validation/accuracy"}
+
+
+def killed(work: Callable[[], None]) -> None:
+    """Do it in a child, which has to kill itself on the way."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def kill_self(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def session(last: int, store: Path, *, save_at: int = 0, epochs: bool = False) -> str:
+    """Report steps up to ``last`` in a run that goes on from its checkpoint; the values say which session it was."""
+    with core.init(name="left", resume="latest", checkpoint_storage=store, tensorboard_mode=AUTO) as ctx:
+        with ctx.checkpoint.resume():
+            first = ctx.steps_completed + 1
+        for step in range(first, last + 1):
+            ctx.train.report_training_metrics(step, {"loss": step + first / 1000})
+            if epochs and step % 10 == 0:
+                ctx.train.report_validation_metrics(step // 10, {"epoch": step // 10})
+        if save_at:
+            with ctx.checkpoint.store_path({"steps_completed": save_at}) as (path, _):
+                (path / "f").write_text("f")
+        return ctx.run_id
+
+
+def exported(run_id: str) -> dict[str, list[tuple[int, float]]]:
+    """The points that the record holds."""
+    run = client.run(run_id)
+    return {
+        f"{group}/{key}": [(row.steps_completed, pytest.approx(row.metrics[key])) for row in run.rows(group)]
+        for group, key in (("training", "loss"), ("validation", "epoch"))
+        if group in run.groups()
+    }
+
+
+def test_resumed_run_draws_what_killed_processes_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows up to the checkpoint count, and nothing of them was drawn: the next process is killed as early."""
+    for last, save_at in ((60, 50), (60, 55)):
+        with monkeypatch.context() as patch:
+            patch.setattr("det_core.core._event_writer.INTERVAL", 3600.0)
+            patch.setattr("det_core.core._tensorboard.Tensorboard.sync", kill_self)
+            killed(lambda last=last, save_at=save_at: session(last, tmp_path, save_at=save_at))
+    run_id = session(70, tmp_path)
+    found = points(tmp_path / "tensorboard" / run_id)
+    assert found == exported(run_id)
+    assert [step for step, _ in found["training/loss"]] == [*range(1, 71)]
+
+
+def test_run_killed_at_its_end_is_drawn_by_a_process_that_reports_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("det_core.core._event_writer.INTERVAL", 3600.0)
+        patch.setattr("det_core.core._tensorboard.Tensorboard.sync", kill_self)
+        killed(lambda: session(50, tmp_path, save_at=50))
+    run_id = session(50, tmp_path)
+    assert points(tmp_path / "tensorboard" / run_id) == exported(run_id)
+    assert not drawing_threads()
+    files = list(tmp_path.rglob("*tfevents*"))
+    session(50, tmp_path)
+    assert list(tmp_path.rglob("*tfevents*")) == files, "drawn once"
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("number", [1, 2])
+def test_process_killed_while_it_draws_leaves_no_hole_and_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, number: int
+) -> None:
+    from det_core.core import _event_file
+
+    flush = _event_file.EventFile.flush
+    writes: list[int] = []
+
+    def flush_and_die(file: _event_file.EventFile) -> None:
+        if file._waiting:
+            writes.append(len(file._waiting))
+            if moment == "before" and len(writes) == number:
+                kill_self()
+        flush(file)
+        if moment == "after" and len(writes) == number:
+            kill_self()
+
+    def work() -> None:
+        with core.init(name="left", checkpoint_storage=tmp_path) as ctx:
+            for step in range(1, 41):
+                ctx.train.report_training_metrics(step, {"loss": step + 0.001})
+                if step % 20 == 0:
+                    with ctx.checkpoint.store_path({"steps_completed": step}) as (path, _):
+                        (path / "f").write_text("f")
+                    ctx.train.sync_tensorboard()
+
+    with monkeypatch.context() as patch:
+        patch.setattr("det_core.core._event_writer.INTERVAL", 3600.0)
+        patch.setattr(_event_file.EventFile, "flush", flush_and_die)
+        patch.setattr("det_core.core._tensorboard.Tensorboard.sync", lambda self: None)
+        killed(work)
+    run_id = session(50, tmp_path)
+    found = points(tmp_path / "tensorboard" / run_id)
+    assert [step for step, _ in found["training/loss"]] == [*range(1, 51)]
+    assert found == exported(run_id)
+
+
+def test_steps_of_one_group_that_are_epochs_drop_nothing_of_another(tmp_path: Path) -> None:
+    """A mark counts for all tags: at the step of the first rows, epoch 6, batches 6 to 50 were gone."""
+    session(60, tmp_path, save_at=50, epochs=True)
+    run_id = session(80, tmp_path, epochs=True)
+    found = points(tmp_path / "tensorboard" / run_id)
+    assert found["training/loss"] == exported(run_id)["training/loss"]
+
+
+def test_files_deleted_between_two_processes_are_written_again(tmp_path: Path) -> None:
+    for last, save_at in ((20, 15), (40, 30)):
+        run_id = session(last, tmp_path, save_at=save_at)
+    local = Path(client.run(run_id).path, "tensorboard", "rank-0")
+    shutil.rmtree(local)
+    session(50, tmp_path)
+    assert points(local) == exported(run_id)
+    (file,) = local.iterdir()
+    session(30, tmp_path)  # reports nothing
+    file.unlink()
+    (local / "events.out.tfevents.1.mine").write_bytes(b"")
+    session(60, tmp_path)
+    found = points(local)["training/loss"]
+    assert {step for step, _ in found} == {step for step, _ in exported(run_id)["training/loss"]}, "no hole"
+
+
+def test_file_of_a_machine_whose_clock_is_behind_comes_last(tmp_path: Path) -> None:
+    from det_core.core._event_file import EventFile
+
+    ahead = tmp_path / "events.out.tfevents.9999999999.000001.other.7"
+    ahead.write_bytes(b"")
+    (tmp_path / "events.out.tfevents.mine").write_bytes(b"")
+    file = EventFile(tmp_path)
+    assert sorted([ahead, file.path]) == [ahead, file.path]
 
 
 @pytest.mark.parametrize("mode", [AUTO, MANUAL])

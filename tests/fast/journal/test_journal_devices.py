@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import threading
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from det_core.errors import ReportsNotKept
-from det_core.journal import PendingValue, read_run
+from det_core.journal import PendingValue, _devices, read_run
 from support.journals import lines, open_journal, written
 
 
@@ -181,6 +182,126 @@ def test_threads_may_report_at_once(tmp_path: Path) -> None:
     assert sorted(seqs) == list(range(2400))
 
 
+class Device:
+    """Makes the CPU a device whose copies arrive when the test says so, into real memory that is used again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[Any] = []
+        self.copies: list[tuple[Any, int]] = []
+        self.fails: str | None = None
+        self.has_arrived = False
+        monkeypatch.setitem(_devices.BUFFER_TYPES, "cpu", lambda *arguments: Buffer(self, *arguments))
+
+    def report(self, journal: Any, step: int, values: dict[str, Any], group: str = "training", **more: Any) -> None:
+        """Report on the careful path, where tensors of devices go: a dict would be read in the call."""
+        journal.metrics(group, step, OrderedDict(values), **more)
+
+
+class Buffer:
+    def __init__(self, device: Device, _: Any, dtype: Any, size: int) -> None:
+        torch = pytest.importorskip("torch")
+        self._device = device
+        self.host = torch.empty(size, dtype=dtype)
+        device.made.append(self)
+
+    def copy(self, source: Any) -> None:
+        if self._device.fails:
+            raise RuntimeError(self._device.fails)
+        self._device.copies.append((source.dtype, source.numel()))
+        self.host[: source.numel()].copy_(source)
+
+    def ready(self) -> bool:
+        return self._device.has_arrived
+
+    def wait(self) -> None:
+        raise AssertionError("nobody is to wait without a deadline")
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    return Device(monkeypatch)
+
+
+def test_report_of_tensors_makes_one_copy_for_each_dtype(tmp_path: Path, device: Device) -> None:
+    torch = pytest.importorskip("torch")
+    journal = open_journal(tmp_path)
+    numbers = {f"n{i}": torch.tensor(float(i), requires_grad=i % 2 == 0) for i in range(100)}
+    arrays = {"row": torch.arange(6.0).view(2, 3), "column": torch.arange(6.0).view(2, 3).t(), "none": torch.empty(0)}
+    others = {"flag": torch.tensor(True), "count": torch.tensor(7), "nan": torch.tensor(float("nan"))}
+    given = numbers | arrays | others | {"deep": {"list": [1, torch.tensor(0.5), torch.tensor(8)]}}
+    device.report(journal, 1, given, batch_metrics=[{"loss": torch.tensor(2.5)}])
+    assert sorted(device.copies, key=str) == [(torch.bool, 1), (torch.float32, 115), (torch.int64, 2)]
+    with torch.no_grad():
+        for tensor in [*numbers.values(), *arrays.values(), *others.values()]:
+            tensor.zero_()
+    device.has_arrived = True
+    journal.close()
+    (row,) = read_run(tmp_path).rows("training", batches=True)
+    assert repr(row.metrics.pop("nan")) == "nan"
+    assert row.metrics == {f"n{i}": float(i) for i in range(100)} | {
+        "row": [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]],
+        "column": [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]],
+        "none": [],
+        "flag": True,
+        "count": 7,
+        "deep": {"list": [1, 0.5, 8]},
+    }
+    assert list(row.metrics)[:100] == list(numbers), "keys keep their order"
+    assert row.batch_metrics == [{"loss": 2.5}]
+
+
+def test_buffers_are_used_again_whatever_the_mode_of_the_report(tmp_path: Path, device: Device) -> None:
+    torch = pytest.importorskip("torch")
+    journal = open_journal(tmp_path)
+    with torch.inference_mode():  # a buffer made here could not be written outside
+        device.report(journal, 0, {"a": torch.tensor(0.0)})
+    weight = torch.tensor(1.0, requires_grad=True)
+    for step in range(1, 20):
+        device.has_arrived = step % 5 == 0
+        device.report(journal, step, {"a": weight * step, "b": weight})
+    assert len(device.made) == 6, "as many as were under way at once"
+    assert not any(buffer.host.requires_grad for buffer in device.made), "a graph would be kept alive"
+    device.report(journal, 20, {"a": torch.arange(3.0).repeat(_devices.BUFFER_ELEMENTS)})
+    device.has_arrived = True
+    journal.close()
+    rows = written(tmp_path)
+    assert rows.pop(0) == {"a": 0.0}
+    assert rows.pop(20) == {"a": [0.0, 1.0, 2.0] * _devices.BUFFER_ELEMENTS}
+    assert rows == {step: {"a": float(step), "b": 1.0} for step in range(1, 20)}
+
+
+def test_copy_that_fails_is_named_for_each_value(
+    tmp_path: Path, device: Device, caplog: pytest.LogCaptureFixture
+) -> None:
+    torch = pytest.importorskip("torch")
+    journal = open_journal(tmp_path)
+    device.fails = "device-side assert"
+    device.report(journal, 1, {"a": torch.tensor(1.0), "b": [torch.tensor(2.0), 3], "c": 4})
+    device.fails = None
+    device.has_arrived = True
+    device.report(journal, 2, {"a": torch.tensor(1.0)})
+    with pytest.raises(ReportsNotKept, match=r"2 value\(s\) never arrived"):
+        journal.close()
+    assert written(tmp_path) == {1: {"b": [None, 3], "c": 4}, 2: {"a": 1.0}}
+    assert caplog.text.count("of group training, step 1 is lost: device-side assert") == 2
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+def test_tensor_that_cannot_be_stored_is_refused_among_others(tmp_path: Path, device: Device) -> None:
+    torch = pytest.importorskip("torch")
+    journal = open_journal(tmp_path)
+    number = torch.tensor(1.0)
+    for value, message in (
+        (torch.tensor(1.0).to_sparse(), r'metrics\["b"\]: a sparse tensor cannot'),
+        (torch.eye(2).to_sparse_csr(), r'metrics\["b"\]: a sparse tensor cannot'),
+        (torch.zeros(101, 100), r'metrics\["b"\] is a Tensor of 10,100 elements'),
+    ):
+        with pytest.raises((TypeError, ValueError), match=message):
+            device.report(journal, 1, {"a": number, "b": value})
+    assert not device.copies, "nothing is copied of what is refused"
+    journal.close()
+
+
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 def test_a_cuda_tensor_is_read_without_a_sync_and_as_it_was(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
@@ -204,3 +325,27 @@ def test_a_cuda_tensor_is_read_without_a_sync_and_as_it_was(tmp_path: Path) -> N
     found = written(tmp_path)
     assert found[0] == {"loss": 1.0, "row": [0, 1, 2]}
     assert [found[s]["loss"] for s in range(1, 100)] == [float(s + 1) for s in range(1, 100)]
+
+
+def test_a_report_of_cuda_tensors_of_other_streams_dtypes_and_devices_is_as_they_were(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    journal = open_journal(tmp_path)
+    side = torch.cuda.Stream()
+    for step in range(300):
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(100_000)
+            loss = torch.full((), float(step), device="cuda", requires_grad=True) * 1
+            row = torch.arange(step, step + 3, device="cuda")
+            values = {f"cuda:{n}": torch.full((), float(step), device=n) for n in range(torch.cuda.device_count())}
+            half = torch.full((2,), 0.5, device="cuda", dtype=torch.bfloat16)
+            journal.metrics("training", step, {"loss": loss, "again": loss * 2, "row": row, "half": half, **values})
+            del loss, half
+            row.zero_()
+            torch.full((1000,), -1.0, device="cuda")  # takes the memory of what was let go of
+    journal.close()
+    for step, found in written(tmp_path).items():
+        assert step is not None
+        expected = {"loss": step, "again": 2 * step, "row": [step, step + 1, step + 2], "half": [0.5, 0.5]}
+        assert found == expected | {f"cuda:{n}": step for n in range(torch.cuda.device_count())}

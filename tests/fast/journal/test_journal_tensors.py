@@ -62,3 +62,23 @@ def test_what_changes_after_the_report_changes_nothing(tmp_path: Path) -> None:
     loss.zero_()
     journal.close()
     assert written(tmp_path) == {1: {"loss": 0.5}, 2: {"loss": 0.5}}
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError])
+def test_what_a_signal_handler_raises_while_a_tensor_is_read_comes_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    """orjson makes a TypeError of whatever its ``default`` raises, as of a value of no known type."""
+
+    class Interrupted(torch.Tensor):
+        def item(self) -> Any:
+            raise error("from a handler")
+
+    monkeypatch.setattr(Interrupted, "__module__", "torch")
+    journal = open_journal(tmp_path)
+    journal.metrics("training", 1, {"loss": 1.0})
+    with pytest.raises(error, match="from a handler"):
+        journal.metrics("training", 2, {"loss": torch.tensor(1.0).as_subclass(Interrupted)})
+    journal.metrics("training", 2, {"loss": 2.0})
+    journal.close()
+    assert written(tmp_path) == {1: {"loss": 1.0}, 2: {"loss": 2.0}}
