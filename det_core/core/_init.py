@@ -142,6 +142,7 @@ def _compose(
         kept=None if run.beside is None else lambda source, name: run.store.put_beside(source, f"{run.beside}/{name}"),
         where=f"{run.store.root}/{run.beside}",
         rank=distributed.rank,
+        is_resumed=run.latest_checkpoint is not None,
         start_step=lambda: start.steps_completed,
     )
     preempt = PreemptContext(

@@ -58,6 +58,7 @@ class Tensorboard:
         kept: copies a file to where they are kept, given its name there; None: ``local`` is itself kept with the run.
         where: how messages name that place.
         rank: this rank.
+        is_resumed: whether an earlier session may have kept event files there.
         start_step: returns the step that this session starts at.
 
     Attributes:
@@ -74,6 +75,7 @@ class Tensorboard:
         kept: Put | None,
         where: str,
         rank: int,
+        is_resumed: bool = False,
         start_step: Callable[[], int] = lambda: 0,
     ) -> None:
         self._mode = mode
@@ -84,7 +86,7 @@ class Tensorboard:
         self._rank = rank
         self._start_step = start_step
         self.draws = self._unmarked = mode is TensorboardMode.AUTO and rank == 0
-        self._writer = EventWriter(local, journals() if self.draws else (), is_resumed=steps_completed > 0)
+        self._writer = EventWriter(local, journals() if self.draws else (), is_resumed=is_resumed)
         self._copied: dict[Path, tuple[int, int]] = {}
         self._copying = threading.Lock()  # checkpoints are committed in a thread of their own
 
