@@ -147,11 +147,12 @@ def _compose(
         for line in run.first_lines:
             print_notice(line)
     _record_start(distributed, run)
+    events = RunEvents(run, tensorboard, retention)
     context = Context(
         distributed=distributed,
         checkpoint=CheckpointContext(
             distributed, run.store, run_id=run.run_id, restart=run.restart,
-            events=RunEvents(run, tensorboard, retention), latest=run.latest_checkpoint, elsewhere=run.elsewhere,
+            events=events, latest=run.latest_checkpoint, elsewhere=run.elsewhere,
             scratch=environment.home / "scratch", deadline=lambda: _deadline(preempt, environment.grace),
             say=print_notice if chief else logger.debug,
         ),
@@ -163,6 +164,7 @@ def _compose(
         ),
         profiler=ProfilerContext(distributed, run.journal.metrics, agent_id=run.agent_id),
         run=run,
+        last_commit=lambda: events.last_commit,
     )  # fmt: skip
     preempt.start()
     return context
