@@ -57,6 +57,7 @@ class Context:
         searcher: SearcherContext,
         profiler: ProfilerContext,
         run: Run,
+        last_commit: Callable[[], tuple[int, float] | None],
     ) -> None:
         self.distributed = distributed
         self.checkpoint = checkpoint
@@ -72,6 +73,7 @@ class Context:
         self.run_id = run.run_id
         self._run = run
         self._start = start
+        self._last_commit = last_commit
         self._earlier_config = run.earlier_config
         self._closed = False
         self._outer: Context | None = None
@@ -248,8 +250,8 @@ class Context:
         if self.distributed.rank != 0:  # the chief commits checkpoints
             return ""
         steps = None if self.latest_checkpoint is None else self.steps_completed
-        if (newest := self.checkpoint.newest) is not None:
-            steps, committed_at = newest
+        if (commit := self._last_commit()) is not None:
+            steps, committed_at = commit
             # Steps alone do not tell: a script may count batches in its reports, and epochs in its checkpoints.
             if committed_at >= (self.preempt.stop_seen_at or 0.0):
                 return ""

@@ -149,8 +149,9 @@ def _compose(
         distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
         master=run.backend if run.managed else None, signals=not run.managed,
     )  # fmt: skip
+    events = RunEvents(run, tensorboard, retention)
     checkpoint = CheckpointContext(
-        distributed, run.store, run_id=run.run_id, restart=run.restart, events=RunEvents(run, tensorboard, retention),
+        distributed, run.store, run_id=run.run_id, restart=run.restart, events=events,
         start=start, elsewhere=run.elsewhere, scratch=environment.home / "scratch",
         deadline=lambda: _deadline(preempt, environment.grace), say=print_notice if chief else logger.debug,
     )  # fmt: skip
@@ -171,6 +172,7 @@ def _compose(
         ),
         profiler=ProfilerContext(distributed, run.journal.metrics, agent_id=run.agent_id),
         run=run,
+        last_commit=lambda: events.last_commit,
     )  # fmt: skip
     preempt.start()
     return context

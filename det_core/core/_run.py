@@ -202,7 +202,7 @@ def how_to_resume(run_id: str, command: str | None) -> str:
     """Return what to type to resume a run that was started by ``command``."""
     if command:
         return f"DET_CORE_RESUME={run_id} {command}"
-    return f'core.init(resume="{run_id}"), or DET_CORE_RESUME={run_id} in its environment'
+    return f'DET_CORE_RESUME={run_id} in its environment, or core.init(resume="{run_id}")'
 
 
 def is_printable(name: str) -> bool:

@@ -269,7 +269,6 @@ class Commits:
         self._ordinals = itertools.count(1)
         self._last: CheckpointHandle | None = None
         self._newest: Header | None = None
-        self._newest_at = 0.0
         self._told_empty = False
         self._pid = os.getpid()
 
@@ -336,13 +335,7 @@ class Commits:
         self._events.committing(staging.storage_id)
         manifest = staging.commit(files, directories, metadata, header)
         self._newest = header
-        self._newest_at = _clock.monotonic()
         self._events.committed(record_of(manifest, metadata))
-
-    @property
-    def newest(self) -> tuple[int, float] | None:
-        """Steps of the newest checkpoint that this process has committed, and when, on the monotonic clock."""
-        return None if self._newest is None else (self._newest.steps_completed, self._newest_at)
 
     def note_abort(self, error: BaseException, storage_id: str, metadata: Mapping[str, Any] | None) -> None:
         """Print that a checkpoint was given up for something that ends a script without a traceback."""

@@ -439,14 +439,6 @@ class CheckpointContext:
         self._commits.raise_failure()
         self._events.deleted(storage_id, self._reader.delete(storage_id))
 
-    @property
-    def newest(self) -> tuple[int, float] | None:
-        """Steps of the newest checkpoint that this process has committed, and when, on the monotonic clock.
-
-        None: it has committed none. The chief knows.
-        """
-        return self._commits.newest
-
     def close(self) -> None:
         """Remove what was begun and never committed, and wait for what is being saved. Idempotent.
 

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from det_core import _clock
 from det_core.errors import MasterError, TensorboardError
 from det_core.storage import Manifest, RetentionPolicy
 
@@ -84,11 +85,16 @@ class RunEvents(CheckpointEvents):
         run: the run.
         tensorboard: its event files are copied beside each checkpoint.
         policy: which checkpoints stay; None: all.
+
+    Attributes:
+        last_commit: steps of the newest checkpoint that this process has committed, and when, on the monotonic clock;
+            None: it has committed none. The chief knows.
     """
 
     def __init__(self, run: Run, tensorboard: Tensorboard, policy: RetentionPolicy | None) -> None:
         self._run = run
         self._tensorboard = tensorboard
+        self.last_commit: tuple[int, float] | None = None
         self._retention: Retention | None = None
         if policy is not None:
             from det_core.core._checkpoint._retention import Retention
@@ -102,6 +108,7 @@ class RunEvents(CheckpointEvents):
 
     def committed(self, checkpoint: CheckpointRecord) -> None:
         """Register it; then event files may follow, and older ones go."""
+        self.last_commit = (checkpoint["steps_completed"], _clock.monotonic())
         self._run.journal.record("checkpoint", checkpoint)
         self._run.backend.register_checkpoint(checkpoint)
         try:

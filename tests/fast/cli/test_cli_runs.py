@@ -84,14 +84,16 @@ def test_show(home: Path) -> None:
     assert shown["metadata"] == {"note": "x"}
 
 
-def test_show_says_how_a_run_was_started_and_why_it_ended(home: Path) -> None:
+def test_show_says_how_a_run_was_started_and_why_it_ended(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DET_CORE_COMMAND", "python fit.py")
     with pytest.raises(ValueError, match="bad"), core.init(hparams={"lr": 0.1, "net": {"depth": 3}}) as ctx:
         ctx.set_config({"seed": 7})
         raise ValueError("bad")
     facts = dict(re.findall(r"^(\S+): +(.*)$", det_core("runs", "show", "latest").stdout, re.MULTILINE))
     assert facts["because"] == "ValueError: bad"
     assert (facts["hparams.lr"], facts["hparams.net.depth"], facts["config.seed"]) == ("0.1", "3", "7")
-    assert facts["directory"] == os.getcwd() and facts["host"] == os.uname().nodename and facts["command"]
+    assert facts["directory"] == os.getcwd() and facts["host"] == os.uname().nodename
+    assert facts["command"] == "python fit.py"
     shown = json.loads(det_core("runs", "show", "latest", "--json").stdout)
     assert (shown["detail"], shown["config"], shown["hparams"]["net"]) == ("ValueError: bad", {"seed": 7}, {"depth": 3})
     assert shown["start"]["argv"] == shown["argv"]

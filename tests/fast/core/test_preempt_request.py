@@ -196,7 +196,8 @@ def test_alone(capfd: pytest.CaptureFixture[str]) -> None:
     run = client.run(ctx.run_id)
     assert run.state == "stopped"
     said = capfd.readouterr().err
-    assert f"run {ctx.run_id} stopped by the script: the last word; to resume it: DET_CORE_RESUME=" in said
+    assert f"run {ctx.run_id} stopped by the script: the last word; nothing was saved, " in said
+    assert f"; to resume it: DET_CORE_RESUME={ctx.run_id} " in said
 
 
 def test_a_run_that_goes_on_after_its_stop_is_completed() -> None:

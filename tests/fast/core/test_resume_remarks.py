@@ -110,7 +110,7 @@ def test_process_without_a_script_gives_no_command_and_asks_for_a_name(how: str,
     run = client.run("latest")
     last = next(line for line in reversed(done.stderr.splitlines()) if line.startswith("det_core: "))
     assert last.endswith(
-        f'to resume it: core.init(resume="{run.run_id}"), or DET_CORE_RESUME={run.run_id} in its environment'
+        f'to resume it: DET_CORE_RESUME={run.run_id} in its environment, or core.init(resume="{run.run_id}")'
     )
     assert (run.name, run.argv) == (str(tmp_path), [])
     assert f'core.init(resume="{run.run_id}")' in det_core("runs", "show", "latest").stdout
