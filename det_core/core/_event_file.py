@@ -100,6 +100,11 @@ class EventFile:
         self._waiting.clear()
 
     @property
+    def size(self) -> int:
+        """How large the file is."""
+        return self._size
+
+    @property
     def size_after_flush(self) -> int:
         """How large the file is once all that was added is in it."""
         if not self._waiting:

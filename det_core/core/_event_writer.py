@@ -4,9 +4,9 @@ The journal is the record; an event file is a view of it. One thread looks for w
 So a report does nothing for TensorBoard, and neither a full disk nor a deleted file nor a killed process costs a point:
 the thread goes on in a journal where the event files end.
 
-Where that is stands beside the journal, in ``drawn-<restart>-<rank>.json``. It is written just before the event file,
-with the size that this will have and the offset that counts if it has less. So wherever a process is killed, the next
-one leaves no row out, and draws none twice.
+Where that is stands beside the journal, in ``drawn-<restart>-<rank>.json``, written just before the event file:
+``offset`` counts if ``file`` then ``has`` as many bytes, else ``before``. So wherever a process is killed, the next one
+leaves no row out, and draws none twice.
 
 Tags are ``<group>/<metric>``: ``training/loss``, ``validation/accuracy``, ``<group>/<metric>`` for a group of the
 script's own; a nested dictionary adds a level for each of its keys (``training/loss/box``). Numbers are drawn, with NaN
@@ -227,8 +227,8 @@ class EventWriter:
         is_all_gone = not _has_events(self._folder)
         is_anew = is_all_gone
         for session in self._sessions:
-            is_anew = is_anew or session.is_lost
             session.begin(is_anew=is_anew, is_all_gone=is_all_gone)
+            is_anew = is_anew or session.is_lost
         self._undrawn = deque(self._sessions)
 
 
@@ -250,12 +250,20 @@ class _Session:
         self.follows = follows
         self.mark_below: float = 0
         self._cursor = cursor
+        self.is_lost = False
+        self._offset = 0
         saved = {} if cursor is None else cursor.saved
-        size = _size(folder / saved["file"]) if "file" in saved else 0
-        self.is_lost = size < 0
-        self._offset = saved.get("offset" if size >= saved.get("size", 0) else "before", 0)
         # Not where the process was to draw nothing (in the mode MANUAL): a mark would drop what the script drew then.
-        self._needs_mark = is_own or (bool(saved) and not self._offset)
+        self._needs_mark = is_own or bool(saved)
+        match saved:
+            case {"offset": int(offset), "before": int(before), "file": str(file), "had": int(had), "has": int(has)}:
+                size = _size(folder / file) if has else 0
+                self.is_lost = size < 0
+                if size >= has:
+                    self._offset = offset
+                elif size >= 0 or not had:
+                    self._offset = before
+                self._needs_mark = is_own or not (self._offset or (self.is_lost and had))
 
     def begin(self, *, is_anew: bool, is_all_gone: bool) -> None:
         """Go back to where this process has found it, or to its start."""
@@ -276,7 +284,7 @@ class _Session:
         assert self._cursor is not None
         before = self._cursor.offset
         self._cursor.mark(lines)
-        self.remember(file=file.path.name, size=file.size_after_flush, before=before)
+        self.remember(before=before, file=file.path.name, had=file.size, has=file.size_after_flush)
 
     def remember(self, **more: Any) -> None:
         """Save how far it is drawn; where the disk refuses, some points may be drawn twice."""

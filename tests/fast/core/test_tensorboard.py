@@ -398,7 +398,7 @@ def test_process_killed_while_it_draws_leaves_no_hole_and_nothing_twice(
             kill_self()
 
     def work() -> None:
-        with core.init(name="left", checkpoint_storage=tmp_path) as ctx:
+        with core.init(name="left", checkpoint_storage=tmp_path, tensorboard_mode=AUTO) as ctx:
             for step in range(1, 41):
                 ctx.train.report_training_metrics(step, {"loss": step + 0.001})
                 if step % 20 == 0:
@@ -411,6 +411,8 @@ def test_process_killed_while_it_draws_leaves_no_hole_and_nothing_twice(
         patch.setattr(_event_file.EventFile, "flush", flush_and_die)
         patch.setattr("det_core.core._tensorboard.Tensorboard.sync", lambda self: None)
         killed(work)
+        number = 1
+        killed(lambda: session(45, tmp_path))  # in the middle of what that one has left, in a file of its own
     run_id = session(50, tmp_path)
     found = points(tmp_path / "tensorboard" / run_id)
     assert [step for step, _ in found["training/loss"]] == [*range(1, 51)]
