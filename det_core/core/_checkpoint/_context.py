@@ -205,10 +205,20 @@ class CheckpointContext:
             folder.check(self._store.root)
             return folder.offer(self._plain(metadata, shard))
 
-        self._commits.admit(together, if_busy)
-        agreed = agree(together, offer)
-        staging = self._stage(together, shard)
-        if not blocking:
+        with self._commits.turn(together, if_busy):
+            agreed = agree(together, offer)
+            staging = self._stage(together, shard)
+            if blocking:
+                try:
+                    finish = functools.partial(self._commits.finish, staging)
+                    write(
+                        together, disk, staging, agreed,
+                        lambda listing: staging.put(listing, self._progress), finish,
+                    )  # fmt: skip
+                except BaseException:
+                    remove(staging)
+                    raise
+                return staging.storage_id
             mine = agreed.listing.without(agreed.part.same)
             handle = self._handle(together, staging, None if metadata is None else plain_metadata(metadata))
             try:
@@ -216,15 +226,8 @@ class CheckpointContext:
             except BaseException:
                 handle.drop(quietly=True)  # every rank does
                 raise
-            handle.commit(blocking=False)
-            return handle.storage_id
-        try:
-            finish = functools.partial(self._commits.finish, staging)
-            write(together, disk, staging, agreed, lambda listing: staging.put(listing, self._progress), finish)
-        except BaseException:
-            remove(staging)
-            raise
-        return staging.storage_id
+        handle.commit(blocking=False)
+        return handle.storage_id
 
     @block("ctx.checkpoint.store_path(…) as (path, storage_id)")
     def store_path(
@@ -274,6 +277,24 @@ class CheckpointContext:
         """
         self._check()
         return self._begin("begin", metadata, shard, if_busy)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until no checkpoint is being saved in the background.
+
+        Each rank asks for itself, in any thread. A checkpoint that was begun, and not yet committed, is not waited for.
+
+        Args:
+            timeout: maximum wait in seconds. Defaults to None: as long as it takes.
+
+        Returns:
+            whether nothing is being saved any more.
+
+        Raises:
+            CheckpointError: If the last one could not be saved and no call has said so; the message says why.
+        """
+        self._check()
+        self._commits.check_process()
+        return self._commits.wait(timeout)
 
     # Getting back.
 
@@ -435,10 +456,10 @@ class CheckpointContext:
 
     def _begin(self, call: str, metadata: Mapping[str, Any] | None, shard: bool, if_busy: str) -> CheckpointHandle:
         together = self._writers(call, shard)
-        self._commits.admit(together, if_busy)
-        given = together.gather(lambda: self._plain(metadata, shard))
-        together.chief(lambda: check_steps(merge_metadata(given or [])))
-        return self._handle(together, self._stage(together, shard), metadata)
+        with self._commits.turn(together, if_busy):
+            given = together.gather(lambda: self._plain(metadata, shard))
+            together.chief(lambda: check_steps(merge_metadata(given or [])))
+            return self._handle(together, self._stage(together, shard), metadata)
 
     def _writers(self, call: str, shard: bool) -> Together:
         self._commits.check_process()
