@@ -99,7 +99,7 @@ class DirectoryStore(Store):
     def put_beside(self, source: Path, name: str) -> None:
         size = self.disk.do("look at", str(source), os.stat, source).st_size
         with self._in_place_of(self._beside(name)) as aside:
-            Copier(self.disk, str(source)).run([Job(name, os.fspath(source), size, aside)])
+            Copier(self.disk, str(source), growing=True).run([Job(name, os.fspath(source), size, aside)])
             with self.disk.opened(aside, os.O_RDONLY) as fd:
                 self.disk.do("sync", aside, os.fsync, fd)
 

@@ -88,6 +88,7 @@ class CheckpointContext:
             before=self._commits.raise_failure, progress=progress,
         )  # fmt: skip
         self._snapshots = Snapshots()
+        self._warned_of_copy = False
         self._closed = False
 
     # Saving.
@@ -108,7 +109,8 @@ class CheckpointContext:
         ``torch.load`` reads the file, also with ``weights_only=True``. With ``blocking=False`` this is the way to save
         that costs a training loop least: the call copies the state, with its tensors from whichever devices, into
         memory that is kept for that, and returns; the state may be changed at once. The file is written and committed
-        by a thread. That takes memory of the size of the state, on this machine.
+        by a thread. That takes memory of the size of the state, on this machine. A state that cannot be copied, as one
+        with a sparse CSR tensor, is written before the call returns, and a warning says so.
 
         Args:
             state: what ``torch.save`` takes.
@@ -128,8 +130,8 @@ class CheckpointContext:
                 :meth:`upload`.
             TypeError: ``files`` holds something else.
             MissingExtra: torch is not installed.
-            Exception: what in the state cannot be copied, or, with ``blocking=True``, pickled. Nothing was done. With
-                ``blocking=False`` what cannot be pickled is told like any failure in the background.
+            Exception: what in the state cannot be pickled; with ``blocking=False`` it may be told like any failure in
+                the background.
         """
         self._check()
         require("torch", extra="torch", purpose="checkpoint.save()")
@@ -144,8 +146,7 @@ class CheckpointContext:
                 write_state(disk, path, state)
                 handle.commit()
             else:
-                copied = self._snapshots.take(state)
-                handle.commit_after(lambda tick: write_state(disk, path, copied, tick), blocking=False)
+                handle.commit_after(self._copied(state, path), blocking=False)
         except BaseException as e:
             handle.abort(e, blocking)
             raise
@@ -490,6 +491,22 @@ class CheckpointContext:
             if made:
                 remove(made[0])
             raise
+
+    def _copied(self, state: Any, path: Path) -> Callable[[Progress], None]:
+        """Copy a state, and return what writes the copy to ``path``; one that cannot be copied is written here."""
+        disk = self._store.disk
+        try:
+            copied = self._snapshots.take(state)
+        except Exception as e:  # of torch's, of a class of the user's, or of memory
+            write_state(disk, path, state)
+            if not self._warned_of_copy:
+                self._warned_of_copy = True
+                log.warning(
+                    "save(blocking=False) writes the state in the call, as it cannot be copied: %s: %s",
+                    type(e).__name__, e,
+                )  # fmt: skip
+            return lambda _tick: None
+        return lambda tick: write_state(disk, path, copied, tick)
 
     def _handle(self, together: Together, staging: Staging, metadata: Mapping[str, Any] | None) -> CheckpointHandle:
         try:
