@@ -472,8 +472,9 @@ class StoredCheckpoint(ABC):
         if entry is None:
             return {}
         data = self._store._read(f"{self.storage_id}/{METADATA}")
-        if data is None or (self.manifest.verified and entry_of(data) != entry):
-            raise CheckpointCorrupt(f"{self._where}: {METADATA} is missing or differs from its manifest")
+        with self._unless_deleted():
+            if data is None or (self.manifest.verified and entry_of(data) != entry):
+                raise CheckpointCorrupt(f"{self._where}: {METADATA} is missing or differs from its manifest")
         return decode_metadata(data, self._where)
 
     @abstractmethod
@@ -490,6 +491,7 @@ class StoredCheckpoint(ABC):
 
         Raises:
             CheckpointCorrupt: a file is missing or differs.
+            CheckpointNotFound: the checkpoint was deleted meanwhile.
         """
 
     @abstractmethod
@@ -500,7 +502,26 @@ class StoredCheckpoint(ABC):
 
         Raises:
             CheckpointCorrupt: a file is missing or differs.
+            CheckpointNotFound: the checkpoint was deleted meanwhile.
         """
+
+    @contextmanager
+    def _unless_deleted(self) -> Iterator[None]:
+        """Tell what is damaged from what was deleted while it was read, as by retention.
+
+        Raises:
+            CheckpointNotFound: If the checkpoint is gone, in place of the damage that was found.
+        """
+        try:
+            yield
+        except CheckpointCorrupt as e:
+            try:
+                self._store.open(self.storage_id)
+            except CheckpointNotFound:
+                raise CheckpointNotFound(f"{self._where} was deleted while it was read") from e
+            except CheckpointError:
+                pass  # the first error says more
+            raise
 
     def unchanged(self) -> AbstractContextManager[None]:
         """A block in which a script reads :attr:`path`; at its end the files must be as they were.
