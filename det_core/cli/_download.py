@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from det_core.cli._bar import bar
 from det_core.cli._say import note, print_json, size
+from det_core.cli._signals import interrupted_by_sigterm
 
 if TYPE_CHECKING:
     from det_core.client import Checkpoint
@@ -18,7 +19,7 @@ def download(checkpoint: Checkpoint, args: argparse.Namespace) -> int:
     folder = os.path.abspath(args.DIR)
     there = set(os.listdir(folder) if os.path.isdir(folder) else ())
     own = {path.split("/")[0] for path in checkpoint.resources}
-    with bar(f"downloading {checkpoint.storage_id}", checkpoint.size) as advance:
+    with interrupted_by_sigterm(), bar(f"downloading {checkpoint.storage_id}", checkpoint.size) as advance:
         checkpoint.download(args.DIR, progress=advance)
     for what, names in (("replaced", there & own), ("there still, and not of this checkpoint", there - own)):
         if names:

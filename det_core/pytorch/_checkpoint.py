@@ -15,6 +15,7 @@ import logging
 import pickle
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from det_core._env import Environment
 from det_core._training.data_order import Position
 from det_core._training.strategy import fitting
 from det_core._walk import loaded, walk
-from det_core.errors import CheckpointError, MissingExtra
+from det_core.errors import CheckpointError, MissingExtra, StorageError
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._context import PyTorchTrialContext
 from det_core.pytorch._loop import Counters
@@ -203,10 +204,30 @@ class Files:
 
 
 def write_files(files: Mapping[str, bytes | Path], folder: Path) -> None:
-    """Write files, or copy them, into a folder."""
+    """Write files, or copy them, into a folder; raise StorageError where the disk refuses."""
     for name, given in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(given.read_bytes() if isinstance(given, Path) else given)
+        with _storage_errors(folder / name):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(given.read_bytes() if isinstance(given, Path) else given)
+
+
+def write_state(state: dict[str, Any], path: Path) -> None:
+    """Write a state by ``torch.save``; raise StorageError where the disk refuses."""
+    with _storage_errors(path), open(path, "xb") as file:
+        torch.save(state, file)
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as e:
+        cause = e if isinstance(e, OSError) else e.__context__  # torch.save raises a RuntimeError over the file's error
+        if not isinstance(cause, OSError):
+            raise
+        where = cause.filename or path
+        text = f"cannot write a file of the checkpoint: {where}: {cause.strerror or cause}"
+        raise StorageError(cause.errno, text) from cause
 
 
 class Checkpoints:
@@ -248,7 +269,7 @@ class Checkpoints:
         if not (hooks.on_checkpoint_write_end or hooks.on_checkpoint_end):
             return checkpoint.save(state, metadata, name=STATE, files=files, blocking=blocking)
         with checkpoint.store_path(metadata, blocking=blocking) as (path, storage_id):
-            torch.save(state, path / STATE)
+            write_state(state, path / STATE)
             write_files(files, path)
             hooks.call("on_checkpoint_end", str(path))
             hooks.call("on_checkpoint_write_end", str(path))

@@ -97,6 +97,7 @@ class Copier:
         where: how messages name the checkpoint.
         chunk_size: bytes per digest.
         stored: the sources are files of a stored checkpoint: no links, and of the very size that is expected.
+        growing: the sources may be written to meanwhile, as event files are: what is copied is their beginning.
         seal: make each target, or what is hashed, durable and read-only.
         progress: told of the bytes done.
     """
@@ -108,6 +109,7 @@ class Copier:
         *,
         chunk_size: int = CHUNK,
         stored: bool = False,
+        growing: bool = False,
         seal: bool = False,
         progress: Progress | None = None,
     ) -> None:
@@ -115,6 +117,7 @@ class Copier:
 
         self._hash = xxh3_128
         self._disk, self._where, self._chunk, self._stored, self._seal = disk, where, chunk_size, stored, seal
+        self._growing = growing
         # A stored file may have become a link out of the checkpoint, or a FIFO, at which an open would hang.
         self._flags = os.O_RDONLY | os.O_CLOEXEC | ((os.O_NOFOLLOW | os.O_NONBLOCK) if stored else 0)
         self._progress = progress
@@ -124,7 +127,7 @@ class Copier:
 
         Raises:
             CheckpointCorrupt: a file of a stored checkpoint is missing or differs from what is expected.
-            CheckpointError: a file became shorter meanwhile.
+            CheckpointError: a file was changed meanwhile, so that the copy may be a mixture.
             StorageError: the disk refused.
         """
         found = self.do([Piece(job, 0, -(-job.size // self._chunk)) for job in jobs])
@@ -157,6 +160,7 @@ class Copier:
             self._check(job, found)
             if job.target is None:
                 digests = self._chunks(piece, source, None, buffer, meter)
+                self._check_unchanged(job, found, source)
                 if self._seal:
                     self._disk.make_read_only(job.source, source, stat.S_IMODE(found.st_mode))
                     do("sync", job.source, os.fsync, source)
@@ -165,6 +169,7 @@ class Copier:
             mode = mode & 0o555 | 0o400 if self._seal else mode | 0o200
             with self._disk.opened(job.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as target:
                 digests = self._chunks(piece, source, target, buffer, meter)
+                self._check_unchanged(job, found, source)
                 if self._seal:
                     do("sync", job.target, os.fsync, target)
             return digests
@@ -181,7 +186,7 @@ class Copier:
             while offset < end:
                 got = self._disk.do("read", job.source, os.preadv, source, [buffer[: end - offset]], offset)
                 if not got:
-                    raise self._shorter(job, offset)
+                    raise changed(job)
                 digest.update(buffer[:got])
                 if target is not None:
                     self._disk.write_all(target, job.target or "", buffer[:got], offset)
@@ -210,11 +215,26 @@ class Copier:
     def _check(self, job: Job, found: os.stat_result) -> None:
         if self._stored:
             check_stored(self._where, job.name, job.size, found)
-        elif found.st_size < job.size:
-            raise self._shorter(job, found.st_size)
+        elif found.st_size < job.size or (found.st_size > job.size and not self._growing):
+            raise changed(job)
 
-    def _shorter(self, job: Job, size: int) -> CheckpointError:
-        return CheckpointError(f"{job.source} became shorter while it was read: {size} bytes instead of {job.size}")
+    def _check_unchanged(self, job: Job, before: os.stat_result, source: int) -> None:
+        if not (self._stored or self._growing):  # a stored file has digests to compare with
+            check_unchanged(self._disk, job, before, source)
+
+
+def check_unchanged(disk: Disk, job: Job, before: os.stat_result, source: int) -> None:
+    """Raise CheckpointError if an open file was written to since ``before``, or has not the size that was listed."""
+    after = disk.do("look at", job.source, os.fstat, source)
+    if after.st_size != job.size or (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise changed(job)
+
+
+def changed(job: Job) -> CheckpointError:
+    """The error of a file of which only a mixture of states was to be had."""
+    return CheckpointError(
+        f"{job.source} was changed while it was copied: save when nothing writes to it, or leave it out by a selector"
+    )
 
 
 def check_stored(where: str, name: str, size: int, found: os.stat_result) -> None:
@@ -229,6 +249,10 @@ def copy_in(disk: Disk, listing: Listing, folder: str) -> None:
     """Put copies of a foreign folder's files into ``folder``, of which nobody else has a hand on the bytes.
 
     Where the file system can share the blocks of a file until one of the two is written to, no byte is copied.
+
+    Raises:
+        CheckpointError: If a file was changed meanwhile.
+        StorageError: If the disk refused.
     """
     disk.make_folders(folder, listing.directories)
     jobs = [Job(name, source.path, source.size, f"{folder}/{name}") for name, source in listing.files.items()]
@@ -243,10 +267,13 @@ def _clone(disk: Disk, job: Job) -> bool:
 
     assert job.target is not None
     with disk.opened(job.source, os.O_RDONLY) as source:
-        mode = disk.do("look at", job.source, os.fstat, source).st_mode & 0o777 | 0o200
+        before = disk.do("look at", job.source, os.fstat, source)
         try:
-            with disk.opened(job.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as target:
+            with disk.opened(
+                job.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, before.st_mode & 0o777 | 0o200
+            ) as target:
                 disk.do("clone", job.target, fcntl.ioctl, target, FICLONE, source)
+            check_unchanged(disk, job, before, source)
             return True
         except StorageError as e:
             disk.remove_file(job.target)

@@ -99,7 +99,7 @@ class DirectoryStore(Store):
     def put_beside(self, source: Path, name: str) -> None:
         size = self.disk.do("look at", str(source), os.stat, source).st_size
         with self._in_place_of(self._beside(name)) as aside:
-            Copier(self.disk, str(source)).run([Job(name, os.fspath(source), size, aside)])
+            Copier(self.disk, str(source), growing=True).run([Job(name, os.fspath(source), size, aside)])
             with self.disk.opened(aside, os.O_RDONLY) as fd:
                 self.disk.do("sync", aside, os.fsync, fd)
 
@@ -281,9 +281,9 @@ class DirectoryStaging(Staging):
     def written(self) -> Listing:
         if not self._disk.is_folder(self._own):
             raise CheckpointError(f"the folder {self._own} of checkpoint {self.storage_id} was removed or replaced")
+        listing = scan(self._disk, self._own)
         for ours in (f"{self._own}/{INNER}", f"{self._own}/{METADATA}"):
             (self._disk.remove_tree if self._disk.is_folder(ours) else self._disk.remove_file)(ours)
-        listing = scan(self._disk, self._own)
         self._part_from_others(listing)
         return Listing({p: Source(f"{self._own}/{p}", s.size) for p, s in listing.files.items()}, listing.directories)
 
@@ -409,19 +409,21 @@ class DirectoryCheckpoint(StoredCheckpoint):
     ) -> None:
         chunk = self.manifest.chunk_size
         work = share(pieces(self._jobs(names, str(self.path)), chunk), part, parts, chunk)
-        self._check_folders(piece.job.name for piece in work)
-        if digests and self.manifest.verified:
-            self._copier(progress).do(work)
-        else:
-            for piece in work:
-                self._check_size(piece)
+        with self._unless_deleted():
+            self._check_folders(piece.job.name for piece in work)
+            if digests and self.manifest.verified:
+                self._copier(progress).do(work)
+            else:
+                for piece in work:
+                    self._check_size(piece)
 
     def copy_out(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
         self._store.disk.make_folders(os.fspath(folder), folders_of(names).union(directories))
-        self._check_folders(names)
-        self._copier(progress).run(self._jobs(names, str(self.path), folder))
+        with self._unless_deleted():
+            self._check_folders(names)
+            self._copier(progress).run(self._jobs(names, str(self.path), folder))
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:

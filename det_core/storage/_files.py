@@ -121,21 +121,35 @@ class Disk:
         """
         for pause in (0.01, 0.05, 0.2, 1.0, None):
             try:
-                self._empty(path)
-                return self.do("remove folder", path, os.rmdir, path)
+                return self._remove_tree(path)
             except StorageError as e:
-                if e.errno == errno.ENOENT:
-                    return
                 if e.errno != errno.ENOTEMPTY or pause is None:
                     raise
                 time.sleep(pause)
 
-    def _empty(self, path: str) -> None:
-        for entry in self.entries(path):
-            if entry.is_dir(follow_symlinks=False):
-                self.remove_tree(entry.path)
-            else:
-                self.remove_file(entry.path)
+    def _remove_tree(self, path: str) -> None:
+        left = [path]  # a stack of ours: Python's own ends at some 500 folders in one another
+        emptied = []
+        while left:
+            folder = left.pop()
+            try:
+                entries = self.entries(folder)
+            except StorageError as e:
+                if e.errno != errno.ENOENT:
+                    raise
+                continue
+            emptied.append(folder)
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    left.append(entry.path)
+                else:
+                    self.remove_file(entry.path)
+        for folder in reversed(emptied):
+            try:
+                self.do("remove folder", folder, os.rmdir, folder)
+            except StorageError as e:
+                if e.errno != errno.ENOENT:
+                    raise
 
     # What is there.
 

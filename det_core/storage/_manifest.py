@@ -203,7 +203,7 @@ def decode_metadata(data: bytes, where: str) -> dict[str, Any]:
     """Read a stored metadata.json; raises CheckpointCorrupt, in which ``where`` names the checkpoint."""
     try:
         found = json.loads(data)
-    except ValueError as e:
+    except (ValueError, RecursionError) as e:
         raise CheckpointCorrupt(f"{where}: {METADATA} is no JSON ({e})") from e
     if not isinstance(found, dict):
         raise CheckpointCorrupt(f"{where}: {METADATA} holds no object")

@@ -407,9 +407,10 @@ class ObjectCheckpoint(StoredCheckpoint):
         """Compare one part of the files with the manifest: sizes by one listing, bytes by fetching them."""
         chunk = self.manifest.chunk_size
         work = share(pieces(self._jobs(names, self.storage_id), chunk, 1), part, parts, chunk)
-        self._check_sizes({piece.job.name for piece in work})
-        if digests and self.manifest.verified:
-            self._store.fetch(self._where, work, chunk, Meter(progress))
+        with self._unless_deleted():
+            self._check_sizes({piece.job.name for piece in work})
+            if digests and self.manifest.verified:
+                self._store.fetch(self._where, work, chunk, Meter(progress))
 
     def copy_out(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
@@ -422,8 +423,9 @@ class ObjectCheckpoint(StoredCheckpoint):
         if size > free:
             left = OSError(errno.ENOSPC, f"there are {free} bytes left")
             raise disk.error(f"write {size} bytes into", str(folder), left)
-        self._check_sizes(names)
-        self._store.fetch(self._where, pieces(jobs, chunk, 1), chunk, Meter(progress))
+        with self._unless_deleted():
+            self._check_sizes(names)
+            self._store.fetch(self._where, pieces(jobs, chunk, 1), chunk, Meter(progress))
 
     def _check_sizes(self, names: Collection[str]) -> None:
         if not names:

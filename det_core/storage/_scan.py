@@ -53,11 +53,13 @@ def scan(disk: Disk, root: str, selector: Selector | None = None, *, leave: Coll
 
     Raises:
         ValueError: a wanted entry is a link that leads out of the folder, to nothing or to a folder above itself, or
-            is neither a file nor a folder, or has a name that is not UTF-8. The message names it.
+            is neither a file nor a folder, or has a name that is not UTF-8, or that is ours. The message names it.
         StorageError: the folder cannot be read.
     """
-    walk = _Walk(disk, os.path.realpath(root), selector, Listing())
-    walk.folder(root, "", (), False, leave)
+    walk = _Walk(disk, os.path.realpath(root), selector, Listing(), [(root, "", (), False)])
+    while walk.left:
+        walk.folder(*walk.left.pop(), leave)
+        leave = ()
     found = walk.listing
     if selector is not None:
         above = {d for p in (*found.files, *walk.wanted) for d in parents(p)}
@@ -72,18 +74,21 @@ class _Walk:
     top: str
     selector: Selector | None
     listing: Listing
+    left: list[tuple[str, str, tuple[str, ...], bool]]
+    """Folders still to be read: a stack of ours, as Python's own ends at some 500 folders in one another."""
     wanted: set[str] = field(default_factory=set)
 
     def folder(self, folder: str, prefix: str, above: tuple[str, ...], linked: bool, leave: Collection[str]) -> None:
         for entry in self.disk.entries(folder):
-            if entry.name in leave:
-                continue
             path = prefix + entry.name
             link = entry.is_symlink()
             try:
+                if entry.name in leave:
+                    _check_ours(entry)
+                    continue
                 if link:
                     self.check_link(entry, folder, above)
-                if entry.is_dir():
+                if _is_folder(entry):
                     self.enter(entry, path, (*above, os.path.realpath(folder)) if link else above, linked or link, link)
                 elif self.selector is None or self.selector(path):
                     self.listing.files[_utf8(path)] = _source(entry, linked or link)
@@ -97,7 +102,7 @@ class _Walk:
             self.listing.links.append(path)
         if self.selector is not None and self.selector(path + "/"):
             self.wanted.add(path + "/")
-        self.folder(entry.path, path + "/", above, linked, ())
+        self.left.append((entry.path, path + "/", above, linked))
 
     def check_link(self, entry: os.DirEntry[str], folder: str, above: tuple[str, ...]) -> None:
         target = os.path.realpath(entry.path)
@@ -112,6 +117,23 @@ class _Walk:
 
 class _Refused(Exception):
     """An entry that cannot be in a checkpoint; an error only if it is wanted."""
+
+
+def _check_ours(entry: os.DirEntry[str]) -> None:
+    """Refuse what would be left out in silence: it has one of our names, and is another kind of thing."""
+    if _is_folder(entry) != (entry.name == INNER):
+        kind = "file" if entry.name == INNER else "folder"
+        raise _Refused(
+            f"{entry.path} is a {kind} with a name that det_core itself uses in a checkpoint: rename it, or leave it "
+            "out by a selector"
+        )
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as e:  # such as links in a circle
+        raise _Refused(f"{entry.path} cannot be read ({e.strerror}): remove it, or leave it out by a selector") from e
 
 
 def _source(entry: os.DirEntry[str], shared: bool) -> Source:

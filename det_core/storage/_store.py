@@ -497,15 +497,17 @@ class StoredCheckpoint(ABC):
         if entry is None:
             return {}
         data = self._store._read(f"{self.storage_id}/{METADATA}")
-        if data is None or (self.manifest.verified and entry_of(data) != entry):
-            raise CheckpointCorrupt(f"{self._where}: {METADATA} is missing or differs from its manifest")
-        metadata = decode_metadata(data, self._where)
-        header = self.manifest.header
-        if header is not None and metadata.get("steps_completed", header.steps_completed) != header.steps_completed:
-            raise CheckpointCorrupt(
-                f"{self._where}: its manifest says steps_completed {header.steps_completed}, and {METADATA} says "
-                f"{metadata['steps_completed']}"
-            )
+        with self._unless_deleted():
+            if data is None or (self.manifest.verified and entry_of(data) != entry):
+                raise CheckpointCorrupt(f"{self._where}: {METADATA} is missing or differs from its manifest")
+            metadata = decode_metadata(data, self._where)
+            header = self.manifest.header
+            steps = metadata.get("steps_completed")
+            if header is not None and steps is not None and steps != header.steps_completed:
+                raise CheckpointCorrupt(
+                    f"{self._where}: its manifest says steps_completed {header.steps_completed}, and {METADATA} says "
+                    f"{steps}"
+                )
         return metadata
 
     @abstractmethod
@@ -522,6 +524,7 @@ class StoredCheckpoint(ABC):
 
         Raises:
             CheckpointCorrupt: a file is missing or differs.
+            CheckpointNotFound: the checkpoint was deleted meanwhile.
         """
 
     @abstractmethod
@@ -532,7 +535,26 @@ class StoredCheckpoint(ABC):
 
         Raises:
             CheckpointCorrupt: a file is missing or differs.
+            CheckpointNotFound: the checkpoint was deleted meanwhile.
         """
+
+    @contextmanager
+    def _unless_deleted(self) -> Iterator[None]:
+        """Tell what is damaged from what was deleted while it was read, as by retention.
+
+        Raises:
+            CheckpointNotFound: If the checkpoint is gone, in place of the damage that was found.
+        """
+        try:
+            yield
+        except CheckpointCorrupt as e:
+            try:
+                self._store.open(self.storage_id)
+            except CheckpointNotFound:
+                raise CheckpointNotFound(f"{self._where} was deleted while it was read") from e
+            except CheckpointError:
+                pass  # the first error says more
+            raise
 
     def unchanged(self) -> AbstractContextManager[None]:
         """A block in which a script reads :attr:`path`; at its end the files must be as they were.

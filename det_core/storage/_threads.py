@@ -91,8 +91,13 @@ def in_threads(
     started = []
     try:
         for thread in crew:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the process has as many as it may: those that are there do the work
+                break
             started.append(thread)
+        if not started:
+            run()
         left = len(items)
         while left:
             try:

@@ -52,7 +52,7 @@ def test_every_call_of_every_way_to_save(operation: faults.Operation, how: str, 
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("existing", [False, True])
 def test_every_call_of_a_download(existing: bool, how: str, memory: Path) -> None:
-    faults.test_a_download_leaves_whole_files(existing, how, memory)
+    faults.test_download_that_fails_leaves_the_folder_as_it_was(existing, how, memory)
 
 
 @pytest.mark.parametrize("name", ["upload_in_background", "store_path", "store_path_in_background"])

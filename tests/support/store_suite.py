@@ -238,6 +238,20 @@ class CheckpointStoreSuite(ABC):
             with raises(CheckpointCorrupt, "manifest"):
                 store.open(f"c{i}")
 
+    def test_checkpoint_deleted_while_it_is_read_is_not_found(self, tmp_path: Path) -> None:
+        store = self.make_store(tmp_path / "store")
+        stored(store, tmp_path, "one")
+        found = store.open("one")
+        self.make_store(tmp_path / "store").delete("one")
+        for read in (
+            lambda: found.check(found.manifest.files),
+            lambda: found.check(found.manifest.files, digests=False),
+            lambda: found.copy_out(tmp_path / "out", [*FILES], DIRECTORIES),
+            lambda: found.metadata(),
+        ):
+            with raises(CheckpointNotFound, "was deleted while it was read"):
+                read()
+
     def test_parts_of_a_check_cover_every_byte_once(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")

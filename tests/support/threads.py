@@ -51,12 +51,20 @@ def as_ranks(size: int, work: Callable[[core.DistributedContext], T]) -> list[T]
     return [results[rank] for rank in range(size)]
 
 
-def once_it_waits(do: Callable[[], object], file: str = "_commit.py") -> None:
-    """Have ``do`` called, in another thread, once ``file`` waits in this one, so that it is not to go on alone."""
-    waiter = threading.get_ident()
+def once_it_waits(
+    do: Callable[[], object], file: str = "_commit.py", *, thread: threading.Thread | None = None
+) -> None:
+    """Have ``do`` called, in another thread, once ``file`` waits in this one, so that it is not to go on alone.
+
+    Args:
+        do: what to call.
+        file: the module that waits.
+        thread: the thread that waits. Defaults to the caller's.
+    """
+    waiter = (thread or threading.current_thread()).ident
 
     def waits() -> bool:
-        frame, waits = sys._current_frames().get(waiter), False
+        frame, waits = sys._current_frames().get(waiter or 0), False
         while frame is not None:
             waits = waits or frame.f_code.co_name == "wait"
             if waits and frame.f_code.co_filename.endswith(file) and frame.f_code.co_name in ("close", "settle"):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from det_core.cli._say import error, note
 from det_core.cli._session import command_for
+from det_core.cli._signals import interrupted_by_sigterm
 from det_core.cli._status import FAILED, INTERRUPTED
 from det_core.cli.experiment._lines import print_line, print_raw
 from det_core.cli.experiment._queue import Queue
@@ -175,23 +172,6 @@ def _patiently(tail: Tail) -> list[tuple[Trial, dict[str, Any]]]:
             if time.monotonic() > until:
                 raise
             time.sleep(1.0)
-
-
-@contextmanager
-def interrupted_by_sigterm() -> Iterator[None]:
-    """Have SIGTERM do what Ctrl-C does while the block runs."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _come_back(args: argparse.Namespace, experiment: Experiment) -> str:

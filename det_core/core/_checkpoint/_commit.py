@@ -7,7 +7,8 @@ import itertools
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -53,6 +54,7 @@ class CheckpointHandle:
         self._failure: BaseException | None = None
         self._stop: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._beginner = threading.current_thread()
         self.storage_id, self.path = staging.storage_id, path
 
     def commit(self, blocking: bool = True) -> None:
@@ -69,6 +71,7 @@ class CheckpointHandle:
         Raises:
             CheckpointConflict: ranks wrote different files under one name, or gave different metadata.
             StorageError: the store refused; the message names path and operation.
+            CheckpointError: with ``blocking=False``, this process can start no thread.
             ValueError: a link in the folder leads out of it.
             RuntimeError: this checkpoint was committed or aborted before.
 
@@ -140,6 +143,12 @@ class CheckpointHandle:
         """Whether it was neither committed nor aborted."""
         return not self._ending.is_set()
 
+    @property
+    def is_open_here(self) -> bool:
+        """Whether it is open, and nothing but this thread is known to end it: to wait for that would be for ever."""
+        beginner = self._beginner
+        return self.is_open and (beginner is threading.current_thread() or not beginner.is_alive())
+
     def drop(self, *, quietly: bool = False) -> None:
         """Remove what was written without a word to the other ranks: they do the same, or are told that it left."""
         why = CheckpointError(f"checkpoint {self.storage_id} was not committed when the context was closed")
@@ -187,15 +196,41 @@ class CheckpointHandle:
         """Do the work that ends it, once, here or in a thread; raise why it failed, if that is waited for."""
         if not self._claimed(reason):
             return False
-        if not blocking:
-            # No daemon, and none of concurrent.futures: a script that ends without close() has its checkpoint.
-            self._thread = threading.Thread(target=self._run, args=(work,), name="det_core-upload")
-            self._thread.start()
-            return True
-        self._run(work)
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        if blocking or not self._start_thread(work, reason):
+            self._run(work)
+            error, self._error = self._error, None
+            if error is not None:
+                raise error
+        return True
+
+    def _start_thread(self, work: Callable[[], None], reason: BaseException | None) -> bool:
+        """Return whether a thread does the work; of one that can be aborted only, all ranks are told.
+
+        Raises:
+            CheckpointError: it was to be committed, and is aborted.
+        """
+        # Not a daemon, nor one of concurrent.futures: a script that ends without close() has its checkpoint.
+        thread = threading.Thread(target=self._run, args=(work,), name="det_core-upload")
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as e:
+            if reason is not None:
+                return False
+            error = self._told(
+                CheckpointError(
+                    f"this process cannot start a thread ({e}): save with blocking=True, or raise its limits of "
+                    "threads and memory"
+                )
+            )
+
+            def give_up() -> None:
+                self._give_up(error)
+                raise error
+
+            self._run(give_up)
+            self._error = None
+            raise error from e
+        self._thread = thread
         return True
 
     def _run(self, work: Callable[[], None]) -> None:
@@ -241,6 +276,9 @@ class CheckpointHandle:
 class Commits:
     """The checkpoints that one rank writes, one at a time: so all ranks have one order, and none is announced.
 
+    Threads take turns. A call has :meth:`turn` until its checkpoint is written or a handle has it; the next turn goes
+    on when that handle is over. Sharded calls of several threads meet in the order in which each rank's threads come.
+
     Args:
         store: where they lie.
         run_id: the run that writes.
@@ -268,25 +306,50 @@ class Commits:
         self._deadline, self._say = deadline, say
         self._ordinals = itertools.count(1)
         self._last: CheckpointHandle | None = None
+        self._turns = threading.Condition()
+        self._turn_of: threading.Thread | None = None
+        self._closed = False
         self._newest: Header | None = None
         self._told_empty = False
         self._pid = os.getpid()
 
-    def admit(self, together: Together, if_busy: str) -> None:
-        """Wait until the checkpoint before is over, on every rank, or refuse; raise why it failed, if nobody was told.
+    @contextmanager
+    def turn(self, together: Together, if_busy: str) -> Iterator[None]:
+        """Let one thread of this rank at a time begin a checkpoint, when the one before is over on every rank.
 
         Raises:
-            CheckpointBusy: it is being saved, and a rank refuses to wait; or a rank has not ended it.
+            CheckpointBusy: one is being saved, and a rank refuses to wait; or this thread has not ended the last one.
+            ContextClosed: the context was closed meanwhile.
+            Exception: why the one before failed, if nobody was told.
+        """
+        with self._turns:
+            if self._turn_of is threading.current_thread():  # such as a signal's handler, in the middle of a save
+                raise CheckpointBusy("this very thread is saving a checkpoint: one is saved at a time")
+            if self._turn_of is not None and if_busy == "refuse" and not together.shared:
+                raise CheckpointBusy("another thread is saving a checkpoint, and if_busy='refuse' was asked for")
+            self._turns.wait_for(lambda: self._turn_of is None)
+            self._turn_of = threading.current_thread()
+        try:
+            self._admit(together, if_busy)
+            yield
+        finally:
+            with self._turns:
+                self._turn_of = None
+                self._turns.notify_all()  # one that is interrupted as it wakes would take a single one with it
+
+    def _admit(self, together: Together, if_busy: str) -> None:
+        """Wait until the checkpoint before is over, on every rank, or refuse; raise why it failed, if nobody was told.
+
+        Ranks say first whether they are busy, and wait then: else one that refuses would wait for one that waits.
         """
 
         def known() -> tuple[str, bool, str | None]:
             if if_busy not in ("wait", "refuse"):
                 raise ValueError(f"if_busy={if_busy!r}: expected 'wait' or 'refuse'")
+            self._check_open()
             last = self._last
-            if last is not None and last.is_open:
-                raise CheckpointBusy(
-                    f"checkpoint {last.storage_id} was begun, and neither committed nor aborted: one is open at a time"
-                )
+            if last is not None and last.is_open_here:
+                raise self._not_ended(last)
             return if_busy, last is not None, None if last is None or last.done else last.storage_id
 
         found = together.gather(known) or []
@@ -302,10 +365,33 @@ class Commits:
 
     def settle(self) -> None:
         """Wait until the last one is over, and raise why it failed."""
-        if self._last is not None:
-            self._last._over.wait()
-            self.raise_failure()
-            self._last = None
+        last = self._last
+        if last is None:
+            return
+        while not last._over.wait(LOOK):
+            self._check_open()
+            if last.is_open_here:  # the thread that began it has ended meanwhile
+                raise self._not_ended(last)
+        self._check_open()
+        self.raise_failure()
+        self._last = None
+
+    def wait(self, timeout: float | None) -> bool:
+        """Wait until nothing is being saved in the background; see :meth:`CheckpointContext.wait`."""
+        last = self._last
+        if last is not None and not last.is_open and not last._over.wait(timeout):
+            return False
+        self.raise_failure()
+        return True
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ContextClosed("this CheckpointContext was closed while the call waited for its turn")
+
+    def _not_ended(self, last: CheckpointHandle) -> CheckpointBusy:
+        return CheckpointBusy(
+            f"checkpoint {last.storage_id} was begun, and neither committed nor aborted: one is open at a time"
+        )
 
     def opened(self, handle: CheckpointHandle) -> CheckpointHandle:
         """Note the one that is written now."""
@@ -361,6 +447,7 @@ class Commits:
         Raises:
             CheckpointError: it was not saved; if there was no time left, that names the newest that is.
         """
+        self._closed = True
         last = self._last
         if last is None or self.is_forked:
             return

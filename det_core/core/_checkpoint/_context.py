@@ -91,6 +91,7 @@ class CheckpointContext:
         )  # fmt: skip
         self._start_search = StartSearch(distributed, store, self._reader, self._start, run_id=run_id, say=say)
         self._snapshots = Snapshots()
+        self._warned_of_copy = False
         self._closed = False
 
     # Saving.
@@ -111,7 +112,8 @@ class CheckpointContext:
         ``torch.load`` reads the file, also with ``weights_only=True``. With ``blocking=False`` this is the way to save
         that costs a training loop least: the call copies the state, with its tensors from whichever devices, into
         memory that is kept for that, and returns; the state may be changed at once. The file is written and committed
-        by a thread. That takes memory of the size of the state, on this machine.
+        by a thread. That takes memory of the size of the state, on this machine. A state that cannot be copied, as one
+        with a sparse CSR tensor, is written before the call returns, and a warning says so.
 
         Args:
             state: what ``torch.save`` takes.
@@ -131,8 +133,8 @@ class CheckpointContext:
                 :meth:`upload`.
             TypeError: ``files`` holds something else.
             MissingExtra: torch is not installed.
-            Exception: what in the state cannot be copied, or, with ``blocking=True``, pickled. Nothing was done. With
-                ``blocking=False`` what cannot be pickled is told like any failure in the background.
+            Exception: what in the state cannot be pickled; with ``blocking=False`` it may be told like any failure in
+                the background.
         """
         self._check()
         require("torch", extra="torch", purpose="checkpoint.save()")
@@ -147,8 +149,7 @@ class CheckpointContext:
                 write_state(disk, path, state)
                 handle.commit()
             else:
-                copied = self._snapshots.take(state)
-                handle.commit_after(lambda tick: write_state(disk, path, copied, tick), blocking=False)
+                handle.commit_after(self._copied(state, path), blocking=False)
         except BaseException as e:
             handle.abort(e, blocking)
             raise
@@ -208,10 +209,21 @@ class CheckpointContext:
             folder.check(self._store.root)
             return folder.offer(self._plain(metadata, shard))
 
-        self._commits.admit(together, if_busy)
-        agreed = agree(together, offer)
-        staging = self._stage(together, shard)
-        if not blocking:
+        with self._commits.turn(together, if_busy):
+            agreed = agree(together, offer)
+            staging = self._stage(together, shard)
+            if blocking:
+                try:
+                    finish = functools.partial(self._commits.finish, staging)
+                    write(
+                        together, disk, staging, agreed,
+                        lambda listing: staging.put(listing, self._progress), finish,
+                    )  # fmt: skip
+                except BaseException as e:
+                    self._commits.note_abort(e, staging.storage_id, metadata)
+                    remove(staging)
+                    raise
+                return staging.storage_id
             mine = agreed.listing.without(agreed.part.same)
             handle = self._handle(together, staging, None if metadata is None else plain_metadata(metadata))
             try:
@@ -219,16 +231,8 @@ class CheckpointContext:
             except BaseException:
                 handle.drop(quietly=True)  # every rank does
                 raise
-            handle.commit(blocking=False)
-            return handle.storage_id
-        try:
-            finish = functools.partial(self._commits.finish, staging)
-            write(together, disk, staging, agreed, lambda listing: staging.put(listing, self._progress), finish)
-        except BaseException as e:
-            self._commits.note_abort(e, staging.storage_id, metadata)
-            remove(staging)
-            raise
-        return staging.storage_id
+        handle.commit(blocking=False)
+        return handle.storage_id
 
     @block("ctx.checkpoint.store_path(…) as (path, storage_id)")
     def store_path(
@@ -278,6 +282,24 @@ class CheckpointContext:
         """
         self._check()
         return self._begin("begin", metadata, shard, if_busy)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until no checkpoint is being saved in the background.
+
+        Each rank asks for itself, in any thread. A checkpoint that was begun, and not yet committed, is not waited for.
+
+        Args:
+            timeout: maximum wait in seconds. Defaults to None: as long as it takes.
+
+        Returns:
+            whether nothing is being saved any more.
+
+        Raises:
+            CheckpointError: If the last one could not be saved and no call has said so; the message says why.
+        """
+        self._check()
+        self._commits.check_process()
+        return self._commits.wait(timeout)
 
     # Getting back.
 
@@ -455,10 +477,10 @@ class CheckpointContext:
 
     def _begin(self, call: str, metadata: Mapping[str, Any] | None, shard: bool, if_busy: str) -> CheckpointHandle:
         together = self._writers(call, shard)
-        self._commits.admit(together, if_busy)
-        given = together.gather(lambda: self._plain(metadata, shard))
-        together.chief(lambda: check_steps(merge_metadata(given or [])))
-        return self._handle(together, self._stage(together, shard), metadata)
+        with self._commits.turn(together, if_busy):
+            given = together.gather(lambda: self._plain(metadata, shard))
+            together.chief(lambda: check_steps(merge_metadata(given or [])))
+            return self._handle(together, self._stage(together, shard), metadata)
 
     def _writers(self, call: str, shard: bool) -> Together:
         self._commits.check_process()
@@ -489,6 +511,22 @@ class CheckpointContext:
             if made:
                 remove(made[0])
             raise
+
+    def _copied(self, state: Any, path: Path) -> Callable[[Progress], None]:
+        """Copy a state, and return what writes the copy to ``path``; one that cannot be copied is written here."""
+        disk = self._store.disk
+        try:
+            copied = self._snapshots.take(state)
+        except Exception as e:  # of torch's, of a class of the user's, or of memory
+            write_state(disk, path, state)
+            if not self._warned_of_copy:
+                self._warned_of_copy = True
+                log.warning(
+                    "save(blocking=False) writes the state in the call, as it cannot be copied: %s: %s",
+                    type(e).__name__, e,
+                )  # fmt: skip
+            return lambda _tick: None
+        return lambda tick: write_state(disk, path, copied, tick)
 
     def _handle(self, together: Together, staging: Staging, metadata: Mapping[str, Any] | None) -> CheckpointHandle:
         try:

@@ -16,6 +16,8 @@ from det_core.storage import Disk, FileEntry, Listing, Staging, digests
 log = logging.getLogger("det_core.checkpoint")
 T = TypeVar("T")
 HOW = 'pass metadata={"steps_completed": N, ...}, N being the batches (or what else you count) trained so far'
+MAX_DEPTH = 200
+"""Dictionaries and lists in one another, in metadata: the journal's JSON ends at 254, with its own around them."""
 _SIMPLE = {str, int, float, bool, type(None)}
 _MISTAKES = {kind.__name__: kind for kind in (ValueError, TypeError, RuntimeError)}
 
@@ -376,7 +378,9 @@ def _merge(
     return merged
 
 
-def _plain(value: Any, path: str) -> Any:
+def _plain(value: Any, path: str, depth: int = 0) -> Any:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"metadata is nested deeper than {MAX_DEPTH} levels, or holds itself, at {path[:60]}…")
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):
@@ -384,9 +388,9 @@ def _plain(value: Any, path: str) -> Any:
     if isinstance(value, float):
         return float(value)
     if isinstance(value, Mapping):
-        return {_key(key, path): _plain(item, f"{path}/{key}") for key, item in value.items()}
+        return {_key(key, path): _plain(item, f"{path}/{key}", depth + 1) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}/{i}") for i, item in enumerate(value)]
+        return [_plain(item, f"{path}/{i}", depth + 1) for i, item in enumerate(value)]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         return _plain(value.item(), path)
     if hasattr(value, "__index__"):

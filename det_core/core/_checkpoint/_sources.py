@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from det_core.core._checkpoint._sharding import Offering
-from det_core.storage import Disk, Listing, Selector, Source, copy_in, host_identity, scan
+from det_core.storage import Disk, Listing, Selector, Source, copy_in, folders_of, host_identity, scan
 from det_core.storage._names import INNER, METADATA, is_inner_path
 
 FolderOrFolders = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
@@ -81,39 +82,58 @@ class Extras:
 
     Raises:
         TypeError, ValueError: one of them cannot be in the checkpoint; the message names it.
+        StorageError: one of them cannot be read.
     """
 
     def __init__(self, disk: Disk, files: Mapping[str, bytes | os.PathLike[str]], *, beside: str) -> None:
         self._disk = disk
-        self._files = dict(files)
-        for name, content in self._files.items():
+        self._contents: dict[str, bytes] = {}
+        self._copies: list[Listing] = []
+        for name, content in files.items():
             check_name(name)
             if name == beside:
                 raise ValueError(f"files[{name!r}] has the name of the state's own file")
             if isinstance(content, bytes | bytearray | memoryview):
+                self._contents[name] = content
                 continue
             if isinstance(content, str) or not isinstance(content, os.PathLike):
                 raise TypeError(
                     f"files[{name!r}] is a {type(content).__name__}: expected bytes (text.encode()) or a pathlib.Path"
                 )
-            if not os.path.exists(content):
-                raise ValueError(f"files[{name!r}]: {os.fspath(content)} does not exist")
+            self._copies.append(self._listing(name, content))
+        _refuse_conflicts([beside, *self._contents], self._copies)
 
     def write(self, folder: Path) -> None:
-        """Put them into ``folder``."""
-        for name, content in self._files.items():
+        """Put them into ``folder``.
+
+        Raises:
+            StorageError: The disk refused; the message names path and operation.
+        """
+        for name, content in self._contents.items():
             path = folder / name
-            if not isinstance(content, os.PathLike):
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-                continue
-            source = os.path.abspath(content)
-            if os.path.isdir(source):
-                listing = _below(name, self._disk, source, None)
-            else:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                listing = Listing({name: Source(source, os.path.getsize(source))})
+            self._disk.make_folders(os.fspath(path.parent))
+            self._disk.write_file(os.fspath(path), content, sync=False)  # the commit syncs it
+        for listing in self._copies:
+            self._disk.make_folders(os.fspath(folder), folders_of(listing.files))
             copy_in(self._disk, listing, os.fspath(folder))
+
+    def _listing(self, name: str, path: os.PathLike[str]) -> Listing:
+        source = os.path.abspath(path)
+        if os.path.isdir(source):
+            return _below(name, self._disk, source, None)
+        if not os.path.exists(source):
+            raise ValueError(f"files[{name!r}]: {os.fspath(path)} does not exist")
+        return Listing({name: Source(source, self._disk.do("look at", source, os.path.getsize, source))})
+
+
+def _refuse_conflicts(files: Sequence[str], copies: Sequence[Listing]) -> None:
+    """Raise ValueError if a path is given twice, or both as a file and as a folder."""
+    counts = Counter([*files, *(path for listing in copies for path in listing.files)])
+    folders = folders_of(counts).union(*(listing.directories for listing in copies))
+    for path, count in counts.items():
+        if count > 1 or f"{path}/" in folders:
+            what = "two files" if count > 1 else "a file and a folder"
+            raise ValueError(f"name= and files= give {what} the path {path!r}: rename one of them")
 
 
 def check_name(name: str) -> None:

@@ -17,13 +17,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import torch
-
 from det_core import core
 from det_core._env import Environment
 from det_core.errors import CheckpointError
 from det_core.pytorch._callback import Hooks
-from det_core.pytorch._checkpoint import Content, Files, apply_callbacks, random_state_of, read_progress, write_files
+from det_core.pytorch._checkpoint import (
+    Content,
+    Files,
+    apply_callbacks,
+    random_state_of,
+    read_progress,
+    write_files,
+    write_state,
+)
 from det_core.pytorch._original import load_weights
 from det_core.pytorch.deepspeed._context import DeepSpeedTrialContext
 from det_core.pytorch.deepspeed._trial import DeepSpeedTrial
@@ -52,7 +58,7 @@ class Shards:
         blocking = "on_checkpoint_upload_end" in hooks.anywhere
         metadata = self._files.metadata(content)
         with self._core.checkpoint.store_path(metadata, shard=True, blocking=blocking) as (path, storage_id):
-            torch.save(state, path / OWN.format(self._rank))
+            write_state(state, path / OWN.format(self._rank))
             self._trial.save(self._context, path)
             if self._rank == 0:
                 write_files(self._files.files(content), path)

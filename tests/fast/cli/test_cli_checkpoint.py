@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,45 @@ def test_download(home: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "bad").exists()
     (tmp_path / "file").write_text("x")
     assert "is not a folder" in det_core("download", "latest", tmp_path / "file", check=1).stderr
+
+
+HELD_UP = """
+import sys
+from det_core.storage import Disk
+
+do = Disk.do
+def held_up(self, operation, path, function, *args):
+    if operation == "write" and "/.det_core-tmp-" in path:
+        print("copying", flush=True)
+        sys.stdin.read()
+    return do(self, operation, path, function, *args)
+Disk.do = held_up
+
+from det_core.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_download_that_is_ended_leaves_nothing_for_good(home: Path, tmp_path: Path, there: bool) -> None:
+    """SIGTERM cleans up; what kill -9 leaves goes with the next download."""
+    run_with_checkpoints(home, tmp_path)
+    target = tmp_path / "targets" / "out"
+    (target if there else target.parent).mkdir(parents=True)
+    before = [*target.parent.rglob("*")]
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        command = [sys.executable, "-c", HELD_UP, "checkpoint", "download", "latest", str(target)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None and process.stdout.readline() == "copying\n"
+            process.send_signal(number)
+            if number == signal.SIGTERM:
+                process.communicate()  # ends its input, so that it goes on
+        assert process.returncode == (130 if number == signal.SIGTERM else -signal.SIGKILL)
+        left = [path for path in target.parent.rglob("*") if path not in before]
+        assert bool(left) == (number == signal.SIGKILL), left
+    det_core("download", "latest", target)
+    assert [path.name for path in target.parent.iterdir()] == ["out"]
+    assert {*FILES, "metadata.json"} == {p.relative_to(target).as_posix() for p in target.rglob("*") if p.is_file()}
 
 
 def test_verify_names_what_is_damaged_and_goes_on(home: Path, tmp_path: Path) -> None:

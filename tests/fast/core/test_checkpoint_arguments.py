@@ -196,6 +196,14 @@ class TestLinks:
         with pytest.raises(ValueError, match=r"sub/up .*holds it"):
             context.upload(source, STEPS)
 
+    def test_links_in_a_circle_are_refused(self, context: CheckpointContext, tmp_path: Path) -> None:
+        source = fill(tmp_path / "source")
+        (source / "a").symlink_to("b")
+        (source / "b").symlink_to("a")
+        with pytest.raises(ValueError, match=r"source/a .*levels of symbolic links"):
+            context.upload(source, STEPS)
+        context.upload(source, STEPS, selector=lambda path: path not in ("a", "b", "a/", "b/"))
+
     def test_two_links_that_lead_into_each_other_are_refused(self, context: CheckpointContext, tmp_path: Path) -> None:
         source = tmp_path / "source"
         fill(source, {"a/x": b"x", "b/y": b"y"})
@@ -209,6 +217,33 @@ def link(folder: Path) -> None:
     """A link to a file, and one to a folder."""
     (folder / "latest").symlink_to("rng")
     (folder / "all").symlink_to(folder / "sub")
+
+
+def test_folders_deeper_than_the_stack_of_python_are_stored(context: CheckpointContext, tmp_path: Path) -> None:
+    depth = 600
+    (source := tmp_path / "source").mkdir()
+    (source / "/".join("d" * depth)).mkdir(parents=True)
+    (source / "/".join("d" * depth) / "f").write_text("x")
+    storage_id = context.upload(source, STEPS)
+    with context.store_path(STEPS) as (path, _):
+        (path / "/".join("d" * depth)).mkdir(parents=True)
+    context.download(storage_id, tmp_path / "out")
+    assert (tmp_path / "out" / "/".join("d" * depth) / "f").read_text() == "x"
+    context.delete(storage_id)
+    assert not (tmp_path / "store" / storage_id).exists()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("metadata.json", "folder"), (".det_core", "file")])
+def test_name_of_ours_with_other_content_is_refused(
+    context: CheckpointContext, name: str, kind: str, tmp_path: Path
+) -> None:
+    """To leave it out would lose it in silence."""
+    source = fill(tmp_path / "source", {f"{name}/mine" if kind == "folder" else name: b"mine"})
+    with pytest.raises(ValueError, match=f"{name} is a {kind} with a name that det_core itself uses"):
+        context.upload(source, STEPS)
+    with pytest.raises(ValueError, match=f"{name} is a {kind}"), context.store_path(STEPS) as (path, _):
+        fill(path, {f"{name}/mine" if kind == "folder" else name: b"mine"})
+    context.upload(source, STEPS, selector=lambda path: not path.startswith(name))
 
 
 def test_what_is_no_file_is_refused(context: CheckpointContext, tmp_path: Path) -> None:

@@ -69,8 +69,44 @@ class Cloning(Disk):
         return None
 
 
+class Rewriting(Cloning):
+    """A disk on which a file is written anew, in place, after some of it was copied.
+
+    Args:
+        file: the file.
+        clones: whether the disk can clone.
+    """
+
+    def __init__(self, file: Path, clones: bool) -> None:
+        super().__init__("here")
+        self.file, self.clones = file, clones
+        os.utime(file, (1, 1))  # so the time of the write differs, however coarse the clock of the file system is
+
+    def do(self, operation: str, path: str, function: Any, *args: Any) -> Any:
+        if operation == "clone" and not self.clones:
+            raise self.error(operation, path, OSError(errno.EOPNOTSUPP, "not here"))
+        result = super().do(operation, path, function, *args)
+        if operation == ("clone" if self.clones else "read") and self.file.stat().st_mtime == 1:
+            with self.file.open("r+b") as file:
+                file.write(b"n" * self.file.stat().st_size)
+        return result
+
+
 class TestUpload:
     """``upload(blocking=False)``."""
+
+    @pytest.mark.parametrize(("blocking", "clones"), [(True, False), (False, False), (False, True)])
+    def test_file_that_is_rewritten_while_it_is_copied_is_an_error(
+        self, blocking: bool, clones: bool, tmp_path: Path
+    ) -> None:
+        source = fill(tmp_path / "source", {"model.pt": b"o" * 1_000_000})
+        with context_on(tmp_path, Rewriting(source / "model.pt", clones)) as (context, _):
+            with pytest.raises(CheckpointError, match=f"{source}/model.pt was changed while it was copied"):
+                context.upload(source, STEPS, blocking=blocking)
+            assert listed(tmp_path / "store") == []
+            storage_id = context.upload(source, STEPS, blocking=blocking)
+        assert tree(tmp_path / "store" / storage_id)["model.pt"] == b"n" * 1_000_000
+        nothing_is_left_over(tmp_path / "store", restart=0)
 
     @pytest.mark.parametrize("disk", [None, Cloning("here")])
     def test_the_source_may_be_overwritten_at_once(self, disk: Disk | None, tmp_path: Path) -> None:

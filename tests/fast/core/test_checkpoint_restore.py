@@ -12,7 +12,7 @@ import pytest
 
 from det_core import core
 from det_core.core._checkpoint import CheckpointContext, DownloadMode
-from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError
+from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError, StorageError
 from det_core.storage import DirectoryStore, Disk
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, tree
 from support.threads import as_ranks
@@ -75,6 +75,26 @@ def test_download_into_a_folder_that_is_there(
     (tmp_path / "file").write_text("x")
     with pytest.raises(ValueError, match="not a folder"):
         context.download(stored, tmp_path / "file", mode)
+
+
+@pytest.mark.parametrize("way", ["file for folder", "folder for file", "link elsewhere"])
+def test_download_that_something_is_in_the_way_of_changes_nothing(
+    context: CheckpointContext, stored: str, way: str, tmp_path: Path
+) -> None:
+    target = fill(tmp_path / "out", {"model.pt": b"an older one", "rng": b"older"})
+    elsewhere = fill(tmp_path / "elsewhere", {"optimizer.pt": b"mine"})
+    if way == "file for folder":
+        (target / "sub").write_text("mine")
+    elif way == "folder for file":
+        fill(target / "sub" / "optimizer.pt", {"mine": b"mine"})
+    else:
+        (target / "sub").symlink_to(elsewhere)
+    before = tree(target)
+    with pytest.raises(ValueError, match=f"{target}/sub.*: remove it, or name another folder"):
+        context.download(stored, target)
+    assert tree(target) == before and tree(elsewhere) == {"optimizer.pt": b"mine"}
+    context.download(stored, target, selector=lambda path: not path.startswith("sub"))
+    assert (target / "rng").read_bytes() == FILES["rng"]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -338,6 +358,27 @@ class TestRanks:
         opened = [[n for n in disk.opened_files if n in files] for disk in self.disks.values()]
         assert sorted(n for names in opened for n in names) == sorted(files), "each file is read once"
         assert all(len(names) >= 5 for names in opened)
+
+    def test_download_that_fails_on_one_rank_is_taken_back_by_all(self, stored: str, tmp_path: Path) -> None:
+        older = dict.fromkeys(FILES, b"older")
+        fill(tmp_path / "out", older)
+
+        def work(context: CheckpointContext, rank: int) -> None:
+            disk = self.disks[rank]
+            if rank == 1:
+                do = disk.do
+
+                def full(operation: str, path: str, *args: Any) -> Any:
+                    if operation == "rename" and "/.det_core/" not in args[1]:
+                        raise disk.error(operation, path, OSError(5, "Input/output error"))
+                    return do(operation, path, *args)
+
+                disk.do = full  # type: ignore[method-assign,assignment]
+            context.download(stored, tmp_path / "out")
+
+        found = self.each(2, tmp_path, work)
+        assert all(isinstance(error, StorageError) for error in found)
+        assert tree(tmp_path / "out") == older
 
     def test_ranks_with_folders_of_their_own_get_all(self, stored: str, tmp_path: Path) -> None:
         self.each(3, tmp_path, lambda context, rank: context.download(stored, tmp_path / f"out{rank // 2}"))

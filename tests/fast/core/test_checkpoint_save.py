@@ -207,6 +207,42 @@ def test_what_changes_after_the_call_does_not_reach_it(tmp_path: Path) -> None:
     assert all(equal(a, load(tmp_path, i)) for a, i in zip(expected, ids, strict=True))
 
 
+class Bare(torch.Tensor):
+    """A subclass that torch can pickle, and not copy."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.Tensor.new_empty:
+            raise NotImplementedError("no new_empty")
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", ["csr", "nested", "subclass"])
+def test_save_in_background_takes_what_cannot_be_copied(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    if kind == "csr":
+        tensor = torch.eye(3).to_sparse_csr()
+    elif kind == "nested":
+        tensor = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    else:
+        tensor = torch.ones(3).as_subclass(Bare)
+    weights = torch.zeros(3)
+    with context_on(tmp_path) as (context, _):
+        ids = []
+        for _ in "ab":
+            ids.append(context.save({"odd": tensor, "weights": weights}, STEPS, blocking=False))
+            weights.add_(1)
+        ids.append(context.save({"weights": weights}, STEPS, blocking=False))
+    assert listed(tmp_path / "store") == ids
+    found = [load(tmp_path, storage_id, weights_only=False) for storage_id in ids]
+    assert [each["weights"].tolist() for each in found] == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
+    assert type(found[0]["odd"]) is type(tensor) and found[0]["odd"].layout is tensor.layout
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("save(blocking=False) writes the state in the call, as it cannot be copied: ")
+
+
 def test_metadata_that_is_not_finite(tmp_path: Path) -> None:
     metadata = {**STEPS, "loss": math.nan, "best": -math.inf, "none": None}
     with context_on(tmp_path) as (context, recorder):

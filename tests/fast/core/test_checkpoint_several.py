@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import errno
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from det_core import core
-from det_core.errors import CheckpointConflict
+from det_core import client, core
+from det_core.errors import CheckpointConflict, StorageError
+from support.checkpoints import listed
+from support.disks import small_disk
 from support.ranks import running
 
 torch = pytest.importorskip("torch")
@@ -68,13 +71,39 @@ def test_mistakes_in_files(files: dict[str, object], kind: type[Exception], mess
         assert ctx.checkpoint.save({}, STEP), "nothing was begun"
 
 
-def test_a_file_in_the_way_of_another_leaves_no_checkpoint() -> None:
+@pytest.mark.parametrize(
+    ("name", "files", "path"),
+    [
+        ("state.pt", {"a": b"", "a/b": b""}, "a"),
+        ("state.pt", {"state.pt/b": b""}, "state.pt"),
+        ("a/state.pt", {"a": b""}, "a"),
+        ("a.py/state.pt", {"a.py": "a.py"}, "a.py"),
+        ("code/a.py", {"code": "."}, "code/a.py"),
+        ("state.pt", {"code": ".", "code/a.py": b""}, "code/a.py"),
+        ("state.pt", {"code": ".", "code/empty": b""}, "code/empty"),
+    ],
+)
+def test_files_in_conflict_are_refused(source: Path, name: str, files: dict[str, Any], path: str) -> None:
+    given = {key: source / content if isinstance(content, str) else content for key, content in files.items()}
     with core.init() as ctx:
-        with pytest.raises((OSError, ValueError)):
-            ctx.checkpoint.save({}, STEP, files={"a": b"", "a/b": b""}, blocking=False)
-        ctx.checkpoint.save({}, STEP, blocking=False)
-    folder = next((Path(os.environ["DET_CORE_HOME"]) / "runs").glob("*/checkpoints"))
-    assert len([p for p in folder.iterdir() if not p.name.startswith(".")]) == 1
+        for blocking in (True, False):
+            with pytest.raises(ValueError, match=f"the path '{path}'"):
+                ctx.checkpoint.save({}, STEP, name=name, files=given, blocking=blocking)
+        ctx.checkpoint.save({}, STEP)
+    assert len(client.checkpoints(run=ctx.run_id)) == 1
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_disk_error_in_files_is_a_storage_error_with_its_path(blocking: bool, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "small", "1m") as disk, core.init(checkpoint_storage=disk / "store") as ctx:
+        with pytest.raises(StorageError, match=r"cannot write .*/large: No space left") as caught:
+            ctx.checkpoint.save({}, STEP, files={"large": bytes(2_000_000)}, blocking=blocking)
+        assert caught.value.errno == errno.ENOSPC
+        for files in ({"x" * 300: b""}, {"x" * 300 + "/f": b""}):
+            with pytest.raises(StorageError, match=r"xxx.*: File name too long"):
+                ctx.checkpoint.save({}, STEP, files=files, blocking=blocking)
+        ctx.checkpoint.save({}, STEP, files={"small": b"s"})
+        assert len(listed(disk / "store")) == 1
 
 
 def test_several_folders_in_one_checkpoint(source: Path, tmp_path: Path) -> None:

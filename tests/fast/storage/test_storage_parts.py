@@ -290,14 +290,16 @@ class TestCopier:
         assert len(seen) == 1 and 0 < seen[0] < size
         assert disk.read < 2 * size // (128 << 10) // 4, "it went on to the end"
 
-    def test_a_file_that_shrinks_is_told(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("listed", [3, 6])
+    def test_file_of_another_size_than_listed_is_an_error(self, listed: int, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"12345")
-        with pytest.raises(CheckpointError, match="became shorter"):
-            Copier(Disk("here"), "here").run([Job("f", str(tmp_path / "source"), 6, str(tmp_path / "target"))])
+        with pytest.raises(CheckpointError, match=f"{tmp_path}/source was changed while it was copied"):
+            Copier(Disk("here"), "here").run([Job("f", str(tmp_path / "source"), listed, str(tmp_path / "target"))])
 
-    def test_a_file_that_grows_is_copied_as_it_was(self, tmp_path: Path) -> None:
+    def test_file_that_may_grow_is_copied_as_it_was(self, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"12345")
-        Copier(Disk("here"), "here").run([Job("f", str(tmp_path / "source"), 3, str(tmp_path / "target"))])
+        job = Job("f", str(tmp_path / "source"), 3, str(tmp_path / "target"))
+        Copier(Disk("here"), "here", growing=True).run([job])
         assert (tmp_path / "target").read_bytes() == b"123"
 
     @given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 9))
