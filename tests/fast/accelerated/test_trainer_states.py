@@ -168,13 +168,19 @@ def test_case_23_a_scheduler_of_weight_decay_without_state_methods(tmp_path: Pat
 
 def test_a_checkpoint_of_another_model_through_the_core() -> None:
     wide = torch.utils.data.TensorDataset(torch.randn(40, 5), torch.randn(40, 1))
-    with core.init():
+    with core.init(name="mine"):
         train(a_trainer(model=nn.Linear(5, 1)), 1, wide)
     trainer = a_trainer(Recording, [Events])
-    with pytest.raises(CheckpointError, match="does not fit this training's model"), core.init(resume="latest"):
+    with (
+        pytest.raises(CheckpointError, match="does not fit this training's model"),
+        core.init(name="mine", resume="latest"),
+    ):
         train(trainer)
     assert trainer.log == ["on_init_end"]  # type: ignore[attr-defined]
-    with pytest.raises(CheckpointError, match="0 schedulers, and this training has 1"), core.init(resume="latest"):
+    with (
+        pytest.raises(CheckpointError, match="0 schedulers, and this training has 1"),
+        core.init(name="mine", resume="latest"),
+    ):
         train(a_trainer(model=nn.Linear(5, 1)), 1, wide, create_scheduler_fn=halving)
 
 
