@@ -24,6 +24,8 @@ LOOK = 0.1
 """Seconds between two looks whether there is still time."""
 SOON = 5.0
 """Seconds that a save may take while a preempted process ends, before a person is told that it is waited for."""
+OPEN_NOTICE_DELAY = 60.0
+"""Seconds that a thread waits for what another one has begun before it says so: the two may wait for each other."""
 STOPPING = 5.0
 """Seconds that a commit gets to stop when there is no time left."""
 
@@ -327,7 +329,8 @@ class Commits:
                 raise CheckpointBusy("this very thread is saving a checkpoint: one is saved at a time")
             if self._turn_of is not None and if_busy == "refuse" and not together.shared:
                 raise CheckpointBusy("another thread is saving a checkpoint, and if_busy='refuse' was asked for")
-            self._turns.wait_for(lambda: self._turn_of is None)
+            self._turns.wait_for(lambda: self._turn_of is None or self._closed)
+            self._check_open()
             self._turn_of = threading.current_thread()
         try:
             self._admit(together, if_busy)
@@ -368,10 +371,17 @@ class Commits:
         last = self._last
         if last is None:
             return
+        begun, warned = _clock.monotonic(), False
         while not last._over.wait(LOOK):
             self._check_open()
             if last.is_open_here:  # the thread that began it has ended meanwhile
                 raise self._not_ended(last)
+            if last.is_open and not warned and _clock.monotonic() - begun > OPEN_NOTICE_DELAY:
+                warned = True
+                log.warning(
+                    "waiting for checkpoint %s, which thread %r began, and has neither committed nor aborted",
+                    last.storage_id, last._beginner.name,
+                )  # fmt: skip
         self._check_open()
         self.raise_failure()
         self._last = None
@@ -447,9 +457,13 @@ class Commits:
         Raises:
             CheckpointError: it was not saved; if there was no time left, that names the newest that is.
         """
-        self._closed = True
+        if self.is_forked:
+            return
+        with self._turns:
+            self._closed = True
+            self._turns.notify_all()
         last = self._last
-        if last is None or self.is_forked:
+        if last is None:
             return
         last.drop()
         begun, limited, announced = _clock.monotonic(), False, False

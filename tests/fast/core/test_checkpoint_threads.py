@@ -14,6 +14,7 @@ from det_core.core._checkpoint import CheckpointContext
 from det_core.errors import CheckpointBusy, CheckpointError, ContextClosed
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
 from support.disks import Gate
+from support.processes import until
 from support.threads import as_ranks, once_it_waits
 
 
@@ -70,8 +71,11 @@ def test_save_by_two_threads_stores_the_state_of_each(blocking: tuple[bool, bool
 
 
 @pytest.mark.parametrize("call", ["upload", "upload in background", "store_path"])
-def test_call_of_second_thread_waits_for_open_checkpoint(call: str, tmp_path: Path) -> None:
+def test_call_of_second_thread_waits_for_open_checkpoint(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     source = fill(tmp_path / "source")
+    monkeypatch.setattr("det_core.core._checkpoint._commit.OPEN_NOTICE_DELAY", 0.0)
     with context_on(tmp_path) as (context, recorder):
         first = context.begin(STEPS)
 
@@ -82,7 +86,8 @@ def test_call_of_second_thread_waits_for_open_checkpoint(call: str, tmp_path: Pa
         second = Caller(
             store if call == "store_path" else lambda: context.upload(source, STEPS, blocking=call == "upload")
         )
-        once_it_waits(first.commit, thread=second)
+        until(lambda: f"waiting for checkpoint {first.storage_id}, which thread 'MainThread' began" in caplog.text)
+        first.commit()
         found = second.end()
     assert [record["storage_id"] for record in recorder.registered] == [first.storage_id, found]
 
