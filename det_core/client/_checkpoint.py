@@ -9,7 +9,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from det_core.core._checkpoint._reader import download, open_together
+from det_core.core._checkpoint._download import download
+from det_core.core._checkpoint._reader import open_together
 from det_core.core._checkpoint._retention import seconds
 from det_core.core._checkpoint._sharding import Together
 from det_core.errors import CheckpointCorrupt, StorageError

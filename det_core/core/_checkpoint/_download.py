@@ -1,0 +1,222 @@
+"""Downloads: what ranks select, how they share the copying, and how it takes its place in the user's folder."""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import os
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from det_core import _clock
+from det_core.core._checkpoint._sharding import Together
+from det_core.errors import StorageError
+from det_core.storage import Disk, Manifest, Owner, Progress, Selector, StoredCheckpoint, folders_of
+from det_core.storage._names import INNER
+
+log = logging.getLogger("det_core.checkpoint")
+TEMPORARY = ".det_core-tmp"
+"""How the folder begins, in or beside a download's target, that files are copied into first."""
+FILE_COST = 64 << 10
+"""What opening a file costs, in bytes that could be copied meanwhile."""
+
+
+def download(
+    together: Together,
+    disk: Disk,
+    checkpoint: StoredCheckpoint,
+    folder: str,
+    selector: Selector | None,
+    progress: Progress | None,
+) -> None:
+    """Copy what any rank selects into the folders that the ranks name; ranks that name the same one share the work.
+
+    All is copied aside and compared first. So if anything is wrong the folders are as they were.
+    """
+
+    def look() -> tuple[str, set[str] | None]:
+        target = os.path.realpath(folder)
+        stored = None if checkpoint.path is None else os.path.realpath(checkpoint.path)
+        if stored is not None and (target + "/").startswith(stored + "/"):
+            raise ValueError(f"ckpt_dir {folder} lies in the stored checkpoint itself ({stored})")
+        if os.path.exists(target) and not os.path.isdir(target):
+            raise ValueError(f"ckpt_dir {folder} is not a folder")
+        selected = vote(checkpoint.manifest, selector)
+        _check_target(target, checkpoint.manifest.resources if selected is None else selected)
+        return target, selected
+
+    votes = together.gather(look)
+    task = together.chief(lambda: _tasks(checkpoint.manifest, votes or []))[together.index]
+    arrival = _Arrival(disk, task, os.path.realpath(folder), together.index)
+    if task.last:
+        _collect(disk, os.path.dirname(task.aside), os.path.dirname(arrival.target))
+    try:
+        together.each(lambda: checkpoint.copy_out(Path(task.aside), task.files, task.directories, progress))
+        together.each(arrival.arrive)
+    except BaseException:
+        arrival.undo()
+        raise
+    finally:
+        if task.last:
+            clear(disk, task.aside)
+
+
+class _Task(NamedTuple):
+    """What one rank does for a download."""
+
+    files: list[str]
+    directories: list[str]
+    aside: str
+    """Where it copies to first."""
+    merge: bool
+    """The folder is there already, so each file moves by itself; else the folder as a whole is renamed."""
+    last: bool
+    """This rank finishes what the ranks with the same folder have done."""
+
+
+def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> list[_Task]:
+    """Split the files among the ranks that share a folder; the first of them makes the folders that stay empty."""
+    tasks: dict[int, _Task] = {}
+    for folder in dict.fromkeys(folder for folder, _ in votes):
+        ranks = [rank for rank, (other, _) in enumerate(votes) if other == folder]
+        merge = os.path.isdir(folder)
+        aside = f"{TEMPORARY}-{uuid.uuid4().hex[:12]}.{Owner.current('download').tag}"
+        aside = f"{folder}/{aside}" if merge else f"{os.path.dirname(folder)}/{aside}"
+        wanted = union(votes[rank][1] for rank in ranks)
+        every = manifest.resources if wanted is None else wanted
+        tasks |= {rank: _Task([], [], aside, merge, rank == ranks[0]) for rank in ranks}
+        tasks[ranks[0]].directories.extend(sorted(p for p in every if p.endswith("/")))
+        for rank, paths in weighed({p: f.size for p, f in manifest.files.items() if p in every}, ranks).items():
+            tasks[rank].files.extend(paths)
+    return [tasks[rank] for rank in range(len(votes))]
+
+
+def _check_target(target: str, paths: Iterable[str]) -> None:
+    """Raise ValueError if what lies in ``target`` is in the way, or would be written through to another place."""
+    folders = {path for path in paths if path.endswith("/")}
+    files = {path for path in paths if not path.endswith("/")}
+    for path in sorted(folders | folders_of(files)):
+        place = f"{target}/{path.rstrip('/')}"
+        real = os.path.realpath(place)
+        if not real.startswith(target.rstrip("/") + "/"):
+            raise ValueError(f"ckpt_dir: {place} is a link to {real}, outside of it: remove it, or name another folder")
+        if os.path.lexists(place) and not os.path.isdir(place):
+            raise ValueError(f"ckpt_dir: {place} is in the way of a folder: remove it, or name another folder")
+    for path in sorted(files):
+        place = f"{target}/{path}"
+        if os.path.isdir(place) and not os.path.islink(place):
+            raise ValueError(f"ckpt_dir: the folder {place} is in the way of a file: remove it, or name another folder")
+
+
+class _Arrival:
+    """One rank's files, which get their names in the target, and what takes them back.
+
+    Args:
+        disk: the file system.
+        task: what this rank has copied.
+        target: the folder that the user named.
+        rank: the number of this rank.
+    """
+
+    def __init__(self, disk: Disk, task: _Task, target: str, rank: int) -> None:
+        self._disk, self._task, self.target = disk, task, target
+        self._kept = f"{task.aside}/{INNER}/{rank}"  # no file of a checkpoint has such a name
+        self._undo: list[Callable[[], None]] = []
+
+    def arrive(self) -> None:
+        """Give what was copied its names."""
+        disk, task, target = self._disk, self._task, self.target
+        if not task.merge:
+            if task.last:
+                disk.do("rename", target, os.rename, task.aside, target)
+                self._undo.append(lambda: disk.do("rename", target, os.rename, target, task.aside))
+            return
+        disk.make_folders(self._kept)
+        for name in sorted(folders_of(task.files).union(task.directories)):
+            self._make_folder(f"{target}/{name.rstrip('/')}")
+        for number, path in enumerate(task.files):
+            self._move(f"{task.aside}/{path}", f"{target}/{path}", f"{self._kept}/{number}")
+
+    def undo(self) -> None:
+        """Put everything to where it was; what cannot be is told in the log."""
+        for step in reversed(self._undo):
+            try:
+                step()
+            except StorageError as e:
+                log.warning("after a download that failed, %s is not as it was: %s", self.target, e)
+
+    def _make_folder(self, path: str) -> None:
+        if not self._disk.exists(path):
+            self._disk.make_folders(path)
+            self._undo.append(lambda: self._disk.do("remove folder", path, os.rmdir, path))
+
+    def _move(self, source: str, target: str, kept: str) -> None:
+        disk = self._disk
+        if not disk.exists(target):
+            disk.do("rename", target, os.rename, source, target)
+            self._undo.append(lambda: disk.remove_file(target))
+            return
+        try:  # under a second name, so that the first is never missing
+            disk.do("link", kept, _link, target, kept)
+        except StorageError:  # a file system without hard links
+            disk.do("rename", target, os.rename, target, kept)
+        self._undo.append(lambda: disk.do("rename", target, os.rename, kept, target))
+        disk.do("rename", target, os.rename, source, target)
+
+
+def _link(source: str, target: str) -> None:
+    os.link(source, target, follow_symlinks=False)
+
+
+def _collect(disk: Disk, *folders: str) -> None:
+    """Remove what downloads of processes that are dead left in these folders."""
+    now = _clock.now()
+    for folder in dict.fromkeys(folders):
+        try:
+            entries = disk.entries(folder)
+        except StorageError:  # the copy says what is wrong with it
+            continue
+        for entry in entries:
+            parsed = Owner.parse(entry.name) if entry.name.startswith(f"{TEMPORARY}-") else None
+            status = disk.status(entry.path) if parsed is not None else None
+            if parsed is not None and status is not None and not parsed[1].counts(now - status.st_mtime):
+                clear(disk, entry.path)
+
+
+def clear(disk: Disk, folder: str) -> None:
+    """Remove what is left aside; if that fails, what is under way matters more."""
+    try:
+        disk.remove_tree(folder)
+    except StorageError as e:
+        log.warning("%s", e)
+
+
+# Which files ranks want, and how they share the work.
+
+
+def vote(manifest: Manifest, selector: Selector | None) -> set[str] | None:
+    """The resources that a rank wants; None: all."""
+    return None if selector is None else {path for path in manifest.resources if selector(path)}
+
+
+def union(votes: Iterable[set[str] | None]) -> set[str] | None:
+    """What any rank wants; None: all."""
+    wanted: set[str] = set()
+    for one in votes:
+        if one is None:
+            return None
+        wanted |= one
+    return wanted
+
+
+def weighed(sizes: Mapping[str, int], ranks: Iterable[int]) -> dict[int, list[str]]:
+    """Split files among ranks, so that these have about the same number of bytes and of files."""
+    loads = [(0, rank) for rank in ranks]
+    shares: dict[int, list[str]] = {rank: [] for _, rank in loads}
+    for path in sorted(sizes, key=lambda p: (-sizes[p], p)):
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(path)
+        heapq.heappush(loads, (load + sizes[path] + FILE_COST, rank))
+    return shares
