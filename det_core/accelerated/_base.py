@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -295,10 +295,9 @@ class TrainerBase:
         without empty lines before a text."""
         if self._det_core.under_master and args and isinstance(args[0], str):
             args = (args[0].lstrip("\n"), *args[1:])
-        if self._det_core.strategy.is_local_main_process:
-            text = io.StringIO()
-            print(*args, **{**kwargs, "file": text})
-            write_quietly(text.getvalue(), kwargs.get("file") or sys.stdout)
+        with suppress(OSError):  # the reader may be gone, which ends no training
+            self._accelerator.print(*args, **kwargs)
+        write_quietly("", kwargs.get("file") or sys.stdout)
 
     def get_model(self, keep_torch_compile: bool = True) -> nn.Module:
         """The model without what spreads it over ranks.
