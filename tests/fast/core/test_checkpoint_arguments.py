@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from det_core.core._checkpoint import CheckpointContext
-from det_core.errors import CheckpointNotFound, ContextClosed
+from det_core.errors import CheckpointCorrupt, CheckpointNotFound, ContextClosed
+from det_core.storage._manifest import decode_metadata
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, tree
 
 
@@ -59,6 +60,17 @@ def refused(context: CheckpointContext, tmp_path: Path, error: type[Exception], 
 def test_metadata_is_checked_first(context: CheckpointContext, metadata: Any, match: str, tmp_path: Path) -> None:
     for shard in (False, True):
         refused(context, tmp_path, ValueError, match, metadata=metadata, shard=shard)
+
+
+def test_metadata_that_holds_itself_is_refused(context: CheckpointContext, tmp_path: Path) -> None:
+    metadata: dict[str, Any] = {"steps_completed": 1}
+    metadata["again"] = [metadata]
+    with pytest.raises(
+        ValueError, match="metadata is nested deeper than 200 levels, or holds itself, at /again/0/again"
+    ):
+        context.upload(fill(tmp_path / "source"), metadata)
+    with pytest.raises(CheckpointCorrupt, match=r"metadata\.json"):
+        decode_metadata(b"[" * 100_000, "checkpoint x")
 
 
 def test_metadata_becomes_plain(tmp_path: Path) -> None:
