@@ -190,6 +190,8 @@ class Context:
             if isinstance(lost := failures.get("journal"), ReportsNotKept) and outcome in _AS_WISHED:
                 outcome, detail = "incomplete", str(lost)  # as the journal itself records it
             say(self._run.last_line(outcome, detail))
+        if loss := self.preempt.describe_loss(error):
+            say(loss)
         if interrupt is not None:
             raise interrupt
         if len(failures) == 1 and isinstance(
