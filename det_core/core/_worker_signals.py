@@ -43,6 +43,9 @@ from det_core._standalone.stop_signals import STOP_SIGNALS
 
 _LOADERS = ("torch.utils.data.", "torchdata.")
 """Modules whose daemonic processes are workers of a loader."""
+_POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
+"""Bytes of the handler, which a ``struct sigaction`` begins with."""
+_TORCH_CALL = "_set_worker_signal_handlers"
 _START_INTERVAL = 0.005
 _START_TIMEOUT = 10.0
 """Seconds in which torch is expected to install its SIGTERM handler in a worker that has begun to run."""
@@ -225,6 +228,8 @@ def _become_worker(lifeline: Connection) -> None:
             signal.signal(number, _leave_to_parent)
     guard = _Guard(lifeline)
     threading.Thread(target=guard.run, name="det-core-worker", daemon=True).start()
+    if sys.getprofile() is None:
+        sys.setprofile(guard.on_call)
 
 
 def _is_worker(process: Any) -> bool:
@@ -246,8 +251,11 @@ def _leave_to_parent(_number: int, _frame: FrameType | None) -> None:
 class _Guard:
     """A thread of a worker: it keeps SIGTERM from torch, and ends the worker with its parent.
 
-    torch installs its handler in C, behind Python's back, once the worker runs; so Python's own is put back in C, which
-    any thread can do at any time. Once the loader has given the worker up torch's returns: it obeys ``terminate()``.
+    torch installs its handler in C, behind Python's back, once the worker runs; so Python's own is put back in C. A
+    profile function does it the moment that torch's call returns, as on a busy machine the thread may come after the
+    first batches. The thread is there for a torch that names this call otherwise.
+
+    Once the loader has given the worker up torch's handler returns: it obeys ``terminate()``.
     """
 
     def __init__(self, lifeline: Connection) -> None:
@@ -267,6 +275,13 @@ class _Guard:
                 break
         os._exit(0)
 
+    def on_call(self, _frame: FrameType | None, event: str, called: Any) -> None:
+        """As a profile function of the main thread: take over when torch has installed its handler, and go."""
+        if event == "c_return" and getattr(called, "__name__", "") == _TORCH_CALL:
+            self._take_over()
+        if self._theirs is not None:
+            sys.setprofile(None)
+
     @property
     def _interval(self) -> float:
         is_starting = self._theirs is None and time.monotonic() < self._quick_until
@@ -274,7 +289,9 @@ class _Guard:
 
     def _take_over(self) -> None:
         action = _sigaction(signal.SIGTERM)
-        if action != self._ours and signal.getsignal(signal.SIGTERM) is _leave_to_parent:
+        # Only the pointers: behind the 64 signals of a kernel's mask, glibc returns what was on its stack.
+        is_replaced = action[:_POINTER_BYTES] != self._ours[:_POINTER_BYTES]
+        if is_replaced and signal.getsignal(signal.SIGTERM) is _leave_to_parent:
             self._theirs = action
             _sigaction(signal.SIGTERM, self._ours)
 
