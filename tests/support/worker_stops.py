@@ -19,12 +19,13 @@ from support.processes import until
 METHODS = ("fork", "spawn", "forkserver")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 DATA = """
-import json, os, re, sys, time
+import json, os, re, signal, sys, time
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 from det_core import core
 
 METHOD, FORM = sys.argv[1], os.environ.get("FORM", "")
+WORKERS = 1 if FORM == "dies" else 2
 STEPS, PACE = int(os.environ.get("STEPS", "2000")), 0.1 if FORM == "slow" else 0.002
 
 
@@ -40,6 +41,10 @@ class Data(Dataset):
             time.sleep(100_000)
         if FORM == "gil" and i == 18 and get_worker_info():
             re.match("(a+)+$", "a" * 60 + "b")
+        if FORM == "dies" and i == 18 and get_worker_info():
+            time.sleep(0.5)  # the training has come to wait for this batch
+            os.kill(os.getppid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(PACE)
         return torch.tensor([(2 * self.first + i) / 1000])
 """
@@ -60,7 +65,7 @@ def main():
                     (path / "state.json").write_text(json.dumps([step, weight]))
             print("SAVED", step, flush=True)
 
-        batches = iter(DataLoader(Data(step), 2, num_workers=2, multiprocessing_context=METHOD))
+        batches = iter(DataLoader(Data(step), 2, num_workers=WORKERS, multiprocessing_context=METHOD))
         for batch in batches:
             step, weight = step + 1, weight * 0.999 + batch.double().mean().item()
             stop = ctx.preempt.should_preempt()
@@ -103,7 +108,7 @@ def main():
     with core.init(name="workers"):
         model = torch.nn.Linear(1, 1)
         trainer = Fit(model, None, torch.optim.SGD(model.parameters(), 0.01), callbacks=[Told])
-        loader = {"num_workers": 2, "multiprocessing_context": METHOD}
+        loader = {"num_workers": WORKERS, "multiprocessing_context": METHOD}
         trainer.train(Data(), 1, per_device_batch_size=2, train_dataloader_kwargs=loader)
         print("SAVED" if trainer.preempted else "END", flush=True)
 
@@ -125,7 +130,7 @@ class Trial(pytorch.PyTorchTrial):
         self.optimizer = context.wrap_optimizer(torch.optim.SGD(self.model.parameters(), 0.01))
 
     def build_training_data_loader(self):
-        return pytorch.DataLoader(Data(), 2, num_workers=2, multiprocessing_context=METHOD)
+        return pytorch.DataLoader(Data(), 2, num_workers=WORKERS, multiprocessing_context=METHOD)
 
     def build_validation_data_loader(self):
         return pytorch.DataLoader(Data(), 2)

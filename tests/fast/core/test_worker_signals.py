@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from support.ranks import running
-from support.worker_stops import stop
+from support.worker_stops import stop, training
 
 pytest.importorskip("torch")
 
@@ -29,6 +29,21 @@ def test_loader_whose_job_is_told_to_stop_keeps_its_workers(method: str, number:
 def test_stuck_worker_holds_up_no_exit(form: str) -> None:
     stopped = stop("bare", "fork", signal.SIGTERM, to_each=False, form=form)
     assert stopped.is_right, stopped.output
+
+
+@pytest.mark.parametrize("kind", ["accelerated", "trial"])
+def test_trainer_whose_worker_dies_of_the_signal_saves(kind: str) -> None:
+    with training(kind, "fork", FORM="dies") as started:
+        stopped = started.end()
+    assert stopped.is_right, stopped.output
+    assert "the loader failed after a signal to stop: DataLoader worker" in stopped.output
+
+
+def test_script_whose_worker_dies_of_the_signal_says_what_is_lost() -> None:
+    with training("bare", "fork", FORM="dies") as started:
+        stopped = started.end()
+    assert stopped.status == 1 and not stopped.saved and not stopped.left
+    assert stopped.output.count("det_core: nothing was saved after the signal to stop: it also reached") == 1
 
 
 OTHERS = """
