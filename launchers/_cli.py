@@ -34,7 +34,7 @@ TRIALS = ("torch_distributed", "horovod", "deepspeed")
 """The launchers under which trial classes run."""
 PROMISES = """\
   every line of output starts with [rank=N], and no line is cut by another rank's;
-  SIGTERM or Ctrl-C reaches each script once, and all have --grace seconds to save; a third Ctrl-C kills;
+  SIGTERM, Ctrl-C or SIGHUP reaches each script once, and all have --grace seconds to save; a third Ctrl-C kills;
   when one rank fails, on any machine, the others have --grace seconds to end;
   the exit status is 0 if every rank ended with 0, else that of the first rank that failed,
   whose last lines are shown again at the end; and nothing of the job outlives the launcher.

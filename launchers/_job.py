@@ -32,15 +32,16 @@ from det_core._standalone.processes import (
     signal_at_parents_death,
     spawn,
 )
+from det_core._standalone.stop_signals import STOP_SIGNALS
 
 from ._links import Link
 from ._outcome import Rank, exit_status, lost_peer, shell_status, signal_name, summary
 from ._output import PREFIX, Output, write_all
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that ask a job to end: after them the grace runs."""
-PASSED_ON = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that are the scripts'. The last two mean what a script makes them mean, so no grace runs after them."""
+PASSED_ON = (*STOP_SIGNALS, signal.SIGQUIT, signal.SIGUSR2)
+"""Signals that are the scripts'."""
+ENDING = tuple(signum for signum in PASSED_ON if signum not in (signal.SIGUSR1, signal.SIGUSR2))
+"""Signals after which the grace runs. A script may have a meaning of its own for the two others."""
 PATIENCE = 5.0
 """Seconds that a script gets to find out by itself that another rank was lost, before it is told by SIGTERM."""
 LINGER = 1.0
@@ -298,14 +299,20 @@ class Supervisor:
             self._kill_at = 0.0
             return
         told = sum(send(pid, signum) for pid in self._running)
+        passed_on = f"{signum.name}: passed on to {told} rank{'' if told == 1 else 's'}"
         if signum in ENDING and not self._stop:
             self._stop, self._tell_at = signum, _NEVER
             if not told:
                 self._kill_at = 0.0  # what is still waited for is a reader of the output, or another machine
                 return self._say(f"{signum.name}: no rank runs, so there is nothing to save")
             self._kill_at = min(self._kill_at, time.monotonic() + self._job.grace)
-            ranks = "1 rank, which has" if told == 1 else f"{told} ranks, which have"
-            self._say(f"{signum.name}: passed on to {ranks} {self._job.grace:g} s to save and exit")
+            if signum in STOP_SIGNALS:
+                has = "has" if told == 1 else "have"
+                self._say(f"{passed_on}, which {has} {self._job.grace:g} s to save and exit")
+            else:
+                self._say(f"{passed_on}; it ends a script at once, unless that handles it")
+        elif signum in STOP_SIGNALS and signum not in ENDING:
+            self._say(passed_on)
 
     def _act(self, now: float) -> None:
         """Do what is due."""

@@ -9,6 +9,8 @@ import socket
 from dataclasses import dataclass, field
 from typing import Any
 
+from det_core._standalone.stop_signals import STOP_SIGNALS
+
 _PEER_LOST = re.compile(rb"PeerLost: rank (\d+) ")
 
 
@@ -112,7 +114,7 @@ def summary(ranks: list[Rank], tail: int, stop: int = 0, node: int = 0) -> list[
     if obeyed:
         numbers = ", ".join(str(rank.rank) for rank in sorted(obeyed, key=lambda rank: rank.rank or 0))
         text = f"{'ranks' if len(obeyed) > 1 else 'rank'} {numbers} ended by {signal_name(stop)}"
-        if stop in (signal.SIGTERM, signal.SIGINT):
+        if stop in STOP_SIGNALS:
             text += ", which nothing handled: should_preempt() does, from its first call on"
         said.append((text, b""))
     for rank in (rank for rank in failed if rank not in obeyed):

@@ -95,6 +95,7 @@ class Session(Stops):
         self.resumed: Any = None
         self.batch_loss: Any = None
         self.preempted = False
+        self.loader_error: Exception | None = None
         self.step_start: Callable[..., None] | None = None
         self.step_end: Callable[..., None] | None = None
         self.on_update: Callable[..., None] | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,12 +12,15 @@ from typing import Any
 import torch
 
 from det_core._training.data_order import length_of
+from det_core._training.loader_errors import comes_with_stop
 from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, named, shaped
 from det_core.accelerated._data import begin, whole_length
 from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, caller
 from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of, open_context
 from det_core.accelerated._strategy import Strategy
 from det_core.accelerated.run_config import TrainerRunConfig
+
+logger = logging.getLogger("det_core.accelerated")
 
 
 class TrainingLoop(TrainerBase):
@@ -282,7 +286,12 @@ def _train(trainer: TrainingLoop) -> None:
             if managed is not None and not session.preempted:
                 managed.start(trainer)
             while not run.left and (run.batch or not (run.ended or run.epoch >= epochs_of(trainer.run_config))):
-                _run_epoch(trainer)
+                try:
+                    _run_epoch(trainer)
+                except Exception as e:
+                    if not _is_stop(trainer, e):
+                        raise
+                    _heed_requests(trainer)
             if session.preempted:
                 return
         except StopTrainingError as e:
@@ -337,7 +346,7 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
     run, strategy, several = session.run, session.strategy, session.several
     run.length, run.accumulation = length_of(train_dl), config.gradient_accumulation_steps
     begin(train_dl, run.epoch, run.batch)
-    batches = iter(train_dl)
+    batches = _watched(session, iter(train_dl))
     if run.length is None:
         batches = _in_groups(run, batches)
     _resolve_events(trainer)
@@ -492,6 +501,32 @@ def _heed_requests(trainer: TrainingLoop) -> None:
     trainer.callback_handler.call_event("on_preempted", trainer)
 
 
+def _is_stop(trainer: TrainingLoop, error: Exception) -> bool:
+    """Return whether an error is a loader's, of a worker that died of the signal to stop, say.
+
+    Several ranks cannot stop together by it: the others may be in the middle of a batch.
+    """
+    session = trainer._det_core
+    run = session.run
+    if error is not session.loader_error or session.several or session.ranks is None:
+        return False
+    if not comes_with_stop(error, session.ranks.preempt):
+        return False
+    if not run.part and run.batch != run.length:
+        run.batch -= run.batch % run.accumulation  # gradients that no update has used yet are computed again
+    logger.warning("the loader failed after a signal to stop: %s", error)
+    return True
+
+
+def _watched(session: Any, batches: Iterator[Any]) -> Iterator[Any]:
+    """Batches of a loader; an error of it is noted."""
+    try:
+        yield from batches
+    except Exception as e:
+        session.loader_error = e
+        raise
+
+
 def _agree_on_stops(trainer: TrainingLoop) -> None:
     """At the end of an epoch or an evaluation: if one rank wants a stop, all stop."""
     session = trainer._det_core
@@ -542,7 +577,7 @@ def _eval_batches(trainer: TrainingLoop, valid_dl: Any) -> None:
         metric.reset()
     start, end = caller(handler, "on_eval_step_start"), caller(handler, "on_eval_step_end")
     given = 0
-    for batch in valid_dl:
+    for batch in _watched(session, valid_dl):
         given += 1
         if start is not None:
             start(trainer)

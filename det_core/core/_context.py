@@ -207,6 +207,8 @@ class Context:
             elif (damage := self._run.journal.damage) and outcome in _AS_WISHED:
                 outcome, detail = "incomplete", f"not all reports were kept: {damage}"
             print_notice(self._run.last_line(outcome, detail))
+        if loss := self.preempt.describe_loss(error):
+            print_notice(loss)
         drop_unwritable()
         if interrupt is not None:
             raise interrupt

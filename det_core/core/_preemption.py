@@ -14,10 +14,12 @@ from random import SystemRandom
 from typing import Any
 
 from det_core import _clock
+from det_core._standalone.stop_signals import is_worker_loss
 from det_core.backend import Backend
 from det_core.core._agreement import FINAL, MASTER, SIGNAL, ChiefSide, RankSide, Stop
 from det_core.core._distributed import DistributedContext
 from det_core.core._signals import SignalWatch
+from det_core.core._worker_signals import protect_workers
 from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
 
 logger = logging.getLogger("det_core.core")
@@ -48,9 +50,10 @@ class PreemptMode(enum.Enum):
 class PreemptContext:
     """Tells the script when to save and exit.
 
-    A bare run is preempted by SIGTERM, SIGUSR1 or SIGINT to any one of its ranks, caught from the first
-    :meth:`should_preempt` call on. Under a master, only its request counts: the chief waits for it in a thread, or
-    each rank does in the mode WorkersAskMaster. Any rank's script may ask for a stop as well: :meth:`request`.
+    A bare run is preempted by SIGTERM, SIGINT, SIGHUP or SIGUSR1 to any one of its ranks, caught from the first
+    :meth:`should_preempt` call on; workers of a DataLoader leave them to it. Under a master, only its request counts:
+    the chief waits for it in a thread, or each rank does in the mode WorkersAskMaster. Any rank's script may ask for a
+    stop as well: :meth:`request`.
 
     ``core.init()`` makes one. Made by hand, from ``distributed`` alone, it is the agreement on :meth:`request` without
     anything else: no signals, no master, no record. It is closed with ``distributed``, which has one at a time.
@@ -105,7 +108,8 @@ class PreemptContext:
             self._star.on_trouble(self._wake)
 
     def start(self) -> None:
-        """Begin to wait for a master's request; :meth:`close` ends that."""
+        """Protect the workers of loaders, and begin to wait for a master's request; :meth:`close` ends the latter."""
+        protect_workers()
         if self._master is not None:
             ask = partial(self._ask_master, self._master)
             self._poll = threading.Thread(target=ask, name="det-core-preempt", daemon=True)
@@ -197,6 +201,16 @@ class PreemptContext:
         if self._closing.is_set():
             raise ContextClosed("request() was called on a context that is closed")
         self._ask_for(reason)
+
+    def describe_loss(self, error: BaseException | None) -> str:
+        """Return what is lost if a worker that was still starting died of the signal to stop; empty if none did."""
+        if self._requested_at is None or not is_worker_loss(error):
+            return ""
+        return (
+            "nothing was saved after the signal to stop: it also reached a DataLoader worker that was still starting, "
+            "and the loader failed; what was trained since the last checkpoint is lost, and trained again by a resume. "
+            "Next time, signal the script alone: kill PID"
+        )
 
     def acknowledge_preemption_signal(self) -> None:
         """Say that this process stops, unfinished, because it was asked to, and expects to be run again."""

@@ -17,8 +17,8 @@ from typing import Any
 
 from det_core import _clock
 from det_core._notices import write_in_handler
+from det_core._standalone.stop_signals import STOP_SIGNALS, is_worker_loss
 
-PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 LATE_SIGTERM = 30.0
 """Seconds after an agreed stop, or a rank's loss, in which one SIGTERM is taken to belong to it."""
 SETTLE_TIMEOUT = 5.0
@@ -27,10 +27,13 @@ _FIRST_INTERRUPT = "\nstopping at the next should_preempt(); Ctrl-C again to int
 
 
 class SignalWatch:
-    """Calls ``on_signal()`` from the handler of SIGTERM, SIGUSR1 and SIGINT, between install and restore.
+    """Calls ``on_signal()`` from the handler of each stop signal, between install and restore.
 
     A handler written in Python that is found there is called as well; the default ones are not. A signal that the
     process was started to ignore (``nohup``) stays ignored. The second SIGINT raises KeyboardInterrupt.
+
+    From the first signal on, the death of a DataLoader's worker raises from the loader alone: torch raises it from a
+    SIGCHLD handler, which would interrupt a save, or leave an update half applied.
 
     Args:
         on_signal: must be safe inside a signal handler: no locks, no blocking.
@@ -39,6 +42,7 @@ class SignalWatch:
     def __init__(self, on_signal: Callable[[], None]) -> None:
         self._on_signal = on_signal
         self._found: dict[int, Any] = {}
+        self._found_sigchld: Any = None
         self._interrupts = 0
         self._got_sigterm = self._forked = False
         self._late_until: float | None = None  # the watch is over, and a handler of it takes one more signal until then
@@ -47,7 +51,7 @@ class SignalWatch:
         """Install the handlers. False when this is not the main thread, where Python allows none."""
         if not _on_main_thread():
             return False
-        for number in PREEMPTION_SIGNALS:
+        for number in STOP_SIGNALS:
             found = signal.getsignal(number)
             if isinstance(of := getattr(found, "__self__", None), SignalWatch) and of._late_until is not None:
                 found = of._found.get(number, signal.SIG_DFL)  # what that one would put back
@@ -69,6 +73,8 @@ class SignalWatch:
             self._late_until = 0.0
             return
         _watches.discard(self)
+        if signal.getsignal(signal.SIGCHLD) == self._handle_sigchld:
+            signal.signal(signal.SIGCHLD, self._found_sigchld)
         installed, self._found = self._found, {}
         for number, found in installed.items():
             if signal.getsignal(number) != self._handle:
@@ -91,6 +97,7 @@ class SignalWatch:
                 os.kill(os.getpid(), number)
             return
         self._got_sigterm |= number == signal.SIGTERM
+        self._take_sigchld()
         self._on_signal()
         found = self._found.get(number)
         if callable(found) and found is not signal.default_int_handler:
@@ -100,6 +107,19 @@ class SignalWatch:
             if self._interrupts > 1:
                 raise KeyboardInterrupt
             write_in_handler(_FIRST_INTERRUPT)
+
+    def _take_sigchld(self) -> None:
+        found = signal.getsignal(signal.SIGCHLD)
+        if callable(found) and found != self._handle_sigchld:
+            self._found_sigchld = found
+            signal.signal(signal.SIGCHLD, self._handle_sigchld)
+
+    def _handle_sigchld(self, number: int, frame: FrameType | None) -> None:
+        try:
+            self._found_sigchld(number, frame)
+        except RuntimeError as e:
+            if not is_worker_loss(e):
+                raise
 
     def _ignore_at_exit(self) -> None:
         # An interpreter that ends lets go of its handlers some time before the process is gone.
@@ -166,7 +186,7 @@ _masks = threading.local()
 
 def _before_fork() -> None:
     # Held back until the child's handlers are right: Python drops what reaches a child before.
-    _masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, PREEMPTION_SIGNALS) if _watches else None
+    _masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS) if _watches else None
 
 
 def _after_fork_in_parent() -> None:

@@ -48,6 +48,7 @@ class Loaders:
     Attributes:
         dealing: how batches are dealt out; None: nothing is built, or a loader of the user's.
         lengths: records and batches of loaders of ours, which must be the same on every rank.
+        error: the last error that a loader has raised; None: none has.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Loaders:
         self._validation: Any = None
         self.dealing: Dealing | None = None
         self.lengths: dict[str, int | None] = {}
+        self.error: Exception | None = None
 
     def build(self, position: Position, *, full_validation: bool) -> tuple[Iterator[Any], int | None]:
         """Build both loaders; the training batches from ``position`` on, and how many of them are a pass of a rank."""
@@ -84,11 +86,18 @@ class Loaders:
             size, rank = (1, 0) if full_validation else (self._size, self._rank)
             validation = validation.validation(position.seed, rank=rank, size=size)
         self._validation = validation
-        return batches, length
+        return self._watched(batches), length
 
     def validation(self) -> tuple[Iterator[Any], int | None]:
         """A new pass over this rank's share of the validation set, and how many batches that is."""
-        return _one_pass(self._validation, "validation"), length_of(self._validation)
+        return self._watched(_one_pass(self._validation, "validation")), length_of(self._validation)
+
+    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from batches
+        except Exception as e:
+            self.error = e
+            raise
 
     def whole_validation(self) -> Any:
         """The torch loader of the whole validation set."""

@@ -14,6 +14,7 @@ import torch
 
 from det_core import _clock, core
 from det_core._training.data_order import Position
+from det_core._training.loader_errors import comes_with_stop
 from det_core._training.progress_line import ProgressLine, numbers_of
 from det_core.errors import InvalidExperimentException, InvalidHP, TensorboardError
 from det_core.pytorch._callback import Hooks
@@ -262,7 +263,34 @@ class Runner:
             except StopIteration as end:
                 outcome: Outcome = end.value
                 return outcome
-            answer = bool(self._carry_out[type(action)](action))
+            try:
+                answer = bool(self._carry_out[type(action)](action))
+            except Exception as e:
+                if not self._is_stop(e):
+                    raise
+                return self._leave_early()
+
+    def _is_stop(self, error: Exception) -> bool:
+        """Return whether an error is a loader's, of a worker that died of the signal to stop, say.
+
+        With several ranks the others may be in the middle of a batch, so they cannot stop together: the chief saves,
+        and the error ends the job.
+        """
+        if error is not self._steps.loader_error or not comes_with_stop(error, self._core.preempt):
+            return False
+        if self._distributed.size > 1:
+            self._save_alone()
+            return False
+        return self._core.preempt.should_preempt()
+
+    def _leave_early(self) -> Outcome:
+        """Report and save what is trained; a validation that was due comes first after the resume."""
+        logger.warning("the loader failed after a signal to stop: %s", self._steps.loader_error)
+        if len(self._steps.buffer):
+            self._report(Report())
+        if not self._counters.saved:
+            self._checkpoint(Checkpoint())
+        return Outcome.STOPPED
 
     def _units_per_batch(self) -> int | None:
         """What a batch counts in the searcher's lengths; None: they are epochs. ``max_length`` gives a plain number its

@@ -45,6 +45,11 @@ class TrialSteps(abc.ABC):
         self._evaluates_full = overrides(trial, "evaluate_full_dataset")
         self._with_batch_idx = takes_batch_idx(trial)
 
+    @property
+    def loader_error(self) -> Exception | None:
+        """The last error that a loader has raised."""
+        return self._loaders.error
+
     @abc.abstractmethod
     def read(self, folder: Path, storage_id: str) -> Content:
         """What a checkpoint holds; nothing is applied yet, and ``folder`` stays until it is."""

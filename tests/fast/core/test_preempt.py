@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from det_core import core
+from det_core._standalone.stop_signals import STOP_SIGNALS
 from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
 from support.commands import det_core
 from support.processes import suspend, until
@@ -49,7 +50,7 @@ def signal_every_round(tmp_path: Path, size: int, rounds: int, seed: int) -> Non
             ranks.wait_for("ready", times=done)
             time.sleep(rng.random() * 0.01)
             target = rng.randrange(size)
-            os.kill(ranks.processes[target].pid, rng.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGINT]))
+            os.kill(ranks.processes[target].pid, rng.choice(STOP_SIGNALS))
             ranks.wait_for("stopped", times=done)
         assert ranks.wait() == [0] * size
     told = [
@@ -260,7 +261,7 @@ def test_a_forked_child_dies_of_sigterm(tmp_path: Path) -> None:
 
         with core.init() as ctx:
             ctx.preempt.should_preempt()
-            for number in [signal.SIGTERM, signal.SIGUSR1] * 8:
+            for number in [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP] * 5:
                 child = os.fork()
                 if child == 0:
                     signal.pause()

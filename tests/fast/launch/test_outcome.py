@@ -42,7 +42,7 @@ def test_what_ended_by_the_signal_it_was_sent_is_no_failure_to_show() -> None:
     ((text, lines),) = summary(ranks, 20, stop=signal.SIGTERM)
     assert text.startswith("ranks 0, 1 ended by SIGTERM, which nothing handled: should_preempt() does")
     assert lines == b""
-    assert summary([rank(0, -1)], 20, stop=signal.SIGHUP) == [("rank 0 ended by SIGHUP", b"")]
+    assert summary([rank(0, -3)], 20, stop=signal.SIGQUIT) == [("rank 0 ended by SIGQUIT", b"")]
 
 
 def test_output_that_could_not_be_written_is_told() -> None:
