@@ -13,7 +13,9 @@ from det_core._info import get_cluster_info
 from det_core.core._bare_run import open_bare_run
 from det_core.core._checkpoint import CheckpointContext, RunEvents
 from det_core.core._context import Context
+from det_core.core._deadline import StopDeadline
 from det_core.core._distributed import DistributedContext
+from det_core.core._end import end_in_time
 from det_core.core._environments import launched_ranks
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
@@ -25,8 +27,6 @@ from det_core.journal import Cursor
 from det_core.storage import RetentionPolicy, check_policy, open_store
 
 logger = logging.getLogger("det_core.core")
-TIME_TO_END = 3.0
-"""Seconds of the grace that are kept for what comes after checkpoints when a process ends; less of a short one."""
 
 
 @without_our_frames
@@ -83,6 +83,7 @@ def init(
     contradicts is warned of); nor is ``max_length``, if the experiment's configuration has one.
     ``checkpoint_storage``, left out, is that of the configuration.
     """
+    end_in_time()
     environment = Environment.read()
     texts = {"name": name, "resume": resume, "metric": metric, "searcher_metric": searcher_metric}
     _check(distributed, preempt_mode, tensorboard_mode, hparams, texts, environment)
@@ -139,6 +140,9 @@ def _compose(
         distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
         master=run.backend if run.managed else None, signals=not run.managed,
     )  # fmt: skip
+    deadline = StopDeadline(lambda: preempt.requested_at, environment.grace, is_limited=not run.managed)
+    for store in (run.store, *run.elsewhere.values()):
+        store.limit(deadline)
     if chief:
         for line in run.first_lines:
             say(line)
@@ -148,8 +152,7 @@ def _compose(
         checkpoint=CheckpointContext(
             distributed, run.store, run_id=run.run_id, restart=run.restart,
             events=RunEvents(run, tensorboard, retention), latest=run.latest_checkpoint, elsewhere=run.elsewhere,
-            scratch=environment.home / "scratch", deadline=lambda: _deadline(preempt, environment.grace),
-            say=say if chief else logger.debug,
+            scratch=environment.home / "scratch", deadline=deadline, say=say if chief else logger.debug,
         ),
         preempt=preempt,
         train=TrainContext(distributed, run.journal, run.backend, tensorboard),
@@ -172,13 +175,6 @@ def _record_start(distributed: DistributedContext, run: Run) -> None:
     run.journal.record("run_start", start)
     if distributed.rank == 0 and run.hparams and not run.managed:
         run.journal.record("settings", {"hparams": recordable("hparams", run.hparams)})
-
-
-def _deadline(preempt: PreemptContext, grace: float | None) -> float | None:
-    """Until when a preempted process may save, on the monotonic clock; None: it is not, or nobody set a limit."""
-    if grace is None or preempt.requested_at is None:
-        return None
-    return preempt.requested_at + grace - min(TIME_TO_END, grace / 5)
 
 
 def _check(

@@ -23,7 +23,7 @@ LOOK = 0.1
 """Seconds between two looks whether there is still time."""
 SOON = 5.0
 """Seconds that a save may take while a preempted process ends, before a person is told that it is waited for."""
-STOPPING = 5.0
+STOPPING = 2.0
 """Seconds that a commit gets to stop when there is no time left."""
 
 
@@ -186,8 +186,9 @@ class CheckpointHandle:
         if not self._claimed(reason):
             return False
         if not blocking:
-            # No daemon, and none of concurrent.futures: a script that ends without close() has its checkpoint.
-            self._thread = threading.Thread(target=self._run, args=(work,), name="det_core-upload")
+            # None of concurrent.futures, and a daemon: a script that ends without close() has its checkpoint, as the
+            # context is closed before Python joins its threads, and one that hangs in a disk keeps no process.
+            self._thread = threading.Thread(target=self._run, args=(work,), name="det_core-upload", daemon=True)
             self._thread.start()
             return True
         self._run(work)
@@ -247,6 +248,8 @@ class Commits:
         deadline: until when, on the monotonic clock, this process may go on; None: as long as it likes. Asked again
             and again while :meth:`close` waits.
         say: tells a person, in one line.
+        latest: the checkpoint that this process starts from.
+        is_chief: whether this rank is told of every checkpoint that is committed.
     """
 
     def __init__(
@@ -259,8 +262,11 @@ class Commits:
         progress: Progress | None,
         deadline: Callable[[], float | None],
         say: Callable[[str], None],
+        latest: str | None,
+        is_chief: bool,
     ) -> None:
         self.store, self.progress = store, progress
+        self._latest, self._is_chief = latest, is_chief
         self._run_id, self._restart, self._events = run_id, restart, events
         self._deadline, self._say = deadline, say
         self._ordinals = itertools.count(1)
@@ -351,24 +357,14 @@ class Commits:
             CheckpointError: it was not saved; if there was no time left, that names the newest that is.
         """
         last = self._last
-        if last is None or self.is_forked:
+        if self.is_forked:
+            return
+        if last is None:
+            self._say_what_is_saved()
             return
         last.drop()
-        begun, limited, announced = _clock.monotonic(), False, False
         try:
-            while not last.done:
-                until, now = self._deadline(), _clock.monotonic()
-                limited = limited or until is not None
-                if until is not None and now < until and now - begun >= SOON and not announced:
-                    announced = True
-                    self._say(f"waiting for checkpoint {last.storage_id} to be saved, for {until - now:.0f} s at most")
-                if until is not None and now >= until:
-                    last.stop(CheckpointError("the time that was left to save it is over"))
-                    last._over.wait(STOPPING)
-                    break
-                last._over.wait(LOOK)
-            if last.done and last._thread is not None:
-                last._thread.join()
+            limited = self._wait_for(last)
         except BaseException as e:
             last.stop(e)
             last._over.wait(STOPPING)
@@ -383,11 +379,39 @@ class Commits:
         if limited and self._newest is not None:
             self._say(f"checkpoint {self._newest.storage_id} is saved: steps_completed {self._newest.steps_completed}")
 
+    def _wait_for(self, last: CheckpointHandle) -> bool:
+        """Wait until a checkpoint is over, while there is time; return whether time is limited."""
+        begun, limited, announced = _clock.monotonic(), False, False
+        while not last.done:
+            until, now = self._deadline(), _clock.monotonic()
+            limited = limited or until is not None
+            if until is not None and now < until and now - begun >= SOON and not announced:
+                announced = True
+                self._say(f"waiting for checkpoint {last.storage_id} to be saved, for {until - now:.0f} s at most")
+            if until is not None and now >= until:
+                last.stop(CheckpointError("the time that was left to save it is over"))
+                last._over.wait(STOPPING)
+                break
+            last._over.wait(LOOK)
+        if last.done and last._thread is not None:
+            last._thread.join()
+        return limited
+
+    def _say_what_is_saved(self) -> None:
+        """Where no save is under way, but the time is over, which may have ended one in the script's own thread."""
+        until = self._deadline()
+        if until is not None and _clock.monotonic() >= until:
+            self._say(f"the time to save is over; {self._what_is_saved()}")
+
     def _what_is_saved(self) -> str:
         try:
             newest = self._newest or max(self.store.list(self._run_id), default=None)
-        except StorageError as e:
-            return f"what is saved cannot be read: {e}"
+        except StorageError as e:  # the store does not answer: what this rank remembers
+            if not self._is_chief:
+                return f"what is saved cannot be read: {e}"
+            if self._latest is not None:
+                return f"the newest that is saved is {self._latest}, from which this process started"
+            newest = None
         if newest is None:
             return "no checkpoint of this run is saved"
         return f"the newest that is saved is {newest.storage_id}, steps_completed {newest.steps_completed}"

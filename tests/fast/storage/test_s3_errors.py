@@ -49,7 +49,7 @@ def refusal(store: Store, number: int, *words: str) -> str:
     text = str(caught.value)
     assert caught.value.errno == number, text
     assert store.root in text and "\n" not in text
-    for word in (*words, ".det_core-tmp"):
+    for word in (*words, "cannot reach the bucket"):
         assert word in text, text
     return text
 
@@ -75,7 +75,7 @@ def test_a_server_that_stays_busy(moto_server: S3Server, opened: Open) -> None:
         proxy.begin(lambda number, request: BUSY)
         store = opened(moto_server.storage(bucket, endpoint_url=proxy.url))
         refusal(store, errno.EAGAIN, "the server is overloaded")
-        assert len(proxy.requests) > 3, "it was not asked again"
+        assert len(proxy.requests) > 2, "it was not asked again"
 
 
 def test_a_server_that_falls_silent_is_given_up(
