@@ -43,6 +43,6 @@ class StopDeadline:
             if self._grace is None:
                 self._until = now + GRACE - END_TIME
             else:
-                end_time = min(END_TIME, self._grace / 5)
+                end_time = min(END_TIME, self._grace / 3)
                 self._until = max(requested_at + self._grace - end_time, now + min(MIN_TIME, self._grace / 2))
         return self._until

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from det_core.storage import calls_were_left
 
-END_TIMEOUT = 3.0
+END_TIMEOUT = 1.0
 """Seconds that the interpreter gets to end while a library's call is still out."""
 _closers: list[Callable[[], None]] = []
 _is_watched = False

@@ -108,10 +108,9 @@ class Calls:
         self.is_silent = _calls_left = True
         future.cancel()
         if loop is not None and loop is _loop:
-            import asyncio
-
-            ping = asyncio.run_coroutine_threadsafe(_nothing(), loop)
-            if not wait([ping], PING_TIMEOUT).done:
+            turned = threading.Event()
+            loop.call_soon_threadsafe(turned.set)
+            if not turned.wait(PING_TIMEOUT):
                 _loop = None
 
 
@@ -182,10 +181,6 @@ def _started(work: Callable[[], Any], loop: AbstractEventLoop | None) -> Future[
 
 async def _awaited(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
     return await work()
-
-
-async def _nothing() -> None:
-    pass
 
 
 def _on_error(loop: AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ CALL_TIMEOUT = 120.0
 """Seconds for a call over all its tries, beside those for its bytes."""
 SILENT_TIMEOUT = 10.0
 """The same after a call that had no answer, until one has: what is still to be tidied up is not worth minutes."""
-HASTY_TIMEOUT = 20.0
+HASTY_TIMEOUT = 15.0
 """Seconds for all calls of a hasty driver together."""
 MIN_BYTES_PER_SECOND = 32 << 10
 """A transfer that is slower counts as stalled, as bytes that trickle keep every timeout of a socket from firing."""
@@ -54,6 +54,7 @@ class Driver:
         threads: how many calls are worth having in flight; 1 for a file system that threads must not share, as those
             on ftplib and paramiko.
         put_options: for ``put_file``.
+        left_out: options that are not known here, as they are secrets; errors name them.
     """
 
     def __init__(
@@ -65,18 +66,23 @@ class Driver:
         secrets: Iterable[str] = (),
         threads: int = 1,
         put_options: Mapping[str, Any] = {},
+        left_out: Collection[str] = (),
         tries: int = PATIENT,
     ) -> None:
         self.url, self._base, self._make, self._tries = url, base.rstrip("/"), make, tries
         self._secrets, self.threads, self._put_options = [s for s in secrets if s], threads, dict(put_options)
         self._protocol = url.partition("://")[0]
+        self._left_out = left_out
         self._calls = Calls()
         self._until: float | None = None
         """When the last call is to be over, on the monotonic clock."""
 
     def hasty(self) -> Driver:
         """The same place by a connection that gives up early, for a person who waits."""
-        options: dict[str, Any] = {"secrets": self._secrets, "threads": self.threads, "put_options": self._put_options}
+        options: dict[str, Any] = {
+            "secrets": self._secrets, "threads": self.threads, "put_options": self._put_options,
+            "left_out": self._left_out,
+        }  # fmt: skip
         hasty = Driver(self.url, self._base, self._make, **options, tries=HASTY)
         hasty._until = _clock.monotonic() + HASTY_TIMEOUT
         return hasty
@@ -134,8 +140,10 @@ class Driver:
 
     def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         """Bytes of an object; a negative ``start`` counts from its end. Raises FileNotFoundError."""
-        size = (end or 0) - (start or 0)
-        return bytes(self._call("cat_file", self._path(key), start=start, end=end, size=max(size, PART)))
+        size = max(PART, (end or 0) - (start or 0))
+        # By itself s3fs asks for the size first, by a HEAD, whose answer does not say why it is refused.
+        options = {"max_concurrency": 1} if self._protocol == "s3" else {}
+        return bytes(self._call("cat_file", self._path(key), start=start, end=end, size=size, **options))
 
     def find(self, prefix: str) -> dict[str, tuple[int, float | None]]:
         """Every object in a folder: size, and when it was put (None: the service does not say).
@@ -222,6 +230,9 @@ class Driver:
         text = " ".join((str(cause) or type(cause).__name__).split())
         for secret in self._secrets:
             text = text.replace(secret, "***")
+        if self._left_out:
+            names = ", ".join(self._left_out)
+            text += f" (the run's record leaves out the options {names}: name the storage with them)"
         for number, words, hint in HINTS:
             if any(word in f"{type(cause).__name__} {text}" for word in words):
                 return number, f"{text}: {hint}"
@@ -271,7 +282,8 @@ HINTS = (
      "give access_key and secret_key, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
     (errno.EACCES, ("SignatureDoesNotMatch",), "correct secret_key"),
     (errno.EACCES, ("InvalidAccessKeyId",), "correct access_key"),
-    (errno.EACCES, ("ExpiredToken", "TokenRefreshRequired"), "get new temporary keys"),
+    (errno.EACCES, ("ExpiredToken", "TokenRefreshRequired", "token has expired", "(400) when calling the Head"),
+     "the temporary keys have expired: get new ones"),
     (errno.EACCES, ("RequestTimeTooSkewed", "RequestExpired"), "set this machine's clock (timedatectl)"),
     (errno.EACCES, ("AccessDenied", "orbidden", "PermissionError", "AuthorizationFailure", "AuthenticationFailed"),
      "use other keys, or ask for a policy that lets these get, put, list and delete objects"),
@@ -372,8 +384,13 @@ def azure(container: str, prefix: str = "", **settings: Any) -> Driver:
     return generic(f"az://{container}/{prefix}".rstrip("/"), given)
 
 
-def generic(url: str, options: Mapping[str, Any] | None = None) -> Driver:
+def generic(url: str, options: Mapping[str, Any] | None = None, left_out: Collection[str] = ()) -> Driver:
     """Whatever fsspec has a driver for.
+
+    Args:
+        url: the store.
+        options: those of its file system.
+        left_out: the names of options that a run's record does not keep; errors name them.
 
     Raises:
         ValueError: no driver has this protocol.
@@ -394,14 +411,14 @@ def generic(url: str, options: Mapping[str, Any] | None = None) -> Driver:
         needs = f"a checkpoint store on {protocol}:// needs {package} ({e}). Install it: pip install {package}"
         raise MissingExtra(needs) from e
     found = {**kind._get_kwargs_from_urls(url), **(options or {})}
-    secrets = [str(v) for k, v in found.items() if v and any(word in k.lower() for word in SECRET)]
+    secrets = [str(v) for k, v in found.items() if v and is_secret(k)]
 
     def make(_: int) -> Any:
         own_loop = {"loop": library_loop()} if kind.async_impl else {}
         return kind(**found, **own_loop, use_listings_cache=False, skip_instance_cache=True)
 
     base, threads = kind._strip_protocol(url), 16 if kind.async_impl else 1
-    return Driver(without_secrets(url).rstrip("/"), base, make, secrets=secrets, threads=threads)
+    return Driver(without_secrets(url).rstrip("/"), base, make, secrets=secrets, threads=threads, left_out=left_out)
 
 
 async def _look_for_container(service: Any, name: str) -> None:
@@ -420,6 +437,11 @@ async def _look_for_container(service: Any, name: str) -> None:
                 if tries == 1 or (getattr(e, "status_code", None) or 500) < 500:
                     raise
                 await asyncio.sleep(1)
+
+
+def is_secret(option: str) -> bool:
+    """Return whether an option of this name is shown to nobody."""
+    return any(word in option.lower() for word in SECRET)
 
 
 def without_secrets(text: str) -> str:
