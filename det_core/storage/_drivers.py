@@ -142,7 +142,7 @@ class Driver:
         """Bytes of an object; a negative ``start`` counts from its end. Raises FileNotFoundError."""
         size = max(PART, (end or 0) - (start or 0))
         # By itself s3fs asks for the size first, by a HEAD, whose answer does not say why it is refused.
-        options = {"max_concurrency": 1} if self._protocol == "s3" else {}
+        options: dict[str, Any] = {"max_concurrency": 1} if self._protocol == "s3" else {}
         return bytes(self._call("cat_file", self._path(key), start=start, end=end, size=size, **options))
 
     def find(self, prefix: str) -> dict[str, tuple[int, float | None]]:
