@@ -62,10 +62,13 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def event_loop() -> None:
-    """fsspec's thread with its event loop, which live as long as the process: there before any test is looked at."""
+    """Threads with event loops, which live as long as the process: there before any test is looked at."""
     from fsspec.asyn import get_loop
 
+    from det_core.storage._calls import library_loop
+
     get_loop()
+    library_loop()
 
 
 @pytest.fixture(scope="session", autouse=True)

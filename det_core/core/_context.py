@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from types import TracebackType
@@ -14,6 +13,7 @@ from det_core._info import ClusterInfo
 from det_core._notices import drop_unwritable, print_notice
 from det_core.core._checkpoint import CheckpointContext, StartCheckpoint
 from det_core.core._distributed import DistributedContext
+from det_core.core._end import end_in_time, note_status
 from det_core.core._preemption import PreemptContext
 from det_core.core._profiler import ProfilerContext
 from det_core.core._ranks import raise_if_ended
@@ -94,6 +94,7 @@ class Context:
             _CURRENT.set(self._outer)
         if isinstance(error, InvalidHP):
             self._end_job(error)
+        note_status(error)
         try:
             self._close(error)
         except Exception as failure:
@@ -305,22 +306,12 @@ def _finish(parts: list[_Closer], failures: dict[str, BaseException]) -> Keyboar
 _CURRENT: ContextVar[Context | None] = ContextVar("det_core_context", default=None)
 _OPEN: set[Context] = set()
 """Those of this process that are not closed, be they forgotten by the script."""
-_watched = False
 
 
 def _note_open(context: Context) -> None:
-    """Note a context, and have those that are never closed closed when the main thread has ended.
-
-    That comes before the interpreter joins its threads, and before its executors take no more work, without which a
-    store in a cloud saves nothing: what is registered last is called first.
-    """
-    global _watched
+    """Note a context, and have those that are never closed closed when the main thread has ended."""
     _OPEN.add(context)
-    if not _watched:
-        import concurrent.futures.thread  # noqa: F401  registers its own
-
-        threading._register_atexit(_close_unclosed)  # type: ignore[attr-defined]
-        _watched = True
+    end_in_time(_close_unclosed)
 
 
 def _close_unclosed() -> None:

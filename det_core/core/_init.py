@@ -14,7 +14,9 @@ from det_core._notices import open_standard_streams, print_notice
 from det_core.core._bare_run import open_bare_run
 from det_core.core._checkpoint import CheckpointContext, RunEvents, StartCheckpoint
 from det_core.core._context import Context
+from det_core.core._deadline import StopDeadline
 from det_core.core._distributed import DistributedContext
+from det_core.core._end import end_in_time
 from det_core.core._environments import launched_ranks
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
@@ -26,8 +28,6 @@ from det_core.journal import rank_cursors
 from det_core.storage import RetentionPolicy, check_policy, open_store
 
 logger = logging.getLogger("det_core.core")
-TIME_TO_END = 3.0
-"""Seconds of the grace that are kept for what comes after checkpoints when a process ends; less of a short one."""
 
 
 @without_our_frames
@@ -87,6 +87,7 @@ def init(
     ``checkpoint_storage``, left out, is that of the configuration.
     """
     open_standard_streams()
+    end_in_time()
     environment = Environment.read()
     texts = {"name": name, "resume": resume, "metric": metric, "searcher_metric": searcher_metric}
     _check(distributed, preempt_mode, tensorboard_mode, hparams, texts, environment)
@@ -149,11 +150,14 @@ def _compose(
         distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
         master=run.backend if run.managed else None, signals=not run.managed,
     )  # fmt: skip
+    deadline = StopDeadline(lambda: preempt.requested_at, environment.grace, is_limited=not run.managed)
+    for store in (run.store, *run.elsewhere.values()):
+        store.limit(deadline)
     events = RunEvents(run, tensorboard, retention)
     checkpoint = CheckpointContext(
         distributed, run.store, run_id=run.run_id, restart=run.restart, events=events,
         start=start, elsewhere=run.elsewhere, scratch=environment.home / "scratch",
-        deadline=lambda: _deadline(preempt, environment.grace), say=print_notice if chief else logger.debug,
+        deadline=deadline, say=print_notice if chief else logger.debug,
     )  # fmt: skip
     checkpoint.choose_start()
     if chief:
@@ -186,13 +190,6 @@ def _record_start(distributed: DistributedContext, run: Run) -> None:
     run.journal.record("run_start", start)
     if distributed.rank == 0 and (run.hparams or run.restart) and not run.managed:
         run.journal.record("settings", {"hparams": recordable("hparams", run.hparams)})
-
-
-def _deadline(preempt: PreemptContext, grace: float | None) -> float | None:
-    """Until when a preempted process may save, on the monotonic clock; None: it is not, or nobody set a limit."""
-    if grace is None or preempt.requested_at is None:
-        return None
-    return preempt.requested_at + grace - min(TIME_TO_END, grace / 5)
 
 
 def _check(

@@ -1,5 +1,6 @@
 """Checkpoint stores: where checkpoints lie, complete or not there. Knows nothing of ranks, journals or backends."""
 
+from det_core.storage._calls import calls_were_left
 from det_core.storage._copy import copy_in, digests
 from det_core.storage._directory import DirectoryStore
 from det_core.storage._files import Disk
@@ -45,6 +46,7 @@ __all__ = [
     "Store",
     "StoredCheckpoint",
     "Verdict",
+    "calls_were_left",
     "check_policy",
     "check_storage_id",
     "copy_in",

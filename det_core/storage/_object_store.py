@@ -71,28 +71,31 @@ class ObjectStore(Store):
         """Who has collected what others left."""
 
     def begin(self, storage_id: str, owner: Owner) -> ObjectStaging:
-        """Leave a mark; before ``owner``'s first, collect what its run left behind."""
+        """Start a checkpoint; the service is first asked by :meth:`ObjectStaging.start`, in the thread that saves."""
         check_storage_id(storage_id)
         if self._writer != owner:
             try:
                 self.scratch.collect()
-                self.collect(owner)
-                self._writer = owner
             except StorageError as e:
                 log.warning("what a dead writer left stays: %s", e)
-        if self.keys(f"{storage_id}/"):
-            raise self._refused("begin", storage_id, errno.EEXIST, "a checkpoint of that id is there")
-        ticket = f"{storage_id}.{owner.tag}"
-        self._write(f"{ASIDE}/{ticket}", b"")
-        return ObjectStaging(self, ticket, storage_id, None)
+        return ObjectStaging(self, f"{storage_id}.{owner.tag}", storage_id, None, owner)
 
     def join(self, ticket: str, part: int) -> ObjectStaging:
         parsed = Owner.parse(ticket)
         assert parsed is not None, f"{ticket} is no ticket"
-        if self._read(f"{ASIDE}/{ticket}") is None:
-            text = f"this process does not see {ASIDE}/{ticket}, which the chief has just put"
-            raise StorageError(errno.ENOENT, f"{self._store}: {text}: have all ranks the same checkpoint_storage?")
-        return ObjectStaging(self, ticket, parsed[0], part)
+        return ObjectStaging(self, ticket, parsed[0], part, parsed[1])
+
+    def collect_before(self, owner: Owner) -> None:
+        """Before ``owner``'s first checkpoint, and after one that failed, collect what was left behind."""
+        if self._writer == owner and not self._given_up:
+            return
+        try:
+            self.collect(owner)
+            self._writer = owner
+        except StorageError as e:
+            if self.driver.is_out_of_time:
+                raise
+            log.warning("what a dead writer left stays: %s", e)
 
     def put_beside(self, source: Path, name: str) -> None:
         size = self.disk.do("look at", str(source), os.stat, source).st_size
@@ -104,12 +107,17 @@ class ObjectStore(Store):
     def validate(self) -> None:
         """Put a probe, read it back, list it, delete it, with little patience: a person waits."""
         with contextlib.closing(self.driver.hasty()) as hasty:
+            with self._named("reach", ""):
+                hasty.look_for_bucket()
             super(ObjectStore, ObjectStore(hasty, self.scratch.root, disk=self.disk)).validate()
 
     def reach(self) -> None:
         """Ask for the bucket: a misspelt one has no checkpoints, and a run that is to be resumed would begin anew."""
         with contextlib.closing(self.driver.hasty()) as hasty, self._named("reach", ""):
             hasty.look_for_bucket()
+
+    def limit(self, deadline: Callable[[], float | None]) -> None:
+        self.driver.limit(deadline)
 
     def close(self) -> None:
         self.driver.close()
@@ -132,7 +140,11 @@ class ObjectStore(Store):
 
         Raises:
             CheckpointError: a file changed meanwhile: it is read twice, and the digests would be of other bytes.
+            StorageError: a name cannot be kept, before anything is sent; or the store refused.
         """
+        for job in jobs:
+            if (why := self.driver.problem_of(job.target or "")) is not None:
+                raise self._refused("write", job.name, errno.EINVAL, why)
         entries: dict[str, FileEntry] = {}
         meter, copier = Meter(progress), Copier(self.disk, self._store)
 
@@ -296,10 +308,13 @@ class ObjectStaging(Staging):
         ticket: the chief's mark.
         storage_id: the checkpoint's name.
         part: the rank; None: there is one writer.
+        owner: who writes it.
     """
 
-    def __init__(self, store: ObjectStore, ticket: str, storage_id: str, part: int | None) -> None:
-        self._store, self.ticket, self.storage_id = store, ticket, storage_id
+    def __init__(self, store: ObjectStore, ticket: str, storage_id: str, part: int | None, owner: Owner) -> None:
+        self._store, self.ticket, self.storage_id, self._owner = store, ticket, storage_id, owner
+        self._started = False
+        """Whether the service was asked for anything."""
         self._folder, self._mark = f"{storage_id}/", f"{ASIDE}/{ticket}"
         self._chief, self._open = not part, True
         self._touched = _clock.monotonic()
@@ -316,7 +331,28 @@ class ObjectStaging(Staging):
     def written(self) -> Listing:
         return self._local.written()
 
+    def start(self) -> None:
+        """Leave the chief's mark, or see it: before the first object of the checkpoint is put. Again it does nothing.
+
+        Raises:
+            StorageError: the store refused, or has a checkpoint of that id; or this process sees another store.
+        """
+        if self._started:
+            return
+        self._started, store = True, self._store
+        if not self._chief:
+            if store._read(self._mark) is None:
+                text = f"this process does not see {self._mark}, which the chief has just put"
+                raise StorageError(errno.ENOENT, f"{store._store}: {text}: have all ranks the same checkpoint_storage?")
+            return
+        store.collect_before(self._owner)
+        if store.keys(self._folder):
+            self._started = False  # what is there is of somebody else
+            raise store._refused("begin", self.storage_id, errno.EEXIST, "a checkpoint of that id is there")
+        store._write(self._mark, b"")
+
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
+        self.start()
         self._stay()
         jobs = [Job(p, s.path, s.size, self._folder + p) for p, s in listing.files.items()]
         settled, self._settled = self._settled, False
@@ -331,6 +367,7 @@ class ObjectStaging(Staging):
         self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
     ) -> Manifest:
         """Put metadata.json, see that every file is there, and put the manifest: from then on it is listed."""
+        self.start()
         store, text = self._store, encode_metadata(metadata)
         manifest = Manifest({**files, METADATA: entry_of(text)}, tuple(directories), header)
         if store._read(self._mark) is None:
@@ -357,10 +394,12 @@ class ObjectStaging(Staging):
         if not self._open:
             return
         self._open = False
-        if not self._chief:
+        if not self._chief or not self._started:
             return self._local.abort()
         self._store._given_up.add(self.ticket)
         self._local.abort()
+        if self._store.driver.is_out_of_time:
+            return  # the mark stays, and the next restart collects
         self._store._remove_objects(self.storage_id)
         if self._settled:
             self._store._remove([self._mark])

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from det_core.storage._directory import DirectoryStore
-from det_core.storage._drivers import Driver, azure, gcs, generic, s3, without_secrets
+from det_core.storage._drivers import Driver, azure, gcs, generic, is_secret, s3, without_secrets
 from det_core.storage._object_store import ObjectStore
 from det_core.storage._store import Store
 
@@ -21,6 +21,8 @@ PUBLIC = frozenset(
     + ("storage_path", "container_path")
 )
 """The keys of a ``checkpoint_storage`` mapping that lead to a store, and open nothing."""
+LEFT_OUT = "options_left_out"
+"""In what a record says of a store, the options of fsspec that are secrets, or that JSON cannot hold."""
 
 
 def open_store(
@@ -64,7 +66,32 @@ def public_storage(checkpoint_storage: Any, store: Store) -> Any:
     if "connection_string" in checkpoint_storage:  # which alone says whose container it is
         return store.root
     found = {k: v for k, v in checkpoint_storage.items() if k in PUBLIC and v is not None}
-    return {k: v if isinstance(v, bool) else without_secrets(str(v)) for k, v in found.items()}
+    public: dict[str, Any] = {k: v if isinstance(v, bool) else without_secrets(str(v)) for k, v in found.items()}
+    options, left_out = _public_options(checkpoint_storage.get("options") or {})
+    if options:
+        public["options"] = options
+    if left_out:
+        public[LEFT_OUT] = left_out
+    return public
+
+
+def _public_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the options of fsspec that JSON can hold and that are no secrets, and the names of the others."""
+    public: dict[str, Any] = {}
+    left_out: list[str] = []
+    for name, value in options.items():
+        if is_secret(str(name)):
+            left_out.append(str(name))
+        elif isinstance(value, Mapping):
+            public[str(name)], hidden = _public_options(value)
+            left_out += [f"{name}.{key}" for key in hidden]
+        elif isinstance(value, str):
+            public[str(name)] = without_secrets(value)
+        elif isinstance(value, bool | int | float | None):
+            public[str(name)] = value
+        else:
+            left_out.append(str(name))
+    return public, left_out
 
 
 def _temporary() -> Path:
@@ -110,11 +137,12 @@ def _from_file_url(text: str) -> Store:
 
 def _from_settings(settings: dict[str, Any], scratch: Path) -> Store:
     kind = settings.pop("type")
+    left_out = settings.pop(LEFT_OUT, [])
     if kind == "directory":
         return DirectoryStore(settings["container_path"])
     if kind == "shared_fs":
         return DirectoryStore(os.path.join(settings["host_path"], settings.get("storage_path", "")))
-    return ObjectStore(DRIVERS[kind](**settings), scratch)
+    return ObjectStore(DRIVERS[kind](**settings, **({"left_out": left_out} if left_out else {})), scratch)
 
 
 # The ``checkpoint_storage`` mapping of an experiment's configuration.
@@ -131,12 +159,13 @@ KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "gcs": (("bucket",), ("prefix", "endpoint_url", "anonymous")),
     "azure": (("container",), ("prefix", "connection_string", "account_url", "credential")),
-    "fsspec": (("url",), ("options",)),
+    "fsspec": (("url",), ("options", LEFT_OUT)),
 }  # fmt: skip
 """Of each ``type`` the keys that it needs, and those that it may have."""
 TEXT = ((str, os.PathLike), "a text")
 TYPES: dict[str, tuple[Any, str]] = {
     "anonymous": (bool, "true or false"), "options": (Mapping, "a mapping"), "credential": (object, ""),
+    LEFT_OUT: (list, "a list"),
 }  # fmt: skip
 """What a value must be, if it is not a text. What else is wrong with one the driver says, when it is asked."""
 

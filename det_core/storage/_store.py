@@ -16,7 +16,7 @@ import dataclasses
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -264,6 +264,13 @@ class Store(ABC):
             StorageError: it cannot be reached, or its bucket does not exist.
         """
 
+    def limit(self, deadline: Callable[[], float | None]) -> None:  # noqa: B027
+        """Let no request to a service last longer than until ``deadline()``, whatever becomes of it.
+
+        Args:
+            deadline: gives a moment on the monotonic clock, None while there is no limit; asked again and again.
+        """
+
     def close(self) -> None:  # noqa: B027
         """Give back connections and threads, if there are any. A later call makes new ones."""
 
@@ -402,6 +409,15 @@ class Staging(ABC):
     @abstractmethod
     def path(self) -> Path:
         """A folder of this rank alone, on this machine, to write files into."""
+
+    def start(self) -> None:  # noqa: B027
+        """Do what comes before the first file is put, on the first rank before the others. Again it does nothing.
+
+        A single writer need not call it.
+
+        Raises:
+            StorageError: the store refused.
+        """
 
     @abstractmethod
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:

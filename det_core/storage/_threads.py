@@ -58,7 +58,8 @@ def in_threads(
     raised when what had begun is over.
 
     The threads are not those of ``concurrent.futures``, which take no more work once the main thread has come to its
-    end: a checkpoint that is being saved then is finished all the same.
+    end: a checkpoint that is being saved then is finished all the same. They are daemons: a disk may keep one for
+    ever, and Python would wait for it.
 
     Args:
         work: called in any thread.
@@ -87,7 +88,8 @@ def in_threads(
                 return
             over.put(None)
 
-    crew = [threading.Thread(target=run, name=f"det_core-storage-{n}") for n in range(min(threads, len(items)))]
+    names = [f"det_core-storage-{n}" for n in range(min(threads, len(items)))]
+    crew = [threading.Thread(target=run, name=name, daemon=True) for name in names]
     started = []
     try:
         for thread in crew:

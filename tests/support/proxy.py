@@ -18,6 +18,9 @@ LOST = "lost"
 """The server has done what was asked, and then the connection is reset."""
 BUSY = "busy"
 """503 with Retry-After, and the server never sees the request."""
+CONFLICT = "409"
+TOO_MANY = "429"
+"""An error of that status, and the server never sees the request."""
 TRUNCATED = "truncated"
 """The response's head and half of its body, and then the connection ends."""
 SILENT = "silent"
@@ -125,6 +128,10 @@ class Proxy:
                 f"HTTP/1.1 503 Slow Down\r\nRetry-After: {self.retry_after}\r\nContent-Length: {len(BUSY_BODY)}\r\n\r\n"
             )
             writer.write(text.encode() + BUSY_BODY)
+            await writer.drain()
+            return True
+        if fault in (CONFLICT, TOO_MANY):
+            writer.write(f"HTTP/1.1 {fault} Later\r\nContent-Length: 0\r\n\r\n".encode())
             await writer.drain()
             return True
         if fault == MOVED:

@@ -135,7 +135,7 @@ class CheckpointStoreSuite(ABC):
         staging = store.begin("one", owner())
         staging.abort()
         with raises(StorageError, "does not see"):
-            store.join(staging.ticket, 1)
+            store.join(staging.ticket, 1).start()
 
     def test_two_checkpoints_are_written_at_a_time(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
@@ -318,7 +318,9 @@ class CheckpointStoreSuite(ABC):
         dead = Owner(**{**vars(owner()), "pid": 2**22 + 1, "started": 5})
         elsewhere = Owner(**{**vars(dead), "host": "0" * 12})
         for name, who in (("elsewhere", elsewhere), ("dead", dead)):
-            fill(store.begin(name, who).path)
+            staging = store.begin(name, who)
+            fill(staging.path)
+            staging.start()
         assert store.collect() == ["dead"]
         assert store.collect(Owner(**{**vars(owner()), "restart": 1})) != []
         assert store.collect() == []
@@ -413,9 +415,9 @@ class CheckpointStoreSuite(ABC):
         store = self.make_store(tmp_path / "store")
         earlier = Owner(**{**vars(owner()), "host": "0" * 12})
         other = Owner(**{**vars(Owner.current("another run", 0)), "host": "0" * 12})
-        store.begin("earlier", earlier)
-        store.begin("other", other)
-        store.begin("now", Owner.current("run", 1))
+        store.begin("earlier", earlier).start()
+        store.begin("other", other).start()
+        store.begin("now", Owner.current("run", 1)).start()
         assert store.collect(Owner.current("run", 1)) == []
         assert store.collect(Owner.current("another run", 1)) == ["other"]
 

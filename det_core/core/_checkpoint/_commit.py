@@ -26,7 +26,7 @@ SOON = 5.0
 """Seconds that a save may take while a preempted process ends, before a person is told that it is waited for."""
 OPEN_NOTICE_DELAY = 60.0
 """Seconds that a thread waits for what another one has begun before it says so: the two may wait for each other."""
-STOPPING = 5.0
+STOPPING = 2.0
 """Seconds that a commit gets to stop when there is no time left."""
 
 
@@ -211,8 +211,9 @@ class CheckpointHandle:
         Raises:
             CheckpointError: it was to be committed, and is aborted.
         """
-        # Not a daemon, nor one of concurrent.futures: a script that ends without close() has its checkpoint.
-        thread = threading.Thread(target=self._run, args=(work,), name="det_core-upload")
+        # None of concurrent.futures, and a daemon: a script that ends without close() has its checkpoint, as the
+        # context is closed before Python joins its threads, and one that hangs in a disk keeps no process.
+        thread = threading.Thread(target=self._run, args=(work,), name="det_core-upload", daemon=True)
         try:
             thread.start()
         except (RuntimeError, MemoryError) as e:
@@ -290,6 +291,8 @@ class Commits:
         deadline: until when, on the monotonic clock, this process may go on; None: as long as it likes. Asked again
             and again while :meth:`close` waits.
         say: tells a person, in one line.
+        latest: the checkpoint that this process starts from.
+        is_chief: whether this rank is told of every checkpoint that is committed.
     """
 
     def __init__(
@@ -302,8 +305,11 @@ class Commits:
         progress: Progress | None,
         deadline: Callable[[], float | None],
         say: Callable[[str], None],
+        latest: Callable[[], str | None],
+        is_chief: bool,
     ) -> None:
         self.store, self.progress = store, progress
+        self._latest, self._is_chief = latest, is_chief
         self._run_id, self._restart, self._events = run_id, restart, events
         self._deadline, self._say = deadline, say
         self._ordinals = itertools.count(1)
@@ -464,23 +470,11 @@ class Commits:
             self._turns.notify_all()
         last = self._last
         if last is None:
+            self._say_what_is_saved()
             return
         last.drop()
-        begun, limited, announced = _clock.monotonic(), False, False
         try:
-            while not last.done:
-                until, now = self._deadline(), _clock.monotonic()
-                limited = limited or until is not None
-                if until is not None and now < until and now - begun >= SOON and not announced:
-                    announced = True
-                    self._say(f"waiting for checkpoint {last.storage_id} to be saved, for {until - now:.0f} s at most")
-                if until is not None and now >= until:
-                    last.stop(CheckpointError("the time that was left to save it is over"))
-                    last._over.wait(STOPPING)
-                    break
-                last._over.wait(LOOK)
-            if last.done and last._thread is not None:
-                last._thread.join()
+            limited = self._wait_for(last)
         except BaseException as e:
             last.stop(e)
             last._over.wait(STOPPING)
@@ -495,11 +489,39 @@ class Commits:
         if limited and self._newest is not None:
             self._say(f"checkpoint {self._newest.storage_id} is saved: steps_completed {self._newest.steps_completed}")
 
+    def _wait_for(self, last: CheckpointHandle) -> bool:
+        """Wait until a checkpoint is over, while there is time; return whether time is limited."""
+        begun, limited, announced = _clock.monotonic(), False, False
+        while not last.done:
+            until, now = self._deadline(), _clock.monotonic()
+            limited = limited or until is not None
+            if until is not None and now < until and now - begun >= SOON and not announced:
+                announced = True
+                self._say(f"waiting for checkpoint {last.storage_id} to be saved, for {until - now:.0f} s at most")
+            if until is not None and now >= until:
+                last.stop(CheckpointError("the time that was left to save it is over"))
+                last._over.wait(STOPPING)
+                break
+            last._over.wait(LOOK)
+        if last.done and last._thread is not None:
+            last._thread.join()
+        return limited
+
+    def _say_what_is_saved(self) -> None:
+        """Where no save is under way, but the time is over, which may have ended one in the script's own thread."""
+        until = self._deadline()
+        if until is not None and _clock.monotonic() >= until:
+            self._say(f"the time to save is over; {self._what_is_saved()}")
+
     def _what_is_saved(self) -> str:
         try:
             newest = self._newest or max(self.store.list(self._run_id), default=None)
-        except StorageError as e:
-            return f"what is saved cannot be read: {e}"
+        except StorageError as e:  # the store does not answer: what this rank remembers
+            if not self._is_chief:
+                return f"what is saved cannot be read: {e}"
+            if (latest := self._latest()) is not None:
+                return f"the newest that is saved is {latest}, from which this process started"
+            newest = None
         if newest is None:
             return "no checkpoint of this run is saved"
         return f"the newest that is saved is {newest.storage_id}, steps_completed {newest.steps_completed}"

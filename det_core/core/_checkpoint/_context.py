@@ -83,8 +83,9 @@ class CheckpointContext:
         self._start = start or StartCheckpoint()
         self._run_id, self._restart, self._progress, self._say = run_id, restart, progress, say
         self._commits = Commits(
-            store, run_id=run_id, restart=restart, events=events, progress=progress, deadline=deadline, say=say
-        )
+            store, run_id=run_id, restart=restart, events=events, progress=progress, deadline=deadline, say=say,
+            latest=self._start.peek, is_chief=distributed.rank == 0,
+        )  # fmt: skip
         self._reader = CheckpointReader(
             distributed, store, owner=self._owner, elsewhere=elsewhere, scratch=scratch, events=events,
             before=self._commits.raise_failure, progress=progress,

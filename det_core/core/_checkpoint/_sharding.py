@@ -253,6 +253,7 @@ def write(
         known = digests(disk, agreed.listing, agreed.part.others)
         return bring(agreed.listing.without(agreed.part.same | agreed.part.others)), known
 
+    together.chief(staging.start)
     brought = together.gather(work) or []
 
     def end() -> None:

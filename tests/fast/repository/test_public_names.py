@@ -55,8 +55,8 @@ PUBLIC = {
     "det_core.storage": """
         AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer
         Listing Manifest Owner Progress RetentionPolicy Selector Source Staging Store StoredCheckpoint Verdict
-        check_policy check_storage_id copy_in digests event_files_of_experiment event_files_of_run folders_of
-        host_identity judge open_store public_storage scan
+        calls_were_left check_policy check_storage_id copy_in digests event_files_of_experiment event_files_of_run
+        folders_of host_identity judge open_store public_storage scan
     """,
     "det_core.master.scheduler": """
         DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Losses Next Phase ProcessExit Running Start State Step

@@ -82,7 +82,7 @@ def test_what_is_foreign_is_left_alone_unless_it_is_deleted(store: ObjectStore) 
     put(store, "tensorboard/run/events")
     before = contents(store)
     with pytest.raises(StorageError, match=r"theirs: a checkpoint of that id is there"):
-        store.begin("theirs", owner())
+        store.begin("theirs", owner()).start()
     assert store.collect(owner(restart=7)) == []
     assert contents(store) == before
     assert store.delete("theirs") == {}
@@ -126,6 +126,7 @@ def test_the_living_are_left_alone_by_who_collects(store: ObjectStore) -> None:
     (staging.path / "file").write_text("ours")
     files = staging.take(staging.written())
     elsewhere = store.begin("two", owner(host="0" * 12))
+    elsewhere.start()
     for collector in (None, owner(), Owner.current("another run", 5)):
         assert store.collect(collector) == []
     staging.commit(files, [], METADATA, header("one"))
@@ -164,9 +165,11 @@ def test_what_is_being_written_is_not_there(store: ObjectStore) -> None:
 def test_what_a_rank_puts_late_is_collected(store: ObjectStore, tmp_path: Path) -> None:
     """A rank that still puts when the chief has given up leaves what a later restart, or the chief, finds."""
     chief = store.join(store.begin("one", owner()).ticket, 0)
+    chief.start()
     rank = object_store(store.root, tmp_path / "other").join(chief.ticket, 1)
     (rank.path / "file").write_text("late")
     listing = rank.written()
+    rank.start()
     chief.abort()
     rank.take(listing)
     rank.abort()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from det_core.storage import open_store, public_storage
+from det_core.storage._object_store import ObjectStore
 
 
 @pytest.mark.parametrize(
@@ -27,7 +29,14 @@ from det_core.storage import open_store, public_storage
         ({"type": "gcs", "bucket": "b", "anonymous": True}, {"type": "gcs", "bucket": "b", "anonymous": True}),
         (
             {"type": "fsspec", "url": "memory://place", "options": {"password": "SECRET"}},
-            {"type": "fsspec", "url": "memory://place"},
+            {"type": "fsspec", "url": "memory://place", "options_left_out": ["password"]},
+        ),
+        (
+            {"type": "fsspec", "url": "memory://place", "options": {"port": 22, "client_kwargs": {
+                "endpoint_url": "http://me:SECRET@host:1", "aws_secret_access_key": "SECRET", "ssl": object()}}},
+            {"type": "fsspec", "url": "memory://place",
+             "options": {"port": 22, "client_kwargs": {"endpoint_url": "http://host:1"}},
+             "options_left_out": ["client_kwargs.aws_secret_access_key", "client_kwargs.ssl"]},
         ),
     ],
 )  # fmt: skip
@@ -41,6 +50,17 @@ def test_it_opens_the_same_store_and_holds_no_secret(
     assert "SECRET" not in json.dumps(found)
     if "SECRET" not in str(given):
         assert open_store(found, default=tmp_path).root == store.root
+
+
+def test_store_with_options_left_out_names_them_in_its_errors(tmp_path: Path) -> None:
+    recorded = {"type": "fsspec", "url": "github://org:repo@sha/place", "options_left_out": ["token", "password"]}
+    store = open_store(recorded, default=tmp_path, scratch=tmp_path)
+    assert isinstance(store, ObjectStore)
+    number, text = store.driver.explained(PermissionError("denied"))
+    assert (number, "leaves out the options token, password: name the storage with them" in text) == (
+        errno.EACCES,
+        True,
+    )
 
 
 def test_the_account_of_azure_is_named_and_its_key_is_not(tmp_path: Path) -> None:

@@ -215,6 +215,7 @@ def test_a_writer_hears_that_it_was_taken_for_dead(store: Store, step: str, monk
     staging = store.begin("one", owner())
     fill(staging.path)
     listing = staging.written()
+    staging.start()
     files = {} if step == "put" else staging.take(listing)
     assert store.collect(Owner.current("run", 1)) == ["one"], "a restart of the run, wherever it is"
     later(monkeypatch, 2)
@@ -361,7 +362,7 @@ def test_a_bucket_that_does_not_exist_is_told_at_init(
         core.init(checkpoint_storage=storage, resume=resume)
     with closing() as opened:
         store = opened(open_store(storage, tmp_path, scratch=tmp_path / "scratch"))
-        for call in (store.list, lambda: store.open("one"), store.in_use, lambda: store.begin("one", owner())):
+        for call in (store.list, lambda: store.open("one"), store.in_use, lambda: store.begin("one", owner()).start()):
             with pytest.raises(StorageError, match="no-such-bucket"):
                 call()
 

@@ -1,0 +1,33 @@
+"""What a failed save leaves in an object store is collected by the same process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from det_core.errors import StorageError
+from support.buckets import contents, keys, object_store
+from support.store_suite import commit_path, owner
+
+
+def test_what_a_failed_save_leaves_is_collected_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = object_store(f"memory://{tmp_path.name}/failed", tmp_path / "scratch")
+    staging = store.begin("one", owner())
+    (staging.path / "file").write_text("ours")
+    staging.take(staging.written())
+    with monkeypatch.context() as patched:
+        patched.setattr(store.driver, "remove", _refuse)
+        with pytest.raises(StorageError, match="denied"):
+            staging.abort()
+    assert "one/file" in keys(store)
+    second = store.begin("two", owner())
+    (second.path / "file").write_text("ours")
+    commit_path(second)
+    assert {key.partition("/")[0] for key in contents(store)} == {"two"}
+
+
+def _refuse(batch: list[str]) -> None:
+    raise PermissionError("denied")
