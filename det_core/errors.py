@@ -14,14 +14,15 @@
     ├── CheckpointError
     │   ├── CheckpointNotFound    no checkpoint of that storage_id (also a LookupError)
     │   ├── CheckpointCorrupt     a file differs from the manifest
-    │   ├── CheckpointConflict    ranks disagree on a file or on metadata
+    │   ├── CheckpointConflict    ranks disagree on a file or on metadata (also a RuntimeError)
     │   ├── CheckpointBusy        another checkpoint is being saved, and the caller would not wait
     │   └── StorageError          the store itself refused (also an OSError)
     ├── DistributedError
     │   ├── PeerLost              a rank died or left its context
-    │   ├── CollectiveMismatch    ranks called different collectives
+    │   ├── CollectiveMismatch    ranks called different collectives (also a RuntimeError)
     │   ├── CollectiveTimeout     a deadline that was set has passed (also a TimeoutError)
     │   ├── RendezvousError       the ranks could not find or trust each other
+    │   ├── LauncherNotFound      no launcher has set this process's rank (also a ValueError, KeyError)
     │   └── ContextClosed         a call on a closed context
     ├── MasterError               a master refused a request, or failed at it; ``status`` is that of HTTP
     │   ├── MasterUnreachable     no master answers there (also a ConnectionError)
@@ -104,7 +105,7 @@ class CheckpointCorrupt(CheckpointError):
     """A file of a checkpoint differs from its manifest; the message names the file."""
 
 
-class CheckpointConflict(CheckpointError):
+class CheckpointConflict(CheckpointError, RuntimeError):
     """Ranks disagree on a file or a metadata key of a sharded checkpoint."""
 
 
@@ -124,7 +125,7 @@ class PeerLost(DistributedError):
     """A rank died or left its context; the message gives rank, host, pid and its last call."""
 
 
-class CollectiveMismatch(DistributedError):
+class CollectiveMismatch(DistributedError, RuntimeError):
     """Ranks called different collectives; the message says which rank called what."""
 
 
@@ -134,6 +135,16 @@ class CollectiveTimeout(DistributedError, TimeoutError):
 
 class RendezvousError(DistributedError):
     """The ranks could not find, or could not trust, each other."""
+
+
+class LauncherNotFound(DistributedError, ValueError, KeyError):
+    """No launcher has set this process's rank; the message names the variables that are missing.
+
+    A KeyError too, as in Determined: scripts catch that to run as one process.
+    """
+
+    def __str__(self) -> str:
+        return str(self.args[0])  # a KeyError's own would be its repr()
 
 
 class ContextClosed(DistributedError, RuntimeError):

@@ -50,7 +50,7 @@ def reached(args: argparse.Namespace) -> Address:
     from det_core.cli._say import noted_if_slow
     from det_core.client._address import reach
 
-    with noted_if_slow("starting the master …"):
+    with noted_if_slow("reaching the master …"):
         address = reach(args.master, home=args.home)
     return replace(address, source="--master") if args.master else address
 

@@ -11,7 +11,17 @@ from pydantic import ValidationError
 
 from det_core.config._entrypoint import foreign_launchers
 from det_core.config._fields import UNUSED, Section, UnknownKind, sections_of
-from det_core.config._model import HYPERPARAMETERS, SEARCHERS, STORAGES, ExperimentFile, Halving, PerDevice, Single
+from det_core.config._model import (
+    HYPERPARAMETERS,
+    SEARCHERS,
+    STORAGES,
+    ExperimentFile,
+    Halving,
+    Log,
+    PerDevice,
+    Single,
+    flatten_hyperparameters,
+)
 from det_core.errors import ConfigError
 
 Path = tuple["str | int", ...]
@@ -118,6 +128,11 @@ def warnings(file: ExperimentFile) -> Iterator[str]:
     unsaid = not isinstance(searcher, Single) and "smaller_is_better" not in searcher.model_fields_set
     if unsaid and _LARGER_IS_BETTER.search(searcher.metric.lower()):
         yield f"the smallest {searcher.metric!r} is taken for the best; if the largest is: smaller_is_better: false"
+    for path, section in flatten_hyperparameters(file.hyperparameters, "hyperparameters"):
+        # Exponents from 0 to 1 give nearly one value: a person has most likely written the values themselves.
+        if isinstance(section, Log) and section.minval > 0 and section.maxval <= 1:
+            low, high = (f"{section.base**exponent:g}" for exponent in (section.minval, section.maxval))
+            yield f"{path}: minval and maxval are exponents of base {section.base:g}: its values are {low} to {high}"
     by_metric = isinstance(searcher, Halving) and searcher.time_metric is not None
     ignored = [f"searcher.{key}" for key in ("max_length", "stop_once") if by_metric and getattr(searcher, key)]
     if ignored:

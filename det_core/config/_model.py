@@ -506,7 +506,7 @@ def _check_grid(hyperparameters: Mapping[str, Any]) -> None:
     Raises:
         ValueError: a count is missing, or there are more than `MAX_GRID` points.
     """
-    axes = list(_axes(hyperparameters, "hyperparameters"))
+    axes = list(flatten_hyperparameters(hyperparameters, "hyperparameters"))
     uncounted = [path for path, axis in axes if isinstance(axis, Range) and axis.count is None]
     if uncounted:
         raise ValueError(f"a grid needs a count, an integer of at least 1, in {', '.join(uncounted)}")
@@ -515,12 +515,13 @@ def _check_grid(hyperparameters: Mapping[str, Any]) -> None:
         raise ValueError(f"hyperparameters should be a grid of at most {MAX_GRID:,} points; these make {points:,}")
 
 
-def _axes(hyperparameters: Mapping[str, Any], path: str) -> Iterator[tuple[str, Section]]:
+def flatten_hyperparameters(hyperparameters: Mapping[str, Any], path: str) -> Iterator[tuple[str, Section]]:
+    """Yield each hyperparameter of a nested mapping with its path."""
     for name, value in hyperparameters.items():
         if isinstance(value, Section):
             yield f"{path}.{name}", value
         else:
-            yield from _axes(value, f"{path}.{name}")
+            yield from flatten_hyperparameters(value, f"{path}.{name}")
 
 
 def _points(axis: Section) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 from det_core._env import Environment
 from det_core._slurm import expand_counts, expand_nodes
+from det_core.errors import LauncherNotFound
 
 NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 """The rank arguments of a DistributedContext, in the order of the table."""
@@ -71,10 +72,11 @@ class Launcher:
         """Read the ranks.
 
         Raises:
-            ValueError: variables are missing or are no numbers; the message names them.
+            LauncherNotFound: If variables are missing; the message names them.
+            ValueError: If one is not a number.
         """
         if missing := [name for name in self.variables if not launch.get(name)]:
-            raise ValueError(
+            raise LauncherNotFound(
                 f"not set: {', '.join(missing)}. {self.command} sets them for each process: start the script with it, "
                 "or give the ranks yourself: DistributedContext(rank=…, size=…, …). DistributedContext.detect() finds "
                 "any launcher, and is one rank where there is none"

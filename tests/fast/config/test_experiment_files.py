@@ -93,6 +93,15 @@ def test_what_asks_for_nothing_is_not_warned_of(key: str, value: object, warned:
     assert [w.partition(": ")[2] for w in warnings] == ([key] if warned else [])
 
 
+@pytest.mark.parametrize(("minval", "maxval", "warned"), [(1e-5, 1e-2, True), (-5, -2, False), (0, 1, False)])
+def test_log_range_of_values_instead_of_exponents_warns(minval: float, maxval: float, warned: bool) -> None:
+    space = {"optimizer": {"lr": {"type": "log", "base": 10, "minval": minval, "maxval": maxval}}}
+    searcher = {"name": "random", "metric": "loss", "max_length": 1, "max_trials": 2}
+    found = parse_experiment({"name": "a", "entrypoint": "b", "searcher": searcher, "hyperparameters": space}).warnings
+    text = "hyperparameters.optimizer.lr: minval and maxval are exponents of base 10: its values are 1.00002 to 1.02329"
+    assert list(found) == ([text] if warned else [])
+
+
 def test_the_defaults_are_those_of_the_contract() -> None:
     e = read("smallest.yaml", default_seed=7)
     assert e.warnings == ()

@@ -83,8 +83,8 @@ PUBLIC = {
 ERRORS = """
     CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
     CollectiveMismatch CollectiveTimeout ConfigError ConfigErrors ContextClosed DetCoreError DistributedError
-    ExperimentInvalid InfoError InternalException InvalidExperimentException InvalidHP MasterDenied MasterError
-    MasterUnreachable MissingExtra PeerLost RendezvousError ReportsNotKept ReportsNotShipped RunError
+    ExperimentInvalid InfoError InternalException InvalidExperimentException InvalidHP LauncherNotFound MasterDenied
+    MasterError MasterUnreachable MissingExtra PeerLost RendezvousError ReportsNotKept ReportsNotShipped RunError
     RunLocked RunNotFound SearchError StorageError StoreConflict StoreError StoreLocked TensorboardError
     UnknownToMaster
 """
