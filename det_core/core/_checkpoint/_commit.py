@@ -481,7 +481,7 @@ class Commits:
             raise
         failure = last.taken_failure()
         if not last.done:
-            failure = CheckpointError(f"checkpoint {last.storage_id} could not be stopped, and is not saved")
+            failure = CheckpointError(f"checkpoint {last.storage_id} was not saved: its commit could not be stopped")
         if failure is not None and limited:
             raise CheckpointError(f"{failure}; {self._what_is_saved()}") from failure
         if failure is not None:
