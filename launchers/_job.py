@@ -32,7 +32,7 @@ from det_core._standalone.processes import (
     signal_at_parents_death,
     spawn,
 )
-from det_core._standalone.stop_signals import STOP_SIGNALS
+from det_core._standalone.stop_signals import SAME_INTERRUPT, STOP_SIGNALS
 
 from ._links import Link
 from ._outcome import Rank, exit_status, lost_peer, shell_status, signal_name, summary
@@ -182,6 +182,7 @@ class Supervisor:
         self._running: dict[int, Rank] = {}  # by process id
         self._stop = 0  # the first signal that asked the job to end
         self._interrupts = 0
+        self._interrupted_at = -math.inf
         self._failed = False  # a rank has failed, here or elsewhere
         self._untold: list[Rank] = []  # those that have failed here and of which other machines do not know yet
         self._tell_at = self._kill_at = self._give_up_at = _NEVER
@@ -293,7 +294,12 @@ class Supervisor:
         self._failed = True
 
     def _signalled(self, signum: signal.Signals) -> None:
-        self._interrupts += signum == signal.SIGINT
+        now = time.monotonic()
+        if signum == signal.SIGINT:
+            if now - self._interrupted_at < SAME_INTERRUPT:  # a scheduler's, to the launcher and to this process
+                return
+            self._interrupted_at = now
+            self._interrupts += 1
         if self._interrupts >= 3 and not self._job.alone:  # the second is the scripts': they may interrupt their saving
             self._say("Ctrl-C for the third time: killing what still runs")
             self._kill_at = 0.0

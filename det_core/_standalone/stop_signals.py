@@ -9,6 +9,9 @@ import signal
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 
+SAME_INTERRUPT = 1.0
+"""Seconds within which a second SIGINT is the first one's, by another way: from a scheduler to all, and a launcher."""
+
 
 def is_worker_loss(error: BaseException | None) -> bool:
     """Return whether torch raises this error because a worker of a DataLoader has died, as of such a signal."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from det_core import _clock
 from det_core._notices import write_in_handler
-from det_core._standalone.stop_signals import STOP_SIGNALS, is_worker_loss
+from det_core._standalone.stop_signals import SAME_INTERRUPT, STOP_SIGNALS, is_worker_loss
 
 LATE_SIGTERM = 30.0
 """Seconds after an agreed stop, or a rank's loss, in which one SIGTERM is taken to belong to it."""
@@ -30,7 +30,7 @@ class SignalWatch:
     """Calls ``on_signal()`` from the handler of each stop signal, between install and restore.
 
     A handler written in Python that is found there is called as well; the default ones are not. A signal that the
-    process was started to ignore (``nohup``) stays ignored. The second SIGINT raises KeyboardInterrupt.
+    process was started to ignore (``nohup``) stays ignored. A second SIGINT, a second later, raises KeyboardInterrupt.
 
     From the first signal on, the death of a DataLoader's worker raises from the loader alone: torch raises it from a
     SIGCHLD handler, which would interrupt a save, or leave an update half applied.
@@ -43,7 +43,7 @@ class SignalWatch:
         self._on_signal = on_signal
         self._found: dict[int, Any] = {}
         self._found_sigchld: Any = None
-        self._interrupts = 0
+        self._interrupted_at: float | None = None
         self._got_sigterm = self._forked = False
         self._late_until: float | None = None  # the watch is over, and a handler of it takes one more signal until then
 
@@ -103,9 +103,11 @@ class SignalWatch:
         if callable(found) and found is not signal.default_int_handler:
             found(number, frame)
         elif number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts > 1:
-                raise KeyboardInterrupt
+            if self._interrupted_at is not None:
+                if _clock.monotonic() - self._interrupted_at > SAME_INTERRUPT:
+                    raise KeyboardInterrupt
+                return
+            self._interrupted_at = _clock.monotonic()
             write_in_handler(_FIRST_INTERRUPT)
 
     def _take_sigchld(self) -> None:

@@ -46,7 +46,7 @@ def disturbed(folder: Path, rng: random.Random, times: int) -> str:
                     training.wait_for_start(n)
                 time.sleep(rng.random() * MAX_DELAY)
                 if rng.random() < 0.5:
-                    os.kill(training.process.pid, signal.SIGKILL)
+                    training.process.send_signal(signal.SIGKILL)  # nothing, where it has ended
                 else:
                     training.send(rng.choice(SIGNALS), to_each=rng.random() < 0.5)
             stopped = training.end()

@@ -226,7 +226,8 @@ class Training:
     def send(self, number: int, *, to_each: bool) -> None:
         """Send a signal to the process group, or to every process as a scheduler does."""
         if not to_each:
-            os.killpg(self.process.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.killpg(self.process.pid, number)
             return
         for pid in sorted(self.processes()):
             with contextlib.suppress(ProcessLookupError):

@@ -374,7 +374,10 @@ class TestClosing:
         with context_on(tmp_path, gate := Gate(), deadline=lambda: 0.0) as (context, _):
             storage_id = context.upload(fill(tmp_path / "source"), STEPS, blocking=False)
             assert gate.reached.wait()
-            with pytest.raises(CheckpointError, match=f"{storage_id} was not saved: its commit could not be stopped.*no checkpoint of this run"):
+            with pytest.raises(
+                CheckpointError,
+                match=f"{storage_id} was not saved: its commit could not be stopped.*no checkpoint of this run",
+            ):
                 context.close()
             gate.opened_up.set()
         nothing_is_left_over(tmp_path / "store")

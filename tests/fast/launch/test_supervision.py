@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from det_core._standalone.stop_signals import SAME_INTERRUPT
 from support import nest
 from support.frameworks import PRINTS, assert_all_was_printed
 from support.launcher import TORCH, launched, write
@@ -124,6 +125,7 @@ def test_the_third_ctrl_c_kills(tmp_path: Path) -> None:
         for count in (1, 2):
             os.kill(job.pid, signal.SIGINT)
             job.wait_for("heard 2", times=2 * count)
+            time.sleep(SAME_INTERRUPT)
         os.kill(job.pid, signal.SIGINT)
         assert job.wait() == 128 + signal.SIGKILL
     assert job.out.count("heard 2") == 4
