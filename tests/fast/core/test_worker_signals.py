@@ -13,21 +13,17 @@ from support.worker_stops import stop, training
 pytest.importorskip("torch")
 
 
+# The other cells, and more tries of each: tests/long/test_core_worker_stops.py.
 @pytest.mark.parametrize(
-    ("method", "number", "to_each"),
-    [
-        ("fork", signal.SIGTERM, False), ("fork", signal.SIGUSR1, True), ("spawn", signal.SIGINT, False),
-        ("forkserver", signal.SIGHUP, True),
-    ],
-)  # fmt: skip
+    ("method", "number", "to_each"), [("fork", signal.SIGTERM, False), ("forkserver", signal.SIGHUP, True)]
+)
 def test_loader_whose_job_is_told_to_stop_keeps_its_workers(method: str, number: int, to_each: bool) -> None:
     stopped = stop("bare", method, number, to_each=to_each)
     assert stopped.is_right, stopped.output
 
 
-@pytest.mark.parametrize("form", ["stuck", "gil"])
-def test_stuck_worker_holds_up_no_exit(form: str) -> None:
-    stopped = stop("bare", "fork", signal.SIGTERM, to_each=False, form=form)
+def test_stuck_worker_holds_up_no_exit() -> None:
+    stopped = stop("bare", "fork", signal.SIGTERM, to_each=False, form="stuck")
     assert stopped.is_right, stopped.output
 
 
