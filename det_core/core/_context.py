@@ -11,6 +11,7 @@ from typing import Any
 
 from det_core._info import ClusterInfo
 from det_core._notices import drop_unwritable, print_notice
+from det_core._standalone.stop_signals import is_worker_loss
 from det_core.core._checkpoint import CheckpointContext, StartCheckpoint
 from det_core.core._distributed import DistributedContext
 from det_core.core._end import end_in_time, note_status
@@ -24,6 +25,11 @@ from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept
 
 logger = logging.getLogger("det_core.core")
 NEVER_CLOSED = "it was not closed, so whether it completed is not known: use `with core.init() as ctx:`, or ctx.close()"
+WORKER_LOST = (
+    "nothing was saved after the signal to stop: it also reached a DataLoader worker that was still starting, and the "
+    "loader failed; what was trained since the last checkpoint is lost, and trained again by a resume. Next time, signal "
+    "the script alone: kill PID"
+)
 _AS_WISHED = ("completed", "stopped", "preempted")
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
 
@@ -208,8 +214,8 @@ class Context:
             elif (damage := self._run.journal.damage) and outcome in _AS_WISHED:
                 outcome, detail = "incomplete", f"not all reports were kept: {damage}"
             print_notice(self._run.last_line(outcome, detail))
-        if loss := self.preempt.describe_loss(error):
-            print_notice(loss)
+        if self.preempt.requested_at is not None and is_worker_loss(error):
+            print_notice(WORKER_LOST)
         drop_unwritable()
         if interrupt is not None:
             raise interrupt
@@ -256,7 +262,7 @@ class Context:
         if (commit := self._last_commit()) is not None:
             steps, committed_at = commit
             # Steps alone do not tell: a script may count batches in its reports, and epochs in its checkpoints.
-            if committed_at >= (self.preempt.stop_seen_at or 0.0):
+            if committed_at >= (self.preempt._stop_seen_at or 0.0):
                 return ""
         if steps is None:
             return "nothing was saved, so that a resume starts from the beginning"

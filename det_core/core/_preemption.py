@@ -14,7 +14,6 @@ from random import SystemRandom
 from typing import Any
 
 from det_core import _clock
-from det_core._standalone.stop_signals import is_worker_loss
 from det_core.backend import Backend
 from det_core.core._agreement import FINAL, MASTER, SIGNAL, ChiefSide, RankSide, Stop
 from det_core.core._distributed import DistributedContext
@@ -97,7 +96,7 @@ class PreemptContext:
         self._first_call_at: float | None = None
         self._reason: str | None = None
         self._stopped_at = 0
-        self._stop_seen_at: float | None = None
+        self._stop_seen_at: float | None = None  # when a call returned True for the stop that counts now
         self._left = self._acknowledged = self._gave_up = False
         # For warnings: on the chief the ranks whose first call was not heard of, on a worker whom a decision waits for.
         in_step = self._chief is not None and preempt_mode is PreemptMode.WorkersAskChief
@@ -124,11 +123,6 @@ class PreemptContext:
     def requested_at(self) -> float | None:
         """When this rank first heard that it is preempted, on the monotonic clock; None: not yet."""
         return self._requested_at
-
-    @property
-    def stop_seen_at(self) -> float | None:
-        """When a call returned True for the stop that counts now, on the monotonic clock; None: none has."""
-        return self._stop_seen_at
 
     @property
     def requested(self) -> bool:
@@ -201,16 +195,6 @@ class PreemptContext:
         if self._closing.is_set():
             raise ContextClosed("request() was called on a context that is closed")
         self._ask_for(reason)
-
-    def describe_loss(self, error: BaseException | None) -> str:
-        """Return what is lost if a worker that was still starting died of the signal to stop; empty if none did."""
-        if self._requested_at is None or not is_worker_loss(error):
-            return ""
-        return (
-            "nothing was saved after the signal to stop: it also reached a DataLoader worker that was still starting, "
-            "and the loader failed; what was trained since the last checkpoint is lost, and trained again by a resume. "
-            "Next time, signal the script alone: kill PID"
-        )
 
     def acknowledge_preemption_signal(self) -> None:
         """Say that this process stops, unfinished, because it was asked to, and expects to be run again."""
