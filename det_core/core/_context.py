@@ -27,8 +27,8 @@ logger = logging.getLogger("det_core.core")
 NEVER_CLOSED = "it was not closed, so whether it completed is not known: use `with core.init() as ctx:`, or ctx.close()"
 WORKER_LOST = (
     "nothing was saved after the signal to stop: it also reached a DataLoader worker that was still starting, and the "
-    "loader failed; what was trained since the last checkpoint is lost, and trained again by a resume. Next time, signal "
-    "the script alone: kill PID"
+    "loader failed; what was trained since the last checkpoint is lost, and trained again by a resume. Next time, "
+    "signal the script alone: kill PID"
 )
 _AS_WISHED = ("completed", "stopped", "preempted")
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
