@@ -146,8 +146,9 @@ def _open(meet: Callable[[Star], None], here: Place, rank: int, names: Sequence[
 def _meet(star: Star, here: Place, key: ChiefKey | None) -> None:
     if star.rank:
         if here.force_tcp or not here.beside_chief:
-            host = "127.0.0.1" if here.one_machine else str(here.chief_ip)
-            join_remote(star, host, here.port, key, here.digest)
+            host = "127.0.0.1" if here.one_machine else str(here.chief_ip).strip("[]")
+            lifeline = not here.one_machine and here.local_rank == 0
+            join_remote(star, host, here.port, key, here.digest, lifeline=lifeline)
         else:
             join_unix(star, here.path, here.secret, here.digest)
         return

@@ -3,7 +3,7 @@
 Why not one ZMQ socket for everything: a ZMQ message between two processes of a machine passes through two I/O
 threads, which costs two context switches a hop, copies large messages at each hop, and tells nothing about who died.
 So ranks of one machine talk over unix sockets of our own; ZMQ carries the links between machines
-(:mod:`det_core.ipc._zmq_link`), for its CURVE encryption and heartbeats.
+(:mod:`det_core.ipc._zmq_link`), for its CURVE encryption.
 
 Threads: the ipc thread (:mod:`det_core.ipc._event_loop`) reads control links, watches peers and sends what was queued.
 Calling threads send directly and, on the user lane, read directly.
@@ -72,7 +72,6 @@ class Star(Membership):
             Kind.SEEN: lambda peer, _frame: peer.has_seen(),
             Kind.DEPARTED: lambda _peer, frame: self._depart(pickle.loads(frame.segments[0])),
             Kind.READY: lambda _peer, _frame: self.on_ready(),
-            Kind.PROBE: lambda _peer, _frame: None,
         }
         _stars.add(self)
 
