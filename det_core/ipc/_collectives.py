@@ -6,6 +6,7 @@ collective. All other lanes, and all links between machines, are read by the ipc
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import threading
@@ -37,6 +38,8 @@ class _Wait(NamedTuple):
     """The peers without whom it cannot become ready."""
     whom: Callable[[], str]
     """For messages: for whom it waits."""
+    clash: Callable[[], str] = lambda: ""
+    """For messages: in which other call of its script one of those is."""
 
 
 class Lane:
@@ -53,6 +56,7 @@ class Lane:
         self._stamp = Stamp(name, members.rank)
         self._given_up: Call | None = None
         self._chiefs_answer = ""
+        self._chiefs_clash = ""
         members.wakers.append(self._inlet.wake)
 
     # the collectives
@@ -113,7 +117,7 @@ class Lane:
             if segments is not None:
                 self._send((chief,), call, segments, timeout)
             pending = self._inlet.pending[0]
-            self._wait(_Wait(pending.__len__, call, timeout, (chief,), self._chiefs_word))
+            self._wait(_Wait(pending.__len__, call, timeout, (chief,), self._chiefs_word, lambda: self._chiefs_clash))
             frame = pending.popleft()
             if frame.number != call.number:
                 self._disagree(_Disagreement({0: Call(self.name, _OPS[frame.op], frame.number), members.rank: call}))
@@ -128,7 +132,7 @@ class Lane:
             peers = self._members.in_order()
             pending = [self._inlet.pending[p.rank] for p in peers]
             try:
-                self._wait(_Wait(lambda: all(pending), call, timeout, peers, self._missing))
+                self._wait(_Wait(lambda: all(pending), call, timeout, peers, self._missing, self._clash))
             except BaseException:
                 self._given_up = call
                 raise
@@ -160,6 +164,7 @@ class Lane:
             members.break_off(Trouble("mismatch", gave_up))
             members.raise_if_broken()
         self._chiefs_answer = ""
+        self._chiefs_clash = ""
         try:
             call = self._roll.enter(members.rank, op)
             return call._replace(label=label) if label else call
@@ -207,24 +212,32 @@ class Lane:
                 break
         else:
             return
-        self._say(Kind.ENTERED, wait.call)
-        for seconds in waiting(
-            wait.ready,
-            members.me,
-            lambda: wait.call,
-            wait.whom,
-            timeout=members.timeout if wait.timeout is None else wait.timeout,
-            check=members.raise_if_broken,
-            ask=lambda: self._say(Kind.ASK, wait.call),
-        ):
-            if not (members.departures and self._needs_departed(wait)):
-                self._take_arrived(seconds)
+        script_call = members.describe_call()
+        own_waits = members.waits.setdefault(members.rank, {})
+        own_waits[self.name] = wait.call.number, script_call
+        self._say(Kind.ENTERED, wait.call, script_call)
+        try:
+            for seconds in waiting(
+                wait.ready,
+                members.me,
+                lambda: wait.call,
+                wait.whom,
+                timeout=members.timeout if wait.timeout is None else wait.timeout,
+                check=members.raise_if_broken,
+                ask=lambda: self._say(Kind.ASK, wait.call, script_call),
+                clash=wait.clash,
+            ):
+                if not (members.departures and self._needs_departed(wait)):
+                    self._take_arrived(seconds)
+        finally:
+            del own_waits[self.name]
 
-    def _say(self, kind: Kind, call: Call) -> None:
+    def _say(self, kind: Kind, call: Call, script_call: str) -> None:
         """Tell the chief where this worker waits, or (ASK) have it answer for whom."""
         members = self._members
         if members.rank:
-            data = encode(kind, op=call.op, name=self.name, rank=members.rank, number=call.number)
+            body = script_call.encode()
+            data = encode(kind, op=call.op, name=self.name, rank=members.rank, number=call.number, body=body)
             members.peers[0].control.send(data)
 
     def _needs_departed(self, wait: _Wait) -> bool:
@@ -266,6 +279,28 @@ class Lane:
         missing = [p for p in self._members.in_order() if not pending.get(p.rank)]
         return "; ".join(self._named(p) for p in missing) or "nobody"
 
+    def _clash(self) -> str:
+        """On the chief: say which missing rank waits in another call of its script than this rank."""
+        members = self._members
+        for peer in members.in_order():
+            if not self._inlet.pending.get(peer.rank):
+                there = members.wait_elsewhere(peer.rank, self.name)
+                if text := self._clash_of(peer.rank, there, self._script_call(members.rank)):
+                    return text
+        return ""
+
+    def _clash_of(self, rank: int, there: str, here: str) -> str:
+        """Say that ``rank`` is in the call ``there``, this rank in ``here``; "" where that is one or not known."""
+        members = self._members
+        if not there or not here or there == here:
+            return ""
+        return f"rank {members.name(rank)} is in {there}, {members.me} in {here}: every rank has to call it"
+
+    def _script_call(self, rank: int) -> str:
+        """Return what the script of ``rank`` calls to wait on this lane."""
+        _, script_call = self._members.waits.get(rank, {}).get(self.name, (0, ""))
+        return script_call
+
     def _chiefs_word(self) -> str:
         return self._chiefs_answer or self._named(self._members.peers[0])
 
@@ -284,6 +319,7 @@ class Lane:
 
     def heard(self, frame: Frame) -> None:
         """A worker says in which call it waits."""
+        self._members.waits.setdefault(frame.rank, {})[self.name] = frame.number, bytes(frame.segments[0]).decode()
         try:
             self._roll.hear(frame.rank, _OPS[frame.op], frame.number)
         except _Disagreement as e:
@@ -291,13 +327,17 @@ class Lane:
 
     def answer(self, asked: Frame) -> bytes:
         """On the chief: for whom the call of a worker waits, empty where it is the chief itself."""
-        text = self._missing() if self._roll.number >= asked.number else ""
-        return encode(Kind.ANSWER, name=self.name, number=asked.number, body=text.encode())
+        if self._roll.number >= asked.number:
+            answer = self._missing(), self._clash()
+        else:
+            here = self._members.wait_elsewhere(self._members.rank, self.name)
+            answer = "", self._clash_of(asked.rank, self._script_call(asked.rank), here)
+        return encode(Kind.ANSWER, name=self.name, number=asked.number, body=json.dumps(answer).encode())
 
     def answered(self, frame: Frame) -> None:
         """On a worker: the chief's answer."""
         if frame.number == self._roll.number:
-            self._chiefs_answer = bytes(frame.segments[0]).decode()
+            self._chiefs_answer, self._chiefs_clash = json.loads(bytes(frame.segments[0]))
 
     def close(self) -> None:
         """Close the lane's own descriptors, once the call that may be under way has ended (the star is broken off)."""

@@ -100,6 +100,12 @@ class Links:
         """Collectives of the ranks of this machine; on one machine, a lane of its own in the one star."""
         return self.everyone.lane(f"local {name}") if self.local is None else self.local.lane(name)
 
+    def describe_calls(self, describe: Callable[[], str]) -> None:
+        """Have messages name what the script calls as ``describe()`` does in the thread of the call."""
+        for star in (self.everyone, self.local):
+            if star is not None:
+                star.describe_call = describe
+
     def close(self, *, farewell: Mapping[str, Any] | None = None, failure: BaseException | None = None) -> None:
         """Close the star of the machine, then that of the job."""
         try:

@@ -231,6 +231,10 @@ class Membership:
         self.trouble: Trouble | None = None
         self.calls: dict[str, dict[int, tuple[Op, int]]] = {}
         """By lane and rank, the last collective heard of."""
+        self.waits: dict[int, dict[str, tuple[int, str]]] = {}
+        """By rank and lane, the last call known to wait: its number, and what the script calls to make it."""
+        self.describe_call: Callable[[], str] = lambda: ""
+        """Return what the script calls in this thread; empty: nothing, as in a thread of the package."""
         self.wakers: list[Callable[[], None]] = []
         """Have each call that waits look again."""
         self._names = names
@@ -268,6 +272,17 @@ class Membership:
         """The last collectives heard of a rank, or the one on ``lane``, for messages."""
         lanes = list(self.calls.items()) if lane is None else [(lane, self.calls.get(lane, {}))]
         return ", ".join(str(Call(name, *calls[rank])) for name, calls in lanes if rank in calls) or "none"
+
+    def wait_elsewhere(self, rank: int, lane: str) -> str:
+        """Return what the script of ``rank`` calls and waits in, if that is on another lane than ``lane``; else "".
+
+        On the chief; of a worker a wait counts as long as the chief has not made that call.
+        """
+        for name, (number, script_call) in list(self.waits.get(rank, {}).items()):
+            _, own_number = self.calls.get(name, {}).get(self.rank, (None, 0))
+            if name != lane and script_call and (rank == self.rank or number > own_number):
+                return script_call
+        return ""
 
     # trouble
 
@@ -369,6 +384,7 @@ def waiting(
     timeout: float | None = None,
     check: Callable[[], None] = lambda: None,
     ask: Callable[[], None] = lambda: None,
+    clash: Callable[[], str] = lambda: "",
 ) -> Iterator[float]:
     """The waiting rule, for every wait of this room: as long as everybody lives, with a word, and up to the deadline.
 
@@ -382,26 +398,33 @@ def waiting(
         whom: for whom.
         timeout: seconds until the deadline; None: none.
         check: raises when there is nothing to wait for any more.
-        ask: called once when the warning is near, to find out more for ``whom``.
+        ask: called when the warning or the deadline is near and once in a while from then on, to find out more for
+            ``whom`` and ``clash``.
+        clash: which call of its script keeps the other rank from making this one, as far as that is known.
 
     Raises:
         CollectiveTimeout: the deadline has passed.
     """
-    began, asked, warned = monotonic(), False, ""
+    began = monotonic()
+    ask_at = (WARN_AFTER if timeout is None else min(WARN_AFTER, timeout)) / 2
+    warned = explained = ""
     while not ready():
         check()
         waited = monotonic() - began
         if timeout is not None and waited >= timeout:
-            raise CollectiveTimeout(f"{doing()} took longer than {waited:.1f} s: waits for {whom()}")
-        if not asked and waited >= WARN_AFTER / 2:
-            asked = True
+            cause = clash()
+            raise CollectiveTimeout(
+                f"{doing()} took longer than {waited:.1f} s: waits for {whom()}{cause and '; '}{cause}"
+            )
+        if waited >= ask_at:
+            ask_at = waited + WARN_AFTER
             ask()
-        if not warned and waited >= WARN_AFTER:
+        cause = "" if explained or waited < WARN_AFTER else clash()
+        if cause or (not warned and waited >= WARN_AFTER):
             warned = whom()
-            logger.warning(
-                "%s in %s has waited for %.0f s for %s; it may be late, suspended, or wait for memory or a disk",
-                me, doing(), waited, warned,
-            )  # fmt: skip
+            explained = cause
+            cause = cause or "it may be late, suspended, or wait for memory or a disk"
+            logger.warning("%s in %s has waited for %.0f s for %s; %s", me, doing(), waited, warned, cause)
         yield _TICK if timeout is None else min(_TICK, timeout - waited)
     if warned:
         named = warned.split(", last call")[0]
