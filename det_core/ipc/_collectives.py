@@ -14,8 +14,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from det_core._clock import monotonic
 from det_core.ipc._frames import BadFrame, Call, Frame, Kind, Op, Stamp, encode
-from det_core.ipc._membership import Membership, Peer, Trouble, waiting
+from det_core.ipc._membership import Membership, Peer, Trouble, some_of, waiting
 from det_core.ipc._serialization import OUT_OF_BAND, Mapper, Packet, Segment, dump, join_items, split_items
 from det_core.ipc._unix_link import UnixLink
 
@@ -24,6 +25,8 @@ _HINT_AFTER = 0.01
 _OPS = tuple(Op)
 _LAST_CALL = 5.0
 """Seconds that closing waits for the call of another thread to notice."""
+_ANSWER_TTL = 0.1
+"""Seconds for which the chief gives the same answer to each worker that asks for whom it waits."""
 _NOTHING = (b"",)
 """The answer to a gather."""
 
@@ -57,6 +60,7 @@ class Lane:
         self._given_up: Call | None = None
         self._chiefs_answer = ""
         self._chiefs_clash = ""
+        self._last_answer = (0, 0.0, ("", ""))
         members.wakers.append(self._inlet.wake)
 
     # the collectives
@@ -212,10 +216,14 @@ class Lane:
                 break
         else:
             return
-        script_call = members.describe_call()
+        self._say(Kind.ENTERED, wait.call)
         own_waits = members.waits.setdefault(members.rank, {})
-        own_waits[self.name] = wait.call.number, script_call
-        self._say(Kind.ENTERED, wait.call, script_call)
+
+        def ask() -> None:
+            script_call = members.describe_call()
+            own_waits[self.name] = wait.call.number, script_call
+            self._say(Kind.ASK, wait.call, script_call)
+
         try:
             for seconds in waiting(
                 wait.ready,
@@ -224,15 +232,15 @@ class Lane:
                 wait.whom,
                 timeout=members.timeout if wait.timeout is None else wait.timeout,
                 check=members.raise_if_broken,
-                ask=lambda: self._say(Kind.ASK, wait.call, script_call),
+                ask=ask,
                 clash=wait.clash,
             ):
                 if not (members.departures and self._needs_departed(wait)):
                     self._take_arrived(seconds)
         finally:
-            del own_waits[self.name]
+            own_waits.pop(self.name, None)
 
-    def _say(self, kind: Kind, call: Call, script_call: str) -> None:
+    def _say(self, kind: Kind, call: Call, script_call: str = "") -> None:
         """Tell the chief where this worker waits, or (ASK) have it answer for whom."""
         members = self._members
         if members.rank:
@@ -277,7 +285,7 @@ class Lane:
     def _missing(self) -> str:
         pending = self._inlet.pending
         missing = [p for p in self._members.in_order() if not pending.get(p.rank)]
-        return "; ".join(self._named(p) for p in missing) or "nobody"
+        return some_of(missing, self._named, "; ") or "nobody"
 
     def _clash(self) -> str:
         """On the chief: say which missing rank waits in another call of its script than this rank."""
@@ -319,7 +327,6 @@ class Lane:
 
     def heard(self, frame: Frame) -> None:
         """A worker says in which call it waits."""
-        self._members.waits.setdefault(frame.rank, {})[self.name] = frame.number, bytes(frame.segments[0]).decode()
         try:
             self._roll.hear(frame.rank, _OPS[frame.op], frame.number)
         except _Disagreement as e:
@@ -327,11 +334,16 @@ class Lane:
 
     def answer(self, asked: Frame) -> bytes:
         """On the chief: for whom the call of a worker waits, empty where it is the chief itself."""
+        script_call = bytes(asked.segments[0]).decode()
+        self._members.waits.setdefault(asked.rank, {})[self.name] = asked.number, script_call
         if self._roll.number >= asked.number:
-            answer = self._missing(), self._clash()
+            number, until, answer = self._last_answer
+            if number != asked.number or monotonic() >= until:  # each of a thousand workers asks, at the same moment
+                answer = self._missing(), self._clash()
+                self._last_answer = asked.number, monotonic() + _ANSWER_TTL, answer
         else:
             here = self._members.wait_elsewhere(self._members.rank, self.name)
-            answer = "", self._clash_of(asked.rank, self._script_call(asked.rank), here)
+            answer = "", self._clash_of(asked.rank, script_call, here)
         return encode(Kind.ANSWER, name=self.name, number=asked.number, body=json.dumps(answer).encode())
 
     def answered(self, frame: Frame) -> None:

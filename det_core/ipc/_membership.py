@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from det_core._clock import monotonic
 from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, DistributedError, PeerLost
@@ -23,13 +23,19 @@ from det_core.ipc._serialization import Packet
 from det_core.ipc._unix_link import UnixLink, peer_credentials
 from det_core.ipc._zmq_link import ZmqLink
 
+T = TypeVar("T")
+
 logger = logging.getLogger("det_core.ipc")
 QUEUE_BOUND = 256 << 20
 """Bytes that may be on their way to one peer before a sender waits."""
 WARN_AFTER = 10.0
 """Seconds of waiting after which a warning says for whom."""
+ASK_AFTER = 1.0
+"""Seconds of waiting after which a worker asks the chief for whom, and says which call of its script it is in."""
 TOLD_WITHIN = 2.0
 """Seconds that the others get to hear why the job is broken, before this rank's own calls raise it."""
+MAX_NAMED = 16
+"""Ranks that a message names; of 1,024 ranks each would be told of all others, by the chief."""
 _TICK = 0.05
 """Seconds between two looks of a call that waits."""
 
@@ -375,6 +381,12 @@ class Membership:
             wake()
 
 
+def some_of(items: Sequence[T], name: Callable[[T], str], separator: str = ", ") -> str:
+    """Return the names of the first of ``items``, and how many others there are."""
+    text = separator.join(name(item) for item in items[:MAX_NAMED])
+    return text if len(items) <= MAX_NAMED else f"{text} and {len(items) - MAX_NAMED} others"
+
+
 def waiting(
     ready: Callable[[], object],
     me: str,
@@ -398,7 +410,7 @@ def waiting(
         whom: for whom.
         timeout: seconds until the deadline; None: none.
         check: raises when there is nothing to wait for any more.
-        ask: called when the warning or the deadline is near and once in a while from then on, to find out more for
+        ask: called before the warning and the deadline, and once in a while from then on, to find out more for
             ``whom`` and ``clash``.
         clash: which call of its script keeps the other rank from making this one, as far as that is known.
 
@@ -406,7 +418,7 @@ def waiting(
         CollectiveTimeout: the deadline has passed.
     """
     began = monotonic()
-    ask_at = (WARN_AFTER if timeout is None else min(WARN_AFTER, timeout)) / 2
+    ask_at = min(ASK_AFTER, WARN_AFTER / 2, WARN_AFTER if timeout is None else timeout / 2)
     warned = explained = ""
     while not ready():
         check()
@@ -417,7 +429,7 @@ def waiting(
                 f"{doing()} took longer than {waited:.1f} s: waits for {whom()}{cause and '; '}{cause}"
             )
         if waited >= ask_at:
-            ask_at = waited + WARN_AFTER
+            ask_at = waited + WARN_AFTER / 2
             ask()
         cause = "" if explained or waited < WARN_AFTER else clash()
         if cause or (not warned and waited >= WARN_AFTER):

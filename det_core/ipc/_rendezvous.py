@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from det_core._clock import monotonic
 from det_core.errors import RendezvousError
 from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Frame, Kind, encode
-from det_core.ipc._membership import Peer, waiting
+from det_core.ipc._membership import Peer, some_of, waiting
 from det_core.ipc._star import Star
 from det_core.ipc._unix_link import UnixLink, peer_credentials
 from det_core.ipc._zmq_link import ChiefKey, ZmqLink, ZmqSocket
@@ -90,7 +90,8 @@ class Assembly:
         star = self._star
 
         def missing() -> str:
-            return "rank " + ", ".join(str(star.name(r)) for r in range(1, star.size) if r not in star.peers)
+            ranks = [star.name(rank) for rank in range(1, star.size) if rank not in star.peers]
+            return f"rank {some_of(ranks, str)}"
 
         await_everybody(star, self._complete, missing, check)
 

@@ -27,7 +27,7 @@ from typing import Any
 from det_core._clock import monotonic
 from det_core.ipc._collectives import Lane
 from det_core.ipc._frames import BadFrame, Frame, Kind, encode
-from det_core.ipc._membership import QUEUE_BOUND, TOLD_WITHIN, Membership, Peer, Trouble, waiting
+from det_core.ipc._membership import QUEUE_BOUND, TOLD_WITHIN, Membership, Peer, Trouble, some_of, waiting
 from det_core.ipc._serialization import Mapper, size_of
 from det_core.ipc._unix_link import UnixLink
 
@@ -323,7 +323,7 @@ class Star(Membership):
             return given_up or not self.loop.thread.is_alive() or all(has(p) for p in self.others())
 
         def whom() -> str:
-            return ", ".join(str(p) for p in self.others() if not has(p)) + " to take what was sent to it"
+            return some_of([p for p in self.others() if not has(p)], str) + " to take what was sent to it"
 
         pause = 0.0005
         for seconds in waiting(done, self.me, lambda: "close()", whom):
