@@ -71,6 +71,7 @@ def four_ranks(folder: Path, hosts: Hosts, chief: str = ADDRESSES[0], load: int 
         ranks.wait_for("local", [0, 1, 2, 3])
         first_lines = [output.read_text().split("\n")[0] for output in ranks.outputs]
         assert first_lines == ["local [0, 1] 0"] * 2 + ["local [2, 3] 0"] * 2
+        time.sleep(1)  # they talk
         yield ranks
     finally:
         for process in ranks.processes:
@@ -86,7 +87,6 @@ def four_ranks(folder: Path, hosts: Hosts, chief: str = ADDRESSES[0], load: int 
 def test_two_hosts_lose_each_other(tmp_path: Path, hosts: Hosts, fault: str, load: int) -> None:
     """Also where what is on its way puts off the keepalive of the connection that it is on."""
     with four_ranks(tmp_path, hosts, load=load) as ranks:
-        time.sleep(1)
         began = time.monotonic()
         victim = {"kill worker": 3, "kill local chief": 2, "kill chief": 0}.get(fault)
         if victim is None:
@@ -107,7 +107,6 @@ def test_rank_suspended_for_a_minute_on_another_machine_is_late(tmp_path: Path, 
     """Its kernel answers for it, although it takes no more of what is sent to it."""
     others = [rank for rank in range(4) if rank != suspended]
     with four_ranks(tmp_path, hosts, load=LOAD) as ranks:
-        time.sleep(1)
         suspend(ranks.processes[suspended].pid)
         began = time.monotonic()
         ranks.wait_for("has waited for", others)
