@@ -7,6 +7,7 @@ collective. All other lanes, and all links between machines, are read by the ipc
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import threading
@@ -234,6 +235,7 @@ class Lane:
                 check=members.raise_if_broken,
                 ask=ask,
                 clash=wait.clash,
+                interval=math.inf,  # what can end the wait wakes it
             ):
                 if not (members.departures and self._needs_departed(wait)):
                     self._take_arrived(seconds)

@@ -23,6 +23,7 @@ _HANDSHAKE_TIMEOUT = 10.0
 _REFUSED_BY_CURVE = 3
 """Failed handshakes in a row after which the secret, not the network, is to blame."""
 _RETRY_DELAY = 0.2
+_MAX_RETRY_DELAY = 0.05
 
 
 def join_unix(star: Star, path: str, secret: str | None, job: str, check: Callable[[], None] = lambda: None) -> None:
@@ -46,7 +47,7 @@ def join_unix(star: Star, path: str, secret: str | None, job: str, check: Callab
     for seconds in waiting(found.__len__, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=check):
         if (answer := _knock(star, path, hello)) is None:
             time.sleep(min(seconds, pause))
-            pause *= 1.5
+            pause = min(1.5 * pause, _MAX_RETRY_DELAY)
         else:
             found.append(answer)
     ((sock, data, host, pid),) = found

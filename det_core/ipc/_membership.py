@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -36,8 +37,8 @@ TOLD_WITHIN = 2.0
 """Seconds that the others get to hear why the job is broken, before this rank's own calls raise it."""
 MAX_NAMED = 16
 """Ranks that a message names; of 1,024 ranks each would be told of all others, by the chief."""
-_TICK = 0.05
-"""Seconds between two looks of a call that waits."""
+POLL_INTERVAL = 0.2
+"""Seconds between two looks of a wait that nobody wakes. A thousand ranks in twenty looks a second are a processor."""
 
 
 class Trouble(NamedTuple):
@@ -397,6 +398,7 @@ def waiting(
     check: Callable[[], None] = lambda: None,
     ask: Callable[[], None] = lambda: None,
     clash: Callable[[], str] = lambda: "",
+    interval: float = POLL_INTERVAL,
 ) -> Iterator[float]:
     """The waiting rule, for every wait of this room: as long as everybody lives, with a word, and up to the deadline.
 
@@ -413,12 +415,14 @@ def waiting(
         ask: called before the warning and the deadline, and once in a while from then on, to find out more for
             ``whom`` and ``clash``.
         clash: which call of its script keeps the other rank from making this one, as far as that is known.
+        interval: maximum time between two looks in seconds.
 
     Raises:
         CollectiveTimeout: the deadline has passed.
     """
     began = monotonic()
     ask_at = min(ASK_AFTER, WARN_AFTER / 2, WARN_AFTER if timeout is None else timeout / 2)
+    warn_at = WARN_AFTER
     warned = explained = ""
     while not ready():
         check()
@@ -429,15 +433,18 @@ def waiting(
                 f"{doing()} took longer than {waited:.1f} s: waits for {whom()}{cause and '; '}{cause}"
             )
         if waited >= ask_at:
-            ask_at = waited + WARN_AFTER / 2
+            ask_at = waited + max(WARN_AFTER / 2, POLL_INTERVAL)
             ask()
-        cause = "" if explained or waited < WARN_AFTER else clash()
-        if cause or (not warned and waited >= WARN_AFTER):
-            warned = whom()
-            explained = cause
-            cause = cause or "it may be late, suspended, or wait for memory or a disk"
-            logger.warning("%s in %s has waited for %.0f s for %s; %s", me, doing(), waited, warned, cause)
-        yield _TICK if timeout is None else min(_TICK, timeout - waited)
+        if waited >= warn_at:
+            warn_at = waited + max(WARN_AFTER / 2, POLL_INTERVAL)
+            cause = "" if explained else clash()
+            if cause or not warned:
+                warned = whom()
+                explained = cause
+                cause = cause or "it may be late, suspended, or wait for memory or a disk"
+                logger.warning("%s in %s has waited for %.0f s for %s; %s", me, doing(), waited, warned, cause)
+        due = min(ask_at, warn_at, math.inf if timeout is None else timeout)
+        yield max(0.0, min(interval, due - waited))
     if warned:
         named = warned.split(", last call")[0]
         logger.warning("%s in %s: %s is back after %.0f s", me, doing(), named, monotonic() - began)

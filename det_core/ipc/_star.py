@@ -34,6 +34,8 @@ from det_core.ipc._unix_link import UnixLink
 logger = logging.getLogger("det_core.ipc")
 
 Handler = Callable[[int, Any], None]
+_DEPARTURE_DELAY = 0.02
+"""Seconds for which the chief collects departures before it tells the workers of them."""
 
 
 class Star(Membership):
@@ -57,6 +59,8 @@ class Star(Membership):
         self._lanes: dict[str, Lane] = {}
         self._departed: dict[int, dict[str, Any]] = {}
         self._failures: dict[int, str] = {}
+        self._unannounced: dict[int, tuple[dict[str, Any], str | None]] = {}
+        """On the chief, those of whom the other workers are still to be told."""
         self._handlers: dict[str, Handler] = {}
         self._kept: dict[str, list[tuple[int, Any]]] = {}
         self._kinds: dict[int, Callable[[Peer, Frame], object]] = {
@@ -263,10 +267,21 @@ class Star(Membership):
         self.departures += 1
         peer.control.send(encode(Kind.SEEN, rank=self.rank))
         if self.rank == 0:
-            body = pickle.dumps({peer.rank: (farewell, peer.failure)}, protocol=5)
-            for other in self.others():
-                other.control.send(encode(Kind.DEPARTED, body=body))
+            with self._lock:
+                if not self._unannounced:
+                    self.loop.call_later(_DEPARTURE_DELAY, self._announce_departures)
+                self._unannounced[peer.rank] = farewell, peer.failure
         self.wake_all()
+
+    def _announce_departures(self) -> None:
+        """Tell the other workers who has departed: at the end of a job all do, and each would be told of each."""
+        with self._lock:
+            departures = self._unannounced
+            self._unannounced = {}
+        if departures:
+            data = encode(Kind.DEPARTED, body=pickle.dumps(departures, protocol=5))
+            for other in self.others():
+                other.control.send(data)
 
     def _depart(self, more: Mapping[int, tuple[dict[str, Any], str | None]]) -> None:
         # new ones: callers read them at any time
@@ -292,6 +307,7 @@ class Star(Membership):
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
         body = pickle.dumps((dict(farewell or {}), text), protocol=5)
         try:
+            self._announce_departures()
             self._let_go_of(lambda peer: not peer.queued)
             for peer in list(self.peers.values()):  # also to a chief that has closed, or it would take this for a death
                 if not peer.dead:
