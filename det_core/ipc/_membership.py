@@ -33,6 +33,8 @@ WARN_AFTER = 10.0
 """Seconds of waiting after which a warning says for whom."""
 ASK_AFTER = 1.0
 """Seconds of waiting after which a worker asks the chief for whom, and says which call of its script it is in."""
+_TELL_INTERVAL = 0.05
+"""Seconds between two looks whether the others know, for what no answer of theirs shows."""
 TOLD_WITHIN = 2.0
 """Seconds that the others get to hear why the job is broken, before this rank's own calls raise it."""
 MAX_NAMED = 16
@@ -128,6 +130,11 @@ class Peer:
         with self._lock:
             self._unseen += 1
         self.control.send(data)
+
+    def acknowledge(self, me: int) -> None:
+        """Say that what it announced has arrived, where it waits for that: see ``informed``."""
+        if not isinstance(self.control, UnixLink):
+            self.control.send(encode(Kind.SEEN, rank=me))
 
     def has_seen(self) -> None:
         """It says so."""
@@ -251,6 +258,8 @@ class Membership:
         self._sharers: list[Membership] = []
         self._breaking: Trouble | None = None
         """The trouble, from when this rank begins to tell of it."""
+        self._publish_at = 0.0
+        """Deadline for telling of it; 0: it is not told to all yet."""
         self._published = threading.Event()
         self.loop = EventLoop(f"det_core-ipc-{rank}", self._on_crash)
 
@@ -349,17 +358,29 @@ class Membership:
             for peer in self.others():
                 if peer is not heard_from:
                     peer.announce(data)
-            until = monotonic() + TOLD_WITHIN
-            self.loop.call_soon(lambda: self._publish_once_told(trouble, until))
+            self._publish_at = monotonic() + TOLD_WITHIN
+            self.loop.call_soon(self._poll_until_published)
         if wait and threading.current_thread() is not self.loop.thread:
             self._published.wait(TOLD_WITHIN + 1.0)
 
-    def _publish_once_told(self, trouble: Trouble, until: float) -> None:
-        told = all(peer.informed for star in (self, *self._sharers) for peer in star.others())
-        if told or monotonic() >= until:
-            self._publish(trouble)
-        else:
-            self.loop.call_later(0.005, lambda: self._publish_once_told(trouble, until))
+    def on_seen(self, peer: Peer) -> None:
+        """Take in that what was announced to ``peer`` has arrived; it may be the last one."""
+        peer.has_seen()
+        for star in (self, *self._sharers):
+            if star._publish_at:
+                star.loop.call_soon(star._publish_once_told)
+
+    def _poll_until_published(self) -> None:
+        self._publish_once_told()
+        if not self._published.is_set():
+            self.loop.call_later(_TELL_INTERVAL, self._poll_until_published)
+
+    def _publish_once_told(self) -> None:
+        if self._breaking is None or not self._publish_at or self._published.is_set():
+            return
+        peers = (peer for star in (self, *self._sharers) for peer in list(star.peers.values()))
+        if monotonic() >= self._publish_at or all(peer.gone or peer.informed for peer in peers):
+            self._publish(self._breaking)
 
     def _publish(self, trouble: Trouble) -> None:
         if trouble.kind == "ended":

@@ -73,7 +73,7 @@ class Star(Membership):
             Kind.TROUBLE: self._on_trouble_elsewhere,
             Kind.LEAVING: self._on_leaving,
             Kind.GOODBYE: self._on_goodbye,
-            Kind.SEEN: lambda peer, _frame: peer.has_seen(),
+            Kind.SEEN: lambda peer, _frame: self.on_seen(peer),
             Kind.DEPARTED: lambda _peer, frame: self._depart(pickle.loads(frame.segments[0])),
             Kind.READY: lambda _peer, _frame: self.on_ready(),
         }
@@ -253,19 +253,19 @@ class Star(Membership):
         self.wake_all()
 
     def _on_trouble_elsewhere(self, peer: Peer, frame: Frame) -> None:
-        peer.control.send(encode(Kind.SEEN, rank=self.rank))
+        peer.acknowledge(self.rank)
         self.break_off(Trouble.decode(frame.segments[0]), peer)
 
     def _on_leaving(self, peer: Peer, _frame: Frame) -> None:
         peer.leaving = True
-        peer.control.send(encode(Kind.SEEN, rank=self.rank))
+        peer.acknowledge(self.rank)
 
     def _on_goodbye(self, peer: Peer, frame: Frame) -> None:
         farewell, peer.failure = pickle.loads(frame.segments[0])
         self._depart({peer.rank: (farewell, peer.failure)})
         peer.departed = True
         self.departures += 1
-        peer.control.send(encode(Kind.SEEN, rank=self.rank))
+        peer.acknowledge(self.rank)
         if self.rank == 0:
             with self._lock:
                 if not self._unannounced:
