@@ -31,8 +31,6 @@ QUEUE_BOUND = 256 << 20
 """Bytes that may be on their way to one peer before a sender waits."""
 WARN_AFTER = 10.0
 """Seconds of waiting after which a warning says for whom."""
-ASK_AFTER = 1.0
-"""Seconds of waiting after which a worker asks the chief for whom, and says which call of its script it is in."""
 _TELL_INTERVAL = 0.05
 """Seconds between two looks whether the others know, for what no answer of theirs shows."""
 TOLD_WITHIN = 2.0
@@ -46,11 +44,13 @@ POLL_INTERVAL = 0.2
 class Trouble(NamedTuple):
     """Why the job cannot go on, one reason for all its ranks.
 
-    ``kind`` is a key of the errors below, or ``ended`` when a rank has ended the job on purpose.
+    ``kind`` is a key of the errors below, or ``ended`` when a rank has ended the job on purpose. ``chief_knows`` once
+    it has been at rank 0, to which a thousand ranks need not repeat it.
     """
 
     kind: str
     text: str
+    chief_knows: bool = False
 
     def error(self) -> BaseException:
         """A new exception to raise for it."""
@@ -63,8 +63,8 @@ class Trouble(NamedTuple):
     @classmethod
     def decode(cls, data: Any) -> Trouble:
         """From the wire."""
-        kind, text = json.loads(bytes(data))
-        return cls(kind if kind == "ended" or kind in _ERRORS else "broken", text)
+        kind, text, chief_knows = json.loads(bytes(data))
+        return cls(kind if kind == "ended" or kind in _ERRORS else "broken", text, chief_knows)
 
 
 _ERRORS: dict[str, type[DistributedError]] = {
@@ -347,6 +347,8 @@ class Membership:
         The others are told first: this rank's script may exit as soon as it hears of it, and would take the reason
         with it: they would name this rank. The first trouble is the one that counts.
         """
+        if self.name(self.rank) == 0:
+            trouble = trouble._replace(chief_knows=True)
         with self._lock:
             first = self._breaking is None
             self._breaking = self._breaking or trouble
@@ -356,7 +358,7 @@ class Membership:
                 star.break_off(trouble, wait=False)
             data = encode(Kind.TROUBLE, rank=self.rank, body=trouble.encode())
             for peer in self.others():
-                if peer is not heard_from:
+                if peer is not heard_from and not (peer.name == 0 and trouble.chief_knows):
                     peer.announce(data)
             self._publish_at = monotonic() + TOLD_WITHIN
             self.loop.call_soon(self._poll_until_published)
@@ -442,7 +444,7 @@ def waiting(
         CollectiveTimeout: the deadline has passed.
     """
     began = monotonic()
-    ask_at = min(ASK_AFTER, WARN_AFTER / 2, WARN_AFTER if timeout is None else timeout / 2)
+    ask_at = min(WARN_AFTER, math.inf if timeout is None else timeout) / 2
     warn_at = WARN_AFTER
     warned = explained = ""
     while not ready():
