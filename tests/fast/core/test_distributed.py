@@ -321,8 +321,10 @@ def test_call_of_one_rank_alone_is_named_with_that_of_the_others(
                 checkpoint.store_path(shard=True).__enter__()
             else:
                 checkpoint.restore_path("11111111-1111-4111-8111-111111111111").__enter__()
+        all_have_raised.wait()  # one that closes earlier is what the others would be told of
         return str(e.value)
 
+    all_have_raised = threading.Barrier(3)
     calls = [f"checkpoint.{call}()" if rank == caller else "distributed.barrier()" for rank in range(3)]
     errors = as_ranks(3, work)
     for rank, error in enumerate(errors):
