@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import socket
-import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from det_core import _clock
@@ -23,6 +22,7 @@ from det_core.core._environments import (
     launcher_of,
     number_machines,
 )
+from det_core.core._script_call import script_call
 from det_core.errors import ContextClosed, MissingExtra, PeerLost, RendezvousError
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class DistributedContext:
                 force_tcp=force_tcp,
                 timeout=self.timeout,
             )
-            self._links.describe_calls(_script_call)
+            self._links.describe_calls(script_call)
             _linked.add(self)
         self._user = self.lane("user")
         self._local_user = self.local_lane("user")
@@ -433,8 +433,6 @@ class DistributedContext:
         self.close(failure=error)
 
 
-_THREADS = ("threading", "concurrent.futures")
-"""Modules below the first function of a thread."""
 _linked: weakref.WeakSet[DistributedContext] = weakref.WeakSet()
 """The contexts of this process that are linked to other ranks."""
 
@@ -457,41 +455,6 @@ class _SoloLane:
 
     def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
         self._check()
-
-
-def _script_call() -> str:
-    """Return the call of the core API that this thread's script is in, as in "checkpoint.resume()".
-
-    Empty: in none, as in a thread of our own, which works for calls that have returned.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    outermost = caller = None
-    name = ""
-    while frame is not None:
-        if f"{frame.f_globals.get('__name__', '')}.".startswith("det_core.core."):
-            outermost = frame
-            name = _public_name(frame) or name
-        frame = frame.f_back
-    if outermost is not None:
-        caller = outermost.f_back
-    if caller is None or caller.f_globals.get("__name__", "").startswith(_THREADS):
-        return ""
-    return name and f"{name}()"
-
-
-def _public_name(frame: FrameType) -> str:
-    """Return the name of a function as users know it: a context's method or core's own; empty: it is internal."""
-    name = frame.f_code.co_name
-    if "self" not in frame.f_locals:
-        return "" if name.startswith(("_", "<")) else f"core.{name}"
-    owner = type(frame.f_locals["self"]).__name__
-    if owner == "Context" and name in ("__exit__", "close"):
-        return "core.Context.close"
-    if owner.startswith("_") or name.startswith(("_", "<")):
-        return ""
-    if owner.endswith("Context"):
-        owner = owner.removesuffix("Context").lower()
-    return f"{owner}.{name}"
 
 
 def _make_strategy(*, several: bool, required: bool) -> Any:
