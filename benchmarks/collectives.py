@@ -2,18 +2,24 @@
 
 Ranks are processes of this machine; each turn starts them anew. Of a small dictionary the time of a call counts, the
 best of some rounds, as whatever else runs can only add to it. Of an array of 64 MB it is the time until every rank has
-it, and until each has read all of it as well. The last table is of a large job: 256 ranks, 32 threads in each of 8
-processes that take each other for machines, so that most links are TCP, with CURVE, as between machines.
+it, and until each has read all of it as well. The last tables are of large jobs, of threads in processes that take each
+other for machines, so that most links are TCP, with CURVE, as between machines: 256 ranks, 32 in each of 8 processes;
+and 256 and 1,024 ranks, 8 in each of 32 and of 128, which are started together. There the meeting counts from the first
+constructor's call to the last one's return on the chief's machine, and the death of a process from its ``kill -9`` to
+the last rank's error; with ``--against`` each figure has to be no more than that commit's, times the bound.
 """
 
 import functools
+from collections.abc import Sequence
 
 from benchmarks._bench import OURS, PEERS, Args, Table, Tables, at_least, at_most, program, quick
 from benchmarks._processes import DETERMINED, TORCH, answer, ours, peers, trees
-from benchmarks._turns import Figures, alternate, best, ratio
+from benchmarks._turns import Figures, alternate, best, median, ratio
 
 SLOWER, FASTER, MANY_MS = 1.0, 2.5, 69.0
 """Bounds: times determined's time, times its MB/s at the most ranks, milliseconds of 256 ranks."""
+LARGE_JOBS = quick({32: (1.0, 1.0, 1.3, 1.0), 128: (1.0, 1.0, 1.2, 1.0)}, {2: (1.0, 1.0, 1.3, 1.0)})
+"""By the number of processes, the bounds of the figures of ``NODES``, times those of the commit of ``--against``."""
 SIZES, MEGABYTES, PROCESSES, THREADS = quick(((2, 4, 8), 64, 8, 32), ((2,), 1, 2, 2))
 
 PACKAGE = """
@@ -78,6 +84,61 @@ with ThreadPoolExecutor(threads) as pool:
 if RANK == 0:
     answer({"ms": sorted(took[3:])[calls // 2] * 1e3})
 """
+NODES = """
+import signal, threading
+from pathlib import Path
+from det_core import core
+from det_core.errors import PeerLost
+LOCAL, calls = 8, int(sys.argv[1])
+shared = Path(os.environ["BENCH_ANSWER"] + ".shared")
+shared.mkdir(exist_ok=True)
+begun, best, errors = [], [], []
+def rank(number):
+    begun.append(time.time())
+    ranks = core.DistributedContext(
+        rank=RANK * LOCAL + number, size=SIZE * LOCAL, local_rank=number, local_size=LOCAL, cross_rank=RANK,
+        cross_size=SIZE, chief_ip="127.0.0.1", pub_port=PORT,
+    )
+    met = time.time()
+    begins = ranks.allgather(begun[0])
+    took = []
+    for _ in range(calls):
+        began = time.perf_counter()
+        ranks.allgather({"loss": 0.5, "rank": ranks.rank})
+        took.append(time.perf_counter() - began)
+    if ranks.rank == 0:
+        memory = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmRSS"))
+        best.append({"meet s": met - min(begins), "allgather ms": min(took) * 1e3, "chief MiB": memory / 1024})
+    ranks.allgather(0)
+    if RANK == SIZE - 1:
+        if number == 0:
+            time.sleep(2)  # until the others wait
+            (shared / "killed").write_text(str(time.time()))
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+    try:
+        ranks.allgather(1)
+    except PeerLost:
+        errors.append(time.time())
+threads = [threading.Thread(target=rank, args=(number,)) for number in range(LOCAL)]
+if RANK == SIZE - 1 and os.fork():
+    os.wait()  # its death is no failure of the benchmark
+    os._exit(0)
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+assert len(errors) == LOCAL
+(shared / f"{RANK}.writing").write_text(str(max(errors)))
+(shared / f"{RANK}.writing").rename(shared / str(RANK))
+if RANK == 0:
+    nodes = [shared / str(node) for node in range(SIZE - 1)]
+    while not all(node.exists() for node in nodes):
+        time.sleep(0.1)
+    last = max(float(node.read_text()) for node in nodes)
+    answer(best[0] | {"last error s": last - float((shared / "killed").read_text())})
+os._exit(0)
+"""
 
 
 def measure(args: Args) -> Tables:
@@ -104,6 +165,21 @@ def measure(args: Args) -> Tables:
     found = alternate(ours(args, MANY, THREADS, quick(11, 1), ranks=PROCESSES, env=secret), args.rounds)
     table.fill(found, lambda ms: at_most(ms, MANY_MS), pick=best)
     yield table
+    for processes, limits in LARGE_JOBS.items():
+        yield large_job(args, processes, limits, secret)
+
+
+def large_job(args: Args, processes: int, limits: Sequence[float], secret: dict[str, str]) -> Table:
+    """Return the figures of a job of so many processes of 8 ranks, beside those of another commit."""
+    columns = [*trees(args.against), "of that"]
+    rounds = quick(max(1, args.rounds // 3), 1)
+    found = alternate(ours(args, NODES, quick(5, 1), ranks=processes, env=secret), rounds)
+    table = Table(f"{processes * 8} ranks over TCP in {processes} processes, median of {rounds} jobs", columns)
+    for name, limit in zip(("meet s", "allgather ms", "last error s", "chief MiB"), limits, strict=True):
+        figures = [median(each, name) for each in found.values()]
+        times = figures[0] / figures[1] if len(figures) > 1 else None
+        table.row(name, *figures, times, bound=at_most(times, limit))
+    return table
 
 
 def turns(args: Args, code: str, size: int, calls: int) -> dict[str, list[Figures]]:

@@ -284,14 +284,18 @@ def read_hostfile(path: str, slots: int | None = None) -> tuple[Host, ...]:
 
 
 def read_hosts(text: str, slots: int | None = None) -> tuple[Host, ...]:
-    """The machines in ``NAME:N,NAME:N``.
+    """The machines in ``NAME:N,NAME:N``; an IPv6 address that a number follows stands in brackets.
 
     Raises:
         UsageError: there is a mistake in it.
     """
     hosts = []
     for part in text.split(","):
-        name, colon, count = part.rpartition(":") if part.count(":") == 1 else (part, "", "")  # else IPv6
+        address, bracket, rest = part.rpartition("]")
+        if bracket:
+            name, colon, count = address.removeprefix("["), rest[:1], rest[1:]
+        else:
+            name, colon, count = part.rpartition(":") if part.count(":") == 1 else (part, "", "")  # else IPv6
         hosts.append(_host(f"--hosts {text}", [name, *([f"slots={count}"] if colon else [])], slots))
     return _distinct(f"--hosts {text}", hosts)
 

@@ -14,7 +14,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 from det_core import _clock
 from det_core._env import Environment
 from det_core._optional import is_installed
-from det_core.core._environments import NUMBERS, Launcher, find, launcher_of, number_machines
+from det_core.core._environments import (
+    NUMBERS,
+    Launcher,
+    check_process_group,
+    find,
+    launcher_of,
+    number_machines,
+)
+from det_core.core._script_call import script_call
 from det_core.errors import ContextClosed, MissingExtra, PeerLost, RendezvousError
 
 if TYPE_CHECKING:
@@ -125,6 +133,7 @@ class DistributedContext:
                 force_tcp=force_tcp,
                 timeout=self.timeout,
             )
+            self._links.describe_calls(script_call)
             _linked.add(self)
         self._user = self.lane("user")
         self._local_user = self.local_lane("user")
@@ -141,7 +150,7 @@ class DistributedContext:
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
-        """From what torchrun sets for each process.
+        """From what torchrun, or Ray Train, sets for each process.
 
         Args:
             chief_ip: address of the chief, needed with more than one machine. Left out: ``DET_CHIEF_IP``, else
@@ -212,7 +221,15 @@ class DistributedContext:
 
     @classmethod
     def detect(cls, chief_ip: str | None = None) -> DistributedContext:
-        """From whichever launcher started this process; of one rank where none did."""
+        """From whichever launcher started this process; of one rank where none did.
+
+        Args:
+            chief_ip: as for ``from_torch_distributed``.
+
+        Raises:
+            ValueError: variables, or an initialised ``torch.distributed``, tell of several processes, but not which
+                one this is; the message says what to set.
+        """
         environment = Environment.read()
         return cls._of(find(environment.launch), environment, chief_ip)
 
@@ -224,8 +241,10 @@ class DistributedContext:
     @classmethod
     def _of(cls, launcher: Launcher | None, environment: Environment, chief_ip: str | None) -> DistributedContext:
         if launcher is None:
+            check_process_group(1)
             return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
         ranks = launcher.ranks(environment.launch)
+        check_process_group(ranks.numbers["size"])
         job = launcher.job_of(environment.launch)
         address = chief_ip or environment.chief_ip or ranks.chief_ip
         context = cls(**ranks.numbers, chief_ip=address, _job=job, _environment=environment)

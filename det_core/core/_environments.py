@@ -1,13 +1,17 @@
 """Which launcher started this process, and as which rank: a table of their variables, tried in order, and one reader.
 
-Torchrun, deepspeed and horovodrun set the six numbers of a rank. MPI leaves out the machine's two, Slurm gives a list
-of tasks per node, TensorFlow one JSON text: each of these has a function.
+Torchrun, deepspeed and horovodrun set the six numbers of a rank. MPI and Ray Train leave out the machine's two, Slurm
+gives a list of tasks per node, TensorFlow one JSON text: each of these has a function.
+
+Variables that tell of several processes, but not which of them this one is, are an error: alone, each would be rank 0
+of a run of its own.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +66,7 @@ class Launcher:
     @property
     def knows_machines(self) -> bool:
         """Whether ``cross_rank`` and ``cross_size`` are told. If not they are a guess, and the ranks ask each other."""
-        return self.read is not _mpi
+        return self.read is not _four
 
     def started(self, launch: _Launch) -> bool:
         """Whether this launcher started the process."""
@@ -90,8 +94,18 @@ class Launcher:
 
 
 def find(launch: _Launch) -> Launcher | None:
-    """The first launcher of the table that is recognised."""
-    return next((each for each in LAUNCHERS if each.started(launch)), None)
+    """Return the first launcher of the table that is recognised; None: this process is alone.
+
+    Raises:
+        ValueError: If variables tell that it is one of several, but not which.
+    """
+    for launcher in LAUNCHERS:
+        if launcher.started(launch):
+            return launcher
+    for evidence in _SEVERAL:
+        if evidence.applies(launch):
+            raise ValueError(evidence.describe(launch))
+    return None
 
 
 def launcher_of(maker: str, launch: _Launch) -> Launcher:
@@ -105,6 +119,65 @@ def launched_ranks(environment: Environment) -> Ranks | None:
     found = find(environment.launch)
     ranks = None if found is None else found.ranks(environment.launch)
     return ranks if ranks is not None and ranks.numbers["size"] > 1 else None
+
+
+def check_process_group(size: int) -> None:
+    """Raise ValueError if ``torch.distributed`` is initialised with another number of ranks; torch is not imported."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    # without support for it, or while torch is being imported, there is no such function
+    if not getattr(distributed, "is_initialized", lambda: False)():
+        return
+    torch_size = distributed.get_world_size()
+    if torch_size != size:
+        raise ValueError(
+            f"torch.distributed was initialised with {torch_size} ranks, but det_core would have {size}: start the "
+            "script with a launcher, such as torchrun, that sets all variables of a rank, or give the ranks yourself, "
+            f"on one machine: core.DistributedContext(rank=RANK, size={torch_size}, local_rank=RANK, "
+            f"local_size={torch_size}, cross_rank=0, cross_size=1)"
+        )
+
+
+@dataclass(frozen=True)
+class _Evidence:
+    """Variables of one kind of launcher that tell of several processes.
+
+    Attributes:
+        rank: number of this process.
+        size: how many there are.
+        beside: variables that tell of several together with ``rank``, if ``size`` is not set.
+        needed: what else a rank needs.
+    """
+
+    rank: str
+    size: str
+    beside: tuple[str, ...]
+    needed: tuple[str, ...]
+
+    def applies(self, launch: _Launch) -> bool:
+        """Return whether this process is one of several."""
+        # LOCAL_RANK alone does not: a script may choose its GPU by it
+        if self.rank != "LOCAL_RANK" and _is_beyond(launch.get(self.rank), 0):
+            return True
+        if _is_beyond(launch.get(self.size), 1):
+            return True
+        return not launch.get(self.size) and all(map(launch.get, (self.rank, *self.beside)))
+
+    def describe(self, launch: _Launch) -> str:
+        """Return what is set, what is missing, and what to do."""
+        variables = (self.rank, self.size, *self.beside, *self.needed)
+        given = ", ".join(f"{name}={launch[name]}" for name in variables if launch.get(name))
+        missing = ", ".join(name for name in (self.rank, self.size, *self.needed) if not launch.get(name))
+        local = " (number of this process on its machine, and how many run there: 0 and 1 where it is the only one)"
+        return (
+            f"this process is one of several ({given}), but which cannot be told; not set: {missing}. Start the "
+            f"script with a launcher that sets them, or set them for each process{local * ('LOCAL_RANK' in missing)}, "
+            "or give the ranks yourself: core.DistributedContext(rank=…, size=…, …). If it is alone, "
+            f"unset {self.rank} and {self.size}"
+        )
+
+
+def _is_beyond(text: str | None, limit: int) -> bool:
+    return text is not None and re.fullmatch(r"\d+", text) is not None and int(text) > limit
 
 
 def _numbers(launch: _Launch, names: tuple[str, ...]) -> list[int]:
@@ -122,19 +195,20 @@ def _six_of_torch(launch: _Launch, names: tuple[str, ...]) -> _Place:
     return _numbers(launch, names), launch.get("MASTER_ADDR")
 
 
-def _mpi(launch: _Launch, names: tuple[str, ...]) -> _Place:
-    """MPI's four numbers, and a guess at the machine: as if all had as many ranks as this one, in blocks.
+def _four(launch: _Launch, names: tuple[str, ...]) -> _Place:
+    """Return the four numbers there are, and a guess at the machine: as if all had as many ranks, in blocks.
 
     The guess never claims the chief's machine (number 0) wrongly. A rank that is its own local rank has all lower ones
     beside it; of any other one it is not sure.
     """
     rank, size, local_rank, local_size = numbers = _numbers(launch, names)
+    chief_ip = launch.get("MASTER_ADDR")
     if local_size >= size:
-        return [*numbers, 0, 1], None
+        return [*numbers, 0, 1], chief_ip
     machine, machines = rank // max(local_size, 1), max(2, -(-size // max(local_size, 1)))
     if machine == 0 and rank != local_rank:
         machine = 1
-    return [*numbers, machine, machines], None
+    return [*numbers, machine, machines], chief_ip
 
 
 def number_machines(places: Sequence[tuple[str, int, int]]) -> list[int]:
@@ -155,7 +229,7 @@ def number_machines(places: Sequence[tuple[str, int, int]]) -> list[int]:
         if all(sorted(ranks) == [(i, len(ranks)) for i in range(len(ranks))] for ranks in found.values()):
             return machines
     raise ValueError(
-        "MPI does not tell a rank the number of its machine, and it cannot be computed: neither the host names nor the "
+        "no variable tells a rank the number of its machine, and it cannot be computed: neither the host names nor the "
         f"order of the ranks agrees with how many ranks each machine is said to have: {places!r}. Give the ranks "
         "yourself: DistributedContext(rank=…, size=…, …)"
     )
@@ -205,12 +279,13 @@ _TORCH = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RES
 _MPI = ("PMIX_NAMESPACE", "PMI_ID", "PMI_PORT", "PMI_JOBID")
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _GLOO = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
+_LOCAL_OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 _OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name.upper()}" for name in NUMBERS[:4])
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 LAUNCHERS = (
     Launcher(
-        "torchrun", "from_torch_distributed()", ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"),
+        "torchrun", "from_torch_distributed()", ("RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE"),
         ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
         _TORCH, _six_of_torch,
     ),
@@ -228,8 +303,9 @@ LAUNCHERS = (
         "TensorFlow's launcher", "from_tf_config()[0]", ("TF_CONFIG",), ("TF_CONFIG",),
         (), _tensorflow, _is_worker_of_several,
     ),
-    Launcher("mpirun", "from_mpi()", _OPEN_MPI, _OPEN_MPI, _MPI, _mpi),
-    Launcher("mpirun", "from_mpi()", _HYDRA, _HYDRA, _MPI, _mpi),
+    Launcher("Ray Train", "from_torch_distributed()", _LOCAL_OF_TORCH, _LOCAL_OF_TORCH, _TORCH, _four),
+    Launcher("mpirun", "from_mpi()", _OPEN_MPI, _OPEN_MPI, _MPI, _four),
+    Launcher("mpirun", "from_mpi()", _HYDRA, _HYDRA, _MPI, _four),
     Launcher(
         "srun", "from_slurm()", ("SLURM_PROCID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"),
         ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES",
@@ -238,3 +314,15 @@ LAUNCHERS = (
     ),
 )  # fmt: skip
 """In the order in which they are tried: a launcher that another one started comes first."""
+
+_SEVERAL = (
+    _Evidence("RANK", "WORLD_SIZE", ("MASTER_ADDR",), _LOCAL_OF_TORCH[2:]),
+    _Evidence("LOCAL_RANK", "WORLD_SIZE", ("MASTER_ADDR",), ("RANK", "LOCAL_WORLD_SIZE")),
+    _Evidence("HOROVOD_RANK", "HOROVOD_SIZE", (), tuple(f"HOROVOD_{name.upper()}" for name in NUMBERS[2:])),
+    _Evidence(_OPEN_MPI[0], _OPEN_MPI[1], (), _OPEN_MPI[2:]),
+    _Evidence(_HYDRA[0], _HYDRA[1], (), _HYDRA[2:]),
+    _Evidence(  # a batch script has a SLURM_PROCID too, but is no task of a step
+        "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_STEP_ID",), ("SLURM_STEP_ID",)
+    ),
+)
+"""What says that there are several processes where no launcher is recognised. ``MASTER_ADDR`` alone does not."""

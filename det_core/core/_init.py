@@ -17,7 +17,7 @@ from det_core.core._context import Context
 from det_core.core._deadline import StopDeadline
 from det_core.core._distributed import DistributedContext
 from det_core.core._end import end_in_time
-from det_core.core._environments import launched_ranks
+from det_core.core._environments import check_process_group, launched_ranks
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
 from det_core.core._run import Run, Wanted, close_quietly, is_printable, recordable, without_our_frames
@@ -219,3 +219,4 @@ def _check(
             f"{ranks.launcher.command} started {ranks.numbers['size']} processes, so core.init() needs to know the "
             f"ranks: core.init(distributed={ranks.launcher.line}), or core.DistributedContext.detect() for any launcher"
         )
+    check_process_group(1 if distributed is None else distributed.size)

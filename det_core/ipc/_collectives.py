@@ -6,6 +6,8 @@ collective. All other lanes, and all links between machines, are read by the ipc
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import select
 import threading
@@ -13,8 +15,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from det_core._clock import monotonic
 from det_core.ipc._frames import BadFrame, Call, Frame, Kind, Op, Stamp, encode
-from det_core.ipc._membership import Membership, Peer, Trouble, waiting
+from det_core.ipc._membership import Membership, Peer, Trouble, some_of, waiting
 from det_core.ipc._serialization import OUT_OF_BAND, Mapper, Packet, Segment, dump, join_items, split_items
 from det_core.ipc._unix_link import UnixLink
 
@@ -23,6 +26,8 @@ _HINT_AFTER = 0.01
 _OPS = tuple(Op)
 _LAST_CALL = 5.0
 """Seconds that closing waits for the call of another thread to notice."""
+_ANSWER_TTL = 0.1
+"""Seconds for which the chief gives the same answer to each worker that asks for whom it waits."""
 _NOTHING = (b"",)
 """The answer to a gather."""
 
@@ -37,6 +42,8 @@ class _Wait(NamedTuple):
     """The peers without whom it cannot become ready."""
     whom: Callable[[], str]
     """For messages: for whom it waits."""
+    clash: Callable[[], str] = lambda: ""
+    """For messages: in which other call of its script one of those is."""
 
 
 class Lane:
@@ -53,6 +60,8 @@ class Lane:
         self._stamp = Stamp(name, members.rank)
         self._given_up: Call | None = None
         self._chiefs_answer = ""
+        self._chiefs_clash = ""
+        self._last_answer = (0, 0.0, ("", ""))
         members.wakers.append(self._inlet.wake)
 
     # the collectives
@@ -113,7 +122,7 @@ class Lane:
             if segments is not None:
                 self._send((chief,), call, segments, timeout)
             pending = self._inlet.pending[0]
-            self._wait(_Wait(pending.__len__, call, timeout, (chief,), self._chiefs_word))
+            self._wait(_Wait(pending.__len__, call, timeout, (chief,), self._chiefs_word, lambda: self._chiefs_clash))
             frame = pending.popleft()
             if frame.number != call.number:
                 self._disagree(_Disagreement({0: Call(self.name, _OPS[frame.op], frame.number), members.rank: call}))
@@ -128,7 +137,7 @@ class Lane:
             peers = self._members.in_order()
             pending = [self._inlet.pending[p.rank] for p in peers]
             try:
-                self._wait(_Wait(lambda: all(pending), call, timeout, peers, self._missing))
+                self._wait(_Wait(lambda: all(pending), call, timeout, peers, self._missing, self._clash))
             except BaseException:
                 self._given_up = call
                 raise
@@ -160,6 +169,7 @@ class Lane:
             members.break_off(Trouble("mismatch", gave_up))
             members.raise_if_broken()
         self._chiefs_answer = ""
+        self._chiefs_clash = ""
         try:
             call = self._roll.enter(members.rank, op)
             return call._replace(label=label) if label else call
@@ -208,23 +218,36 @@ class Lane:
         else:
             return
         self._say(Kind.ENTERED, wait.call)
-        for seconds in waiting(
-            wait.ready,
-            members.me,
-            lambda: wait.call,
-            wait.whom,
-            timeout=members.timeout if wait.timeout is None else wait.timeout,
-            check=members.raise_if_broken,
-            ask=lambda: self._say(Kind.ASK, wait.call),
-        ):
-            if not (members.departures and self._needs_departed(wait)):
-                self._take_arrived(seconds)
+        own_waits = members.waits.setdefault(members.rank, {})
 
-    def _say(self, kind: Kind, call: Call) -> None:
+        def ask() -> None:
+            script_call = members.describe_call()
+            own_waits[self.name] = wait.call.number, script_call
+            self._say(Kind.ASK, wait.call, script_call)
+
+        try:
+            for seconds in waiting(
+                wait.ready,
+                members.me,
+                lambda: wait.call,
+                wait.whom,
+                timeout=members.timeout if wait.timeout is None else wait.timeout,
+                check=members.raise_if_broken,
+                ask=ask,
+                clash=wait.clash,
+                interval=math.inf,  # what can end the wait wakes it
+            ):
+                if not (members.departures and self._needs_departed(wait)):
+                    self._take_arrived(seconds)
+        finally:
+            own_waits.pop(self.name, None)
+
+    def _say(self, kind: Kind, call: Call, script_call: str = "") -> None:
         """Tell the chief where this worker waits, or (ASK) have it answer for whom."""
         members = self._members
         if members.rank:
-            data = encode(kind, op=call.op, name=self.name, rank=members.rank, number=call.number)
+            body = script_call.encode()
+            data = encode(kind, op=call.op, name=self.name, rank=members.rank, number=call.number, body=body)
             members.peers[0].control.send(data)
 
     def _needs_departed(self, wait: _Wait) -> bool:
@@ -264,7 +287,29 @@ class Lane:
     def _missing(self) -> str:
         pending = self._inlet.pending
         missing = [p for p in self._members.in_order() if not pending.get(p.rank)]
-        return "; ".join(self._named(p) for p in missing) or "nobody"
+        return some_of(missing, self._named, "; ") or "nobody"
+
+    def _clash(self) -> str:
+        """On the chief: say which missing rank waits in another call of its script than this rank."""
+        members = self._members
+        for peer in members.in_order():
+            if not self._inlet.pending.get(peer.rank):
+                there = members.wait_elsewhere(peer.rank, self.name)
+                if text := self._clash_of(peer.rank, there, self._script_call(members.rank)):
+                    return text
+        return ""
+
+    def _clash_of(self, rank: int, there: str, here: str) -> str:
+        """Say that ``rank`` is in the call ``there``, this rank in ``here``; "" where that is one or not known."""
+        members = self._members
+        if not there or not here or there == here:
+            return ""
+        return f"rank {members.name(rank)} is in {there}, {members.me} in {here}: every rank has to call it"
+
+    def _script_call(self, rank: int) -> str:
+        """Return what the script of ``rank`` calls to wait on this lane."""
+        _, script_call = self._members.waits.get(rank, {}).get(self.name, (0, ""))
+        return script_call
 
     def _chiefs_word(self) -> str:
         return self._chiefs_answer or self._named(self._members.peers[0])
@@ -291,13 +336,22 @@ class Lane:
 
     def answer(self, asked: Frame) -> bytes:
         """On the chief: for whom the call of a worker waits, empty where it is the chief itself."""
-        text = self._missing() if self._roll.number >= asked.number else ""
-        return encode(Kind.ANSWER, name=self.name, number=asked.number, body=text.encode())
+        script_call = bytes(asked.segments[0]).decode()
+        self._members.waits.setdefault(asked.rank, {})[self.name] = asked.number, script_call
+        if self._roll.number >= asked.number:
+            number, until, answer = self._last_answer
+            if number != asked.number or monotonic() >= until:  # each of a thousand workers asks, at the same moment
+                answer = self._missing(), self._clash()
+                self._last_answer = asked.number, monotonic() + _ANSWER_TTL, answer
+        else:
+            here = self._members.wait_elsewhere(self._members.rank, self.name)
+            answer = "", self._clash_of(asked.rank, script_call, here)
+        return encode(Kind.ANSWER, name=self.name, number=asked.number, body=json.dumps(answer).encode())
 
     def answered(self, frame: Frame) -> None:
         """On a worker: the chief's answer."""
         if frame.number == self._roll.number:
-            self._chiefs_answer = bytes(frame.segments[0]).decode()
+            self._chiefs_answer, self._chiefs_clash = json.loads(bytes(frame.segments[0]))
 
     def close(self) -> None:
         """Close the lane's own descriptors, once the call that may be under way has ended (the star is broken off)."""

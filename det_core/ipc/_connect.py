@@ -100,6 +100,12 @@ class Links:
         """Collectives of the ranks of this machine; on one machine, a lane of its own in the one star."""
         return self.everyone.lane(f"local {name}") if self.local is None else self.local.lane(name)
 
+    def describe_calls(self, describe: Callable[[], str]) -> None:
+        """Have messages name what the script calls as ``describe()`` does in the thread of the call."""
+        for star in (self.everyone, self.local):
+            if star is not None:
+                star.describe_call = describe
+
     def close(self, *, farewell: Mapping[str, Any] | None = None, failure: BaseException | None = None) -> None:
         """Close the star of the machine, then that of the job."""
         try:
@@ -146,8 +152,9 @@ def _open(meet: Callable[[Star], None], here: Place, rank: int, names: Sequence[
 def _meet(star: Star, here: Place, key: ChiefKey | None) -> None:
     if star.rank:
         if here.force_tcp or not here.beside_chief:
-            host = "127.0.0.1" if here.one_machine else str(here.chief_ip)
-            join_remote(star, host, here.port, key, here.digest)
+            host = "127.0.0.1" if here.one_machine else str(here.chief_ip).strip("[]")
+            lifeline = not here.one_machine and here.local_rank == 0
+            join_remote(star, host, here.port, key, here.digest, lifeline=lifeline)
         else:
             join_unix(star, here.path, here.secret, here.digest)
         return

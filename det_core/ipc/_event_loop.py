@@ -35,7 +35,7 @@ class EventLoop:
         self._stopping = False
         self._on_crash = on_crash
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self.after_each: Callable[[], None] | None = None
+        self.after_each: list[Callable[[], None]] = []
         """Called after every round of handlers: for sources whose readiness is told once only (ZMQ)."""
         self.watch(self._wake, select.EPOLLIN, self._drain)
         self.thread.start()
@@ -111,5 +111,5 @@ class EventLoop:
             for at, fn in timers:
                 if at <= now:
                     fn()
-        if self.after_each is not None:
-            self.after_each()
+        for serve in self.after_each:
+            serve()

@@ -4,6 +4,7 @@ A frame is a head, the name of its lane (or topic), a table of segment lengths, 
 
     magic u16, kind u8, op u8, name length u16, rank u32, number u64, segments u32, name, u64 x segments, bytes…
 
+Zeros before a segment bring it to a multiple of ``ALIGNMENT`` from where the first one begins.
 A table entry with its top bit set is a segment that is not in the stream: it lies in a memory file whose descriptor
 came with the first byte of the frame (only between processes of one machine; :mod:`det_core.ipc._serialization`).
 What the segments hold is up to the kind: a pickle and its buffers, or JSON where the peer is not trusted yet.
@@ -20,6 +21,8 @@ IN_FILE = 1 << 63
 """Marks a segment that travels as a memory file."""
 UNTRUSTED_LIMIT = 1 << 16
 """Bytes a frame may have before its sender is known."""
+ALIGNMENT = 16
+"""Bytes of whose multiples each segment begins at one, as malloc's memory does: an array in it is not misaligned."""
 _MAGIC = 0xDE7C
 _HEAD = struct.Struct("<HBBHIQI")
 _LENGTH = struct.Struct("<Q")
@@ -49,7 +52,7 @@ class Kind(IntEnum):
     DEPARTED = 14  # chief -> workers: ranks that said goodbye
     ASK = 15  # worker -> chief: whom does this call wait for?
     ANSWER = 16  # chief -> worker: those
-    PROBE = 17  # is this link still there? (between machines)
+    LIFELINE = 17  # stranger -> chief: this connection, which carries nothing else, is the second one of a worker
 
 
 class Op(IntEnum):
@@ -172,8 +175,12 @@ def decode_head(data: memoryview, limit: int | None = None) -> tuple[Frame, tupl
 
 
 def inline_bytes(lengths: Sequence[int]) -> int:
-    """How many of a frame's bytes follow its head in the stream."""
-    return sum(n for n in lengths if not n & IN_FILE)
+    """Return how many of a frame's bytes follow its head in the stream, those that align its segments among them."""
+    end = 0
+    for length in lengths:
+        if not length & IN_FILE:
+            end += -end % ALIGNMENT + length
+    return end
 
 
 Cut = tuple[Frame, tuple[int, ...], bytearray]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import secrets
 import socket
 import threading
 import time
@@ -15,12 +17,13 @@ from det_core.ipc._membership import Peer, waiting
 from det_core.ipc._rendezvous import Hello, await_everybody, prove
 from det_core.ipc._star import Star
 from det_core.ipc._unix_link import peer_credentials
-from det_core.ipc._zmq_link import ChiefKey, ZmqSocket
+from det_core.ipc._zmq_link import ChiefKey, ZmqLink, ZmqSocket
 
 _HANDSHAKE_TIMEOUT = 10.0
 _REFUSED_BY_CURVE = 3
 """Failed handshakes in a row after which the secret, not the network, is to blame."""
-_COME_AGAIN = 0.2
+_RETRY_DELAY = 0.2
+_MAX_RETRY_DELAY = 0.05
 
 
 def join_unix(star: Star, path: str, secret: str | None, job: str, check: Callable[[], None] = lambda: None) -> None:
@@ -44,7 +47,7 @@ def join_unix(star: Star, path: str, secret: str | None, job: str, check: Callab
     for seconds in waiting(found.__len__, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=check):
         if (answer := _knock(star, path, hello)) is None:
             time.sleep(min(seconds, pause))
-            pause *= 1.5
+            pause = min(1.5 * pause, _MAX_RETRY_DELAY)
         else:
             found.append(answer)
     ((sock, data, host, pid),) = found
@@ -108,13 +111,21 @@ def _read_one(sock: socket.socket) -> tuple[Frame, list[int]]:
             return frame, fds
 
 
-def join_remote(star: Star, host: str, port: int, key: ChiefKey | None, job: str) -> None:
+def join_remote(star: Star, host: str, port: int, key: ChiefKey | None, job: str, *, lifeline: bool) -> None:
     """Join the chief of another machine; returns when every rank is there.
+
+    Args:
+        star: of this rank.
+        host: name or address of the chief.
+        port: where it listens.
+        key: made from the secret; None: in clear text.
+        job: the job, as its ranks name it.
+        lifeline: whether to hold the connection that shows that the two machines reach each other.
 
     Raises:
         RendezvousError: the chief does not let this rank in, or has another secret.
     """
-    knocking = _Knocking(star, host, port, key, job)
+    knocking = _Knocking(star, host, port, key, job, lifeline=lifeline)
     await_everybody(star, knocking.ended, knocking.whom)
     if knocking.refusal is not None:
         raise RendezvousError(knocking.refusal)
@@ -123,26 +134,48 @@ def join_remote(star: Star, host: str, port: int, key: ChiefKey | None, job: str
 class _Knocking:
     """Says hello at every new connection until the chief answers. On the ipc thread, after the constructor."""
 
-    def __init__(self, star: Star, host: str, port: int, key: ChiefKey | None, job: str) -> None:
+    def __init__(self, star: Star, host: str, port: int, key: ChiefKey | None, job: str, *, lifeline: bool) -> None:
         import zmq
 
         self.ended = threading.Event()
         self.refusal: str | None = None
         self._star, self._job, self._zmq = star, job, zmq
-        self._address = f"{host}:{port}"
+        self._host, self._port, self._key = host, port, key
+        self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._ipv6 = self._needs_ipv6()
+        self._lifeline = secrets.token_hex(8) if lifeline else ""
         self._chief: Peer | None = None
         self._failures = 0
         star.on_ready = self.ended.set
-        self._socket = ZmqSocket(
-            star.loop,
-            key,
-            on_frame=lambda _route, frame: self._on_frame(frame),
-            on_lost=lambda _link: self._on_lost(),
-            on_event=self._on_event,
+        self._link = self._connect(lambda _route, frame: self._on_frame(frame), self._on_event)
+
+    def _needs_ipv6(self) -> bool:
+        """Wait until the name of the chief is known; return whether it is reached by IPv6."""
+        families: list[socket.AddressFamily] = []
+
+        def look() -> bool:
+            family = _family_of(self._host, self._port)
+            if family is not None:
+                families.append(family)
+            return bool(families)
+
+        def whom() -> str:
+            return f"the name of the chief, {self._host}, which is not known on this machine"
+
+        star = self._star
+        for seconds in waiting(look, star.me, lambda: "the rendezvous", whom, timeout=star.timeout):
+            time.sleep(min(seconds, _RETRY_DELAY))
+        return families[0] == socket.AF_INET6
+
+    def _connect(self, on_frame: Callable[[bytes | None, Frame], None], on_event: Callable[[int], None]) -> ZmqLink:
+        star = self._star
+        connection = ZmqSocket(
+            star.loop, self._key, on_frame=on_frame, on_lost=lambda _route: self._on_lost(), on_event=on_event
         )
-        self._link = self._socket.link(None)
-        star.closers.append(self._socket.close)
-        self._socket.connect(host, port)
+        star.closers.append(connection.close)
+        star.abandoners.append(connection.abandon)
+        connection.connect(self._host, self._port, ipv6=self._ipv6)
+        return ZmqLink(connection, None)
 
     def whom(self) -> str:
         """For whom it waits."""
@@ -153,8 +186,6 @@ class _Knocking:
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._failures = 0
             self._say_hello()
-        elif event == zmq.EVENT_DISCONNECTED:
-            self._socket.lose(self._link)
         elif event & (
             zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
         ):
@@ -167,7 +198,8 @@ class _Knocking:
 
     def _say_hello(self) -> None:
         if self._chief is None:
-            self._link.send(encode(Kind.HELLO, rank=self._star.rank, body=_hello(self._star, self._job).encode()))
+            hello = _hello(self._star, self._job, lifeline=self._lifeline)
+            self._link.send(encode(Kind.HELLO, rank=self._star.rank, body=hello.encode()))
 
     def _on_frame(self, frame: Frame) -> None:
         star = self._star
@@ -177,10 +209,13 @@ class _Knocking:
             host, pid = json.loads(bytes(frame.segments[0]))
             self._chief = Peer(0, star.name(0), host, pid, self._link, None, bound=star.bound)
             star.admit(self._chief)
+            if self._lifeline:
+                lifeline = self._connect(lambda _route, _frame: None, lambda _event: None)
+                lifeline.send(encode(Kind.LIFELINE, rank=star.rank, body=self._lifeline.encode()))
         elif frame.kind == Kind.REFUSED:
             again, reason = json.loads(bytes(frame.segments[0]))
             if again:
-                star.loop.call_later(_COME_AGAIN, self._say_hello)
+                star.loop.call_later(_RETRY_DELAY, self._say_hello)
             else:
                 self._give_up(_refused(star, reason))
 
@@ -193,8 +228,25 @@ class _Knocking:
         self.ended.set()
 
 
-def _hello(star: Star, job: str, proof: str = "") -> Hello:
-    return Hello(star.rank, star.size, socket.gethostname(), os.getpid(), job=job, proof=proof)
+def _family_of(host: str, port: int) -> socket.AddressFamily | None:
+    """Return the address family by which ``host`` can be reached, IPv4 where both can; None: its name is not known.
+
+    A name that has only IPv6 addresses is not found where one asks for IPv4, and one that has both need not be
+    reachable by IPv6, or not from here: the kernel knows whether it has a route.
+    """
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+    except socket.gaierror:
+        return None
+    for family, kind, protocol, _, address in sorted(addresses, key=lambda entry: entry[0]):
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # sends nothing
+            return family
+    return socket.AF_INET
+
+
+def _hello(star: Star, job: str, proof: str = "", lifeline: str = "") -> Hello:
+    return Hello(star.rank, star.size, socket.gethostname(), os.getpid(), job=job, proof=proof, lifeline=lifeline)
 
 
 def _refused(star: Star, reason: str) -> str:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from det_core._clock import monotonic
 from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, DistributedError, PeerLost
@@ -23,25 +24,33 @@ from det_core.ipc._serialization import Packet
 from det_core.ipc._unix_link import UnixLink, peer_credentials
 from det_core.ipc._zmq_link import ZmqLink
 
+T = TypeVar("T")
+
 logger = logging.getLogger("det_core.ipc")
 QUEUE_BOUND = 256 << 20
 """Bytes that may be on their way to one peer before a sender waits."""
 WARN_AFTER = 10.0
 """Seconds of waiting after which a warning says for whom."""
+_TELL_INTERVAL = 0.05
+"""Seconds between two looks whether the others know, for what no answer of theirs shows."""
 TOLD_WITHIN = 2.0
 """Seconds that the others get to hear why the job is broken, before this rank's own calls raise it."""
-_TICK = 0.05
-"""Seconds between two looks of a call that waits."""
+MAX_NAMED = 16
+"""Ranks that a message names; of 1,024 ranks each would be told of all others, by the chief."""
+POLL_INTERVAL = 0.2
+"""Seconds between two looks of a wait that nobody wakes. A thousand ranks in twenty looks a second are a processor."""
 
 
 class Trouble(NamedTuple):
     """Why the job cannot go on, one reason for all its ranks.
 
-    ``kind`` is a key of the errors below, or ``ended`` when a rank has ended the job on purpose.
+    ``kind`` is a key of the errors below, or ``ended`` when a rank has ended the job on purpose. ``chief_knows`` once
+    it has been at rank 0, to which a thousand ranks need not repeat it.
     """
 
     kind: str
     text: str
+    chief_knows: bool = False
 
     def error(self) -> BaseException:
         """A new exception to raise for it."""
@@ -54,8 +63,8 @@ class Trouble(NamedTuple):
     @classmethod
     def decode(cls, data: Any) -> Trouble:
         """From the wire."""
-        kind, text = json.loads(bytes(data))
-        return cls(kind if kind == "ended" or kind in _ERRORS else "broken", text)
+        kind, text, chief_knows = json.loads(bytes(data))
+        return cls(kind if kind == "ended" or kind in _ERRORS else "broken", text, chief_knows)
 
 
 _ERRORS: dict[str, type[DistributedError]] = {
@@ -121,6 +130,11 @@ class Peer:
         with self._lock:
             self._unseen += 1
         self.control.send(data)
+
+    def acknowledge(self, me: int) -> None:
+        """Say that what it announced has arrived, where it waits for that: see ``informed``."""
+        if not isinstance(self.control, UnixLink):
+            self.control.send(encode(Kind.SEEN, rank=me))
 
     def has_seen(self) -> None:
         """It says so."""
@@ -231,6 +245,10 @@ class Membership:
         self.trouble: Trouble | None = None
         self.calls: dict[str, dict[int, tuple[Op, int]]] = {}
         """By lane and rank, the last collective heard of."""
+        self.waits: dict[int, dict[str, tuple[int, str]]] = {}
+        """By rank and lane, the last call known to wait: its number, and what the script calls to make it."""
+        self.describe_call: Callable[[], str] = lambda: ""
+        """Return what the script calls in this thread; empty: nothing, as in a thread of the package."""
         self.wakers: list[Callable[[], None]] = []
         """Have each call that waits look again."""
         self._names = names
@@ -240,6 +258,8 @@ class Membership:
         self._sharers: list[Membership] = []
         self._breaking: Trouble | None = None
         """The trouble, from when this rank begins to tell of it."""
+        self._publish_at = 0.0
+        """Deadline for telling of it; 0: it is not told to all yet."""
         self._published = threading.Event()
         self.loop = EventLoop(f"det_core-ipc-{rank}", self._on_crash)
 
@@ -268,6 +288,17 @@ class Membership:
         """The last collectives heard of a rank, or the one on ``lane``, for messages."""
         lanes = list(self.calls.items()) if lane is None else [(lane, self.calls.get(lane, {}))]
         return ", ".join(str(Call(name, *calls[rank])) for name, calls in lanes if rank in calls) or "none"
+
+    def wait_elsewhere(self, rank: int, lane: str) -> str:
+        """Return what the script of ``rank`` calls and waits in, if that is on another lane than ``lane``; else "".
+
+        On the chief; of a worker a wait counts as long as the chief has not made that call.
+        """
+        for name, (number, script_call) in list(self.waits.get(rank, {}).items()):
+            _, own_number = self.calls.get(name, {}).get(self.rank, (None, 0))
+            if name != lane and script_call and (rank == self.rank or number > own_number):
+                return script_call
+        return ""
 
     # trouble
 
@@ -316,6 +347,8 @@ class Membership:
         The others are told first: this rank's script may exit as soon as it hears of it, and would take the reason
         with it: they would name this rank. The first trouble is the one that counts.
         """
+        if self.name(self.rank) == 0:
+            trouble = trouble._replace(chief_knows=True)
         with self._lock:
             first = self._breaking is None
             self._breaking = self._breaking or trouble
@@ -325,19 +358,31 @@ class Membership:
                 star.break_off(trouble, wait=False)
             data = encode(Kind.TROUBLE, rank=self.rank, body=trouble.encode())
             for peer in self.others():
-                if peer is not heard_from:
+                if peer is not heard_from and not (peer.name == 0 and trouble.chief_knows):
                     peer.announce(data)
-            until = monotonic() + TOLD_WITHIN
-            self.loop.call_soon(lambda: self._publish_once_told(trouble, until))
+            self._publish_at = monotonic() + TOLD_WITHIN
+            self.loop.call_soon(self._poll_until_published)
         if wait and threading.current_thread() is not self.loop.thread:
             self._published.wait(TOLD_WITHIN + 1.0)
 
-    def _publish_once_told(self, trouble: Trouble, until: float) -> None:
-        told = all(peer.informed for star in (self, *self._sharers) for peer in star.others())
-        if told or monotonic() >= until:
-            self._publish(trouble)
-        else:
-            self.loop.call_later(0.005, lambda: self._publish_once_told(trouble, until))
+    def on_seen(self, peer: Peer) -> None:
+        """Take in that what was announced to ``peer`` has arrived; it may be the last one."""
+        peer.has_seen()
+        for star in (self, *self._sharers):
+            if star._publish_at:
+                star.loop.call_soon(star._publish_once_told)
+
+    def _poll_until_published(self) -> None:
+        self._publish_once_told()
+        if not self._published.is_set():
+            self.loop.call_later(_TELL_INTERVAL, self._poll_until_published)
+
+    def _publish_once_told(self) -> None:
+        if self._breaking is None or not self._publish_at or self._published.is_set():
+            return
+        peers = (peer for star in (self, *self._sharers) for peer in list(star.peers.values()))
+        if monotonic() >= self._publish_at or all(peer.gone or peer.informed for peer in peers):
+            self._publish(self._breaking)
 
     def _publish(self, trouble: Trouble) -> None:
         if trouble.kind == "ended":
@@ -360,6 +405,12 @@ class Membership:
             wake()
 
 
+def some_of(items: Sequence[T], name: Callable[[T], str], separator: str = ", ") -> str:
+    """Return the names of the first of ``items``, and how many others there are."""
+    text = separator.join(name(item) for item in items[:MAX_NAMED])
+    return text if len(items) <= MAX_NAMED else f"{text} and {len(items) - MAX_NAMED} others"
+
+
 def waiting(
     ready: Callable[[], object],
     me: str,
@@ -369,6 +420,8 @@ def waiting(
     timeout: float | None = None,
     check: Callable[[], None] = lambda: None,
     ask: Callable[[], None] = lambda: None,
+    clash: Callable[[], str] = lambda: "",
+    interval: float = POLL_INTERVAL,
 ) -> Iterator[float]:
     """The waiting rule, for every wait of this room: as long as everybody lives, with a word, and up to the deadline.
 
@@ -382,27 +435,39 @@ def waiting(
         whom: for whom.
         timeout: seconds until the deadline; None: none.
         check: raises when there is nothing to wait for any more.
-        ask: called once when the warning is near, to find out more for ``whom``.
+        ask: called before the warning and the deadline, and once in a while from then on, to find out more for
+            ``whom`` and ``clash``.
+        clash: which call of its script keeps the other rank from making this one, as far as that is known.
+        interval: maximum time between two looks in seconds.
 
     Raises:
         CollectiveTimeout: the deadline has passed.
     """
-    began, asked, warned = monotonic(), False, ""
+    began = monotonic()
+    ask_at = min(WARN_AFTER, math.inf if timeout is None else timeout) / 2
+    warn_at = WARN_AFTER
+    warned = explained = ""
     while not ready():
         check()
         waited = monotonic() - began
         if timeout is not None and waited >= timeout:
-            raise CollectiveTimeout(f"{doing()} took longer than {waited:.1f} s: waits for {whom()}")
-        if not asked and waited >= WARN_AFTER / 2:
-            asked = True
+            cause = clash()
+            raise CollectiveTimeout(
+                f"{doing()} took longer than {waited:.1f} s: waits for {whom()}{cause and '; '}{cause}"
+            )
+        if waited >= ask_at:
+            ask_at = waited + max(WARN_AFTER / 2, POLL_INTERVAL)
             ask()
-        if not warned and waited >= WARN_AFTER:
-            warned = whom()
-            logger.warning(
-                "%s in %s has waited for %.0f s for %s; it may be late, suspended, or wait for memory or a disk",
-                me, doing(), waited, warned,
-            )  # fmt: skip
-        yield _TICK if timeout is None else min(_TICK, timeout - waited)
+        if waited >= warn_at:
+            warn_at = waited + max(WARN_AFTER / 2, POLL_INTERVAL)
+            cause = "" if explained else clash()
+            if cause or not warned:
+                warned = whom()
+                explained = cause
+                cause = cause or "it may be late, suspended, or wait for memory or a disk"
+                logger.warning("%s in %s has waited for %.0f s for %s; %s", me, doing(), waited, warned, cause)
+        due = min(ask_at, warn_at, math.inf if timeout is None else timeout)
+        yield max(0.0, min(interval, due - waited))
     if warned:
         named = warned.split(", last call")[0]
         logger.warning("%s in %s: %s is back after %.0f s", me, doing(), named, monotonic() - began)

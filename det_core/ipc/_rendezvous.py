@@ -27,12 +27,12 @@ from dataclasses import dataclass
 from det_core._clock import monotonic
 from det_core.errors import RendezvousError
 from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Frame, Kind, encode
-from det_core.ipc._membership import Peer, waiting
+from det_core.ipc._membership import Peer, some_of, waiting
 from det_core.ipc._star import Star
 from det_core.ipc._unix_link import UnixLink, peer_credentials
 from det_core.ipc._zmq_link import ChiefKey, ZmqLink, ZmqSocket
 
-_PROTOCOL = 2
+_PROTOCOL = 3
 FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
 """Tried in order. Not the platform's temporary folder: that may differ from rank to rank."""
 _LOCK_GRACE = 5.0
@@ -50,6 +50,8 @@ class Assembly:
         self._complete = threading.Event()
         self._strangers: dict[int, UnixLink] = {}
         self._routes: dict[bytes | None, Peer] = {}
+        self._lifelines: dict[str, Peer] = {}
+        """By token, the peers whose lifeline is still to come."""
 
     def open_door(self, path: str) -> None:
         """Let in those who knock at ``path``.
@@ -73,6 +75,7 @@ class Assembly:
         )
         self._socket.bind(interface, port)
         self._star.closers.append(self._socket.close)
+        self._star.abandoners.append(self._socket.abandon)
 
     def wait(self, check: Callable[[], None] = lambda: None) -> None:
         """Return when every rank is there.
@@ -87,7 +90,8 @@ class Assembly:
         star = self._star
 
         def missing() -> str:
-            return "rank " + ", ".join(str(star.name(r)) for r in range(1, star.size) if r not in star.peers)
+            ranks = [star.name(rank) for rank in range(1, star.size) if rank not in star.peers]
+            return f"rank {some_of(ranks, str)}"
 
         await_everybody(star, self._complete, missing, check)
 
@@ -114,9 +118,12 @@ class Assembly:
         return False, f"rank {hello.rank} is already there: pid {known.pid} on {known.host}"
 
     def _admit(self, peer: Peer) -> None:
+        self._star.admit(peer)
+        self._complete_if_all_are_there()
+
+    def _complete_if_all_are_there(self) -> None:
         star = self._star
-        star.admit(peer)
-        if len(star.peers) == star.size - 1:
+        if len(star.peers) == star.size - 1 and not self._lifelines:
             for other in star.others():
                 other.control.send(encode(Kind.READY))
             self._complete.set()
@@ -190,23 +197,30 @@ class Assembly:
             if not peer.dead and frame.kind != Kind.HELLO:
                 self._star.dispatch(peer, frame)
             return
+        if frame.kind == Kind.LIFELINE:
+            return self._on_lifeline(route, frame)
         hello = Hello.decode(frame)
-        link = self._socket.link(route)
+        link = ZmqLink(self._socket, route)
         refusal = self._refusal(hello, None)
         if refusal is not None:
             link.send(encode(Kind.REFUSED, body=json.dumps(refusal).encode()))
-            link.flush()
-            self._socket.links.remove(link)
-            return
+            return link.flush()
         peer = self._routes[route] = self._peer(hello, hello.pid, link, None)
+        if hello.lifeline:
+            self._lifelines[hello.lifeline] = peer
         link.send(encode(Kind.WELCOME, body=_who_am_i()))
         self._admit(peer)
 
-    def _on_lost(self, link: ZmqLink) -> None:
-        if link in self._socket.links:
-            self._socket.links.remove(link)
-        if link.route in self._routes:
-            self._star.gone(self._routes[link.route])
+    def _on_lifeline(self, route: bytes | None, frame: Frame) -> None:
+        """Take the end of this connection for that of the peer whose token it brings."""
+        token = b"".join(frame.segments).decode(errors="replace")
+        if (peer := self._lifelines.pop(token, None)) is not None:
+            self._routes[route] = peer
+            self._complete_if_all_are_there()
+
+    def _on_lost(self, route: bytes | None) -> None:
+        if route in self._routes:
+            self._star.gone(self._routes[route])
 
 
 def await_everybody(
@@ -241,6 +255,8 @@ class Hello:
     job: str = ""
     protocol: int = _PROTOCOL
     proof: str = ""
+    lifeline: str = ""
+    """Token that a second connection will bring; empty: none will."""
 
     def encode(self) -> bytes:
         """For the wire: JSON, because the reader does not trust the writer yet."""
@@ -257,7 +273,7 @@ class Hello:
             (body,) = frame.segments
             hello = cls(**json.loads(bytes(body)))
             numbers = (hello.rank, hello.size, hello.pid, hello.protocol)
-            texts = (hello.host, hello.job, hello.proof)
+            texts = (hello.host, hello.job, hello.proof, hello.lifeline)
             if frame.kind == Kind.HELLO and all(type(n) is int for n in numbers) and all(type(t) is str for t in texts):
                 return hello
         except (ValueError, TypeError, RecursionError):

@@ -17,11 +17,11 @@ import pickle
 import struct
 import sys
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from det_core.ipc._frames import IN_FILE, Buffer, Op, encode_head
+from det_core.ipc._frames import ALIGNMENT, IN_FILE, Buffer, Op, encode_head
 
 OUT_OF_BAND = 1 << 16
 """Bytes from which a buffer leaves the pickle: below, copying is cheaper than one more segment."""
@@ -195,7 +195,7 @@ class Packet:
         self._head = partial(encode_head, kind, op=op, name=name, rank=rank, number=number)
         self._segments = segments
         self._local: tuple[bytes, list[MemoryFile]] | None = None
-        self._chunks: list[bytes] | None = None
+        self._chunks: list[Any] | None = None
 
     def local(self) -> tuple[bytes, list[MemoryFile]]:
         """For a process of this machine: the bytes, and the files that go with the first of them."""
@@ -205,18 +205,24 @@ class Packet:
             self.file_bytes = sum(f.size for f in files)
         return self._local
 
-    def remote(self, chunk: int) -> list[bytes]:
-        """For another machine: the head, then the segments' bytes, ``chunk`` at most in each part."""
+    def remote(self, chunk: int, copy: Callable[[Buffer], Any]) -> list[Any]:
+        """Return the parts for another machine: the head, then the segments' bytes, ``chunk`` at most in each.
+
+        Args:
+            chunk: maximum size of a part in bytes.
+            copy: called once with the bytes of each part; all receivers get what it returns.
+        """
         if self._chunks is None:
             head, *views = (memoryview(run).cast("B") for run in self._encode(0)[0])
-            self._chunks = [bytes(head)]
-            self._chunks += [bytes(view[i : i + chunk]) for view in views for i in range(0, view.nbytes, chunk)]
+            self._chunks = [copy(head)]
+            self._chunks += [copy(view[i : i + chunk]) for view in views for i in range(0, view.nbytes, chunk)]
         return self._chunks
 
     def _encode(self, max_files: int) -> tuple[list[Buffer], list[MemoryFile]]:
         inline: list[Buffer] = []
         files: list[MemoryFile] = []
         lengths = []
+        end = 0
         for segment in self._segments:
             if len(files) < max_files:
                 segment = _in_file(segment)
@@ -225,8 +231,11 @@ class Packet:
                     lengths.append(segment.size | IN_FILE)
                     continue
             run = segment.read() if isinstance(segment, MemoryFile) else segment
+            if gap := -end % ALIGNMENT:
+                inline.append(bytes(gap))
             inline.append(run)
             lengths.append(memoryview(run).nbytes)
+            end += gap + lengths[-1]
         return [self._head(lengths=lengths), *inline], files
 
 
@@ -250,6 +259,7 @@ def cut_body(lengths: Sequence[int], body: bytearray, files: Iterator[MemoryFile
             file.size = length ^ IN_FILE
             out.append(file)
         else:
+            at += -at % ALIGNMENT
             out.append(view[at : at + length])
             at += length
     return out

@@ -3,7 +3,7 @@
 Why not one ZMQ socket for everything: a ZMQ message between two processes of a machine passes through two I/O
 threads, which costs two context switches a hop, copies large messages at each hop, and tells nothing about who died.
 So ranks of one machine talk over unix sockets of our own; ZMQ carries the links between machines
-(:mod:`det_core.ipc._zmq_link`), for its CURVE encryption and heartbeats.
+(:mod:`det_core.ipc._zmq_link`), for its CURVE encryption.
 
 Threads: the ipc thread (:mod:`det_core.ipc._event_loop`) reads control links, watches peers and sends what was queued.
 Calling threads send directly and, on the user lane, read directly.
@@ -27,13 +27,15 @@ from typing import Any
 from det_core._clock import monotonic
 from det_core.ipc._collectives import Lane
 from det_core.ipc._frames import BadFrame, Frame, Kind, encode
-from det_core.ipc._membership import QUEUE_BOUND, TOLD_WITHIN, Membership, Peer, Trouble, waiting
+from det_core.ipc._membership import QUEUE_BOUND, TOLD_WITHIN, Membership, Peer, Trouble, some_of, waiting
 from det_core.ipc._serialization import Mapper, size_of
 from det_core.ipc._unix_link import UnixLink
 
 logger = logging.getLogger("det_core.ipc")
 
 Handler = Callable[[int, Any], None]
+_DEPARTURE_DELAY = 0.02
+"""Seconds for which the chief collects departures before it tells the workers of them."""
 
 
 class Star(Membership):
@@ -57,6 +59,8 @@ class Star(Membership):
         self._lanes: dict[str, Lane] = {}
         self._departed: dict[int, dict[str, Any]] = {}
         self._failures: dict[int, str] = {}
+        self._unannounced: dict[int, tuple[dict[str, Any], str | None]] = {}
+        """On the chief, those of whom the other workers are still to be told."""
         self._handlers: dict[str, Handler] = {}
         self._kept: dict[str, list[tuple[int, Any]]] = {}
         self._kinds: dict[int, Callable[[Peer, Frame], object]] = {
@@ -69,10 +73,9 @@ class Star(Membership):
             Kind.TROUBLE: self._on_trouble_elsewhere,
             Kind.LEAVING: self._on_leaving,
             Kind.GOODBYE: self._on_goodbye,
-            Kind.SEEN: lambda peer, _frame: peer.has_seen(),
+            Kind.SEEN: lambda peer, _frame: self.on_seen(peer),
             Kind.DEPARTED: lambda _peer, frame: self._depart(pickle.loads(frame.segments[0])),
             Kind.READY: lambda _peer, _frame: self.on_ready(),
-            Kind.PROBE: lambda _peer, _frame: None,
         }
         _stars.add(self)
 
@@ -250,24 +253,35 @@ class Star(Membership):
         self.wake_all()
 
     def _on_trouble_elsewhere(self, peer: Peer, frame: Frame) -> None:
-        peer.control.send(encode(Kind.SEEN, rank=self.rank))
+        peer.acknowledge(self.rank)
         self.break_off(Trouble.decode(frame.segments[0]), peer)
 
     def _on_leaving(self, peer: Peer, _frame: Frame) -> None:
         peer.leaving = True
-        peer.control.send(encode(Kind.SEEN, rank=self.rank))
+        peer.acknowledge(self.rank)
 
     def _on_goodbye(self, peer: Peer, frame: Frame) -> None:
         farewell, peer.failure = pickle.loads(frame.segments[0])
         self._depart({peer.rank: (farewell, peer.failure)})
         peer.departed = True
         self.departures += 1
-        peer.control.send(encode(Kind.SEEN, rank=self.rank))
+        peer.acknowledge(self.rank)
         if self.rank == 0:
-            body = pickle.dumps({peer.rank: (farewell, peer.failure)}, protocol=5)
-            for other in self.others():
-                other.control.send(encode(Kind.DEPARTED, body=body))
+            with self._lock:
+                if not self._unannounced:
+                    self.loop.call_later(_DEPARTURE_DELAY, self._announce_departures)
+                self._unannounced[peer.rank] = farewell, peer.failure
         self.wake_all()
+
+    def _announce_departures(self) -> None:
+        """Tell the other workers who has departed: at the end of a job all do, and each would be told of each."""
+        with self._lock:
+            departures = self._unannounced
+            self._unannounced = {}
+        if departures:
+            data = encode(Kind.DEPARTED, body=pickle.dumps(departures, protocol=5))
+            for other in self.others():
+                other.control.send(data)
 
     def _depart(self, more: Mapping[int, tuple[dict[str, Any], str | None]]) -> None:
         # new ones: callers read them at any time
@@ -293,6 +307,7 @@ class Star(Membership):
         text = None if failure is None else f"{type(failure).__name__}: {failure}"
         body = pickle.dumps((dict(farewell or {}), text), protocol=5)
         try:
+            self._announce_departures()
             self._let_go_of(lambda peer: not peer.queued)
             for peer in list(self.peers.values()):  # also to a chief that has closed, or it would take this for a death
                 if not peer.dead:
@@ -324,7 +339,7 @@ class Star(Membership):
             return given_up or not self.loop.thread.is_alive() or all(has(p) for p in self.others())
 
         def whom() -> str:
-            return ", ".join(str(p) for p in self.others() if not has(p)) + " to take what was sent to it"
+            return some_of([p for p in self.others() if not has(p)], str) + " to take what was sent to it"
 
         pause = 0.0005
         for seconds in waiting(done, self.me, lambda: "close()", whom):

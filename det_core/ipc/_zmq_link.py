@@ -1,38 +1,46 @@
 """Links between machines: one ZMQ ROUTER on the chief, a DEALER on each worker, used by the ipc thread alone.
 
-A frame is one multipart message: the head, then the bytes of its segments in chunks (so that a heartbeat never waits
-behind a large array). Loss shows in ZMQ's own heartbeats, which its I/O thread sends whatever Python does: the monitor
-reports the disconnection, and a ROUTER socket that must route (``ROUTER_MANDATORY``) refuses to send to a peer whose
-connection is gone. Each connection gets a routing id of its own, so one that comes back is not taken for the old one.
+A frame is one multipart message: the head, then the bytes of its segments in chunks.
+
+The kernel decides whether a machine can still be reached, by the keepalive of TCP: it answers for a process that is
+suspended, swapped out or starved, however long that takes. Keepalive rests while data is on its way, and what takes
+its place then knows no good limit: after 15 minutes of retransmissions at the earliest, or, with TCP_USER_TIMEOUT
+(ZMQ_TCP_MAXRT), as soon as a suspended process has not made room for that long. So the first rank of each machine has
+a second connection, its lifeline, that carries nothing once it stands. The monitor reports a connection that is gone
+by its descriptor, which each first message carries too. Each connection gets a routing id of its own, so one that
+comes back is not taken for the old one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
+import os
 import select
+import stat
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from det_core._clock import monotonic
 from det_core.errors import RendezvousError
 from det_core.ipc._event_loop import EventLoop
-from det_core.ipc._frames import IN_FILE, UNTRUSTED_LIMIT, BadFrame, Frame, Kind, decode_head, encode, inline_bytes
+from det_core.ipc._frames import IN_FILE, UNTRUSTED_LIMIT, BadFrame, Frame, decode_head, inline_bytes
 from det_core.ipc._serialization import Packet, cut_body
 
 if TYPE_CHECKING:
     import zmq
 
-CHUNK = 512 << 10
-"""Bytes per part of a message."""
-HEARTBEAT_INTERVAL = 1500
-"""Milliseconds between two heartbeats of an idle connection."""
-HEARTBEAT_TIMEOUT = 6000
-"""Milliseconds without an answer after which a connection is lost."""
-_PROBE_FOR = 2.0
-"""Seconds during which, after a disconnection, the chief looks for whose it was."""
-_LINGER = 1000
+CHUNK_BYTES = 512 << 10
+"""Size of a part of a message."""
+KEEPALIVE_IDLE = 3
+KEEPALIVE_INTERVAL = 1
+KEEPALIVE_COUNT = 5
+"""A connection is lost once this many probes, sent after so many seconds of silence, have had no answer. The sum,
+IDLE + INTERVAL * COUNT, stays below the ten seconds in which a cut cable is an error."""
+_BACKLOG = 4096
+"""Connections that wait to be accepted: the kernel drops those beyond, and each tries again seconds later."""
+_LINGER_MS = 1000
 
 
 class ChiefKey(NamedTuple):
@@ -61,7 +69,7 @@ class ZmqLink:
     def __init__(self, socket: ZmqSocket, route: bytes | None) -> None:
         self.route = route
         self._socket = socket
-        self._queue: deque[list[bytes]] = deque()
+        self._queue: deque[list[zmq.Frame]] = deque()
         self._dead = False
 
     @property
@@ -72,14 +80,15 @@ class ZmqLink:
     def send(self, packet: Packet | bytes) -> int:
         """Queue one frame; its bytes are our own, so the caller may change his."""
         if not self._dead:
-            self._queue.append([packet] if isinstance(packet, bytes) else packet.remote(CHUNK))
+            copy = self._socket.copy
+            self._queue.append([copy(packet)] if isinstance(packet, bytes) else packet.remote(CHUNK_BYTES, copy))
             self._socket.loop.call_soon(self.flush)
         return 0
 
     def flush(self) -> None:
         """Hand what is queued to ZMQ; on the ipc thread."""
         while self._queue and not self._dead:
-            self._socket.transmit(self, self._queue.popleft())
+            self._socket.transmit(self.route, self._queue.popleft())
 
     def kill(self) -> None:
         """Send nothing any more."""
@@ -91,13 +100,13 @@ class ZmqLink:
 
 
 class ZmqSocket:
-    """The ZMQ socket of one star, with its monitor.
+    """A ZMQ socket of one star, with its monitor.
 
     Args:
         loop: whose thread does everything here but the construction.
         key: made from the secret; None: in clear text, for anybody.
         on_frame: called with the sender's route and each frame.
-        on_lost: called with the link of a peer whose connection is gone.
+        on_lost: called with the route of each connection that is gone, once all that it brought is taken in.
         trusts: whether the peer at a route may send more than a hello.
         on_event: called with each event of the monitor.
     """
@@ -108,27 +117,29 @@ class ZmqSocket:
         key: ChiefKey | None,
         *,
         on_frame: Callable[[bytes | None, Frame], None],
-        on_lost: Callable[[ZmqLink], None],
+        on_lost: Callable[[bytes | None], None],
         trusts: Callable[[bytes | None], bool] = lambda _route: True,
         on_event: Callable[[int], None] = lambda _event: None,
     ) -> None:
         import zmq
 
         self.loop = loop
-        self.links: list[ZmqLink] = []
         self._zmq, self._key = zmq, key
         self._on_frame, self._on_lost, self._trusts, self._on_event = on_frame, on_lost, trusts, on_event
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._router = False
-        self._lost: deque[ZmqLink] = deque()
-        self._probing_until = self._next_probe = 0.0
+        self._descriptors: dict[int, int] = {}
+        """The inodes of the TCP sockets that ZMQ has open, by descriptor."""
+        self._routes: dict[int, bytes] = {}
+        """On the chief, the routes of the connections, by descriptor."""
+        self._lost: deque[bytes | None] = deque()
 
     # opening
 
     def bind(self, interface: str, port: int) -> None:
-        """Become the chief's side, listening at ``port`` of ``interface`` (``*``: all).
+        """Become the chief's side, listening at ``port`` of ``interface`` (``*``: all, of IPv4 and IPv6).
 
         Raises:
             RendezvousError: the port is taken.
@@ -136,6 +147,8 @@ class ZmqSocket:
         self._router = True
         socket = self._make(self._zmq.ROUTER)
         socket.set(self._zmq.ROUTER_MANDATORY, 1)
+        socket.set(self._zmq.BACKLOG, _BACKLOG)
+        socket.set(self._zmq.IPV6, int(interface == "*"))
         if self._key is not None:
             socket.set(self._zmq.CURVE_SERVER, 1)
             socket.set(self._zmq.CURVE_SECRETKEY, self._key.secret)
@@ -149,34 +162,35 @@ class ZmqSocket:
             ) from None
         self._register()
 
-    def connect(self, host: str, port: int) -> None:
-        """Become a worker's side; ZMQ keeps trying until the chief is there."""
+    def connect(self, host: str, port: int, *, ipv6: bool) -> None:
+        """Become a worker's side; ZMQ keeps trying until the chief is there.
+
+        Args:
+            host: name or address of the chief.
+            port: where it listens.
+            ipv6: whether to look for an IPv6 address of ``host``, which ZMQ prefers then.
+        """
         socket = self._make(self._zmq.DEALER)
         if self._key is not None:
             public, secret = self._zmq.curve_keypair()
             socket.set(self._zmq.CURVE_SERVERKEY, self._key.public)
             socket.set(self._zmq.CURVE_PUBLICKEY, public)
             socket.set(self._zmq.CURVE_SECRETKEY, secret)
-        if ":" in host:
-            socket.set(self._zmq.IPV6, 1)
-            host = f"[{host}]"
+        socket.set(self._zmq.IPV6, int(ipv6))
         self._register()
-        socket.connect(f"tcp://{host}:{port}")
+        socket.connect(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
 
     def _make(self, kind: int) -> zmq.Socket[bytes]:
         zmq = self._zmq
         socket = self._socket = self._context.socket(kind)
         options = {
-            zmq.LINGER: _LINGER,
+            zmq.LINGER: _LINGER_MS,
             zmq.SNDHWM: 0,  # the bound on queued bytes is ours: in bytes, and nothing is dropped at it
             zmq.RCVHWM: 0,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_INTERVAL,
-            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT,
-            zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT,
             zmq.TCP_KEEPALIVE: 1,
-            zmq.TCP_KEEPALIVE_IDLE: 5,
-            zmq.TCP_KEEPALIVE_INTVL: 2,
-            zmq.TCP_KEEPALIVE_CNT: 3,
+            zmq.TCP_KEEPALIVE_IDLE: KEEPALIVE_IDLE,
+            zmq.TCP_KEEPALIVE_INTVL: KEEPALIVE_INTERVAL,
+            zmq.TCP_KEEPALIVE_CNT: KEEPALIVE_COUNT,
             zmq.CONNECT_TIMEOUT: 5000,
             zmq.RECONNECT_IVL: 100,
             zmq.RECONNECT_IVL_MAX: 1000,
@@ -191,33 +205,27 @@ class ZmqSocket:
             for socket in (self._socket, self._monitor):
                 if socket is not None:
                     self.loop.watch(int(socket.get(self._zmq.FD)), select.EPOLLIN, lambda _events: None)
-            self.loop.after_each = self._serve
+            self.loop.after_each.append(self._serve)
 
         self.loop.call_soon(register)
 
-    def link(self, route: bytes | None) -> ZmqLink:
-        """The way to the peer with that route (None: to the chief)."""
-        link = ZmqLink(self, route)
-        self.links.append(link)
-        return link
-
     # on the ipc thread
 
-    def transmit(self, link: ZmqLink, parts: list[bytes]) -> None:
-        """Hand one message to ZMQ."""
+    def copy(self, data: Any) -> zmq.Frame:
+        """Return a part of a message with a copy of ``data``, which ZMQ shares among all to whom it is sent."""
+        return self._zmq.Frame(data, copy=True)
+
+    def transmit(self, route: bytes | None, parts: list[zmq.Frame]) -> None:
+        """Hand ZMQ one message for the peer with that route (None: for the chief)."""
         if self._socket is None:
             return
+        message: list[Any] = parts if route is None else [route, *parts]
         try:
-            self._socket.send_multipart(parts if link.route is None else [link.route, *parts], self._zmq.DONTWAIT)
+            self._socket.send_multipart(message, self._zmq.DONTWAIT, copy=False)
         except self._zmq.ZMQError as e:
             if e.errno not in (self._zmq.EHOSTUNREACH, self._zmq.EAGAIN):
                 raise
-            self.lose(link)
-
-    def lose(self, link: ZmqLink) -> None:
-        """The connection of ``link`` is gone: say so once all that has arrived is taken in."""
-        self._lost.append(link)
-        self.loop.call_soon(lambda: None)
+            self._lost.append(route)
 
     def _serve(self) -> None:
         """Take in all there is: ZMQ's descriptors tell of news once, not for as long as there are any."""
@@ -225,8 +233,6 @@ class ZmqSocket:
             pass
         while self._lost:  # only now: what a lost peer said before counts
             self._on_lost(self._lost.popleft())
-        if self._probing_until:
-            self._probe()
 
     def _ready(self, socket: zmq.Socket[bytes] | None) -> bool:
         return socket is not None and bool(int(socket.get(self._zmq.EVENTS)) & self._zmq.POLLIN)
@@ -234,37 +240,45 @@ class ZmqSocket:
     def _serve_monitor(self) -> bool:
         from zmq.utils.monitor import recv_monitor_message
 
+        zmq = self._zmq
         if self._monitor is None or not self._ready(self._monitor):
             return False
-        event = int(recv_monitor_message(self._monitor)["event"])
-        if event == self._zmq.EVENT_DISCONNECTED and self._router:
-            self._probing_until = monotonic() + _PROBE_FOR
+        message = recv_monitor_message(self._monitor)
+        event, descriptor = int(message["event"]), int(message["value"])
+        if event in (zmq.EVENT_LISTENING, zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED):
+            with contextlib.suppress(OSError):  # it is closed again
+                self._descriptors[descriptor] = os.fstat(descriptor).st_ino
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._descriptors.pop(descriptor, None)
+            route = self._routes.pop(descriptor, None)
+            if route is not None or not self._router:
+                self._lost.append(route)
         self._on_event(event)
         return True
 
     def _serve_socket(self) -> bool:
         if self._socket is None or not self._ready(self._socket):
             return False
-        parts = self._socket.recv_multipart(self._zmq.DONTWAIT)
-        route = parts.pop(0) if self._router else None
+        parts = self._socket.recv_multipart(self._zmq.DONTWAIT, copy=False)
+        route = parts.pop(0).bytes if self._router else None
         trusted = self._trusts(route)
+        if route is not None and not trusted:
+            self._note(route, int(parts[-1].get(self._zmq.SRCFD)))
         try:
-            self._on_frame(route, _decode(parts, None if trusted else UNTRUSTED_LIMIT))
+            self._on_frame(route, _decode([part.buffer for part in parts], None if trusted else UNTRUSTED_LIMIT))
         except BadFrame:
             if trusted:
                 raise
         return True
 
-    def _probe(self) -> None:
-        """Find out whose connection is gone: sending there fails."""
-        now = monotonic()
-        if now >= self._probing_until:
-            self._probing_until = 0.0
-        elif now >= self._next_probe:
-            self._next_probe = now + 0.1
-            self.loop.call_later(0.11, lambda: None)
-            for link in list(self.links):
-                link.send(encode(Kind.PROBE))
+    def _note(self, route: bytes, descriptor: int) -> None:
+        """Remember by which descriptor the monitor will report the end of a new connection."""
+        while self._serve_monitor():  # the end of an earlier connection with that descriptor may be still to be read
+            pass
+        if descriptor in self._descriptors:
+            self._routes[descriptor] = route
+        else:
+            self._lost.append(route)
 
     # closing
 
@@ -277,9 +291,18 @@ class ZmqSocket:
         self._socket = self._monitor = None
         self._context.term()
 
+    def abandon(self) -> None:
+        """Close the TCP sockets in a forked child, whose copies would keep the connections of a dead rank open."""
+        for descriptor, inode in self._descriptors.items():
+            with contextlib.suppress(OSError):
+                entry = os.fstat(descriptor)
+                # ZMQ may have closed it a moment ago, and something else may have got its number
+                if entry.st_ino == inode and stat.S_ISSOCK(entry.st_mode):
+                    os.close(descriptor)
 
-def _decode(parts: list[bytes], limit: int | None) -> Frame:
-    """A received message as a frame.
+
+def _decode(parts: list[Any], limit: int | None) -> Frame:
+    """Return a received message as a frame.
 
     Raises:
         BadFrame: it is none.

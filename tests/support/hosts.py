@@ -24,6 +24,10 @@ from support.servers import MARK
 
 NAMES = ("node1", "node2")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
+IPV6_NAMES = ("six1", "six2")
+"""Names that have no IPv4 address."""
+IPV6_ADDRESSES = ("fd79::1", "fd79::2")
+HAS_IPV6 = Path("/proc/net/if_inet6").exists()
 SECRET = f"a secret of two machines, made by {os.getpid()}"
 """Another one in each worker: ranks of one machine meet in /tmp, which all of these share, by their job's secret."""
 PROGRAMS = ("ip", "nsenter", "unshare", "sshd", "ssh", "ssh-keygen")
@@ -87,13 +91,18 @@ class Hosts:
         _run("ip", "link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second)
         key = self.folder / "id"
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
-        for space, address in zip(self._spaces, ADDRESSES, strict=True):
+        names = [*zip(ADDRESSES, NAMES, strict=True), *zip(IPV6_ADDRESSES, IPV6_NAMES, strict=True)]
+        for space, address, ipv6 in zip(self._spaces, ADDRESSES, IPV6_ADDRESSES, strict=True):
             _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
+            if HAS_IPV6:  # at once, without a look whether somebody else has the address
+                _run("ip", "-n", space, "addr", "add", f"{ipv6}/64", "dev", "eth0", "nodad")
+                keep = "echo 1 > /proc/sys/net/ipv6/conf/eth0/keep_addr_on_down"  # as IPv4 does, while a cable is out
+                _run("ip", "netns", "exec", space, "sh", "-c", keep)
             for link in ("lo", "eth0"):
                 _run("ip", "-n", space, "link", "set", link, "up")
             etc = self._etc(space)
             (etc / "ssh").mkdir(parents=True)
-            lines = ["127.0.0.1 localhost", *map(" ".join, zip(ADDRESSES, NAMES, strict=True))]
+            lines = ["127.0.0.1 localhost", *map(" ".join, names)]
             (etc / "hosts").write_text("".join(line + "\n" for line in lines))
             for path in (key, key.with_suffix(".pub")):
                 shutil.copy(path, etc / "ssh")

@@ -18,6 +18,8 @@ import pytest
 
 from det_core import core
 from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, PeerLost, RendezvousError
+from det_core.ipc import _membership
+from support.checkpoints import Recorder
 from support.processes import free_port
 from support.ranks import running
 from support.threads import as_ranks
@@ -300,6 +302,37 @@ def test_ranks_that_call_a_barrier_and_something_else_are_told() -> None:
 
     with pytest.raises(CollectiveMismatch, match=r"rank 0 called gather \(call 1\), rank 1 called barrier \(call 1\)"):
         as_ranks(2, work)
+
+
+@pytest.mark.parametrize("caller", [0, 1])
+@pytest.mark.parametrize("call", ["restore_path", "store_path"])
+def test_call_of_one_rank_alone_is_named_with_that_of_the_others(
+    tmp_path: Path, caller: int, call: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(_membership, "WARN_AFTER", 0.2)
+    monkeypatch.setenv("DET_CORE_TIMEOUT", "4")  # the chief has been asked many times by then
+
+    def work(distributed: core.DistributedContext) -> str:
+        checkpoint = Recorder().context(distributed, tmp_path)
+        with pytest.raises(CollectiveTimeout) as e:
+            if distributed.rank != caller:
+                distributed.barrier()
+            elif call == "store_path":
+                checkpoint.store_path(shard=True).__enter__()
+            else:
+                checkpoint.restore_path("11111111-1111-4111-8111-111111111111").__enter__()
+        all_have_raised.wait()  # one that closes earlier is what the others would be told of
+        return str(e.value)
+
+    all_have_raised = threading.Barrier(3)
+    calls = [f"checkpoint.{call}()" if rank == caller else "distributed.barrier()" for rank in range(3)]
+    errors = as_ranks(3, work)
+    for rank, error in enumerate(errors):
+        other = caller or max(rank, 1)
+        expected = f"rank {other} is in {calls[other]}, rank 0 in {calls[0]}: every rank has to call it"
+        assert expected in error
+        warnings = [m for m in caplog.messages if f"rank {rank} in " in m and "has waited for" in m]
+        assert any(expected in warning for warning in warnings), warnings
 
 
 LEFT = """

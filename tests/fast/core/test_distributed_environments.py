@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from det_core import core
 from det_core._env import Environment
 from det_core._slurm import expand_counts
 from det_core.core._environments import Launcher, find, launched_ranks, launcher_of, number_machines
@@ -43,6 +44,111 @@ TF_CONFIG = (
 )
 SBATCH = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_NTASKS": "4", "SLURM_JOB_ID": "17"}
 PLACE = {"rank": 3, "size": 4, "local_rank": 1, "local_size": 2, "cross_rank": 1, "cross_size": 2}
+
+
+def of_torch(rank: int, **more: str) -> dict[str, str]:
+    """What ``env://`` needs of a rank of four, on two machines, and what some launchers add."""
+    return {"RANK": str(rank), "WORLD_SIZE": "4", "MASTER_ADDR": "node1", "MASTER_PORT": "29500", **more}
+
+
+def of_a_launcher(name: str, rank: int) -> dict[str, str]:
+    """What each launcher of the field sets for ``rank`` of four, two on each machine (PyTorchJob: one)."""
+    machine, local = divmod(rank, 2)
+    if name in ("torchrun", "accelerate"):
+        return of_torch(
+            rank, LOCAL_RANK=str(local), LOCAL_WORLD_SIZE="2", GROUP_RANK=str(machine), GROUP_WORLD_SIZE="2",
+            ROLE_RANK=str(rank), ROLE_WORLD_SIZE="4", TORCHELASTIC_RUN_ID="none",
+        )  # fmt: skip
+    if name == "Lightning":  # to the processes that it starts itself: not to the first of each machine
+        return {"LOCAL_RANK": str(local), "NODE_RANK": str(machine), "WORLD_SIZE": "4", "MASTER_ADDR": "node1",
+                "MASTER_PORT": "29500"}  # fmt: skip
+    if name == "PyTorchJob":
+        return of_torch(rank, PYTHONUNBUFFERED="1")
+    if name == "Ray Train":
+        return of_torch(rank, LOCAL_RANK=str(local), LOCAL_WORLD_SIZE="2", NODE_RANK=str(machine))
+    if name == "deepspeed":
+        return of_torch(
+            rank, LOCAL_RANK=str(local), LOCAL_SIZE="2", CROSS_RANK=str(machine), CROSS_SIZE="2"
+        )  # fmt: skip
+    if name == "mpirun":
+        numbers = {"RANK": rank, "SIZE": 4, "LOCAL_RANK": local, "LOCAL_SIZE": 2}
+        return {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in numbers.items()}
+    if name == "mpiexec.hydra":
+        return {"PMI_RANK": str(rank), "PMI_SIZE": "4", "MPI_LOCALRANKID": str(local), "MPI_LOCALNRANKS": "2"}
+    assert name == "srun"
+    return {**SRUN, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(local), "SLURM_NODEID": str(machine)}
+
+
+SWEPT = (
+    "torchrun", "accelerate", "Lightning", "mpirun", "mpiexec.hydra", "srun", "PyTorchJob", "Ray Train", "deepspeed",
+)  # fmt: skip
+RECOGNISED = {"torchrun", "accelerate", "mpirun", "mpiexec.hydra", "srun", "Ray Train", "deepspeed"}
+
+
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize("name", SWEPT)
+def test_rank_of_a_launcher_without_any_variable_is_recognised_or_refused(name: str, rank: int) -> None:
+    """Never alone: each process would be rank 0 of a run of its own."""
+    complete = of_a_launcher(name, rank)
+    for missing in [None, *complete]:
+        variables = environment({key: value for key, value in complete.items() if key != missing})
+        try:
+            ranks = launched_ranks(variables)
+        except ValueError as e:
+            assert missing or name not in RECOGNISED
+            assert "not set: " in str(e), str(e)
+        else:
+            assert ranks is not None, f"alone without {missing}"
+            assert (ranks.numbers["rank"], ranks.numbers["size"]) == (rank, 4)
+            assert name in RECOGNISED, f"recognised without {missing}"
+
+
+def test_process_with_the_four_variables_of_torch_alone_is_told_which_to_set() -> None:
+    with pytest.raises(ValueError, match=r"RANK=0, WORLD_SIZE=2.*not set: LOCAL_RANK, LOCAL_WORLD_SIZE"):
+        core.DistributedContext._of(find(environment(of_torch(0, WORLD_SIZE="2")).launch), environment({}), None)
+    with pytest.raises(ValueError, match="0 and 1 where it is the only one"):
+        launched_ranks(environment(of_torch(1)))
+
+
+def test_variables_that_torch_needs_of_a_process_alone_are_no_error() -> None:
+    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    for variables in (alone, {"MASTER_ADDR": "node1", "MASTER_PORT": "29500"}, {"LOCAL_RANK": "1"}):
+        assert launched_ranks(environment(variables)) is None
+
+
+SPAWNED = """
+    import sys
+    import torch.distributed as dist
+    from det_core import core
+
+    def main(rank, port):
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+        alone = core.DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
+        for how, call in (
+            ("detect", core.DistributedContext.detect),
+            ("init", core.init),
+            ("by hand", lambda: core.init(distributed=alone)),
+        ):
+            try:
+                call()
+            except ValueError as e:
+                print(how, e, flush=True)
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        from torch.multiprocessing import start_processes
+        start_processes(main, (int(sys.argv[1]),), nprocs=2, start_method="fork")
+"""
+
+
+def test_processes_that_torch_has_spawned_are_refused(tmp_path: Path) -> None:
+    """Without a variable, but with a process group."""
+    pytest.importorskip("torch")
+    with running(SPAWNED, 1, tmp_path, env=dict.fromkeys(TORCHRUN, ""), args=(str(free_port()),)) as ranks:
+        assert ranks.wait() == [0], ranks.output(0)
+    for how in ("detect", "init", "by hand"):
+        expected = f"{how} torch.distributed was initialised with 2 ranks, but det_core would have 1: "
+        assert ranks.output(0).count(expected) == 2, ranks.output(0)
 
 
 def environment(variables: dict[str, str]) -> Environment:

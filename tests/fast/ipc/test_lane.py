@@ -55,6 +55,23 @@ def test_arrays_arrive_equal_writable_and_private(as_ranks: AsRanks, size: int, 
         assert zero == rank
 
 
+@pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}])
+def test_arrays_that_travel_in_the_stream_arrive_aligned(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
+    """However long the pickle before them, and the one before that."""
+
+    def work(links: Links) -> None:
+        lane = links.lane("user")
+        for length in range(20):
+            arrays = [np.full(9001 + i, i, np.float64) for i in range(3)]
+            for text, received in lane.allgather(("x" * length, arrays)):
+                assert text == "x" * length
+                for i, array in enumerate(received):
+                    assert array.ctypes.data % 16 == 0
+                    assert array.shape == (9001 + i,) and set(array) == {i}
+
+    as_ranks(3, work, **arguments).values()
+
+
 def test_what_was_sent_may_be_changed_at_once(as_ranks: AsRanks) -> None:
     """Also when it had to be queued, because the receiver was busy."""
     sent = threading.Event()

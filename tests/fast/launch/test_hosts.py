@@ -88,9 +88,10 @@ def test_hosts_on_the_command_line() -> None:
     assert read_hosts("a:2,b:1,c") == (Host("a", 2), Host("b", 1), Host("c", 1))
     assert read_hosts("a:2,b:1", slots=4) == (Host("a", 4), Host("b", 4))
     assert read_hosts("::1") == (Host("::1", 1),)
+    assert read_hosts("[fd79::1]:2,[fd79::2],b:1") == (Host("fd79::1", 2), Host("fd79::2", 1), Host("b", 1))
 
 
-@pytest.mark.parametrize("text", ["", "a:2,", "a:two", "a:0", "a:2,a:2", "a b:2", "a:"])
+@pytest.mark.parametrize("text", ["", "a:2,", "a:two", "a:0", "a:2,a:2", "a b:2", "a:", "[::1]:", "[]:1"])
 def test_hosts_that_are_none(text: str) -> None:
     with pytest.raises(UsageError, match="--hosts"):
         read_hosts(text)
