@@ -158,6 +158,8 @@ if __name__ == "__main__":
 """
 )
 SCRIPTS = {"bare": BARE, "launcher": BARE, "accelerated": ACCELERATED, "trial": TRIAL}
+LEFT_TIMEOUT = 30.0
+"""Seconds after the end from which on a process counts as left."""
 _MARK = "DET_CORE_TEST_STOPS"
 
 
@@ -243,8 +245,8 @@ class Training:
         seconds = time.monotonic() - began
         left: list[int] = []
         if status is not None:
-            give_up_at = time.monotonic() + 30
-            while (left := self.processes()) and time.monotonic() < give_up_at:  # a forkserver sees the end of others
+            # A forkserver sees the end of others a moment later.
+            while (left := self.processes()) and time.monotonic() - began - seconds < LEFT_TIMEOUT:
                 time.sleep(0.02)
         self.kill()
         output = self.output()

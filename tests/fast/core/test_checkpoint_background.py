@@ -17,7 +17,6 @@ import pytest
 from det_core.core._checkpoint import CheckpointContext
 from det_core.errors import CheckpointBusy, CheckpointError, ContextClosed, StorageError
 from det_core.storage import Disk
-from support import scripts
 from support.checkpoints import FILES, STEPS, Recorder, alone, fill, listed, nothing_is_left_over, tree
 from support.disks import FaultyDisk, Gate
 from support.processes import until
@@ -431,15 +430,3 @@ def test_a_forked_child_leaves_the_upload_to_its_parent(tmp_path: Path) -> None:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
         gate.opened_up.set()
     assert listed(tmp_path / "store") == [handle.storage_id]
-
-
-def test_a_script_that_never_closes_has_its_checkpoint(tmp_path: Path) -> None:
-    script = f"""
-from pathlib import Path
-from support.checkpoints import Recorder, alone, fill
-context = Recorder().context(alone(), Path({str(tmp_path / "store")!r}))
-with context.store_path({{"steps_completed": 1}}, blocking=False) as (path, _):
-    fill(path)
-"""
-    assert scripts.run(script, tmp_path).returncode == 0
-    assert len(listed(tmp_path / "store")) == 1
