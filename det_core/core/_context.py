@@ -214,8 +214,8 @@ class Context:
             elif (damage := self._run.journal.damage) and outcome in _AS_WISHED:
                 outcome, detail = "incomplete", f"not all reports were kept: {damage}"
             print_notice(self._run.last_line(outcome, detail))
-        if self.preempt.requested_at is not None and is_worker_loss(error):
-            print_notice(WORKER_LOST)
+            if is_worker_loss(error) and self._is_unsaved_since(self.preempt.requested_at):
+                print_notice(WORKER_LOST)
         drop_unwritable()
         if interrupt is not None:
             raise interrupt
@@ -258,15 +258,20 @@ class Context:
         """
         if self.distributed.rank != 0:  # the chief commits checkpoints
             return ""
+        # Steps alone do not tell: a script may count batches in its reports, and epochs in its checkpoints.
+        if not self._is_unsaved_since(self.preempt._stop_seen_at or 0.0):
+            return ""
         steps = None if self.latest_checkpoint is None else self.steps_completed
         if (commit := self._last_commit()) is not None:
-            steps, committed_at = commit
-            # Steps alone do not tell: a script may count batches in its reports, and epochs in its checkpoints.
-            if committed_at >= (self.preempt._stop_seen_at or 0.0):
-                return ""
+            steps = commit[0]
         if steps is None:
             return "nothing was saved, so that a resume starts from the beginning"
         return f"nothing was saved since step {steps}, from which a resume goes on" if reported > steps else ""
+
+    def _is_unsaved_since(self, moment: float | None) -> bool:
+        """Return whether the chief has committed nothing since a moment on the monotonic clock; False without one."""
+        commit = self._last_commit()
+        return moment is not None and (commit is None or commit[1] < moment)
 
     def _outcome(self, error: BaseException | None) -> tuple[str, str]:
         """``completed``, ``stopped``, ``preempted``, ``invalid_hp`` or ``failed``, and what there is to say of it."""
