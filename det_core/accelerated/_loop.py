@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from det_core._training.data_order import length_of
-from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, named, shaped
+from det_core._training.data_order import length_of, share
+from det_core.accelerated._base import Run, Session, TrainerBase, callbacks_of, listed, named, shaped
 from det_core.accelerated._data import begin, whole_length
 from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, caller
 from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of, open_context
@@ -82,8 +82,8 @@ class TrainingLoop(TrainerBase):
         if session.step_end is not None:
             session.step_end(self, batch=batch, batch_output=output, step=step)
         group = run.group or config.gradient_accumulation_steps
-        if session.several and config.gradient_accumulation_steps > 1 and "num_items_in_batch" in output:
-            loss = loss * session.strategy.num_processes  # a mean over the tokens of all ranks already
+        if config.is_distributed and config.gradient_accumulation_steps > 1 and "num_items_in_batch" in output:
+            loss = loss * config.num_processes  # a mean over the tokens of all ranks already
         if group > 1:
             loss = loss / group
         self.backward_step(loss)
@@ -339,7 +339,7 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
     begin(train_dl, run.epoch, run.batch)
     batches = iter(train_dl)
     if run.length is None:
-        batches = _in_groups(run, batches)
+        batches = _in_groups(session, batches)
     _resolve_events(trainer)
     if session.managed is not None:
         session.managed.start_epoch(trainer)
@@ -389,11 +389,24 @@ def _resolve_events(trainer: TrainingLoop) -> None:
     session.on_update = caller(handler, "on_update")
 
 
-def _in_groups(run: Run, batches: Iterator[Any]) -> Iterator[Any]:
-    """Batches of a loader without a length, drawn an accumulation group ahead, so that the last one is known."""
-    drawn = run.batch
-    while group := list(islice(batches, run.accumulation)):
-        drawn += len(group)
+def _in_groups(session: Session, batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield batches of a loader without a length, drawn an accumulation group ahead, so that the last one is known.
+
+    Raises:
+        ValueError: On every rank, if the data of one ended before that of another, whose update would wait for it.
+    """
+    run = session.run
+    while run.length is None:
+        group = list(islice(batches, run.accumulation))
+        drawn = run.batch + len(group)
+        if session.several:
+            everyone = session.ranks.distributed.allgather(drawn)
+            if min(everyone) < max(everyone):
+                raise ValueError(
+                    f"the ranks differ in the length of the train loader: in epoch {run.epoch + 1} it ended after "
+                    f"{min(everyone)} batches on rank {everyone.index(min(everyone))}, and has more on rank "
+                    f"{everyone.index(max(everyone))}. Give all of them the same data"
+                )
         if len(group) < run.accumulation:
             run.length, run.group = drawn, len(group)
         yield from group
@@ -455,8 +468,8 @@ def limit_of(config: TrainerRunConfig) -> int | None:
 
 def _is_at_limit(trainer: TrainingLoop) -> bool:
     """Whether the updates of all ranks that were asked for are made."""
-    session, limit = trainer._det_core, limit_of(trainer.run_config)
-    return limit is not None and session.run.updates * session.strategy.num_processes >= limit
+    config, limit = trainer.run_config, limit_of(trainer.run_config)
+    return limit is not None and trainer._det_core.run.updates * config.num_processes >= limit
 
 
 # resumes and stops
@@ -552,7 +565,16 @@ def _eval_batches(trainer: TrainingLoop, valid_dl: Any) -> None:
             trainer.update_metrics(session.metrics, batch, output)
         if end is not None:
             end(trainer, batch=batch, batch_output=output)
-    if given or not session.several or whole_length(valid_dl) == 0:  # one of several ranks may have none
+    if session.several and whole_length(valid_dl) is None:
+        everyone = session.ranks.distributed.allgather(given)
+        given = sum(everyone)
+        if everyone != [share(given, rank, len(everyone), even=False) for rank in range(len(everyone))]:
+            raise ValueError(
+                f"the ranks differ in the evaluation data: they have {', '.join(map(str, everyone))} batches, which "
+                "are no shares of the same ones. Give all of them the same data"
+            )
+        _check_given("evaluation", given, None)
+    elif given or not session.several or whole_length(valid_dl) == 0:  # one of several ranks may have none
         _check_given("evaluation", given, length_of(valid_dl))
 
 

@@ -71,7 +71,8 @@ class Strategy:
         self.num_processes: int = accelerator.num_processes
         self.is_main_process: bool = accelerator.is_main_process
         self.is_local_main_process: bool = accelerator.is_local_main_process
-        self.process_index = int(getattr(accelerator, "process_index", not self.is_main_process))
+        index = getattr(accelerator, "process_index", None)  # a stand-in may have none, or a stand-in for one
+        self.process_index = index if isinstance(index, int) else int(not self.is_main_process)
         self.device = torch.device(accelerator.device)
         kind = accelerator.distributed_type
         self.distributed_type = str(getattr(kind, "value", kind))
