@@ -101,6 +101,8 @@ class Session(Stops):
         self.on_update: Callable[..., None] | None = None
         self.is_loaded = False
         """Whether a training state was loaded, which the run that begins goes on from."""
+        self.warned: set[str] = set()
+        """Owners of states that are not part of checkpoints, as a warning has said."""
         self.is_open = False
         """Whether a run is prepared for, and not given back yet."""
 
@@ -315,6 +317,21 @@ def steps_of(trainer: TrainerBase) -> int:
     return trainer._det_core.run.base + trainer._det_core.run.updates
 
 
+def session_of(trainer: Any) -> Session | None:
+    """Return what a Trainer keeps for itself; None of a stand-in for one, as users test their callbacks with."""
+    session = getattr(trainer, "_det_core", None)
+    return session if isinstance(session, Session) else None
+
+
+def after_update(trainer: Any, call: Callable[[], None]) -> None:
+    """Call something after the update under way; at once where a stand-in for a Trainer makes none."""
+    session = session_of(trainer)
+    if session is None:
+        call()
+    else:
+        session.after_update(call)
+
+
 def callbacks_of(trainer: TrainerBase) -> list[Any]:
     """The callbacks; none of a handler that has no list of them."""
     return list(getattr(trainer.callback_handler, "callbacks", ()))
@@ -332,6 +349,11 @@ def listed(parts: Any) -> list[Any]:
     if parts is None:
         return []
     return list(parts.values() if isinstance(parts, Mapping) else parts if isinstance(parts, list | tuple) else [parts])
+
+
+def with_groups(optimizers: Any) -> list[Any]:
+    """Return those of :func:`listed` that have parameter groups, as stand-ins for optimizers need not."""
+    return [one for one in listed(optimizers) if isinstance(getattr(one, "param_groups", None), list)]
 
 
 def shaped(parts: Any, new: Iterable[Any]) -> Any:

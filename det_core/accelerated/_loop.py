@@ -6,14 +6,14 @@ import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any
 
 import torch
 
-from det_core._training.data_order import length_of
+from det_core._training.data_order import length_of, share
 from det_core._training.loader_errors import comes_with_stop
 from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, named, shaped
+from det_core.accelerated._batches import check_given, in_groups, watched
 from det_core.accelerated._data import begin, whole_length
 from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, caller
 from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of, open_context
@@ -86,8 +86,8 @@ class TrainingLoop(TrainerBase):
         if session.step_end is not None:
             session.step_end(self, batch=batch, batch_output=output, step=step)
         group = run.group or config.gradient_accumulation_steps
-        if session.several and config.gradient_accumulation_steps > 1 and "num_items_in_batch" in output:
-            loss = loss * session.strategy.num_processes  # a mean over the tokens of all ranks already
+        if config.is_distributed and config.gradient_accumulation_steps > 1 and "num_items_in_batch" in output:
+            loss = loss * config.num_processes  # a mean over the tokens of all ranks already
         if group > 1:
             loss = loss / group
         self.backward_step(loss)
@@ -346,9 +346,9 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
     run, strategy, several = session.run, session.strategy, session.several
     run.length, run.accumulation = length_of(train_dl), config.gradient_accumulation_steps
     begin(train_dl, run.epoch, run.batch)
-    batches = _watched(session, iter(train_dl))
+    batches = watched(session, iter(train_dl))
     if run.length is None:
-        batches = _in_groups(run, batches)
+        batches = in_groups(session, batches)
     _resolve_events(trainer)
     if session.managed is not None:
         session.managed.start_epoch(trainer)
@@ -386,7 +386,7 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
             if updates and _after_update(trainer):
                 break
         else:
-            _check_given("training", step, run.length)
+            check_given("training", step, run.length)
     finally:
         run.in_epoch = run.in_step = False
         run.group = 0
@@ -396,29 +396,6 @@ def _resolve_events(trainer: TrainingLoop) -> None:
     session, handler = trainer._det_core, trainer.callback_handler
     session.step_start, session.step_end = caller(handler, "on_train_step_start"), caller(handler, "on_train_step_end")
     session.on_update = caller(handler, "on_update")
-
-
-def _in_groups(run: Run, batches: Iterator[Any]) -> Iterator[Any]:
-    """Batches of a loader without a length, drawn an accumulation group ahead, so that the last one is known."""
-    drawn = run.batch
-    while group := list(islice(batches, run.accumulation)):
-        drawn += len(group)
-        if len(group) < run.accumulation:
-            run.length, run.group = drawn, len(group)
-        yield from group
-
-
-def _check_given(kind: str, given: int, length: int | None) -> None:
-    """That a loader has given what it promised: an epoch that ends early trains less, and other ranks wait for it."""
-    if not given and not length:
-        raise RuntimeError(
-            f"the {kind} loader gives no batch: its dataset is empty, or smaller than a batch with drop_last=True"
-        )
-    if length is not None and given < length:
-        raise RuntimeError(
-            f"the {kind} loader gave {given} of {length} batches: its dataset has raised StopIteration, or has fewer "
-            "samples than it says"
-        )
 
 
 def _after_update(trainer: TrainingLoop) -> bool:
@@ -464,8 +441,8 @@ def limit_of(config: TrainerRunConfig) -> int | None:
 
 def _is_at_limit(trainer: TrainingLoop) -> bool:
     """Whether the updates of all ranks that were asked for are made."""
-    session, limit = trainer._det_core, limit_of(trainer.run_config)
-    return limit is not None and session.run.updates * session.strategy.num_processes >= limit
+    config, limit = trainer.run_config, limit_of(trainer.run_config)
+    return limit is not None and trainer._det_core.run.updates * config.num_processes >= limit
 
 
 # resumes and stops
@@ -518,15 +495,6 @@ def _is_stop(trainer: TrainingLoop, error: Exception) -> bool:
     return True
 
 
-def _watched(session: Any, batches: Iterator[Any]) -> Iterator[Any]:
-    """Batches of a loader; an error of it is noted."""
-    try:
-        yield from batches
-    except Exception as e:
-        session.loader_error = e
-        raise
-
-
 def _agree_on_stops(trainer: TrainingLoop) -> None:
     """At the end of an epoch or an evaluation: if one rank wants a stop, all stop."""
     session = trainer._det_core
@@ -577,7 +545,7 @@ def _eval_batches(trainer: TrainingLoop, valid_dl: Any) -> None:
         metric.reset()
     start, end = caller(handler, "on_eval_step_start"), caller(handler, "on_eval_step_end")
     given = 0
-    for batch in _watched(session, valid_dl):
+    for batch in watched(session, valid_dl):
         given += 1
         if start is not None:
             start(trainer)
@@ -587,8 +555,17 @@ def _eval_batches(trainer: TrainingLoop, valid_dl: Any) -> None:
             trainer.update_metrics(session.metrics, batch, output)
         if end is not None:
             end(trainer, batch=batch, batch_output=output)
-    if given or not session.several or whole_length(valid_dl) == 0:  # one of several ranks may have none
-        _check_given("evaluation", given, length_of(valid_dl))
+    if session.several and whole_length(valid_dl) is None:
+        everyone = session.ranks.distributed.allgather(given)
+        given = sum(everyone)
+        if everyone != [share(given, rank, len(everyone), even=False) for rank in range(len(everyone))]:
+            raise ValueError(
+                f"the ranks differ in the evaluation data: they have {', '.join(map(str, everyone))} batches, which "
+                "are no shares of the same ones. Give all of them the same data"
+            )
+        check_given("evaluation", given, None)
+    elif given or not session.several or whole_length(valid_dl) == 0:  # one of several ranks may have none
+        check_given("evaluation", given, length_of(valid_dl))
 
 
 def _record_metrics(trainer: TrainingLoop, metrics: Any, prefix: str) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from det_core._training.data_order import length_of
 from det_core.accelerated import _state
-from det_core.accelerated._base import TrainerBase, callbacks_of, listed, steps_of
+from det_core.accelerated._base import TrainerBase, callbacks_of, steps_of, with_groups
 from det_core.accelerated._data import batch_size_of
 from det_core.accelerated._events import NAN_LOSS
 from det_core.accelerated.tracking import RunHistory
@@ -362,6 +362,6 @@ def _is_nan(stopped: Exception | None) -> bool:
 
 def learning_rates(trainer: TrainerBase) -> dict[str, float]:
     """The rate of each parameter group."""
-    groups = [group for optimizer in listed(trainer.optimizer) for group in getattr(optimizer, "param_groups", ())]
+    groups = [group for optimizer in with_groups(trainer.optimizer) for group in optimizer.param_groups]
     rates = [float(group["lr"]) for group in groups if "lr" in group]
     return {"learning_rate": rates[0]} if len(rates) == 1 else {f"learning_rate_{i}": r for i, r in enumerate(rates)}

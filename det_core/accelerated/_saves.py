@@ -170,7 +170,7 @@ def _load_parts(trainer: TrainerBase, folder: Path) -> None:
         if strategy.is_whole:
             model = strategy.bare(trainer.model)
             if (folder / "model.safetensors").exists():
-                require("safetensors.torch", **NEEDED).load_model(model, folder / "model.safetensors")
+                _load_safetensors(model, folder / "model.safetensors")
             else:
                 load_model(model, _load(folder / "pytorch_model.bin"))
             for i, optimizer in enumerate(listed(trainer.optimizer)):
@@ -188,6 +188,14 @@ def _load_parts(trainer: TrainerBase, folder: Path) -> None:
             raise CheckpointError(f"{folder} holds {found} schedulers, and this training has {len(schedulers)}")
         for i, scheduler in enumerate(schedulers):
             scheduler.load_state_dict(_load(folder / f"custom_checkpoint_{i}.pkl"))
+
+
+def _load_safetensors(model: torch.nn.Module, path: Path) -> None:
+    safetensors = require("safetensors.torch", **NEEDED)
+    try:
+        safetensors.load_model(model, path)
+    except require("safetensors", **NEEDED).SafetensorError as e:
+        raise CheckpointError(f"{path} is damaged: {e}") from None
 
 
 def _load(path: Path) -> Any:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from det_core.accelerated._base import after_update
 from det_core.accelerated._events import CallbackHandler, StopTrainingError, TrainerCallback
 from det_core.accelerated.utils import ModelEma
 
@@ -228,9 +229,7 @@ class ModelEmaCallback(SaveBestModelCallback):
         if not self.evaluate_during_training or kwargs.get("is_intermediate"):
             return
         trainer.print("Running evaluation on EMA model")
-        if (
-            trainer._det_core.several
-        ):  # each rank has averaged its own batch norms; those of the first are what is saved
+        if trainer.run_config.is_distributed:  # ranks have averaged their own batch norms; the first one's are saved
             for buffer in self.ema_model.buffers():
                 torch.distributed.broadcast(buffer, 0)
         model, handler, prefix = trainer.model, trainer.callback_handler, trainer.run_history.metric_name_prefix
@@ -292,7 +291,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         """Count, and ask for a state, which is saved after the update that this step belongs to."""
         self.global_step += 1
         if self.save_every_n_steps and self.global_step % self.save_every_n_steps == 0:
-            trainer._det_core.after_update(partial(self._save, trainer, f"step_{self.global_step}"))
+            after_update(trainer, partial(self._save, trainer, f"step_{self.global_step}"))
 
     def on_train_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         epoch = trainer.run_history.current_epoch
@@ -310,7 +309,7 @@ class SaveTrainingStateCallback(TrainerCallback):
         self._saved_checkpoints = saved[len(gone) :]
         trainer.save_training_state(path, {"global_step": self.global_step})
         trainer.print(f"Saved training state to {path}")
-        if trainer._det_core.strategy.is_main_process:
+        if trainer.run_config.is_world_process_zero:
             for old in gone:
                 shutil.rmtree(old, ignore_errors=True)
 
@@ -360,17 +359,21 @@ class WSDCheckpointCallback(TrainerCallback):
                 start, load_optimizer=self.save_optimizer, load_scheduler=self.save_scheduler
             )
         self.last_checkpoint_step = told.get("step")
+        if start is not None and self.last_checkpoint_step == trainer.scheduler.get_current_step() + 1:
+            self._kinds = {told["checkpoint_type"]: told["step"]}  # where this run begins is saved already
 
     def on_update(self, trainer: Any, **kwargs: Any) -> None:
         """Save, if a decay begins or has ended; the Trainer fires this after each optimizer update."""
         scheduler: Any = trainer.scheduler
         done = scheduler.get_current_step() + 1
-        for period in scheduler.get_decay_info():
-            if done == period["pre_decay_step"] and period["decay_steps"]:
-                self._save(trainer, "wsd_pre_decay", done)
-            if done == period["period_end"]:
-                self._save(trainer, "wsd_post_decay", done)
+        period = scheduler.get_phase_info(done)
+        if done == period["period_end"]:
+            self._save(trainer, "wsd_post_decay", done)
+        elif done == period["pre_decay_step"]:
+            self._save(trainer, "wsd_pre_decay", done)
 
+    # The Trainer has fired on_update by then; loops of the user's own and stand-ins for the Trainer fire only this one.
+    on_train_step_end = on_update
     on_training_run_end = on_update
 
     def _save(self, trainer: Any, kind: str, step: int) -> None:
@@ -379,8 +382,9 @@ class WSDCheckpointCallback(TrainerCallback):
         self.last_checkpoint_step = self._kinds[kind] = step
         scheduler: Any = trainer.scheduler
         told = {
-            "step": step, "checkpoint_type": kind, "total_steps": scheduler.total_steps,
-            "decay_fraction": scheduler.decay_phase_ratio, "timestamp": datetime.now().isoformat(),
+            "step": step, "checkpoint_type": kind, "timestamp": datetime.now().isoformat(),
+            "total_steps": getattr(scheduler, "total_steps", None),
+            "decay_fraction": getattr(scheduler, "decay_phase_ratio", None),
         }  # fmt: skip
         path = self.save_dir / f"checkpoint_{step}_{kind}"
         if kind == "wsd_pre_decay":

@@ -11,14 +11,16 @@ from __future__ import annotations
 import json
 import logging
 import pickle
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 
+from det_core._training.states import is_plain, naming_damage, readable_states
 from det_core._training.strategy import fitting
 from det_core.accelerated._base import Position, TrainerBase, callbacks_of, listed
 from det_core.accelerated._data import batch_size_of, reseed
@@ -86,8 +88,10 @@ def beside(
     run, history = trainer._det_core.run, trainer.run_history
     callbacks = {name: python(callback.state_dict()) for name, callback in _names(callbacks_of(trainer))}
     values = {name: python(history.get_metric_values(name)) for name in history.get_metric_names()}
+    readable = partial(readable_states, load=load, log=logger, warned=trainer._det_core.warned)
     return {
-        "history": _readable(values), "current_epoch": history.current_epoch, "callbacks": _readable(callbacks),
+        "history": readable("metric", values), "current_epoch": history.current_epoch,
+        "callbacks": readable("callback", callbacks),
         "ranks": list(ranks), "given": _given(trainer),
         "position": {
             **{name: getattr(run, name) for name in Position.__dataclass_fields__},
@@ -106,7 +110,7 @@ def whole(trainer: TrainerBase, ranks: Sequence[Mapping[str, Any]], *more: Any) 
     state = trainer._det_core.strategy.state(trainer.model, listed(trainer.optimizer))
     schedulers = python([scheduler.state_dict() for scheduler in listed(trainer.scheduler)])
     for scheduler, saved in zip(listed(trainer.scheduler), schedulers, strict=True):
-        if not _is_plain(saved):
+        if not is_plain(saved):
             raise CheckpointError(
                 f"no training could go on from this checkpoint, as the state of {type(scheduler).__name__} holds more "
                 "than tensors, numbers, strings, lists and dictionaries: give it a state_dict() of such"
@@ -122,27 +126,26 @@ def _given(trainer: TrainerBase) -> dict[str, Any]:
     for i, optimizer in enumerate(listed(trainer.optimizer)):
         defaults = getattr(session.strategy.unwrap_optimizer(optimizer), "defaults", {})
         found.update({f"{name}{f' of optimizer {i}' if i else ''}": value for name, value in defaults.items()})
-    return {str(name): value for name, value in python(found).items() if _is_plain(value)}
+    return {str(name): value for name, value in python(found).items() if is_plain(value)}
 
 
 # reading
 
 
-def load(path: Path) -> Any:
+def load(path: Path | IO[bytes]) -> Any:
     """The content of a file of ``torch.save()``, none of which is code.
 
     Raises:
         CheckpointError: it holds more, or is damaged.
     """
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with naming_damage(path):
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
             f"{path} holds more than tensors, numbers, strings, lists and dictionaries, and is not read, as that could "
             "run code"
         ) from None
-    except (RuntimeError, EOFError) as e:
-        raise CheckpointError(f"{path} is damaged: {e}") from None
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -281,33 +284,13 @@ def _apply_history(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
 # helpers
 
 
-def _readable(states: Mapping[str, Any]) -> dict[str, Any]:
-    """Those states that ``weights_only`` reads back; the others are named in a warning now, not at the resume."""
-    kept = {name: state for name, state in states.items() if _is_plain(state)}
-    for name in states.keys() - kept.keys():
-        logger.warning(
-            "the state of %s is not part of checkpoints, as it holds more than tensors, numbers, strings, lists and "
-            "dictionaries", name,
-        )  # fmt: skip
-    return kept
-
-
 def python(value: Any) -> Any:
     """Numbers and arrays of numpy's, which ``weights_only`` refuses, as python's, at any depth."""
-    if type(value).__module__ == "numpy":
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         return value.tolist()
     if type(value) in (dict, Counter):  # an OrderedDict is a model's, and has attributes that would be lost
         return type(value)({python(key): python(one) for key, one in value.items()})
     return type(value)(map(python, value)) if type(value) in (list, tuple, set) else value
-
-
-def _is_plain(value: Any) -> bool:
-    if type(value) in (dict, OrderedDict, Counter):
-        return all(map(_is_plain, value.keys())) and all(map(_is_plain, value.values()))
-    if type(value) in (list, tuple, set):
-        return all(map(_is_plain, value))
-    # by type: a number of numpy's is a float as well, and its pickle is refused
-    return isinstance(value, torch.Tensor) or type(value) in (int, float, complex, bool, str, bytes, type(None))
 
 
 def _named(metrics: Any, name: str = "") -> Iterator[tuple[str, Any]]:

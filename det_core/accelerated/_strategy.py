@@ -71,19 +71,20 @@ class Strategy:
         self.num_processes: int = accelerator.num_processes
         self.is_main_process: bool = accelerator.is_main_process
         self.is_local_main_process: bool = accelerator.is_local_main_process
-        self.process_index = int(getattr(accelerator, "process_index", not self.is_main_process))
+        index = getattr(accelerator, "process_index", None)  # a stand-in may have none, or a stand-in for one
+        self.process_index = index if isinstance(index, int) else int(not self.is_main_process)
         self.device = torch.device(accelerator.device)
         kind = accelerator.distributed_type
         self.distributed_type = str(getattr(kind, "value", kind))
         self.mixed_precision = str(accelerator.mixed_precision)
         self.optimizer_step_was_skipped = False
-        self._is_real = hasattr(accelerator, "backward")
-        self.is_whole = not self._is_real or is_plain(self.distributed_type)
+        self.is_real = hasattr(accelerator, "backward")
+        self.is_whole = not self.is_real or is_plain(self.distributed_type)
         self.scaler = getattr(accelerator, "scaler", None)
         # a user's accelerator that accumulates by itself says in its wrappers when an update is due
-        accumulates = self._is_real and getattr(accelerator, "gradient_accumulation_steps", 1) != 1
+        accumulates = self.is_real and getattr(accelerator, "gradient_accumulation_steps", 1) != 1
         self._direct = self.is_whole and self.scaler is None and not accumulates
-        self._wrapper: Any = require("accelerate", **NEEDED).optimizer.AcceleratedOptimizer if self._is_real else ()
+        self._wrapper: Any = require("accelerate", **NEEDED).optimizer.AcceleratedOptimizer if self.is_real else ()
         self._late: dict[int, Any] = {}
         self._has_wrapped = False
 
@@ -96,7 +97,7 @@ class Strategy:
                 "mixed_precision='fp16' needs a GPU: on this CPU the model computes in float32; 'bf16' works on both",
                 UserWarning, stacklevel=2,
             )  # fmt: skip
-        ready = [o for o in optimizers if isinstance(o, Optimizer) or not self._is_real]
+        ready = [o for o in optimizers if isinstance(o, Optimizer) or not self.is_real]
         prepared = self.accelerator.prepare(model, *ready)
         new, wrapped = (prepared[0], list(prepared[1:])) if ready else (prepared, [])
         self._has_wrapped = new is not model
@@ -108,7 +109,7 @@ class Strategy:
     def free(self) -> None:
         """Let accelerate forget what it has prepared; its garbage collection, 0.12 s, only where that frees something:
         memory of a device, or a wrapper and its buckets."""
-        if self._is_real and self.is_whole and self.device.type == "cpu" and not self._has_wrapped:
+        if self.is_real and self.is_whole and self.device.type == "cpu" and not self._has_wrapped:
             for name in ("_models", "_optimizers", "_schedulers", "_dataloaders"):
                 setattr(self.accelerator, name, [])
         else:
@@ -127,7 +128,7 @@ class Strategy:
 
     def release(self, model: nn.Module) -> None:
         """Undo what :meth:`prepare` did to the model itself."""
-        if self._is_real and self.mixed_precision != "no" and hasattr(model, "_original_forward"):
+        if self.is_real and self.mixed_precision != "no" and hasattr(model, "_original_forward"):
             model.__dict__.pop("forward", None)
             model.__dict__.pop("_original_forward", None)
 

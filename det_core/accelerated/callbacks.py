@@ -16,6 +16,7 @@ from det_core._env import Environment
 from det_core._notices import write_quietly
 from det_core._training.data_order import length_of
 from det_core._training.progress_line import ProgressLine
+from det_core.accelerated._base import after_update, session_of
 from det_core.accelerated._events import (
     NAN_LOSS,
     CallbackHandler,
@@ -70,7 +71,8 @@ class TerminateOnNaNCallback(TrainerCallback):
         if type(self).check_for_nan_after_batch is not TerminateOnNaNCallback.check_for_nan_after_batch:
             self.check_for_nan_after_batch(batch_output, "training")
             return
-        value = trainer._det_core.batch_loss
+        session = session_of(trainer)
+        value = None if session is None else session.batch_loss
         if type(value) is not float:
             value = self._late.next(batch_output["loss"] if value is None else value)
         if not math.isfinite(value):
@@ -325,7 +327,7 @@ class StepBasedEvaluationCallback(TrainerCallback):
     def on_train_step_end(self, trainer: Any, *, step: int, **kwargs: Any) -> None:
         """Ask for an evaluation, which comes after the update that this step belongs to."""
         if step and step % self.eval_every_n_steps == 0 and trainer.eval_dataset is not None:
-            trainer._det_core.after_update(partial(self._evaluate, trainer, step))
+            after_update(trainer, partial(self._evaluate, trainer, step))
 
     def _evaluate(self, trainer: Any, step: int) -> None:
         trainer.print(f"Running evaluation after {step} training steps")

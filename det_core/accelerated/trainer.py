@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from det_core._training.data_order import length_of
 from det_core._training.strategy import parameters_of
-from det_core.accelerated._base import Run, Session, listed, named, shaped
+from det_core.accelerated._base import Run, Session, listed, named, shaped, with_groups
 from det_core.accelerated._data import EpochLoader, batch_size_of, default_workers
 from det_core.accelerated._events import CallbackHandler
 from det_core.accelerated._loop import TrainingLoop, begin_run, connect, opened
@@ -396,7 +396,7 @@ class TrainerWithTimmScheduler(Trainer):
 
 
 def _parameters(optimizer: Any) -> list[torch.nn.Parameter]:
-    return parameters_of(one for one in listed(optimizer) if hasattr(one, "param_groups"))
+    return parameters_of(with_groups(optimizer))
 
 
 def _merged(default: dict[str, Any], given: Mapping[str, Any] | None, dataset: Any) -> dict[str, Any]:
@@ -410,7 +410,8 @@ def _merged(default: dict[str, Any], given: Mapping[str, Any] | None, dataset: A
     own_batches = merged.get("batch_sampler") is not None
     if own_batches:
         merged.pop("batch_size", None)
-    if own_batches or merged.get("sampler") is not None or isinstance(dataset, IterableDataset):
+    is_empty = length_of(dataset) == 0  # torch refuses to shuffle nothing, and does not say which dataset that is
+    if own_batches or merged.get("sampler") is not None or isinstance(dataset, IterableDataset) or is_empty:
         merged.pop("shuffle", None)
     return merged
 

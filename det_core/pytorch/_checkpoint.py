@@ -26,6 +26,7 @@ import det_core
 from det_core import core
 from det_core._env import Environment
 from det_core._training.data_order import Position
+from det_core._training.states import readable_states
 from det_core._training.strategy import fitting
 from det_core._walk import loaded, walk
 from det_core.errors import CheckpointError, MissingExtra, StorageError
@@ -39,7 +40,6 @@ from det_core.pytorch._original import (
     load_weights,
     original_random_state,
     read_counters,
-    refused,
 )
 from det_core.pytorch._trial import Trial
 from det_core.pytorch._trial_context import TrialContext
@@ -150,7 +150,7 @@ class Files:
     def __init__(self, trial: Trial, context: TrialContext, hooks: Hooks, kind: str) -> None:
         self._trial, self._context, self._hooks, self._kind = trial, context, hooks, kind
         self._code = Code(Path.cwd(), trial.code_files, whole=context._core.managed)
-        self._checked = False
+        self._warned: set[str] = set()
 
     def metadata(self, content: Content) -> dict[str, Any]:
         """What the checkpoint is listed with."""
@@ -172,8 +172,9 @@ class Files:
         }
 
     def callbacks(self) -> dict[str, Any]:
-        """The state of each callback."""
-        return {name: callback.state_dict() for name, callback in self._hooks.named.items()}
+        """Return the state of each callback, without those that could not be read back."""
+        states = {name: callback.state_dict() for name, callback in self._hooks.named.items()}
+        return readable_states("callback", states, load_weights, logger, self._warned)
 
     def _load_data(self) -> dict[str, Any]:
         """How :func:`load_trial_from_checkpoint_path` finds the class, and what it gives to it."""
@@ -185,22 +186,6 @@ class Files:
             "trial_cls_spec": f"{cls.__module__}:{cls.__qualname__}",
             "is_trainer": True,
         }
-
-    def check(self, callbacks: Mapping[str, Any]) -> None:
-        """Say at the first checkpoint, not at the resume, that a callback's state cannot be read back."""
-        if self._checked:
-            return
-        self._checked = True
-        for name, saved in callbacks.items():
-            try:
-                load_weights(io.BytesIO(_saved(saved)), allow_pickle=False)
-            except CheckpointError as e:
-                logger.warning(
-                    "the state_dict() of callback %r holds what is only read back with DET_CORE_ALLOW_PICKLE=1, %s; "
-                    "keep to tensors, numbers, strings, lists and dictionaries", name, refused(e.__cause__),
-                )  # fmt: skip
-            except (TypeError, AttributeError, pickle.PicklingError) as e:
-                raise TypeError(f"the state_dict() of callback {name!r} cannot be saved: {e}") from None
 
 
 def write_files(files: Mapping[str, bytes | Path], folder: Path) -> None:
@@ -264,7 +249,6 @@ class Checkpoints:
         self._core.train.set_status("checkpointing")
         state = self._state(core.random_state())
         hooks.call("on_checkpoint_save_start", state)
-        self._files.check(state["callbacks"])
         metadata, files = self._files.metadata(content), files | self._files.files(content)
         if not (hooks.on_checkpoint_write_end or hooks.on_checkpoint_end):
             return checkpoint.save(state, metadata, name=STATE, files=files, blocking=blocking)

@@ -6,7 +6,6 @@ import _codecs
 import json
 import pickle
 import random
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from det_core._env import Environment
+from det_core._training.states import naming_damage, refused
 from det_core.errors import CheckpointError
 
 STATES = ("state_dict.pth", "determined/state_dict.pth", "pedl/state_dict.pth", "checkpoint.pt")
@@ -49,26 +49,20 @@ def load_weights(path: Path | IO[bytes], *, allow_pickle: bool | None = None, **
         torch_load_kwargs: such as ``map_location``, which is ``cpu`` if left out.
 
     Raises:
-        CheckpointError: the file asks to run something else.
+        CheckpointError: the file asks to run something else, or is damaged.
     """
     if allow_pickle is None:
         allow_pickle = Environment.read().allow_pickle
     kwargs = {"map_location": "cpu", **torch_load_kwargs}
     kwargs.setdefault("weights_only", not allow_pickle)
     try:
-        with torch.serialization.safe_globals(_numpy_globals()):
+        with torch.serialization.safe_globals(_numpy_globals()), naming_damage(path):
             return torch.load(path, **kwargs)
     except pickle.UnpicklingError as e:
         raise CheckpointError(
             f"{path} holds more than weights, {refused(e)}, and was not read, since that would run code. If you trust "
             "whoever wrote it, set DET_CORE_ALLOW_PICKLE=1, or give torch_load_kwargs={'weights_only': False}"
         ) from e
-
-
-def refused(error: BaseException | None) -> str:
-    """What torch has found in a pickle, out of its text, which is long, and coloured."""
-    found = re.search(r"GLOBAL (\S+)", str(error))
-    return found.group(1).rstrip(".,") if found else "a pickle of another kind"
 
 
 def _numpy_globals() -> list[Any]:

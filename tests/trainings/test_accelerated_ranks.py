@@ -296,6 +296,48 @@ say(updates=train(trainer()).updates_completed)
         assert after == {"updates": 10}
 
 
+def test_ranks_whose_data_without_a_length_ends_apart_are_told_whose_ended_first(tmp_path: Path) -> None:
+    """Else one would be in the exchange of gradients, and the other in that of the epoch's losses: gloo aborts."""
+    said, _ = on_ranks(tmp_path, """
+from det_core.errors import PeerLost
+
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, count):
+        self.rows = Rows(count)
+    def __iter__(self):
+        return (self.rows[i] for i in range(self.rows.count))
+
+def stream(rows, eval_rows=None, **more):
+    one = trainer()
+    try:
+        one.train(
+            Stream(rows), 2, eval_dataset=None if eval_rows is None else Stream(eval_rows), per_device_batch_size=2,
+            train_dataloader_kwargs={"num_workers": 0}, eval_dataloader_kwargs={"num_workers": 0}, **more,
+        )
+        say(updates=one.updates_completed, losses=len(one.run_history.get_metric_values("eval_loss_epoch")))
+    except ValueError as e:
+        say(error=str(e))
+
+stream(40 - 12 * RANK)
+stream(28 + 12 * RANK, gradient_accumulation_steps=3)
+stream(8, eval_rows=24 - 8 * RANK)
+stream(22, eval_rows=10, gradient_accumulation_steps=4)
+try:
+    stream(8, eval_rows=0)
+except (RuntimeError, PeerLost) as e:
+    say(error=str(e))
+""")  # fmt: skip
+    for plain, grouped, evaluated, alike, empty in said:
+        assert plain["error"] == (
+            "the ranks differ in the length of the train loader: in epoch 1 it ended after 7 batches on rank 1, and "
+            "has more on rank 0. Give all of them the same data"
+        )
+        assert "in epoch 1 it ended after 7 batches on rank 0, and has more on rank 1" in grouped["error"]
+        assert "differ in the evaluation data: they have 6, 4 batches, which are no shares" in evaluated["error"]
+        assert "the evaluation loader gives no batch" in empty["error"]
+        assert alike == {"updates": 4, "losses": 2}, "of six batches for each rank, and of three and two"
+
+
 def test_ranks_that_would_train_apart_are_told_before_the_first_update(tmp_path: Path) -> None:
     """Gradients that DDP does not hear of: of a part that is called alone, of a module outside of the model; and what
     an optimizer of the user's has stepped by such gradients. Two parts called through the model train alike."""

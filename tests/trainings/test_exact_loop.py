@@ -32,7 +32,7 @@ def kills(tmp_path: Path, ranks: int, times: int, seed: int) -> None:
     assert digest(ends[0]) == digest(ends[1])
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 3])  # gloo adds alike in any order on two
 def test_the_loop_resumes_exactly_after_a_kill(tmp_path: Path, ranks: int) -> None:
     kills(tmp_path, ranks, 1, seed=ranks)
 

@@ -54,7 +54,6 @@ class Shards:
             self._core.train.set_status("checkpointing")
         state = {"callbacks": self._files.callbacks(), "rng_state": core.random_state()}
         hooks.call("on_checkpoint_save_start", state)
-        self._files.check(state["callbacks"])
         blocking = "on_checkpoint_upload_end" in hooks.anywhere
         metadata = self._files.metadata(content)
         with self._core.checkpoint.store_path(metadata, shard=True, blocking=blocking) as (path, storage_id):

@@ -16,10 +16,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from det_core import client, core  # noqa: E402
-from det_core.accelerated import Trainer  # noqa: E402
+from det_core.accelerated import Trainer, _state  # noqa: E402
 from det_core.accelerated.callbacks import TrainerCallback  # noqa: E402
 from det_core.errors import CheckpointCorrupt, CheckpointError  # noqa: E402
 from det_core.journal import read_run  # noqa: E402
+from det_core.pytorch._original import load_weights  # noqa: E402
 from support.threads import as_ranks  # noqa: E402
 from support.trainings import a_trainer, evaluate, rows, same, train  # noqa: E402
 
@@ -116,7 +117,36 @@ def test_a_loader_that_ends_before_its_length() -> None:
         evaluate(a_trainer(), Ends(25))
 
 
-@pytest.mark.parametrize("options", [{"shuffle": False}, {"drop_last": True}])
+@pytest.mark.parametrize("damage", [b"", b"?" * 200, None])
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.bin", "trainer_state.pt"])
+def test_damaged_file_of_a_training_state_is_an_error_that_names_it(
+    tmp_path: Path, name: str, damage: bytes | None
+) -> None:
+    trainer = train(a_trainer(), 1)
+    trainer.save_training_state(tmp_path / "state")
+    path = tmp_path / "state" / name
+    path.write_bytes(path.read_bytes()[:-30] if damage is None else damage)
+    with pytest.raises(CheckpointError, match=f"/state/{name} (is damaged|holds more)"):
+        train(a_trainer(), 2, resume_from=tmp_path / "state")
+
+
+def test_checkpoint_with_flipped_bits_loads_or_is_an_error_that_names_it(tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    trainer = train(a_trainer(), 1)
+    trainer.save_checkpoint(path)
+    whole, rng = path.read_bytes(), random.Random(0)
+    for _ in range(100):
+        damaged = bytearray(whole)
+        damaged[rng.randrange(len(whole))] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        for load in (_state.load, load_weights):
+            try:
+                load(path)
+            except CheckpointError as e:
+                assert str(path) in str(e)
+
+
+@pytest.mark.parametrize("options", [{"shuffle": False}, {"shuffle": True}, {"drop_last": True}])
 def test_no_batch_at_all(options: dict[str, Any]) -> None:
     data = rows(0) if "shuffle" in options else rows(7)
     with pytest.raises(RuntimeError, match="the training loader gives no batch: its dataset is empty, or smaller"):

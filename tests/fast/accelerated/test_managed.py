@@ -523,11 +523,18 @@ def test_another_trials_checkpoint_is_begun_from_and_not_gone_on_with(
     second.ends()
 
 
+class Kind(torch.Tensor):
+    """A tensor of the user's own, whose class a checkpoint would have to import."""
+
+
 class Odd(TrainerCallback):
-    """Has a state that only a pickle can hold, and records a number of numpy's."""
+    """Has a state that a checkpoint cannot hold, and records a number of numpy's."""
+
+    def __init__(self, state: Any) -> None:
+        self.state = state
 
     def state_dict(self) -> dict[str, Any]:
-        return {"when": Path("here")}
+        return {"state": self.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         raise AssertionError("it was not to be saved")
@@ -536,15 +543,18 @@ class Odd(TrainerCallback):
         trainer.run_history.update_metric("train_odd", np.float64(0.25))
 
 
-def test_what_only_a_pickle_can_hold_is_left_out_and_told_of_at_the_first_save(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    "state", [Path("here"), (i for i in ()), torch.ones(2).as_subclass(Kind), np.add], ids=lambda s: type(s).__name__
+)
+def test_state_that_cannot_be_read_back_is_left_out_and_told_of_once(
+    caplog: pytest.LogCaptureFixture, state: Any
 ) -> None:
     with core.init(name="odd") as ctx:
-        train(trainer(Odd()), 1)
-    assert "the state of Odd is not part of checkpoints" in caplog.text
+        train(trainer(Odd(state)), 2)
+    assert caplog.text.count("the state of callback 'Odd' is not part of checkpoints") == 1
     with core.init(name="odd", resume=ctx.run_id):
-        again = train(trainer(Odd()), 2)
-    assert again.run_history.get_metric_values("train_odd") == [0.25, 0.25]
+        again = train(trainer(Odd(state)), 3)
+    assert again.run_history.get_metric_values("train_odd") == [0.25] * 3
 
 
 def multistep(optimizer: Any) -> Any:
