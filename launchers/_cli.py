@@ -16,6 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NoReturn
 
 from det_core._env import Environment
@@ -24,7 +25,7 @@ from det_core.errors import DetCoreError
 
 from . import _job
 from ._hosts import CannotStart, Place, UsageError, check_reachable, find_place, gpus, write_hostfile
-from ._links import Link
+from ._links import LINK_TIMEOUT, Link
 from ._output import PREFIX
 
 GRACE = 60.0
@@ -51,6 +52,8 @@ OPTIONS = f"""\
                        the machines by name, among which each finds itself
   --master-port PORT   where the ranks meet (default: a free one on one machine, else 29500)
   --launcher-port PORT where the launchers of several machines meet (default: the port after that)
+  --link-timeout SECONDS
+                       how long the launchers of several machines wait for each other (default: {LINK_TIMEOUT:g})
   -m, --module         run a module, as python -m does
   --no-python          run the script as a command, whatever it is
   --grace SECONDS      how long scripts may take to save and exit after SIGTERM, Ctrl-C or SIGHUP, or when another rank
@@ -101,6 +104,23 @@ def _launch(framework: Framework, arguments: list[str]) -> int:
     place = framework.adjust(find_place(words.asked, environment), words)
     if place.node_rank:
         check_reachable(place.chief, place.port)
+    link = None
+    if place.several and environment.secret:
+        meet = words.asked.launcher_port or place.port + 1
+        link = Link(place, meet, environment.secret, words.asked.link_timeout)
+    try:
+        job = _prepare(framework, place, words, environment)
+    except (UsageError, CannotStart, DetCoreError) as e:
+        if link is None:
+            raise
+        notice = f"{e}\nwaiting until the other machines' launchers know of it (Ctrl-C ends that)"
+        job = _job.Job([], 0.0, 0, notice=notice, failure=str(e), failure_status=_status(e))
+    return _job.run(replace(job, link=link))
+
+
+def _prepare(framework: Framework, place: Place, words: Words, environment: Environment) -> _job.Job:
+    """Return this machine's part of the job, of which nothing runs yet."""
+    run = words.run  # a script that is missing is the first thing to say
     common, notice = job_variables(place, words, environment)
     inherited = {name: value for name, value in os.environ.items() if name not in framework.never}
     own = framework.variables(place, words, environment)
@@ -109,10 +129,10 @@ def _launch(framework: Framework, arguments: list[str]) -> int:
         folder = tempfile.mkdtemp(prefix="det-core-")  # nobody else's, and removed with the job
         common[framework.hostfile] = write_hostfile(f"{folder}/hosts", place.hosts)
     ranks = [
-        _job.Start(place.first_rank + local, words.run, {**inherited, **common, **variables})
+        _job.Start(place.first_rank + local, run, {**inherited, **common, **variables})
         for local, variables in enumerate(own)
     ]
-    job = _job.Job(
+    return _job.Job(
         ranks,
         words.asked.grace,
         words.asked.tail,
@@ -120,10 +140,6 @@ def _launch(framework: Framework, arguments: list[str]) -> int:
         batch=_shares_processors(ranks, environment),
         folder=folder,
     )
-    if place.several and environment.secret:
-        meet = words.asked.launcher_port or place.port + 1
-        job = replace(job, link=Link(place.node_rank, place.size, place.chief, meet, environment.secret))
-    return _job.run(job)
 
 
 def _shares_processors(ranks: list[_job.Start], environment: Environment) -> bool:
@@ -135,15 +151,27 @@ def told(run: Callable[[], int], help: str) -> int:
     """What ``run`` returns; where it cannot, one line on stderr, and 2 for a mistake of the user's, else 1."""
     open_standard_streams()
     try:
+        _require_working_directory()
         return run()
     except HelpWanted:
         write_quietly(help, sys.stdout)
         return 0
     except (UsageError, CannotStart, DetCoreError) as e:
         write_quietly(f"{PREFIX}{e}\n", sys.stderr)
-        return 2 if isinstance(e, UsageError) else 1
+        return _status(e)
     except KeyboardInterrupt:  # nothing runs yet
         return 130
+
+
+def _require_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise CannotStart("the working directory was deleted, or cannot be read: cd to one that exists") from e
+
+
+def _status(error: Exception) -> int:
+    return 2 if isinstance(error, UsageError) else 1
 
 
 def read_environment() -> Environment:
@@ -175,8 +203,12 @@ def job_variables(place: Place, words: Words, environment: Environment) -> tuple
     else:
         notice += (
             "\nthere is no DET_CORE_SECRET: the launchers do not hear of failures on other machines, and det_core's "
-            f"ranks do not talk across machines. Set one on each machine, say\n    export DET_CORE_SECRET={made}"
+            "ranks do not talk across machines. "
         )
+        if place.node_rank:  # one command only: secrets have to be equal
+            notice += "Set the same on each: machine 0's launcher shows the command"
+        else:
+            notice += f"Set the same on each, with this one command\n    export DET_CORE_SECRET={made}"
     return found, notice.strip("\n")
 
 
@@ -192,10 +224,21 @@ class Words:
     """Every option of the parser as it was given; None where it was not."""
     theirs: list[str]
     """Options that are not ours, which stood before a ``--``: the framework's."""
-    run: list[str]
-    """The command that each rank runs."""
+    script: list[str]
+    """The script and its arguments."""
     typed: str
     """The whole command line, to be typed again."""
+
+    @cached_property
+    def run(self) -> list[str]:
+        """The command that each rank runs.
+
+        Raises:
+            UsageError: If there is no such script. That is not known of the other machines, so it is looked at only
+                when they can be told.
+        """
+        asked = self.asked
+        return script_command(self.script[0], self.script[1:], module=asked.module, no_python=asked.no_python)
 
 
 class Parser(argparse.ArgumentParser):
@@ -214,12 +257,13 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("-m", "--module", action="store_true")
         self.add_argument("--no-python", "--no_python", action="store_true")
         self.add_argument("--trial")
-        self.add_argument("--nproc-per-node", "--nproc_per_node", type=number("a number", 1))
+        self.add_argument("--nproc-per-node", "--nproc_per_node", type=_processes)
         self.add_argument("--nnodes", type=number("a number", 1))
         self.add_argument("--node-rank", "--node_rank", type=number("a number", 0))
         self.add_argument("--master-addr", "--master_addr")
         self.add_argument("--master-port", "--master_port", type=port)
         self.add_argument("--launcher-port", type=port)
+        self.add_argument("--link-timeout", type=_seconds, default=LINK_TIMEOUT)
         self.add_argument("--hostfile")
         self.add_argument("--hosts")
         self.add_argument("--grace", type=_seconds, default=GRACE if grace is None else grace)
@@ -263,8 +307,7 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"--trial: trial classes run under {', '.join(TRIALS)}, not under {self._framework.name}")
         if not rest:
             raise UsageError("no script to run (see --help)")
-        run = script_command(rest[0], rest[1:], module=asked.module, no_python=asked.no_python)
-        return Words(asked, theirs, run, f"{self.prog} {shlex.join(words)}")
+        return Words(asked, theirs, rest, f"{self.prog} {shlex.join(words)}")
 
     def _end_of_options(self, words: list[str]) -> tuple[int, str]:
         """Where the options that are known end, and the one there that is not known."""
@@ -287,6 +330,14 @@ def number(what: str, least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def _processes(text: str) -> int:
+    if text in ("gpu", "auto"):  # torchrun's
+        raise argparse.ArgumentTypeError("leave the option out: one process per GPU is the default")
+    if text == "cpu":
+        raise argparse.ArgumentTypeError('expected a number: --nproc-per-node "$(nproc)"')
+    return number("a number", 1)(text)
 
 
 def port(text: str) -> int:

@@ -82,6 +82,11 @@ class Place:
         """The first rank of this machine."""
         return sum(host.slots for host in self.hosts[: self.node_rank])
 
+    def node_of(self, rank: int) -> int | None:
+        """The index of the machine that has a rank; None where there is none."""
+        nodes = [number for number, host in enumerate(self.hosts) for _ in range(host.slots)]
+        return nodes[rank] if rank < len(nodes) else None
+
 
 @dataclass(frozen=True)
 class Asked:

@@ -52,6 +52,8 @@ _LAST_LINES = 0.5
 """Seconds for which the last lines of a rank that has failed are waited for, as they may say that another one has."""
 _LOOK = 0.02
 """Seconds between two looks for them."""
+_UNHEEDED_DELAY = 5.0
+"""Seconds after the SIGTERM that follows a failure, after which ranks that still run are named."""
 _HANGING = 5.0
 """Seconds after the killing for which a reader of the output, or another machine, is still waited for."""
 _DAY = 86400.0
@@ -80,6 +82,10 @@ class Job:
     """To the launchers of other machines."""
     notice: str = ""
     """What is said first."""
+    failure: str = ""
+    """Why no rank can be started here, where the launchers of other machines have to hear of it."""
+    failure_status: int = 1
+    """The exit status of that."""
     batch: bool = False
     """Whether ranks get the batch scheduling class: a rank that waits does not take the processor from one that
     computes."""
@@ -185,7 +191,7 @@ class Supervisor:
         self._interrupted_at = -math.inf
         self._failed = False  # a rank has failed, here or elsewhere
         self._untold: list[Rank] = []  # those that have failed here and of which other machines do not know yet
-        self._tell_at = self._kill_at = self._give_up_at = _NEVER
+        self._tell_at = self._kill_at = self._give_up_at = self._name_at = _NEVER
         self._poll = select.poll()
 
     def run(self) -> int:
@@ -224,6 +230,12 @@ class Supervisor:
         self._output.start()
         if self._job.link:
             self._job.link.start()
+            if self._job.failure:
+                words = f"could not start: {self._job.failure}"
+                self._failed = True
+                self._job.link.tell(
+                    Rank(None, status=self._job.failure_status, words=words, node=self._node, ended=time.monotonic())
+                )
         self._signals, wakeup = os.pipe()
         os.set_blocking(wakeup, False)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -234,13 +246,20 @@ class Supervisor:
         for fd in (self._signals, self._output.done, *self._lifelines, *links):
             self._poll.register(fd, select.POLLIN)
 
-    def _until(self, over: Callable[[], object], seconds: float = _NEVER) -> None:
-        """Hear and act until ``over()``, or until nothing more is worth waiting for; so long at most."""
+    def _until(self, over: Callable[[], object], seconds: float = _NEVER, *, gives_up: bool = True) -> None:
+        """Hear and act until ``over()``, for ``seconds`` at most.
+
+        Unless ``gives_up`` is False, it ends as well once nothing more is worth waiting for.
+        """
         self._reap()
         end_at = time.monotonic() + seconds
-        while not over() and (now := time.monotonic()) < min(self._give_up_at, end_at):
+        while not over():
+            now = time.monotonic()
+            last = min(end_at, self._give_up_at) if gives_up else end_at
+            if now >= last:
+                return
             look_at = now + _LOOK if self._untold else _NEVER
-            due = min(self._tell_at, self._kill_at, self._give_up_at, look_at, end_at, now + _DAY)
+            due = min(self._tell_at, self._kill_at, self._name_at, look_at, last, now + _DAY)
             for fd, _ in self._poll.poll(max(0.0, due - now) * 1000 + 1):
                 self._hear(fd)
             self._act(time.monotonic())
@@ -270,9 +289,16 @@ class Supervisor:
     def _ended(self, rank: Rank, status: int) -> None:
         rank.status, rank.ended = status, time.monotonic()
         if status:
+            self._announce(rank)
             self._tear_down(PATIENCE)
             if self._job.link:
                 self._untold.append(rank)
+
+    def _announce(self, rank: Rank) -> None:
+        """Say at once that a rank failed, as the others may take all of their time to end."""
+        if self._running and not self._failed and not self._stop:
+            others = "the other rank has" if len(self._running) == 1 else "the other ranks have"
+            self._say(f"{rank.name} {rank.failure}: {others} {self._job.grace:g} s to end")
 
     def _look_at_output(self, rank: Rank) -> None:
         rank.tail, rank.lost = self._output.tail(rank.rank), self._output.lost(rank.rank)
@@ -283,7 +309,7 @@ class Supervisor:
         if isinstance(news, str):
             return self._say(news)
         if not self._failed and not self._stop:
-            self._say(f"{news.name} {'failed ' if news.rank is not None else ''}{news.ending}: the job ends here too")
+            self._say(f"{news.name} {news.failure}: the job ends here too")
         self._tear_down(PATIENCE if news.rank is not None else 0.0)
 
     def _tear_down(self, patience: float) -> None:
@@ -328,36 +354,51 @@ class Supervisor:
                 self._job.link.tell(rank)
                 self._untold.remove(rank)
         if now >= self._tell_at:
-            self._tell_at = _NEVER
+            self._tell_at, self._name_at = _NEVER, now + _UNHEEDED_DELAY
             for pid in self._running:
                 send(pid, signal.SIGTERM)
+        if now >= self._name_at:
+            self._name_at = _NEVER
+            if self._running and self._kill_at - now >= 1:
+                names = ", ".join(f"rank {rank.rank} (pid {pid})" for pid, rank in self._running.items())
+                self._say(
+                    f"{_UNHEEDED_DELAY:g} s after SIGTERM, still running: {names}; a rank may be saving, or wait in a "
+                    f"collective, where it hears no signal; killed in {self._kill_at - now:.0f} s"
+                )
         if now >= self._kill_at:
             self._kill_at, self._give_up_at = _NEVER, now + _HANGING
             for pid, rank in self._running.items():
                 self._say(f"rank {rank.rank} (pid {pid}) still runs: killing it")
-                rank.words = "did not end within the grace and was killed by the launcher"
+                if self._interrupts >= 3:
+                    rank.words = "was killed by the launcher after the third Ctrl-C"
+                else:
+                    rank.words = "did not end within the grace and was killed by the launcher"
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
 
     def _hear_the_last_of_others(self) -> list[Rank]:
         """Leave the other machines; their failures.
 
-        They hear of each other by machine 0, whose launcher therefore stays until they have left. Another one whose
-        ranks have failed stays until it has told machine 0, and, if they ended of PeerLost, until the rank that they
-        name has ended, so that it gives the same status and name.
+        They hear of each other by machine 0, whose launcher therefore stays until all have come and left. Another one
+        stays until it has linked with machine 0, and, if its ranks ended of PeerLost, until the rank that they name, or
+        that one's machine, is known to have failed, so that it gives the same status and name.
         """
         link = self._job.link
         if link is None:
             return []
+        self._until(lambda: self._stop or not link.pending, gives_up=False)
+        if self._failed and not self._stop:  # those that have linked only now have their grace from now on
+            self._kill_at, self._give_up_at = time.monotonic() + self._job.grace, _NEVER
         if link.node == 0:
             self._until(lambda: self._stop or not link.others)
-        elif failed := [rank for rank in self._ranks if rank.status]:
-            named = {rank.peer for rank in failed} - {rank.rank for rank in self._ranks} - {None}
+        else:
+            here = {rank.rank for rank in self._ranks}
+            named = {rank.peer for rank in self._ranks if rank.peer is not None} - here
 
             def heard() -> bool:
-                return not link.others or named <= {rank.rank for rank in link.failed()}
+                return not link.others or all(map(link.has_heard_of, named))
 
-            self._until(lambda: self._stop or (not link.looking and heard()), PATIENCE)
+            self._until(lambda: self._stop or heard(), PATIENCE)
         link.leave()
         return link.failed()
 

@@ -5,11 +5,14 @@ JSON object a line, each behind a MAC over its direction and number. A link is a
 process ids and statuses.
 
 ============  =====================================================================================
-``hello``     to machine 0: which machine this is, and how many ranks it takes the job to have
+``hello``     to machine 0: which machine this is, its det_core, and how many ranks it takes the job to have
 ``beat``      each second; after :data:`SILENCE` of them in vain a machine counts as lost
 ``failed``    a rank has failed, or a machine was lost: the others are to end. Machine 0 hands it on
 ``bye``       this launcher leaves, and that is no failure
 ============  =====================================================================================
+
+A launcher does not leave before it has linked, machine 0's not before all others have: what has failed meanwhile, or
+could not be started, would never be heard of. A machine that has not linked by the deadline has failed.
 """
 
 from __future__ import annotations
@@ -26,6 +29,9 @@ import threading
 import time
 from typing import Any
 
+import det_core
+
+from ._hosts import Place
 from ._outcome import Rank
 
 SILENCE = 8
@@ -35,8 +41,10 @@ _BEAT = 1.0
 """Seconds between two beats."""
 _ANSWER = 10.0
 """Seconds that the other side has to connect and to prove itself."""
-_LATE = 60.0
-"""Seconds after which it is said that machine 0's launcher does not answer yet."""
+_NOTICE_DELAY = 10.0
+"""Seconds after which it is said which machines have not linked."""
+LINK_TIMEOUT = 600.0
+"""Seconds in which all launchers of a job have to link, if ``--link-timeout`` does not say otherwise."""
 _BROKEN = (OSError, EOFError, ValueError, KeyError, TypeError, asyncio.LimitOverrunError)
 """How a connection ends, or turns out not to be a launcher's."""
 
@@ -51,24 +59,31 @@ class Link:
     A thread does the talking: it never waits for the caller, nor the caller for it, but for :meth:`leave`.
 
     Args:
-        node: the number of this machine.
-        size: how many ranks there are on all machines.
-        address: the first machine's.
+        place: all machines of the job, and which of them this is.
         port: where the first machine's launcher listens.
         secret: the job's.
+        timeout: seconds in which all machines have to link.
 
     Attributes:
-        node: as given.
+        node: the number of this machine.
         fd: a file descriptor that is readable when there is something to :meth:`hear`, or ``others`` has changed.
         others: the machines that are linked with this one, by number.
-        looking: whether machine 0 is still looked for. What fails meanwhile is told to it when it is found.
+        pending: the machines that this one has not linked with yet and has to: machine 0, on that one all others.
+            What fails meanwhile is told to them when they have.
     """
 
-    def __init__(self, node: int, size: int, address: str, port: int, secret: str) -> None:
-        self.node, self._size, self._address, self._port, self._secret = node, size, address, port, secret.encode()
+    def __init__(self, place: Place, port: int, secret: str, timeout: float = LINK_TIMEOUT) -> None:
+        self.node = place.node_rank
+        self._place = place
+        self._port = port
+        self._secret = secret.encode()
+        self._timeout = timeout
         self.fd, self._wake = os.pipe()
+        self.pending = {0} if self.node else set(range(1, len(place.hosts)))
         self.others: dict[int, _Peer] = {}
-        self.looking = node != 0
+        self._greetings = 0  # connections whose other side has not said yet which machine it is
+        self._refused: set[str] = set()  # addresses of launchers with another secret
+        self._accepted: set[asyncio.Task[None]] = set()
         self._heard: queue.SimpleQueue[Rank | str] = queue.SimpleQueue()
         self._failures: dict[tuple[int, int | None], Rank] = {}  # of all machines, by machine and rank
         self._left = asyncio.Event()
@@ -92,6 +107,11 @@ class Link:
         """All ranks elsewhere, and machines, that are known to have failed."""
         return [rank for rank in list(self._failures.values()) if rank.rank is None or rank.node != self.node]
 
+    def has_heard_of(self, rank: int) -> bool:
+        """Return whether a rank of another machine, or its whole machine, is known to have failed."""
+        node = self._place.node_of(rank)
+        return (node, rank) in self._failures or (node, None) in self._failures
+
     def leave(self) -> None:
         """Say goodbye, and end the thread."""
         self._loop.call_soon_threadsafe(self._left.set)
@@ -103,7 +123,9 @@ class Link:
 
     def _run(self) -> None:
         # asyncio only logs what a callback raises, and a failure would not be told to the others, in silence.
-        self._loop.set_exception_handler(lambda _, what: self._say(f"the link to other machines has failed: {what}"))
+        self._loop.set_exception_handler(
+            lambda _, what: self._say(f"the link to other machines failed: {what.get('exception') or what['message']}")
+        )
         self._loop.run_until_complete(self._work())
 
     def _say(self, *what: Rank | str) -> None:
@@ -113,15 +135,21 @@ class Link:
 
     async def _work(self) -> None:
         link = asyncio.create_task(self._serve() if self.node == 0 else self._connect())
+        deadline = asyncio.create_task(self._watch_pending())
         leaving = asyncio.create_task(self._left.wait())
         await asyncio.wait({link, leaving}, return_when=asyncio.FIRST_COMPLETED)
-        self.looking = False
         if link.done():
+            deadline.cancel()
             try:
                 link.result()
-            except (OSError, Refused) as e:
-                self._say(f"the launchers are not linked, and do not hear of failures on other machines: {e}")
+            except Refused as e:
+                self._give_up(0, str(e))
+            except OSError as e:
+                self._give_up(self.node, f"cannot link with the others: {e}")
         await leaving
+        for _ in range(20):  # one that has just come has proved itself, and would take it for lost
+            if self._greetings:
+                await asyncio.sleep(0.05)
         for peer in self.others.values():
             peer.say("bye")
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
@@ -130,9 +158,35 @@ class Link:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.sleep(0)  # in which connections are closed
 
+    async def _watch_pending(self) -> None:
+        """Name the machines that have not linked after a while, and end the job if they have not by the deadline."""
+        await asyncio.sleep(min(_NOTICE_DELAY, self._timeout))
+        chief = f"{self._place.chief}:{self._port}"
+        if self.pending:
+            limit = f"the job ends if that is so after {self._timeout:g} s (--link-timeout)"
+            if self.node:
+                self._say(f"machine 0's launcher does not answer at {chief}: {limit}")
+            else:
+                names = ", ".join(map(self._name, sorted(self.pending)))
+                self._say(f"not linked yet: {names}; their launchers look for this one at {chief}, and {limit}")
+        await asyncio.sleep(max(0.0, self._timeout - _NOTICE_DELAY))
+        where = f"answer at {chief}" if self.node else "link"
+        for node in sorted(self.pending):
+            self._give_up(node, f"did not {where} within {self._timeout:g} s")
+
+    def _name(self, node: int) -> str:
+        known = self._place.known or node == 0
+        return f"machine {node} ({self._place.hosts[node].name})" if known else f"machine {node}"
+
+    def _give_up(self, node: int, cause: str) -> None:
+        """Wait for no machine any more, and let the job end for one of them."""
+        self.pending.clear()
+        host = socket.gethostname() if node == self.node else self._place.hosts[node].name
+        self._learn(Rank(None, status=1, words=cause, host=host, node=node), None)
+
     async def _serve(self) -> None:
         try:
-            server = await asyncio.start_server(self._accept, None, self._port)
+            server = await asyncio.start_server(self._on_connection, None, self._port)
         except OSError as e:
             why = f"port {self._port} cannot be used ({e.strerror}); --launcher-port PORT takes another one everywhere"
             raise OSError(why) from e
@@ -141,48 +195,67 @@ class Link:
         finally:
             server.close()
 
+    def _on_connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # A task of our own: asyncio's would, before Python 3.12, take being cancelled for an error, and print it.
+        task = asyncio.ensure_future(self._accept(reader, writer))
+        self._accepted.add(task)
+        task.add_done_callback(self._accepted.discard)
+
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = _Peer(reader, writer, server=True)
+        self._greetings += 1
         try:
             await asyncio.wait_for(peer.prove(self._secret), _ANSWER)
             hello = await asyncio.wait_for(peer.read(), _ANSWER)
             node, host, size = int(hello["node"]), str(hello["host"]), int(hello["size"])
+        except Refused:
+            self._on_refused(str(writer.get_extra_info("peername")[0]))
+            writer.close()
+            return
         except (*_BROKEN, asyncio.TimeoutError):
             writer.close()
             return
+        finally:
+            self._greetings -= 1
         if node in self.others:
             words = "is there already: --node-rank is another one on each machine"
             peer.say("failed", **Rank(None, status=1, words=words, host=host, node=node).facts())
             peer.say("bye")
             return peer.close()
-        if size != self._size:  # each took the others to have as many GPUs as it has itself
-            words = (
-                f"takes the job to have {size} ranks, and this one {self._size}: say --nproc-per-node on all machines"
-            )
+        version = hello.get("version")
+        if version != det_core.__version__:
+            words = f"has det_core {version}, and machine 0 {det_core.__version__}: install the same on each"
+            self._learn(Rank(None, status=1, words=words, host=host, node=node), None)
+        elif size != self._place.size:  # each took the others to have as many GPUs as it has itself
+            sizes = f"takes the job to have {size} ranks, and this one {self._place.size}"
+            words = f"{sizes}: say --nproc-per-node on all machines"
             self._learn(Rank(None, status=1, words=words, host=host, node=node), None)
         await self._listen(peer, node, host)
 
     async def _connect(self) -> None:
-        began, said = time.monotonic(), False
+        chief = self._place.chief
         while True:
             try:
-                peer = _Peer(*await asyncio.wait_for(asyncio.open_connection(self._address, self._port), _ANSWER))
+                peer = _Peer(*await asyncio.wait_for(asyncio.open_connection(chief, self._port), _ANSWER))
                 await asyncio.wait_for(peer.prove(self._secret), _ANSWER)
             except Refused:
                 raise
             except (*_BROKEN, asyncio.TimeoutError):
-                if time.monotonic() - began > _LATE and not said:
-                    said = True
-                    self._say(f"no launcher answers at {self._address}:{self._port} yet")
                 await asyncio.sleep(0.3)
             else:
-                peer.say("hello", node=self.node, host=socket.gethostname(), size=self._size)
-                return await self._listen(peer, 0, self._address)
+                facts = {"host": socket.gethostname(), "size": self._place.size, "version": det_core.__version__}
+                peer.say("hello", node=self.node, **facts)
+                return await self._listen(peer, 0, chief)
+
+    def _on_refused(self, address: str) -> None:
+        if address not in self._refused:  # once, as it may try again
+            self._refused.add(address)
+            self._say(f"a launcher at {address} has another DET_CORE_SECRET: set the same on each machine")
 
     async def _listen(self, peer: _Peer, node: int, host: str) -> None:
         """Hear a machine until it leaves or is lost."""
         self.others[node] = peer
-        self.looking = False
+        self.pending.discard(node)
         self._say()
         for rank in self._failures.values():  # what it has missed
             peer.say("failed", **rank.facts())
@@ -250,7 +323,7 @@ class _Peer:
         if self._server:  # which proves itself to nobody who has not done so first
             self._writer.write(server if proved else bytes(32))
         if not proved:
-            raise Refused("the other side has another DET_CORE_SECRET")
+            raise Refused("has another DET_CORE_SECRET: set the same on each machine")
 
     def say(self, kind: str, **content: object) -> None:
         """Queue a message. Where it cannot be sent, reading fails."""

@@ -51,12 +51,19 @@ class Rank:
 
     @property
     def ending(self) -> str:
-        """How it ended, in words."""
+        """How it ended, in words that may stand behind "failed first"."""
         if self.words:
             return self.words
         if self.status is None:
             return "did not end"
         return f"killed by {signal_name(-self.status)}" if self.status < 0 else f"with status {self.status}"
+
+    @property
+    def failure(self) -> str:
+        """The same as the predicate of a sentence."""
+        if self.words or self.status is None:
+            return self.ending
+        return f"{'was' if self.status < 0 else 'failed'} {self.ending}"
 
 
 def failures(ranks: list[Rank]) -> list[Rank]:
@@ -120,7 +127,7 @@ def summary(ranks: list[Rank], tail: int, stop: int = 0, node: int = 0) -> list[
     for rank in (rank for rank in failed if rank not in obeyed):
         first = rank is failed[0] and rank.rank is not None
         lines = b"".join(rank.tail.splitlines(keepends=True)[-tail:]) if first and tail else b""
-        text = f"{rank.name} {'failed first, ' if first else ''}{rank.ending}"
+        text = f"{rank.name} {f'failed first, {rank.ending}' if first else rank.failure}"
         said.append((f"{text}; its last lines:" if lines else text, lines))
     return said + [(f"rank {r.rank}: {r.lost} bytes of its output could not be written", b"") for r in ranks if r.lost]
 

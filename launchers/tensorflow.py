@@ -42,6 +42,8 @@ def one_per_machine(place: Place, words: Words) -> Place:
     """The place with one rank on each machine, and TensorFlow's port."""
     if words.asked.nproc_per_node not in (None, 1):
         raise UsageError(f"--nproc-per-node {words.asked.nproc_per_node}: TensorFlow has one process on each machine")
+    if place.several and not place.known:
+        raise UsageError("every machine has to know all others: name them with --hosts A,B or --hostfile FILE")
     hosts = tuple(replace(host, slots=1) for host in place.hosts)
     meet = words.asked.master_port or int(os.environ.get("C10D_PORT") or PORT)
     return replace(place, hosts=hosts, port=meet, notice="")
@@ -51,8 +53,6 @@ def variables(place: Place, words: Words, environment: Environment) -> list[dict
     """The cluster, where there is one."""
     if not place.several:
         return [{}]
-    if not place.known:
-        raise UsageError("every machine has to know all others: name them with --hosts A,B or --hostfile FILE")
     reserve(place.port).close()  # where it is in use, that is one line here, and many of TensorFlow's
     return [{"TF_CONFIG": tf_config([host.name for host in place.hosts], place.port, place.node_rank)}]
 

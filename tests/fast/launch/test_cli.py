@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,9 @@ def test_a_number_of_all_processes_in_the_programs_own_spelling() -> None:
         (["--master-port", "70000", "train.py"], "--master-port 70000: expected a port"),
         (["--node-rank", "-1", "train.py"], "--node-rank"),
         (["--grace", "soon", "train.py"], "--grace soon: expected a number of seconds"),
+        (["--nproc-per-node", "gpu", "train.py"], "--nproc-per-node gpu: leave the option out"),
+        (["--nproc-per-node=auto", "train.py"], "--nproc-per-node=auto: leave the option out"),
+        (["--nproc-per-node", "cpu", "train.py"], '"$(nproc)"'),
         (["--nproc-per-node"], "--nproc-per-node: expected one argument"),
         (["--fast", "train.py"], "unknown option: --fast"),
         (["--grace", "-1", "train.py"], "--grace -1: expected a number of seconds"),
@@ -97,7 +101,7 @@ def test_a_number_of_all_processes_in_the_programs_own_spelling() -> None:
 )
 def test_mistakes_are_one_line_that_names_the_word(words: list[str], message: str) -> None:
     with pytest.raises(UsageError) as error:
-        parser().split(words)
+        print(parser().split(words).run)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -201,7 +205,13 @@ def test_a_secret_is_made_for_one_machine_and_several_without_one_are_told(tmp_p
     assert made[0][1] == "a notice" and "DET_CHIEF_IP" not in made[0][0]
     found, notice = job_variables(two, words, none)
     assert "DET_CORE_SECRET" not in found and found["DET_CHIEF_IP"] == "10.0.0.1"
-    assert re.search(r"there is no DET_CORE_SECRET: .*\n    export DET_CORE_SECRET=[0-9a-f]{64}$", notice)
+    assert re.search(
+        r"there is no DET_CORE_SECRET: .* the same on each.*\n    export DET_CORE_SECRET=[0-9a-f]{64}$", notice
+    )
+    _, others = job_variables(replace(two, node_rank=1), words, none)
+    assert re.fullmatch(r"there is no DET_CORE_SECRET: .* machine 0's launcher shows the command", others), (
+        "one command"
+    )
     for place in (one, two):
         assert job_variables(place, words, some)[0]["DET_CORE_SECRET"] == "the secret of a job"
     assert found["DET_CORE_COMMAND"] == "python -m det_core.launch.some train.py"

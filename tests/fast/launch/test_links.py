@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import det_core
+from det_core.launch._hosts import Host, Place
 from det_core.launch._links import Link, _Peer
 from det_core.launch._outcome import Rank
 from support.launcher import TORCH, Launched, launched, write
@@ -192,7 +194,7 @@ def test_machines_of_unequal_size_are_told_so(tmp_path: Path) -> None:
         assert re.search(r"machine 1 .*takes the job to have 4 ranks, and this one 2: say --nproc-per-node", job.err)
 
 
-def test_without_a_secret_they_run_unlinked_with_one_warning(tmp_path: Path) -> None:
+def test_without_a_secret_they_run_unlinked_with_one_warning_and_one_command(tmp_path: Path) -> None:
     with ExitStack() as stack:
         machines = Machines(tmp_path, stack, count=2)
         for _ in range(2):
@@ -200,22 +202,29 @@ def test_without_a_secret_they_run_unlinked_with_one_warning(tmp_path: Path) -> 
         assert not any(job.linked() for job in machines.jobs)
         (tmp_path / "go").touch()
         assert machines.ends() == [0, 0]
-    warning = r"\[launcher\] there is no DET_CORE_SECRET: .*\n\[launcher\]     export DET_CORE_SECRET=[0-9a-f]{64}\n"
-    assert all(re.fullmatch(warning, job.err) for job in machines.jobs), machines.jobs[0].err
+    warning = r"\[launcher\] there is no DET_CORE_SECRET: .*the same on each.*\n"
+    command = r"\[launcher\]     export DET_CORE_SECRET=[0-9a-f]{64}\n"
+    assert re.fullmatch(warning + command, machines.jobs[0].err), machines.jobs[0].err
+    assert re.fullmatch(warning, machines.jobs[1].err), machines.jobs[1].err
 
 
-def test_another_secret_is_refused_and_the_job_runs_on(tmp_path: Path) -> None:
+def test_another_secret_is_heard_of_on_both_sides_and_a_second_try_joins(tmp_path: Path) -> None:
     with ExitStack() as stack:
         machines = Machines(tmp_path, stack, count=2)
-        for secret in (SECRET, "the secret of another job"):
-            machines.start(write(tmp_path, "ends.py", ENDS), secret=secret)
-        machines.jobs[1].wait_for("the launchers are not linked.*the other side has another DET_CORE_SECRET")
+        script = write(tmp_path, "ends.py", ENDS)
+        first = machines.start(script)
+        refused = machines.start(script, secret="the secret of another job")
+        assert refused.wait() == 1
+        refused.nothing_left()
+        assert re.search(r"machine 0 \(127.0.0.1\) has another DET_CORE_SECRET: set the same on each", refused.err)
+        first.wait_for(r"\[launcher\] a launcher at \S*127.0.0.1 has another DET_CORE_SECRET: set the same on each")
+        machines.jobs.remove(refused)
+        machines.start(script)
         (tmp_path / "go").touch()
-        assert machines.ends() == [0, 0]
-    assert machines.jobs[0].err == ""
+        assert machines.ends() == [0, 0], [job.err for job in machines.jobs]
 
 
-def test_a_port_that_is_taken_is_told_and_the_job_runs_on(tmp_path: Path) -> None:
+def test_a_launcher_port_that_is_taken_ends_the_job(tmp_path: Path) -> None:
     write(tmp_path, "ends.py", ENDS)
     with socket.socket() as used:
         used.bind(("", 0))
@@ -225,16 +234,83 @@ def test_a_port_that_is_taken_is_told_and_the_job_runs_on(tmp_path: Path) -> Non
         with launched(
             TORCH, *place, "--launcher-port", port, "ends.py", folder=tmp_path, DET_CORE_SECRET=SECRET
         ) as job:
-            job.wait_for(rf"not linked.* port {port} cannot be used \(.*\); --launcher-port PORT takes another one")
-            (tmp_path / "go").touch()
-            assert job.wait() == 0
+            assert job.wait() == 1, "others could not join it, and would end at the deadline"
+            job.wait_for(rf"cannot link.* port {port} cannot be used \(.*\); --launcher-port PORT takes another one")
+
+
+@pytest.mark.parametrize("node", [0, 2])
+def test_a_launcher_that_cannot_start_ends_all(machines: Machines, tmp_path: Path, node: int) -> None:
+    script = write(tmp_path, "fails.py", FAILS)
+    for number in range(3):
+        machines.start("nowhere.py" if number == node else script, "none")
+    assert machines.ends() == [2, 2, 2], [job.err for job in machines.jobs]
+    for number, job in enumerate(machines.jobs):
+        assert re.search(rf"machine {node} \(.*\) could not start: the script nowhere.py does not exist", job.err)
+        assert ("the job ends here too" in job.err) == (number != node)
+
+
+def test_a_port_of_the_ranks_that_is_taken_ends_all(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, count=2)
+        used = stack.enter_context(socket.socket())
+        used.bind(("", int(machines._ports[1])))
+        used.listen()
+        for _ in range(2):
+            machines.start(write(tmp_path, "fails.py", FAILS), "none")
+        assert machines.ends() == [1, 1]
+    assert re.search(r"machine 0 \(.*\) could not start: port \d+ is in use", machines.jobs[1].err)
+
+
+def test_a_rank_that_fails_before_others_have_linked_ends_them(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        machines = Machines(tmp_path, stack, count=2)
+        (tmp_path / "go").touch()
+        script = write(tmp_path, "fails.py", FAILS)
+        first = machines.start(script, "0")
+        first.wait_for("the other rank has 20 s to end")
+        until(lambda: len(first.processes()) == 2)  # launcher and supervisor
+        machines.start(script, "0")
+        assert machines.ends() == [7, 7], [job.err for job in machines.jobs]
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_machine_that_does_not_link_is_named_and_ends_the_job_at_the_deadline(tmp_path: Path, node: int) -> None:
+    place = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1"]
+    ports = ["--master-port", str(free_port()), "--launcher-port", (port := str(free_port()))]
+    command = [*TORCH, *place, *ports, "--link-timeout", "1"]
+    script = write(tmp_path, "fails.py", FAILS)
+    with launched(command, script, "none", folder=tmp_path, DET_CORE_SECRET=SECRET) as job:
+        assert job.wait() == 1
+        job.nothing_left()
+    if node:
+        assert (
+            f"machine 0's launcher does not answer at 127.0.0.1:{port}: the job ends if that is so after 1" in job.err
+        )
+        assert f"machine 0 (127.0.0.1) did not answer at 127.0.0.1:{port} within 1 s: the job ends here too" in job.err
+    else:
+        assert f"not linked yet: machine 1; their launchers look for this one at 127.0.0.1:{port}, and" in job.err
+        assert re.search(r"machine 1 \(.*\) did not link within 1 s: the job ends here too", job.err)
+
+
+def test_a_signal_to_the_first_machine_alone_is_told_without_internals(machines: Machines, tmp_path: Path) -> None:
+    machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
+    until(lambda: all(job.linked() for job in machines.jobs))
+    os.kill(machines.jobs[0].pid, signal.SIGTERM)
+    assert machines.ends() == [143, 143, 143], [job.err for job in machines.jobs]
+    for job in machines.jobs:
+        assert not re.search("asyncio|Task|Cancelled|the link to other machines", job.err), job.err
+        assert "failed killed" not in job.err
+    assert re.search(r"rank [01] \(.*\) was killed by SIGTERM: the job ends here too", machines.jobs[1].err)
+
+
+PLACE = Place("a test", (Host("127.0.0.1", 1), Host("h", 1)))
 
 
 @contextmanager
 def listening() -> Iterator[tuple[Link, int]]:
     """The first machine's end, in this process."""
     port = free_port()
-    link = Link(0, 2, "127.0.0.1", port, SECRET)
+    link = Link(PLACE, port, SECRET)
     link.start()
     until(lambda: _answers(port))
     try:
@@ -257,12 +333,12 @@ def heard(link: Link) -> list[Rank | str]:
 
 
 @asynccontextmanager
-async def introduced(port: int) -> AsyncIterator[_Peer]:
+async def introduced(port: int, version: str = det_core.__version__) -> AsyncIterator[_Peer]:
     """Another machine, which has proved itself."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     peer = _Peer(reader, writer)
     await peer.prove(SECRET.encode())
-    peer.say("hello", node=1, host="h", size=2)
+    peer.say("hello", node=1, host="h", size=2, version=version)
     yield peer
     peer.close()
     await writer.wait_closed()
@@ -284,7 +360,8 @@ def test_strangers_disturb_nothing() -> None:
                 assert (await peer.read())["kind"] == "beat"
 
         asyncio.run(comes())
-        news = heard(link)[0]
+        notice, news = (entry for _ in range(2) for entry in heard(link))
+        assert notice == "a launcher at 127.0.0.1 has another DET_CORE_SECRET: set the same on each machine"
         assert isinstance(news, Rank) and (news.rank, news.status, news.node) == (5, 3, 1)
 
 
@@ -326,3 +403,30 @@ def test_one_that_cannot_know_the_secret_learns_nothing() -> None:
         while piece := stranger.recv(4096):
             answer += piece
         assert len(answer) == 64 and answer[32:] == bytes(32)
+
+
+def test_another_version_is_named_on_both_sides() -> None:
+    async def comes(port: int) -> None:
+        async with introduced(port, version="0.0.1") as peer:
+            while (told := await peer.read())["kind"] != "failed":
+                pass
+            assert "has det_core 0.0.1, and machine 0 " in told["words"]
+            peer.say("bye")
+
+    with listening() as (link, port):
+        asyncio.run(comes(port))
+        (news,) = link.failed()
+    assert news.words.endswith(f"{det_core.__version__}: install the same on each") and news.node == 1
+
+
+def test_a_rank_of_a_lost_machine_counts_as_heard_of() -> None:
+    place = Place("a test", (Host("127.0.0.1", 2), Host("a", 2), Host("b", 2)), node_rank=1)
+    link = Link(place, free_port(), SECRET)
+    link.start()
+    try:
+        assert not link.has_heard_of(4)
+        link.tell(Rank(None, status=1, words="was lost", host="b", node=2))
+        until(lambda: link.failed())
+        assert link.has_heard_of(4) and link.has_heard_of(5) and not link.has_heard_of(0)
+    finally:
+        link.leave()

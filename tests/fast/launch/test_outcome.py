@@ -32,7 +32,7 @@ def test_the_first_failure_comes_first_with_its_last_lines() -> None:
     ranks = [rank(0, 1, 3.0, tail=b"later\n"), rank(1, 0), rank(2, -9, 2.0, tail=b"[rank=2] oh\n[rank=2] no\n")]
     assert summary(ranks, tail=1) == [
         ("rank 2 (pid 202, host h) failed first, killed by SIGKILL; its last lines:", b"[rank=2] no\n"),
-        ("rank 0 (pid 200, host h) with status 1", b""),
+        ("rank 0 (pid 200, host h) failed with status 1", b""),
     ]
     assert summary(ranks, tail=0)[0] == ("rank 2 (pid 202, host h) failed first, killed by SIGKILL", b"")
 

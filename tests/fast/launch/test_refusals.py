@@ -89,7 +89,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
         used.listen()
         port = used.getsockname()[1]
         two = f"--hosts 127.0.0.1,127.0.0.2 --node-rank 0 --port {port} s.py"
-        one_line(launch("tensorflow", two, tmp_path, DET_CORE_SECRET=SECRET), 1, f"port {port} is in use")
+        one_line(launch("tensorflow", two, tmp_path), 1, f"port {port} is in use")
         one = f"--nproc-per-node 1 --master-port {port} s.py"
         one_line(launch("torch_distributed", one, tmp_path), 1, f"port {port} is in use")
 

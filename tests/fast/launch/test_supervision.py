@@ -183,13 +183,46 @@ def test_the_first_failure_gives_the_status_and_its_last_lines(tmp_path: Path) -
         began = time.monotonic()
         assert job.wait() == 1
         assert time.monotonic() - began > 4, "the others get some seconds to find out by themselves"
-    end = job.err[job.err.index("[launcher]") :].splitlines()
+    at_once, _, last = job.err[job.err.index("[launcher]") :].partition("\n")
+    assert re.fullmatch(r"\[launcher\] rank 1 \(.*\) failed with status 1: the other ranks have 60 s to end", at_once)
+    end = last.splitlines()
     assert re.fullmatch(
         r"\[launcher\] rank 1 \(pid \d+, host \S+\) failed first, with status 1; its last lines:", end[0]
     )
     assert end[1:4] == ["[rank=1] line 28", "[rank=1] line 29", "[rank=1] rank 1 has had enough"]
     assert sorted(line.split(" (")[0] for line in end[4:]) == ["[launcher] rank 0", "[launcher] rank 2"]
     assert list((tmp_path / "tmp").iterdir()) == [], "no file is left behind"
+
+
+def test_a_rank_that_runs_on_after_a_failure_is_named_before_the_grace_ends(tmp_path: Path) -> None:
+    script = """
+        import os, signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        print("ready", flush=True)
+        if os.environ["RANK"] == "0":
+            raise SystemExit(7)
+        time.sleep(600)
+    """
+    with launched(ranks(2, "--grace", "600"), write(tmp_path, "stubborn.py", script), folder=tmp_path) as job:
+        job.wait_for(r"rank 0 \(.*\) failed with status 7: the other rank has 600 s to end")
+        job.wait_for(r"5 s after SIGTERM, still running: rank 1 \(pid \d+\); .* killed in 5\d\d s")
+        for _ in range(3):
+            os.kill(job.pid, signal.SIGINT)
+            time.sleep(0.2)  # signals of one number that come at once are one
+        assert job.wait() == 7
+        assert re.search(r"rank 1 \(.*\) was killed by the launcher", job.err) and "within the grace" not in job.err
+
+
+@pytest.mark.parametrize("words", [["torch_distributed", "train.py"], ["wrap_rank", "0", "train.py"]])
+def test_a_deleted_working_directory_is_one_line(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "gone").mkdir()
+    command = 'cd gone && rmdir "$PWD" && exec "$@"'
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    python = [sys.executable, "-P", "-m", f"det_core.launch.{words[0]}", *words[1:]]
+    done = subprocess.run(["sh", "-c", command, "sh", *python], cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert re.fullmatch(r"\[launcher\] the working directory was deleted, .*\n", done.stderr), done.stderr
 
 
 def test_others_that_find_out_by_themselves_say_so_before_any_signal(tmp_path: Path) -> None:
