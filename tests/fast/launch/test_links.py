@@ -360,7 +360,10 @@ def test_strangers_disturb_nothing() -> None:
                 assert (await peer.read())["kind"] == "beat"
 
         asyncio.run(comes())
-        notice, news = (entry for _ in range(2) for entry in heard(link))
+        entries: list[Rank | str] = []
+        while len(entries) < 2:
+            entries += heard(link)
+        notice, news = entries[:2]  # a third may say that the machine was lost: it left without a word
         assert notice == "a launcher at 127.0.0.1 has another DET_CORE_SECRET: set the same on each machine"
         assert isinstance(news, Rank) and (news.rank, news.status, news.node) == (5, 3, 1)
 
