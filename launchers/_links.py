@@ -255,8 +255,13 @@ class Link:
     async def _listen(self, peer: _Peer, node: int, host: str) -> None:
         """Hear a machine until it leaves or is lost."""
         self.others[node] = peer
+        is_last = self.pending == {node}
         self.pending.discard(node)
-        self._say()
+        if is_last and self.node == 0:
+            count = len(self._place.hosts) - 1
+            self._say(f"linked with {count} other machine{'' if count == 1 else 's'}")
+        else:
+            self._say()
         for rank in self._failures.values():  # what it has missed
             peer.say("failed", **rank.facts())
         beats = asyncio.create_task(self._beat(peer))

@@ -15,7 +15,6 @@ import pytest
 from support.frameworks import FRAMEWORKS, PYTHON, Framework, everyone_is_right, told, unprefixed, variables
 from support.hosts import ADDRESSES, NAMES, SECRET, Hosts
 from support.launcher import Launched, launched, write
-from support.processes import until
 
 TORCH = FRAMEWORKS["torch_distributed"]
 EACH = pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS)
@@ -90,7 +89,7 @@ def ready(jobs: list[Launched]) -> None:
     """Wait until all ranks run and the launchers are linked."""
     for job in jobs:
         job.wait_for("ready", times=2)
-    until(lambda: all(job.linked() for job in jobs))
+    jobs[0].wait_for("linked with")
 
 
 def all_are_right(jobs: list[Launched]) -> None:

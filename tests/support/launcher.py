@@ -11,7 +11,7 @@ import sys
 import textwrap
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -94,15 +94,6 @@ class Launched:
     def supervisor(self) -> int:
         """Process id of the ranks' parent: the launcher's only child, or its last."""
         return int(Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()[-1])
-
-    def linked(self) -> bool:
-        """Whether the supervisor has a connection, as it has with launchers on other machines."""
-        own = Path(f"/proc/{self.supervisor()}")
-        rows = [line.split() for name in ("tcp", "tcp6") for line in (own / "net" / name).read_text().splitlines()]
-        connected = {row[9] for row in rows if row[3] == "01"}
-        with suppress(FileNotFoundError):  # it closes one of them just now
-            return any(os.readlink(fd)[8:-1] in connected for fd in (own / "fd").iterdir())
-        return False
 
 
 @contextmanager

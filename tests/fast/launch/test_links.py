@@ -81,6 +81,10 @@ class Machines:
         for job in self.jobs:
             job.wait_for("ready", times=2)
 
+    def wait_until_linked(self) -> None:
+        """Wait until the first machine has linked with all others."""
+        self.jobs[0].wait_for("linked with")
+
     def ends(self) -> list[int]:
         """The statuses of all, of which nothing is left."""
         statuses = [job.wait() for job in self.jobs]
@@ -110,7 +114,7 @@ def test_a_rank_that_fails_ends_all_with_its_name_and_status(machines: Machines,
 @pytest.mark.parametrize(("node", "victim"), [(0, "launcher"), (1, "supervisor")])
 def test_a_machine_that_is_lost_ends_all(machines: Machines, tmp_path: Path, node: int, victim: str) -> None:
     machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
-    until(lambda: all(job.linked() for job in machines.jobs))
+    machines.wait_until_linked()
     lost = machines.jobs[node]
     os.kill(lost.pid if victim == "launcher" else lost.supervisor(), signal.SIGKILL)
     assert [status for at, status in enumerate(machines.ends()) if at != node] == [1, 1]
@@ -120,7 +124,7 @@ def test_a_machine_that_is_lost_ends_all(machines: Machines, tmp_path: Path, nod
 
 def test_a_machine_that_does_not_answer_is_lost(machines: Machines, tmp_path: Path) -> None:
     machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
-    until(lambda: all(job.linked() for job in machines.jobs))
+    machines.wait_until_linked()
     supervisor = machines.jobs[2].supervisor()
     suspend(supervisor)
     try:
@@ -143,7 +147,7 @@ def test_one_that_comes_late_is_told_at_once(tmp_path: Path) -> None:
 
 def test_a_signal_that_one_machine_alone_gets_ends_all(machines: Machines, tmp_path: Path) -> None:
     machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
-    until(lambda: all(job.linked() for job in machines.jobs))
+    machines.wait_until_linked()
     os.kill(machines.jobs[1].pid, signal.SIGTERM)
     assert machines.ends() == [143, 143, 143]
     assert "ranks 2, 3 ended by SIGTERM, which nothing handled" in machines.jobs[1].err
@@ -155,7 +159,7 @@ def test_a_first_machine_that_has_ended_hears_of_the_others_until_they_have(tmp_
         machines = Machines(tmp_path, stack, count=2)
         first = machines.start(write(tmp_path, "ends.py", ENDS.replace('"go"', '"end"')))
         machines.start(write(tmp_path, "fails.py", FAILS), "3").wait_for("ready", times=2)
-        until(machines.jobs[1].linked)
+        machines.wait_until_linked()
         (tmp_path / "end").touch()
         until(lambda: len(first.processes()) == 2)  # launcher and supervisor
         (tmp_path / "go").touch()
@@ -165,10 +169,10 @@ def test_a_first_machine_that_has_ended_hears_of_the_others_until_they_have(tmp_
 
 def test_all_that_end_well_end_with_0(machines: Machines, tmp_path: Path) -> None:
     machines.start_all(write(tmp_path, "ends.py", ENDS))
-    until(lambda: all(job.linked() for job in machines.jobs))
+    machines.wait_until_linked()
     (tmp_path / "go").touch()
     assert machines.ends() == [0, 0, 0]
-    assert [job.err for job in machines.jobs] == ["", "", ""]
+    assert [job.err for job in machines.jobs] == ["[launcher] linked with 2 other machines\n", "", ""]
 
 
 def test_the_rank_that_died_is_named_where_its_peers_end_before_it(tmp_path: Path) -> None:
@@ -199,7 +203,6 @@ def test_without_a_secret_they_run_unlinked_with_one_warning_and_one_command(tmp
         machines = Machines(tmp_path, stack, count=2)
         for _ in range(2):
             machines.start(write(tmp_path, "ends.py", ENDS), secret="").wait_for("ready", times=2)
-        assert not any(job.linked() for job in machines.jobs)
         (tmp_path / "go").touch()
         assert machines.ends() == [0, 0]
     warning = r"\[launcher\] there is no DET_CORE_SECRET: .*the same on each.*\n"
@@ -294,7 +297,7 @@ def test_a_machine_that_does_not_link_is_named_and_ends_the_job_at_the_deadline(
 
 def test_a_signal_to_the_first_machine_alone_is_told_without_internals(machines: Machines, tmp_path: Path) -> None:
     machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
-    until(lambda: all(job.linked() for job in machines.jobs))
+    machines.wait_until_linked()
     os.kill(machines.jobs[0].pid, signal.SIGTERM)
     assert machines.ends() == [143, 143, 143], [job.err for job in machines.jobs]
     for job in machines.jobs:
@@ -361,10 +364,11 @@ def test_strangers_disturb_nothing() -> None:
 
         asyncio.run(comes())
         entries: list[Rank | str] = []
-        while len(entries) < 2:
+        while len(entries) < 3:
             entries += heard(link)
-        notice, news = entries[:2]  # a third may say that the machine was lost: it left without a word
+        notice, linked, news = entries[:3]  # another may say that the machine was lost: it left without a word
         assert notice == "a launcher at 127.0.0.1 has another DET_CORE_SECRET: set the same on each machine"
+        assert linked == "linked with 1 other machine"
         assert isinstance(news, Rank) and (news.rank, news.status, news.node) == (5, 3, 1)
 
 
@@ -395,7 +399,10 @@ def test_a_message_that_was_changed_on_its_way_ends_the_link() -> None:
 
     with listening() as (link, port):
         asyncio.run(comes(port))
-        (news,) = heard(link)
+        entries: list[Rank | str] = []
+        while len(entries) < 2:
+            entries += heard(link)
+        news = entries[1]  # the first says that it has linked
         assert isinstance(news, Rank) and news.name == "machine 1 (h)" and "was lost" in news.ending
 
 
