@@ -209,7 +209,7 @@ def test_a_rank_that_runs_on_after_a_failure_is_named_before_the_grace_ends(tmp_
         job.wait_for(r"5 s after SIGTERM, still running: rank 1 \(pid \d+\); .* killed in 5\d\d s")
         for _ in range(3):
             os.kill(job.pid, signal.SIGINT)
-            time.sleep(SAME_INTERRUPT)
+            time.sleep(2 * SAME_INTERRUPT)
         assert job.wait() == 7
         assert re.search(r"rank 1 \(.*\) was killed by the launcher", job.err) and "within the grace" not in job.err
 
