@@ -60,7 +60,7 @@ def test_a_key_that_may_only_read_can_restore(
     with caplog.at_level(logging.DEBUG), store.hold("one", owner()):
         store.open("one").copy_out(tmp_path / "out", [*FILES], [])
     assert (tmp_path / "out" / "model.pt").read_bytes() == FILES["model.pt"]
-    with pytest.raises(StorageError, match="cannot write .*PutObject.*ask for a policy") as caught:
+    with pytest.raises(StorageError, match=r"cannot write .*PutObject.*ask for a policy") as caught:
         store.validate()
     assert caught.value.errno == errno.EACCES and "\n" not in str(caught.value)
     with pytest.raises(StorageError, match="ask for a policy"):
