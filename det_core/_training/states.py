@@ -73,7 +73,7 @@ def naming_damage(path: Any) -> Iterator[None]:
 
 
 def refused(error: BaseException | None) -> str:
-    """What torch has found in a pickle, out of its text, which is long, and coloured."""
+    """Return what torch found in a pickle, out of its text, which is long and coloured."""
     found = re.search(r"GLOBAL (\S+)", str(error))
     return found.group(1).rstrip(".,") if found else "a pickle of another kind"
 
