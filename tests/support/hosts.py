@@ -1,6 +1,6 @@
-"""Two machines on one: network namespaces with addresses, host names and an SSH server of their own.
+"""Two machines or three on one: network namespaces with addresses, host names and an SSH server of their own.
 
-They share nothing of the network with this machine or with each other but one cable, so every port is free there.
+They share nothing of the network with this machine or with each other but one switch, so every port is free there.
 Files of their own lie over ``/etc/hosts`` and ``/etc/ssh``: that is how each knows the other's name and key.
 """
 
@@ -22,11 +22,13 @@ from support import nest
 from support.processes import until
 from support.servers import MARK
 
-NAMES = ("node1", "node2")
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
-IPV6_NAMES = ("six1", "six2")
+THREE_NAMES = ("node1", "node2", "node3")
+THREE_ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
+NAMES = THREE_NAMES[:2]
+ADDRESSES = THREE_ADDRESSES[:2]
+IPV6_NAMES = ("six1", "six2", "six3")
 """Names that have no IPv4 address."""
-IPV6_ADDRESSES = ("fd79::1", "fd79::2")
+IPV6_ADDRESSES = ("fd79::1", "fd79::2", "fd79::3")
 HAS_IPV6 = Path("/proc/net/if_inet6").exists()
 SECRET = f"a secret of two machines, made by {os.getpid()}"
 """Another one in each worker: ranks of one machine meet in /tmp, which all of these share, by their job's secret."""
@@ -67,17 +69,21 @@ def missing() -> str | None:
 
 
 class Hosts:
-    """Two machines, up from construction to :meth:`close`.
+    """Machines of one network, up from construction to :meth:`close`.
 
     Args:
         folder: where what belongs to them is kept.
+        count: number of machines, up to 3.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, count: int = 2) -> None:
         _sweep()
         self.folder = folder
+        self.numbers = range(1, count + 1)
         self._servers: list[subprocess.Popen[bytes]] = []
-        self._spaces = [f"{_PREFIX}-{os.getpid()}-{name}" for name in NAMES]
+        prefix = f"{_PREFIX}-{os.getpid()}-{count}"
+        self._spaces = [f"{prefix}-{name}" for name in THREE_NAMES[:count]]
+        self._switch = f"{prefix}-switch"
         try:
             self._start()
         except BaseException:
@@ -85,14 +91,17 @@ class Hosts:
             raise
 
     def _start(self) -> None:
-        first, second = self._spaces
-        for space in self._spaces:
+        for space in (*self._spaces, self._switch):
             _run("ip", "netns", "add", space)
-        _run("ip", "link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second)
+        _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
+        _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
         key = self.folder / "id"
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
-        names = [*zip(ADDRESSES, NAMES, strict=True), *zip(IPV6_ADDRESSES, IPV6_NAMES, strict=True)]
-        for space, address, ipv6 in zip(self._spaces, ADDRESSES, IPV6_ADDRESSES, strict=True):
+        names = [*zip(THREE_ADDRESSES, THREE_NAMES, strict=True), *zip(IPV6_ADDRESSES, IPV6_NAMES, strict=True)]
+        for space, name, address, ipv6 in zip(self._spaces, THREE_NAMES, THREE_ADDRESSES, IPV6_ADDRESSES, strict=False):
+            port = ("type", "veth", "peer", "name", name, "netns", self._switch)
+            _run("ip", "link", "add", "eth0", "netns", space, *port)
+            _run("ip", "-n", self._switch, "link", "set", name, "master", "bridge", "up")
             _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
             if HAS_IPV6:  # at once, without a look whether somebody else has the address
                 _run("ip", "-n", space, "addr", "add", f"{ipv6}/64", "dev", "eth0", "nodad")
@@ -109,15 +118,15 @@ class Hosts:
             (etc / "ssh" / "ssh_config").write_text(_SSH.format(folder=self.folder))
             (etc / "ssh" / "sshd_config").write_text(_SSHD.format(address=address))
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd does not start without it
-        for number in (1, 2):  # sshd writes over its variables, so what carries the mark is one that waits for it
+        for number in self.numbers:  # sshd writes over its variables, so what carries the mark is one that waits for it
             sshd = ("unshare", "--fork", "--kill-child", shutil.which("sshd") or "", "-D")
             self._servers.append(self.serve(number, *sshd))
-        for number in (1, 2):
+        for number in self.numbers:
             self._wait_for_ssh(number)
 
     def on(self, number: int) -> list[str]:
-        """The words to put before a command that is to run on machine 1 or 2; the process stays the same."""
-        space, name = self._spaces[number - 1], NAMES[number - 1]
+        """The words to put before a command that is to run on that machine, from 1; the process stays the same."""
+        space, name = self._spaces[number - 1], THREE_NAMES[number - 1]
         enter = ["nsenter", f"--net=/run/netns/{space}", "unshare", "--uts", "--mount"]
         return [*enter, "sh", "-c", _AS_HOST, str(self._etc(space)), name]
 
@@ -151,10 +160,10 @@ class Hosts:
         return found
 
     def nothing_left(self) -> None:
-        """Wait until nothing but servers runs on either machine."""
+        """Wait until nothing but servers runs on any machine."""
 
         def left() -> dict[int, str]:
-            return {**self.processes(1), **self.processes(2)}
+            return {pid: command for number in self.numbers for pid, command in self.processes(number).items()}
 
         until(lambda: not left(), lambda: f"left behind: {left()}")
 
@@ -170,20 +179,20 @@ class Hosts:
                     found[int(port, 16)] = host
         return found
 
-    def cut(self) -> None:
-        """Pull the cable."""
-        _run("ip", "-n", self._spaces[1], "link", "set", "eth0", "down")
+    def cut(self, number: int = 2) -> None:
+        """Pull the cable of a machine."""
+        _run("ip", "-n", self._spaces[number - 1], "link", "set", "eth0", "down")
 
-    def mend(self) -> None:
+    def mend(self, number: int = 2) -> None:
         """Plug it in again."""
-        _run("ip", "-n", self._spaces[1], "link", "set", "eth0", "up")
+        _run("ip", "-n", self._spaces[number - 1], "link", "set", "eth0", "up")
 
     def _etc(self, space: str) -> Path:
         return self.folder / space
 
     def close(self) -> None:
         """Switch both off: whatever runs there is killed."""
-        for space in self._spaces:
+        for space in (*self._spaces, self._switch):
             _remove(space)
         for server in self._servers:
             server.wait()
@@ -200,9 +209,19 @@ class Hosts:
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Two machines for all tests."""
+    yield from _machines(tmp_path_factory, 2)
+
+
+@pytest.fixture(scope="session")
+def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Three machines for all tests."""
+    yield from _machines(tmp_path_factory, 3)
+
+
+def _machines(folders: pytest.TempPathFactory, count: int) -> Iterator[Hosts]:
     if reason := missing():
         skip_or_fail(reason)
-    machines = Hosts(tmp_path_factory.mktemp("hosts"))
+    machines = Hosts(folders.mktemp("hosts"), count)
     try:
         yield machines
     finally:
