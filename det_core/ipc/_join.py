@@ -147,7 +147,7 @@ class _Knocking:
         self._chief: Peer | None = None
         self._failures = 0
         star.on_ready = self.ended.set
-        self._link = self._connect(lambda _route, frame: self._on_frame(frame), self._on_event)
+        self._link = self._connect(self._on_frame, self._on_lost, self._on_event)
 
     def _needs_ipv6(self) -> bool:
         """Wait until the name of the chief is known; return whether it is reached by IPv6."""
@@ -167,10 +167,19 @@ class _Knocking:
             time.sleep(min(seconds, _RETRY_DELAY))
         return families[0] == socket.AF_INET6
 
-    def _connect(self, on_frame: Callable[[bytes | None, Frame], None], on_event: Callable[[int], None]) -> ZmqLink:
+    def _connect(
+        self,
+        on_frame: Callable[[Frame], None],
+        on_lost: Callable[[], None],
+        on_event: Callable[[int], None] = lambda _event: None,
+    ) -> ZmqLink:
         star = self._star
         connection = ZmqSocket(
-            star.loop, self._key, on_frame=on_frame, on_lost=lambda _route: self._on_lost(), on_event=on_event
+            star.loop,
+            self._key,
+            on_frame=lambda _route, frame: on_frame(frame),
+            on_lost=lambda _route: on_lost(),
+            on_event=on_event,
         )
         star.closers.append(connection.close)
         star.abandoners.append(connection.abandon)
@@ -210,7 +219,7 @@ class _Knocking:
             self._chief = Peer(0, star.name(0), host, pid, self._link, None, bound=star.bound)
             star.admit(self._chief)
             if self._lifeline:
-                lifeline = self._connect(lambda _route, _frame: None, lambda _event: None)
+                lifeline = self._connect(lambda _frame: None, lambda: self._link.when_silent(self._on_lost))
                 lifeline.send(encode(Kind.LIFELINE, rank=star.rank, body=self._lifeline.encode()))
         elif frame.kind == Kind.REFUSED:
             again, reason = json.loads(bytes(frame.segments[0]))

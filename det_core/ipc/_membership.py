@@ -14,6 +14,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from det_core._clock import monotonic
@@ -42,15 +43,15 @@ POLL_INTERVAL = 0.2
 
 
 class Trouble(NamedTuple):
-    """Why the job cannot go on, one reason for all its ranks.
-
-    ``kind`` is a key of the errors below, or ``ended`` when a rank has ended the job on purpose. ``chief_knows`` once
-    it has been at rank 0, to which a thousand ranks need not repeat it.
-    """
+    """Why the job cannot go on, one reason for all its ranks."""
 
     kind: str
+    """A key of the errors below, or ``ended`` when a rank has ended the job on purpose."""
     text: str
     chief_knows: bool = False
+    """Whether it has been at rank 0, to which a thousand ranks need not repeat it."""
+    lost: int | None = None
+    """The rank, by its number in the job, that died or cannot be reached: it will not answer anybody."""
 
     def error(self) -> BaseException:
         """A new exception to raise for it."""
@@ -63,8 +64,8 @@ class Trouble(NamedTuple):
     @classmethod
     def decode(cls, data: Any) -> Trouble:
         """From the wire."""
-        kind, text, chief_knows = json.loads(bytes(data))
-        return cls(kind if kind == "ended" or kind in _ERRORS else "broken", text, chief_knows)
+        trouble = cls(*json.loads(bytes(data)))
+        return trouble if trouble.kind in ("ended", *_ERRORS) else trouble._replace(kind="broken")
 
 
 _ERRORS: dict[str, type[DistributedError]] = {
@@ -259,7 +260,7 @@ class Membership:
         self._breaking: Trouble | None = None
         """The trouble, from when this rank begins to tell of it."""
         self._publish_at = 0.0
-        """Deadline for telling of it; 0: it is not told to all yet."""
+        """Deadline for telling of it; 0: it is not sent to all yet."""
         self._published = threading.Event()
         self.loop = EventLoop(f"det_core-ipc-{rank}", self._on_crash)
 
@@ -300,6 +301,22 @@ class Membership:
                 return script_call
         return ""
 
+    def gone(self, peer: Peer) -> None:
+        """Take in that a connection or process has ended, which is a loss where no goodbye came; on the ipc thread."""
+        if not peer.dead:
+            self._drop(peer)
+            if not peer.departed:
+                self.lost(peer)
+
+    def _drop(self, peer: Peer) -> None:
+        """Receive nothing from ``peer`` any more and send it nothing."""
+        peer.kill()
+        if isinstance(peer.control, UnixLink):
+            self.loop.unwatch(peer.control.fd)
+        if peer.pidfd is not None:
+            self.loop.unwatch(peer.pidfd)
+        self.wake_all()
+
     # trouble
 
     def raise_if_broken(self) -> None:
@@ -329,9 +346,12 @@ class Membership:
             what = "has closed its context" + (f" after {peer.failure}" if peer.failure else "")
         elif peer.leaving:
             what = "exited without closing its DistributedContext"
-        else:
+        elif isinstance(peer.control, UnixLink):
             what = "died"
-        self.break_off(Trouble("lost", f"{peer} {what}; the last call heard of it: {self.last_call(peer.rank)}"), peer)
+        else:
+            what = "died or cannot be reached"
+        text = f"{peer} {what}; the last call heard of it: {self.last_call(peer.rank)}"
+        self.break_off(Trouble("lost", text, lost=None if peer.departed else peer.name), peer)
 
     def share_trouble(self, other: Membership) -> None:
         """Have the trouble of this star be that of ``other`` too."""
@@ -358,7 +378,9 @@ class Membership:
                 star.break_off(trouble, wait=False)
             data = encode(Kind.TROUBLE, rank=self.rank, body=trouble.encode())
             for peer in self.others():
-                if peer is not heard_from and not (peer.name == 0 and trouble.chief_knows):
+                if peer.name == trouble.lost:
+                    self.loop.call_soon(partial(self.gone, peer))
+                elif peer is not heard_from and not (peer.name == 0 and trouble.chief_knows):
                     peer.announce(data)
             self._publish_at = monotonic() + TOLD_WITHIN
             self.loop.call_soon(self._poll_until_published)
@@ -380,9 +402,14 @@ class Membership:
     def _publish_once_told(self) -> None:
         if self._breaking is None or not self._publish_at or self._published.is_set():
             return
-        peers = (peer for star in (self, *self._sharers) for peer in list(star.peers.values()))
-        if monotonic() >= self._publish_at or all(peer.gone or peer.informed for peer in peers):
+        if monotonic() >= self._publish_at or all(star._has_told_all() for star in (self, *self._sharers)):
             self._publish(self._breaking)
+
+    def _has_told_all(self) -> bool:
+        """Return whether each peer that is there will hear of the trouble even if this process ends now."""
+        # Before _publish_at is set all look informed: a thread, of this star or the one it shares its trouble with, is
+        # about to send it.
+        return self._publish_at > 0.0 and all(peer.gone or peer.informed for peer in list(self.peers.values()))
 
     def _publish(self, trouble: Trouble) -> None:
         if trouble.kind == "ended":

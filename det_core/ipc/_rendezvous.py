@@ -32,7 +32,7 @@ from det_core.ipc._star import Star
 from det_core.ipc._unix_link import UnixLink, peer_credentials
 from det_core.ipc._zmq_link import ChiefKey, ZmqLink, ZmqSocket
 
-_PROTOCOL = 3
+_PROTOCOL = 4
 FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
 """Tried in order. Not the platform's temporary folder: that may differ from rank to rank."""
 _LOCK_GRACE = 5.0
@@ -52,6 +52,8 @@ class Assembly:
         self._routes: dict[bytes | None, Peer] = {}
         self._lifelines: dict[str, Peer] = {}
         """By token, the peers whose lifeline is still to come."""
+        self._lifeline_routes: dict[bytes | None, Peer] = {}
+        """By the route of its lifeline, the first rank of each machine."""
 
     def open_door(self, path: str) -> None:
         """Let in those who knock at ``path``.
@@ -212,15 +214,23 @@ class Assembly:
         self._admit(peer)
 
     def _on_lifeline(self, route: bytes | None, frame: Frame) -> None:
-        """Take the end of this connection for that of the peer whose token it brings."""
+        """Take this connection for the lifeline of the peer whose token it brings."""
         token = b"".join(frame.segments).decode(errors="replace")
         if (peer := self._lifelines.pop(token, None)) is not None:
-            self._routes[route] = peer
+            self._lifeline_routes[route] = peer
             self._complete_if_all_are_there()
 
     def _on_lost(self, route: bytes | None) -> None:
         if route in self._routes:
             self._star.gone(self._routes[route])
+        elif (peer := self._lifeline_routes.get(route)) is not None and isinstance(peer.control, ZmqLink):
+            peer.control.when_silent(lambda: self._lose_host(peer))
+
+    def _lose_host(self, first: Peer) -> None:
+        """Take all ranks of a machine for lost, the one with the lifeline first: none of them can be told of it."""
+        for peer in (first, *self._star.others()):
+            if peer.host == first.host and isinstance(peer.control, ZmqLink):
+                self._star.gone(peer)
 
 
 def await_everybody(

@@ -167,13 +167,6 @@ class Star(Membership):
         if peer.data is not None:
             self.open_lane("user").attach(peer.data)
 
-    def gone(self, peer: Peer) -> None:
-        """The connection to ``peer``, or its process, is gone: a loss, unless it has said goodbye."""
-        if not peer.dead:
-            self._drop(peer)
-            if not peer.departed:
-                self.lost(peer)
-
     def dispatch(self, peer: Peer, frame: Frame) -> None:
         """Take in one control frame.
 
@@ -206,7 +199,7 @@ class Star(Membership):
         self._read(peer, link)
 
     def _read(self, peer: Peer, link: UnixLink) -> bool:
-        """Take in what has arrived; whether it was anything."""
+        """Take in some of what has arrived; return whether there may be more."""
         try:
             frames = link.receive()
             for frame in frames:
@@ -217,22 +210,13 @@ class Star(Membership):
             return False
         if link.eof:
             self.gone(peer)
-        return bool(frames)
+        return not (link.is_drained or link.eof)
 
     def _on_death(self, peer: Peer, link: UnixLink) -> None:
         """The process is dead; what it said before counts."""
         while not peer.dead and self._read(peer, link):
             pass
         self.gone(peer)
-
-    def _drop(self, peer: Peer) -> None:
-        """Nothing comes from ``peer`` any more and nothing goes to it."""
-        peer.kill()
-        if isinstance(peer.control, UnixLink):
-            self.loop.unwatch(peer.control.fd)
-        if peer.pidfd is not None:
-            self.loop.unwatch(peer.pidfd)
-        self.wake_all()
 
     # on the ipc thread: what arrives beside the user lane's frames
 

@@ -46,6 +46,8 @@ class UnixLink:
         self.sock = sock
         self.fd = sock.fileno()
         self.eof = False
+        self.is_drained = False
+        """Whether the last look found nothing to receive."""
         self.queued = 0
         """Bytes that wait in our memory for the socket to take them."""
         self.cutter = Cutter(limit)
@@ -136,8 +138,10 @@ class UnixLink:
             BadFrame: the peer does not speak our protocol, or this process ran out of descriptors.
         """
         try:
+            self.is_drained = False
             n, ancillary, flags, _ = self.sock.recvmsg_into([self.cutter.room()], _ANCILLARY, _CLOSE_ON_EXEC)
         except BlockingIOError:
+            self.is_drained = True
             return []
         except _GONE:
             n, ancillary, flags = 0, [], 0

@@ -6,21 +6,25 @@ The kernel decides whether a machine can still be reached, by the keepalive of T
 suspended, swapped out or starved, however long that takes. Keepalive rests while data is on its way, and what takes
 its place then knows no good limit: after 15 minutes of retransmissions at the earliest, or, with TCP_USER_TIMEOUT
 (ZMQ_TCP_MAXRT), as soon as a suspended process has not made room for that long. So the first rank of each machine has
-a second connection, its lifeline, that carries nothing once it stands. The monitor reports a connection that is gone
-by its descriptor, which each first message carries too. Each connection gets a routing id of its own, so one that
-comes back is not taken for the old one.
+a second connection, its lifeline, that carries nothing once it stands. Where that one alone ends, the machine is lost;
+where a process died the other one ends too, after what it still brings (``ZmqLink.when_silent``).
+
+The monitor reports a connection that is gone by its descriptor, which each first message carries too. Each connection
+gets a routing id of its own, so one that comes back is not taken for the old one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
 import select
 import stat
+import termios
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from det_core.errors import RendezvousError
@@ -38,6 +42,8 @@ KEEPALIVE_INTERVAL = 1
 KEEPALIVE_COUNT = 5
 """A connection is lost once this many probes, sent after so many seconds of silence, have had no answer. The sum,
 IDLE + INTERVAL * COUNT, stays below the ten seconds in which a cut cable is an error."""
+_SILENCE_INTERVAL = 0.25
+"""Seconds between the two looks that must find nothing from a peer whose lifeline has ended."""
 _BACKLOG = 4096
 """Connections that wait to be accepted: the kernel drops those beyond, and each tries again seconds later."""
 _LINGER_MS = 1000
@@ -89,6 +95,24 @@ class ZmqLink:
         """Hand what is queued to ZMQ; on the ipc thread."""
         while self._queue and not self._dead:
             self._socket.transmit(self.route, self._queue.popleft())
+
+    def when_silent(self, then: Callable[[], None]) -> None:
+        """Call ``then()`` on the ipc thread once the peer sends nothing any more, unless the link is killed before.
+
+        For the end of its lifeline: if its process died, what it said before is still to be taken in, and so is the end
+        of this connection after that.
+        """
+        self._socket.loop.call_later(_SILENCE_INTERVAL, lambda: self._look_again(then, was_silent=False))
+
+    def _look_again(self, then: Callable[[], None], *, was_silent: bool) -> None:
+        self._socket.take_in()  # first, as this process may have stood still since the last time
+        if self._dead:
+            return
+        is_silent = not self._socket.has_unread(self.route)
+        if is_silent and was_silent:  # twice, as ZMQ may have read something and not handed it over yet
+            then()
+        else:
+            self._socket.loop.call_later(_SILENCE_INTERVAL, lambda: self._look_again(then, was_silent=is_silent))
 
     def kill(self) -> None:
         """Send nothing any more."""
@@ -205,7 +229,7 @@ class ZmqSocket:
             for socket in (self._socket, self._monitor):
                 if socket is not None:
                     self.loop.watch(int(socket.get(self._zmq.FD)), select.EPOLLIN, lambda _events: None)
-            self.loop.after_each.append(self._serve)
+            self.loop.after_each.append(self.take_in)
 
         self.loop.call_soon(register)
 
@@ -227,12 +251,20 @@ class ZmqSocket:
                 raise
             self._lost.append(route)
 
-    def _serve(self) -> None:
+    def take_in(self) -> None:
         """Take in all there is: ZMQ's descriptors tell of news once, not for as long as there are any."""
         while self._socket is not None and (self._serve_monitor() | self._serve_socket()):
             pass
         while self._lost:  # only now: what a lost peer said before counts
             self._on_lost(self._lost.popleft())
+
+    def has_unread(self, route: bytes | None) -> bool:
+        """Return whether the kernel has bytes from the peer with that route that ZMQ has not read yet."""
+        for descriptor in self._open_descriptors():
+            if self._routes.get(descriptor) == route:
+                with contextlib.suppress(OSError):  # it is closed again
+                    return any(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
+        return False
 
     def _ready(self, socket: zmq.Socket[bytes] | None) -> bool:
         return socket is not None and bool(int(socket.get(self._zmq.EVENTS)) & self._zmq.POLLIN)
@@ -293,12 +325,17 @@ class ZmqSocket:
 
     def abandon(self) -> None:
         """Close the TCP sockets in a forked child, whose copies would keep the connections of a dead rank open."""
+        for descriptor in self._open_descriptors():
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _open_descriptors(self) -> Iterator[int]:
         for descriptor, inode in self._descriptors.items():
             with contextlib.suppress(OSError):
                 entry = os.fstat(descriptor)
                 # ZMQ may have closed it a moment ago, and something else may have got its number
                 if entry.st_ino == inode and stat.S_ISSOCK(entry.st_mode):
-                    os.close(descriptor)
+                    yield descriptor
 
 
 def _decode(parts: list[Any], limit: int | None) -> Frame:

@@ -1,8 +1,9 @@
-"""Ranks on two machines lose each other, or wait for each other: a cut cable, a killed rank, a suspended one; IPv6."""
+"""Ranks on several machines lose each other, or wait for each other: cut cables, killed ranks, suspended ones; IPv6."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from support.hosts import ADDRESSES, HAS_IPV6, IPV6_ADDRESSES, IPV6_NAMES, Hosts, hosts
+from support.hosts import ADDRESSES, HAS_IPV6, IPV6_ADDRESSES, IPV6_NAMES, SECRET, Hosts, hosts, three_hosts
 from support.processes import suspend, until
 
-__all__ = ["hosts"]
+__all__ = ["hosts", "three_hosts"]
 SCRIPT = """
     import logging, os, sys, time
     from det_core.core._distributed import DistributedContext
-    rank, chief, load = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+    rank, size, load, chief = *map(int, sys.argv[1:4]), sys.argv[4]
     logging.basicConfig(level=logging.WARNING)
-    distributed = DistributedContext(rank=rank, size=4, local_rank=rank % 2, local_size=2, cross_rank=rank // 2,
-                                     cross_size=2, chief_ip=chief, pub_port=12377)
+    distributed = DistributedContext(rank=rank, size=size, local_rank=rank % 2, local_size=2, cross_rank=rank // 2,
+                                     cross_size=size // 2, chief_ip=chief, pub_port=12377)
     print("local", distributed.allgather_local(rank), distributed.broadcast(rank), flush=True)
     try:
         while not distributed.allgather(os.path.exists("stop"))[0]:
@@ -34,6 +35,7 @@ SCRIPT = """
         print("over", flush=True)
         distributed.close()
     except Exception as e:
+        distributed.close()  # which does not wait for those who are lost, either
         print(f"{time.monotonic():.3f} {type(e).__name__}: {e}", flush=True)
         os._exit(3)
 """
@@ -42,19 +44,29 @@ LOAD = 30
 
 
 class Ranks:
-    """Four ranks, two on each machine, and their outputs."""
+    """Two ranks on each machine, and their outputs."""
 
     def __init__(self, folder: Path, hosts: Hosts, chief: str, load: int) -> None:
         script = folder / "rank.py"
         script.write_text(textwrap.dedent(SCRIPT))
-        self.outputs = [folder / f"{rank}.out" for rank in range(4)]
+        size = 2 * len(hosts.numbers)
+        self.outputs = [folder / f"{rank}.out" for rank in range(size)]
         self.processes: list[subprocess.Popen[bytes]] = []
-        environ = {**os.environ, "DET_CORE_SECRET": "between these hosts"}
+        environ = {**os.environ, "DET_CORE_SECRET": SECRET}
         for rank, output in enumerate(self.outputs):
-            command = [*hosts.on(rank // 2 + 1), sys.executable, "-u", str(script), str(rank), chief, str(load)]
+            arguments = map(str, (script, rank, size, load, chief))
+            command = [*hosts.on(rank // 2 + 1), sys.executable, "-u", *arguments]
             with output.open("wb") as out:
                 process = subprocess.Popen(command, env=environ, cwd=folder, stdout=out, stderr=subprocess.STDOUT)
             self.processes.append(process)
+
+    def error(self, rank: int, since: float) -> str:
+        """Return what a rank has raised, once it has ended because of that, less than ten seconds after ``since``."""
+        assert self.processes[rank].wait() == 3, self.outputs[rank].read_text()
+        at, _, error = self.outputs[rank].read_text().splitlines()[-1].partition(" ")
+        print(f"rank {rank} after {float(at) - since:.1f} s: {error}")
+        assert error.startswith("PeerLost: ") and float(at) - since < 10, f"{at}, {since}: {error}"
+        return error
 
     def wait_for(self, text: str, ranks: list[int]) -> None:
         """Wait until each of ``ranks`` has printed ``text``."""
@@ -64,20 +76,21 @@ class Ranks:
 
 
 @contextmanager
-def four_ranks(folder: Path, hosts: Hosts, chief: str = ADDRESSES[0], load: int = 0) -> Iterator[Ranks]:
-    """Four ranks that have met; killed at the end."""
+def running(folder: Path, hosts: Hosts, chief: str = ADDRESSES[0], load: int = 0) -> Iterator[Ranks]:
+    """Ranks that have met; killed at the end."""
     ranks = Ranks(folder, hosts, chief, load)
     try:
-        ranks.wait_for("local", [0, 1, 2, 3])
-        first_lines = [output.read_text().split("\n")[0] for output in ranks.outputs]
-        assert first_lines == ["local [0, 1] 0"] * 2 + ["local [2, 3] 0"] * 2
+        for rank in range(len(ranks.outputs)):
+            first = rank - rank % 2
+            ranks.wait_for(f"local [{first}, {first + 1}] 0\n", [rank])
         time.sleep(1)  # they talk
         yield ranks
     finally:
         for process in ranks.processes:
             process.kill()
             process.wait()
-        hosts.mend()
+        for number in hosts.numbers:
+            hosts.mend(number)
 
 
 @pytest.mark.parametrize(
@@ -86,27 +99,38 @@ def four_ranks(folder: Path, hosts: Hosts, chief: str = ADDRESSES[0], load: int 
 )
 def test_two_hosts_lose_each_other(tmp_path: Path, hosts: Hosts, fault: str, load: int) -> None:
     """Also where what is on its way puts off the keepalive of the connection that it is on."""
-    with four_ranks(tmp_path, hosts, load=load) as ranks:
+    with running(tmp_path, hosts, load=load) as ranks:
         began = time.monotonic()
         victim = {"kill worker": 3, "kill local chief": 2, "kill chief": 0}.get(fault)
         if victim is None:
             hosts.cut()
         else:
             ranks.processes[victim].kill()
-        for rank, process in enumerate(ranks.processes):
-            if rank == victim:
-                continue
-            assert process.wait() == 3, ranks.outputs[rank].read_text()
-            error = ranks.outputs[rank].read_text().splitlines()[-1]
-            assert "PeerLost" in error and float(error.split()[0]) - began < 10, error
+        for rank in {0, 1, 2, 3} - {victim}:
+            error = ranks.error(rank, began)
             assert victim is None or f"rank {victim} (" in error
+
+
+@pytest.mark.parametrize("load", [0, LOAD])
+@pytest.mark.parametrize("machine", [1, 3])
+def test_unplugged_machine_of_three_is_named_by_the_others(
+    tmp_path: Path, three_hosts: Hosts, machine: int, load: int
+) -> None:
+    """One that cannot reach the chief names it; the chief's machine names a rank of the first that it cannot reach."""
+    names = {1: {1: r"rank [2-5] \(host node[23],", 2: r"rank 0 \(host node1,", 3: r"rank 0 \(host node1,"}}
+    names[3] = {1: r"rank [45] \(host node3,", 2: r"rank [45] \(host node3,", 3: r"rank 0 \(host node1,"}
+    with running(tmp_path, three_hosts, load=load) as ranks:
+        began = time.monotonic()
+        three_hosts.cut(machine)
+        for rank in range(6):
+            assert re.search(names[machine][rank // 2 + 1], ranks.error(rank, began))
 
 
 @pytest.mark.parametrize("suspended", [0, 3])
 def test_rank_suspended_for_a_minute_on_another_machine_is_late(tmp_path: Path, hosts: Hosts, suspended: int) -> None:
     """Its kernel answers for it, although it takes no more of what is sent to it."""
     others = [rank for rank in range(4) if rank != suspended]
-    with four_ranks(tmp_path, hosts, load=LOAD) as ranks:
+    with running(tmp_path, hosts, load=LOAD) as ranks:
         suspend(ranks.processes[suspended].pid)
         began = time.monotonic()
         ranks.wait_for("has waited for", others)
@@ -122,6 +146,6 @@ def test_rank_suspended_for_a_minute_on_another_machine_is_late(tmp_path: Path, 
 def test_ranks_meet_by_ipv6(tmp_path: Path, hosts: Hosts, chief: str) -> None:
     if not HAS_IPV6:
         pytest.skip("this kernel has no IPv6")
-    with four_ranks(tmp_path, hosts, chief) as ranks:
+    with running(tmp_path, hosts, chief) as ranks:
         (tmp_path / "stop").touch()
         assert [process.wait() for process in ranks.processes] == [0] * 4

@@ -1,6 +1,6 @@
-"""Two machines or three on one: network namespaces with addresses, host names and an SSH server of their own.
+"""Two or three machines on one: network namespaces with addresses, host names and an SSH server of their own.
 
-They share nothing of the network with this machine or with each other but one switch, so every port is free there.
+They share nothing of the network with this machine or with each other but a switch, so every port is free there.
 Files of their own lie over ``/etc/hosts`` and ``/etc/ssh``: that is how each knows the other's name and key.
 """
 
@@ -22,10 +22,11 @@ from support import nest
 from support.processes import until
 from support.servers import MARK
 
-THREE_NAMES = ("node1", "node2", "node3")
-THREE_ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
-NAMES = THREE_NAMES[:2]
-ADDRESSES = THREE_ADDRESSES[:2]
+ALL_NAMES = ("node1", "node2", "node3")
+"""Names of as many machines as there can be."""
+ALL_ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
+NAMES = ALL_NAMES[:2]
+ADDRESSES = ALL_ADDRESSES[:2]
 IPV6_NAMES = ("six1", "six2", "six3")
 """Names that have no IPv4 address."""
 IPV6_ADDRESSES = ("fd79::1", "fd79::2", "fd79::3")
@@ -69,11 +70,11 @@ def missing() -> str | None:
 
 
 class Hosts:
-    """Machines of one network, up from construction to :meth:`close`.
+    """Machines, up from construction to :meth:`close`.
 
     Args:
         folder: where what belongs to them is kept.
-        count: number of machines, up to 3.
+        count: how many, 2 or 3.
     """
 
     def __init__(self, folder: Path, count: int = 2) -> None:
@@ -82,7 +83,7 @@ class Hosts:
         self.numbers = range(1, count + 1)
         self._servers: list[subprocess.Popen[bytes]] = []
         prefix = f"{_PREFIX}-{os.getpid()}-{count}"
-        self._spaces = [f"{prefix}-{name}" for name in THREE_NAMES[:count]]
+        self._spaces = [f"{prefix}-{name}" for name in ALL_NAMES[:count]]
         self._switch = f"{prefix}-switch"
         try:
             self._start()
@@ -91,22 +92,20 @@ class Hosts:
             raise
 
     def _start(self) -> None:
-        for space in (*self._spaces, self._switch):
+        for space in (self._switch, *self._spaces):
             _run("ip", "netns", "add", space)
-        _run("ip", "-n", self._switch, "link", "add", "bridge", "type", "bridge")
-        _run("ip", "-n", self._switch, "link", "set", "bridge", "up")
+        _run("ip", "-n", self._switch, "link", "add", "switch", "up", "type", "bridge")
         key = self.folder / "id"
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
-        names = [*zip(THREE_ADDRESSES, THREE_NAMES, strict=True), *zip(IPV6_ADDRESSES, IPV6_NAMES, strict=True)]
-        for space, name, address, ipv6 in zip(self._spaces, THREE_NAMES, THREE_ADDRESSES, IPV6_ADDRESSES, strict=False):
-            port = ("type", "veth", "peer", "name", name, "netns", self._switch)
-            _run("ip", "link", "add", "eth0", "netns", space, *port)
-            _run("ip", "-n", self._switch, "link", "set", name, "master", "bridge", "up")
+        names = [*zip(ALL_ADDRESSES, ALL_NAMES, strict=True), *zip(IPV6_ADDRESSES, IPV6_NAMES, strict=True)]
+        for number, space in zip(self.numbers, self._spaces, strict=True):
+            address = ALL_ADDRESSES[number - 1]
+            cable = ["type", "veth", "peer", "name", f"port{number}", "netns", self._switch]
+            _run("ip", "-n", space, "link", "add", "eth0", *cable)
+            _run("ip", "-n", self._switch, "link", "set", f"port{number}", "master", "switch", "up")
             _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
             if HAS_IPV6:  # at once, without a look whether somebody else has the address
-                _run("ip", "-n", space, "addr", "add", f"{ipv6}/64", "dev", "eth0", "nodad")
-                keep = "echo 1 > /proc/sys/net/ipv6/conf/eth0/keep_addr_on_down"  # as IPv4 does, while a cable is out
-                _run("ip", "netns", "exec", space, "sh", "-c", keep)
+                _run("ip", "-n", space, "addr", "add", f"{IPV6_ADDRESSES[number - 1]}/64", "dev", "eth0", "nodad")
             for link in ("lo", "eth0"):
                 _run("ip", "-n", space, "link", "set", link, "up")
             etc = self._etc(space)
@@ -125,8 +124,8 @@ class Hosts:
             self._wait_for_ssh(number)
 
     def on(self, number: int) -> list[str]:
-        """The words to put before a command that is to run on that machine, from 1; the process stays the same."""
-        space, name = self._spaces[number - 1], THREE_NAMES[number - 1]
+        """The words to put before a command that is to run on a machine, from 1 on; the process stays the same."""
+        space, name = self._spaces[number - 1], ALL_NAMES[number - 1]
         enter = ["nsenter", f"--net=/run/netns/{space}", "unshare", "--uts", "--mount"]
         return [*enter, "sh", "-c", _AS_HOST, str(self._etc(space)), name]
 
@@ -180,18 +179,21 @@ class Hosts:
         return found
 
     def cut(self, number: int = 2) -> None:
-        """Pull the cable of a machine."""
-        _run("ip", "-n", self._spaces[number - 1], "link", "set", "eth0", "down")
+        """Pull the cable of a machine out of the switch."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{number}", "down")
 
     def mend(self, number: int = 2) -> None:
-        """Plug it in again."""
-        _run("ip", "-n", self._spaces[number - 1], "link", "set", "eth0", "up")
+        """Plug it in again, and wait until all machines reach each other as before."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{number}", "up")
+        until(lambda: "state UP" in _run("ip", "-n", self._spaces[number - 1], "link", "show", "eth0"))
+        for space in self._spaces:  # the kernel remembers for a while that it has found nobody at an address
+            _run("ip", "-n", space, "neigh", "flush", "all")
 
     def _etc(self, space: str) -> Path:
         return self.folder / space
 
     def close(self) -> None:
-        """Switch both off: whatever runs there is killed."""
+        """Switch all off: whatever runs there is killed."""
         for space in (*self._spaces, self._switch):
             _remove(space)
         for server in self._servers:
@@ -209,19 +211,23 @@ class Hosts:
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Two machines for all tests."""
-    yield from _machines(tmp_path_factory, 2)
+    with switched_on(tmp_path_factory.mktemp("hosts")) as machines:
+        yield machines
 
 
 @pytest.fixture(scope="session")
 def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Three machines for all tests."""
-    yield from _machines(tmp_path_factory, 3)
+    with switched_on(tmp_path_factory.mktemp("hosts"), 3) as machines:
+        yield machines
 
 
-def _machines(folders: pytest.TempPathFactory, count: int) -> Iterator[Hosts]:
+@contextlib.contextmanager
+def switched_on(folder: Path, count: int = 2) -> Iterator[Hosts]:
+    """Machines, for as long as the block runs."""
     if reason := missing():
         skip_or_fail(reason)
-    machines = Hosts(folders.mktemp("hosts"), count)
+    machines = Hosts(folder, count)
     try:
         yield machines
     finally:

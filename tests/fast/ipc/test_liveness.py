@@ -108,7 +108,7 @@ def outcomes(folder: Path, script: str, size: int, **env: Any) -> list[str]:
 
 
 PREAMBLE = """
-    import os, sys, time
+    import os, sys, threading, time
     from det_core.errors import DetCoreError
     from det_core.ipc import connect
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -166,7 +166,8 @@ def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
 ) -> None:
     """A rank that is late cannot read, so the chief's word of the dead one stands in a queue that would end with it.
 
-    In the second case it is a rank of the chief's machine, and the chief waits for it in a collective of that machine.
+    In the second case it is a rank of the chief's machine, and the chief waits for it in a collective of that machine:
+    its two communicators see the death by a thread each, here the one of the job first, which is slow to tell it.
     """
     monkeypatch.chdir(tmp_path)
     machines = "local_rank=rank % 2, local_size=2, cross_rank=rank // 2, cross_size=2, chief_ip='127.0.0.1'"
@@ -177,6 +178,17 @@ def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
         + f"""
     from det_core.ipc import _membership
     _membership.TOLD_WITHIN = 600.0  # however slow this machine is
+    if rank == 0 and size == 4:
+        job_begins, announce = threading.Event(), _membership.Peer.announce
+
+        def announce_slowly(peer, data):
+            if peer.data is None:  # on another machine
+                job_begins.set()
+                time.sleep(0.5)
+            announce(peer, data)
+
+        _membership.Peer.announce = announce_slowly
+        links.local.call_soon(job_begins.wait)
     local = links.local_lane("user")
     local.allgather(0)
     print("ready", flush=True)
@@ -210,6 +222,91 @@ def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
         for rank in {*range(size)} - {dies}:
             assert ranks.processes[rank].wait() == 0
             assert f"PeerLost rank {dies} (" in ranks.output(rank), ranks.output(rank)
+
+
+def test_dead_rank_with_unread_messages_is_heard_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chief's ipc thread learns of the death before it has read the messages, which take it several reads."""
+    monkeypatch.chdir(tmp_path)
+    script = (
+        PREAMBLE
+        + """
+    from det_core.ipc._membership import Trouble
+
+    def wait_for(name):
+        while not os.path.exists(name):
+            time.sleep(0.01)
+
+    if rank == 1:
+        wait_for("busy")
+        for number in range(2):
+            links.everyone.post("number", bytes(70_000))
+        links.everyone.break_off(Trouble("mismatch", "the last words"), wait=False)
+        print("said", links.everyone.peers[0].queued, flush=True)
+        time.sleep(600)
+    links.everyone.call_soon(lambda: (open("busy", "w"), wait_for("dead")))
+    try:
+        lane.allgather(1)
+    except DetCoreError as e:
+        print(type(e).__name__, e, flush=True)
+    """
+    )
+    with running(script, 2, tmp_path, env={"PORT": str(free_port())}) as ranks:
+        ranks.wait_for("said 0", ranks=[1])
+        ranks.processes[1].kill()
+        ranks.processes[1].wait()
+        (tmp_path / "dead").touch()
+        ranks.processes[0].wait()
+        assert ranks.output(0) == "CollectiveMismatch the last words\n"
+
+
+def test_chief_elsewhere_whose_lifeline_ends_first_is_heard_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process is dead, and the end of one connection is seen before what the other one has brought."""
+    monkeypatch.chdir(tmp_path)
+    elsewhere = "local_rank=0, local_size=1, cross_rank=rank, cross_size=2, chief_ip='127.0.0.1', insecure=True"
+    begin, _, connected = PREAMBLE.partition("    links = connect(")
+    script = (
+        begin
+        + """
+    from det_core.ipc._membership import Trouble
+    from det_core.ipc._zmq_link import ZmqSocket
+    serve, connections = ZmqSocket.take_in, []
+
+    def serve_lifeline_first(connection):
+        if connection not in connections:
+            connections.append(connection)
+        if connection is connections[0] and os.path.exists("held"):
+            if connection._ready(connection._socket):
+                print("arrived", flush=True)
+            if connections[1]._descriptors:
+                return
+        serve(connection)
+
+    if rank == 1:
+        ZmqSocket.take_in = serve_lifeline_first
+    links = connect("""
+        + connected.replace("local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None", elsewhere)
+        + """
+    if rank == 1:
+        open("held", "w").close()
+    while not os.path.exists("held"):
+        time.sleep(0.01)
+    if rank == 0:
+        links.everyone.break_off(Trouble("mismatch", "the last words"), wait=False)
+        time.sleep(600)
+    try:
+        lane.allgather(1)
+    except DetCoreError as e:
+        print(type(e).__name__, e, flush=True)
+        os._exit(0)
+    """
+    )
+    with running(script, 2, tmp_path, env={"PORT": str(free_port())}) as ranks:
+        ranks.wait_for("arrived", ranks=[1])
+        ranks.processes[0].kill()
+        assert ranks.processes[1].wait() == 0
+        assert ranks.output(1).endswith("CollectiveMismatch the last words\n"), ranks.output(1)
 
 
 def test_a_rank_that_exits_without_closing(tmp_path: Path) -> None:
