@@ -338,7 +338,9 @@ class Lane:
         """On the chief: for whom the call of a worker waits, empty where it is the chief itself."""
         script_call = bytes(asked.segments[0]).decode()
         self._members.waits.setdefault(asked.rank, {})[self.name] = asked.number, script_call
-        if self._roll.number >= asked.number:
+        if self._roll.number > asked.number or (self._roll.number == asked.number and asked.op == Op.broadcast):
+            answer = "", ""  # the chief waits for nobody in it, and has sent what this worker waits for
+        elif self._roll.number == asked.number:
             number, until, answer = self._last_answer
             if number != asked.number or monotonic() >= until:  # each of a thousand workers asks, at the same moment
                 answer = self._missing(), self._clash()

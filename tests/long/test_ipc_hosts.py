@@ -22,10 +22,10 @@ __all__ = ["hosts", "three_hosts"]
 SCRIPT = """
     import logging, os, sys, time
     from det_core.core._distributed import DistributedContext
-    rank, size, load, chief = *map(int, sys.argv[1:4]), sys.argv[4]
-    logging.basicConfig(level=logging.WARNING)
-    distributed = DistributedContext(rank=rank, size=size, local_rank=rank % 2, local_size=2, cross_rank=rank // 2,
-                                     cross_size=size // 2, chief_ip=chief, pub_port=12377)
+    rank, size, local, load, chief = *map(int, sys.argv[1:5]), sys.argv[5]
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    distributed = DistributedContext(rank=rank, size=size, local_rank=rank % local, local_size=local,
+                                     cross_rank=rank // local, cross_size=size // local, chief_ip=chief, pub_port=12377)
     print("local", distributed.allgather_local(rank), distributed.broadcast(rank), flush=True)
     try:
         while not distributed.allgather(os.path.exists("stop"))[0]:
@@ -44,18 +44,19 @@ LOAD = 30
 
 
 class Ranks:
-    """Two ranks on each machine, and their outputs."""
+    """Two ranks for each of the machines, spread over the first ``machines`` of them, and their outputs."""
 
-    def __init__(self, folder: Path, hosts: Hosts, chief: str, load: int) -> None:
+    def __init__(self, folder: Path, hosts: Hosts, machines: int, chief: str, load: int) -> None:
         script = folder / "rank.py"
         script.write_text(textwrap.dedent(SCRIPT))
         size = 2 * len(hosts.numbers)
+        self.local_size = size // machines
         self.outputs = [folder / f"{rank}.out" for rank in range(size)]
         self.processes: list[subprocess.Popen[bytes]] = []
         environ = {**os.environ, "DET_CORE_SECRET": SECRET}
         for rank, output in enumerate(self.outputs):
-            arguments = map(str, (script, rank, size, load, chief))
-            command = [*hosts.on(rank // 2 + 1), sys.executable, "-u", *arguments]
+            arguments = map(str, (script, rank, size, self.local_size, load, chief))
+            command = [*hosts.on(rank // self.local_size + 1), sys.executable, "-u", *arguments]
             with output.open("wb") as out:
                 process = subprocess.Popen(command, env=environ, cwd=folder, stdout=out, stderr=subprocess.STDOUT)
             self.processes.append(process)
@@ -74,15 +75,26 @@ class Ranks:
             output = self.outputs[rank]
             until(lambda o=output: text in o.read_text(), output.read_text, of=self.processes[rank])
 
+    def end(self) -> None:
+        """Have all ranks end well."""
+        assert [process.poll() for process in self.processes] == [None] * len(self.processes)
+        (self.outputs[0].parent / "stop").touch()
+        self.wait_for("over", [*range(len(self.processes))])
+        for rank, process in enumerate(self.processes):
+            assert process.wait() == 0
+            print(f"rank {rank}:", self.outputs[rank].read_text())
+
 
 @contextmanager
-def running(folder: Path, hosts: Hosts, chief: str = ADDRESSES[0], load: int = 0) -> Iterator[Ranks]:
+def running(
+    folder: Path, hosts: Hosts, machines: int = 2, *, chief: str = ADDRESSES[0], load: int = 0
+) -> Iterator[Ranks]:
     """Ranks that have met; killed at the end."""
-    ranks = Ranks(folder, hosts, chief, load)
+    ranks = Ranks(folder, hosts, machines, chief, load)
     try:
         for rank in range(len(ranks.outputs)):
-            first = rank - rank % 2
-            ranks.wait_for(f"local [{first}, {first + 1}] 0\n", [rank])
+            first = rank - rank % ranks.local_size
+            ranks.wait_for(f"local {[*range(first, first + ranks.local_size)]} 0\n", [rank])
         time.sleep(1)  # they talk
         yield ranks
     finally:
@@ -119,33 +131,62 @@ def test_unplugged_machine_of_three_is_named_by_the_others(
     """One that cannot reach the chief names it; the chief's machine names a rank of the first that it cannot reach."""
     names = {1: {1: r"rank [2-5] \(host node[23],", 2: r"rank 0 \(host node1,", 3: r"rank 0 \(host node1,"}}
     names[3] = {1: r"rank [45] \(host node3,", 2: r"rank [45] \(host node3,", 3: r"rank 0 \(host node1,"}
-    with running(tmp_path, three_hosts, load=load) as ranks:
+    with running(tmp_path, three_hosts, 3, load=load) as ranks:
         began = time.monotonic()
         three_hosts.cut(machine)
         for rank in range(6):
             assert re.search(names[machine][rank // 2 + 1], ranks.error(rank, began))
 
 
+def test_cut_cable_of_ranks_on_one_machine_is_not_noticed(tmp_path: Path, hosts: Hosts) -> None:
+    with running(tmp_path, hosts, machines=1, load=LOAD) as ranks:
+        hosts.cut(1)
+        time.sleep(15)
+        ranks.end()
+
+
 @pytest.mark.parametrize("suspended", [0, 3])
-def test_rank_suspended_for_a_minute_on_another_machine_is_late(tmp_path: Path, hosts: Hosts, suspended: int) -> None:
+@pytest.mark.parametrize("machines", [1, 2])
+def test_rank_suspended_for_a_minute_is_late(tmp_path: Path, hosts: Hosts, machines: int, suspended: int) -> None:
     """Its kernel answers for it, although it takes no more of what is sent to it."""
     others = [rank for rank in range(4) if rank != suspended]
-    with running(tmp_path, hosts, load=LOAD) as ranks:
+    with running(tmp_path, hosts, machines, load=LOAD) as ranks:
         suspend(ranks.processes[suspended].pid)
         began = time.monotonic()
         ranks.wait_for("has waited for", others)
         time.sleep(max(0.0, began + 60 - time.monotonic()))
-        assert [process.poll() for process in ranks.processes] == [None] * 4
-        (tmp_path / "stop").touch()
         os.kill(ranks.processes[suspended].pid, signal.SIGCONT)
-        assert [process.wait() for process in ranks.processes] == [0] * 4, ranks.outputs[others[0]].read_text()
-        ranks.wait_for("over", [0, 1, 2, 3])
+        ranks.end()
+
+
+@pytest.mark.parametrize("starved", [0, 3])
+@pytest.mark.parametrize("machines", [1, 2])
+def test_rank_starved_for_a_minute_is_late(tmp_path: Path, hosts: Hosts, machines: int, starved: int) -> None:
+    """It gets a processor for some milliseconds in a second, also its threads that would answer for it."""
+    processors = os.sched_getaffinity(0)
+    one = {max(processors)}
+
+    def schedule(policy: int, where: set[int]) -> None:
+        for thread in map(int, os.listdir(f"/proc/{ranks.processes[starved].pid}/task")):
+            os.sched_setaffinity(thread, where)
+            os.sched_setscheduler(thread, policy, os.sched_param(0))
+
+    with running(tmp_path, hosts, machines, load=LOAD) as ranks:
+        burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        try:
+            os.sched_setaffinity(burner.pid, one)
+            schedule(os.SCHED_IDLE, one)
+            time.sleep(60)
+            schedule(os.SCHED_OTHER, processors)
+        finally:
+            burner.kill()
+            burner.wait()
+        ranks.end()
 
 
 @pytest.mark.parametrize("chief", [IPV6_ADDRESSES[0], f"[{IPV6_ADDRESSES[0]}]", IPV6_NAMES[0]])
 def test_ranks_meet_by_ipv6(tmp_path: Path, hosts: Hosts, chief: str) -> None:
     if not HAS_IPV6:
         pytest.skip("this kernel has no IPv6")
-    with running(tmp_path, hosts, chief) as ranks:
-        (tmp_path / "stop").touch()
-        assert [process.wait() for process in ranks.processes] == [0] * 4
+    with running(tmp_path, hosts, chief=chief) as ranks:
+        ranks.end()

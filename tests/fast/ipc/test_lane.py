@@ -12,6 +12,7 @@ import pytest
 
 from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, DistributedError, PeerLost
 from det_core.ipc import Links, _membership
+from det_core.ipc._frames import Frame, Kind, Op
 from support.processes import threads_in, until
 
 AsRanks = Callable[..., Any]
@@ -400,3 +401,21 @@ def test_trouble_among_local_ranks_reaches_everybody(as_ranks: AsRanks) -> None:
     for outcome in as_ranks(4, work, machines=2, secret="s"):
         assert isinstance(outcome, CollectiveMismatch)
         assert "rank 3 called broadcast" in str(outcome) and "rank 2 called gather" in str(outcome)
+
+
+def test_answer_about_call_that_the_chief_has_made_names_no_worker(as_ranks: AsRanks) -> None:
+    """What a worker waits for there is on its way from the chief, which a starved one may be slow to send."""
+
+    def work(links: Links) -> Any:
+        lane = links.lane("user")
+        lane.allgather(0)
+        lane.broadcast(0)
+        answers = []
+        for number, op in enumerate((Op.allgather, Op.broadcast), 1):
+            asked = Frame(Kind.ASK, op, "user", rank=1, number=number)
+            asked.segments = (b"broadcast()",)
+            answers.append(lane.answer(asked))
+        return answers
+
+    for answer in as_ranks(3, work).values()[0]:
+        assert answer.endswith(b'["", ""]'), answer
