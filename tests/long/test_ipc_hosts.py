@@ -105,6 +105,11 @@ def running(
             hosts.mend(number)
 
 
+def wait_since(moment: float, seconds: float) -> None:
+    """Wait until so many seconds have passed since ``moment``: for what must not happen meanwhile."""
+    time.sleep(max(0.0, moment + seconds - time.monotonic()))
+
+
 @pytest.mark.parametrize(
     ("fault", "load"),
     [("cable", 0), ("cable", LOAD), ("kill worker", 0), ("kill local chief", 0), ("kill chief", 0)],
@@ -141,7 +146,7 @@ def test_unplugged_machine_of_three_is_named_by_the_others(
 def test_cut_cable_of_ranks_on_one_machine_is_not_noticed(tmp_path: Path, hosts: Hosts) -> None:
     with running(tmp_path, hosts, machines=1, load=LOAD) as ranks:
         hosts.cut(1)
-        time.sleep(15)
+        wait_since(time.monotonic(), 15)
         ranks.end()
 
 
@@ -154,7 +159,7 @@ def test_rank_suspended_for_a_minute_is_late(tmp_path: Path, hosts: Hosts, machi
         suspend(ranks.processes[suspended].pid)
         began = time.monotonic()
         ranks.wait_for("has waited for", others)
-        time.sleep(max(0.0, began + 60 - time.monotonic()))
+        wait_since(began, 60)
         os.kill(ranks.processes[suspended].pid, signal.SIGCONT)
         ranks.end()
 
@@ -176,7 +181,7 @@ def test_rank_starved_for_a_minute_is_late(tmp_path: Path, hosts: Hosts, machine
         try:
             os.sched_setaffinity(burner.pid, one)
             schedule(os.SCHED_IDLE, one)
-            time.sleep(60)
+            wait_since(time.monotonic(), 60)
             schedule(os.SCHED_OTHER, processors)
         finally:
             burner.kill()
