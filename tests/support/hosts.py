@@ -1,6 +1,6 @@
-"""Two machines on one: network namespaces with addresses, host names and an SSH server of their own.
+"""Two or three machines on one: network namespaces with addresses, host names and an SSH server of their own.
 
-They share nothing of the network with this machine or with each other but one cable, so every port is free there.
+They share nothing of the network with this machine or with each other but a switch, so every port is free there.
 Files of their own lie over ``/etc/hosts`` and ``/etc/ssh``: that is how each knows the other's name and key.
 """
 
@@ -22,11 +22,14 @@ from support import nest
 from support.processes import until
 from support.servers import MARK
 
-NAMES = ("node1", "node2")
-ADDRESSES = ("10.77.0.1", "10.77.0.2")
-IPV6_NAMES = ("six1", "six2")
+ALL_NAMES = ("node1", "node2", "node3")
+"""Names of as many machines as there can be."""
+ALL_ADDRESSES = ("10.77.0.1", "10.77.0.2", "10.77.0.3")
+NAMES = ALL_NAMES[:2]
+ADDRESSES = ALL_ADDRESSES[:2]
+IPV6_NAMES = ("six1", "six2", "six3")
 """Names that have no IPv4 address."""
-IPV6_ADDRESSES = ("fd79::1", "fd79::2")
+IPV6_ADDRESSES = ("fd79::1", "fd79::2", "fd79::3")
 HAS_IPV6 = Path("/proc/net/if_inet6").exists()
 SECRET = f"a secret of two machines, made by {os.getpid()}"
 """Another one in each worker: ranks of one machine meet in /tmp, which all of these share, by their job's secret."""
@@ -67,17 +70,21 @@ def missing() -> str | None:
 
 
 class Hosts:
-    """Two machines, up from construction to :meth:`close`.
+    """Machines, up from construction to :meth:`close`.
 
     Args:
         folder: where what belongs to them is kept.
+        count: how many, 2 or 3.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, count: int = 2) -> None:
         _sweep()
         self.folder = folder
+        self.numbers = range(1, count + 1)
         self._servers: list[subprocess.Popen[bytes]] = []
-        self._spaces = [f"{_PREFIX}-{os.getpid()}-{name}" for name in NAMES]
+        prefix = f"{_PREFIX}-{os.getpid()}-{count}"
+        self._spaces = [f"{prefix}-{name}" for name in ALL_NAMES[:count]]
+        self._switch = f"{prefix}-switch"
         try:
             self._start()
         except BaseException:
@@ -85,19 +92,20 @@ class Hosts:
             raise
 
     def _start(self) -> None:
-        first, second = self._spaces
-        for space in self._spaces:
+        for space in (self._switch, *self._spaces):
             _run("ip", "netns", "add", space)
-        _run("ip", "link", "add", "eth0", "netns", first, "type", "veth", "peer", "name", "eth0", "netns", second)
+        _run("ip", "-n", self._switch, "link", "add", "switch", "up", "type", "bridge")
         key = self.folder / "id"
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key))
-        names = [*zip(ADDRESSES, NAMES, strict=True), *zip(IPV6_ADDRESSES, IPV6_NAMES, strict=True)]
-        for space, address, ipv6 in zip(self._spaces, ADDRESSES, IPV6_ADDRESSES, strict=True):
+        names = [*zip(ALL_ADDRESSES, ALL_NAMES, strict=True), *zip(IPV6_ADDRESSES, IPV6_NAMES, strict=True)]
+        for number, space in zip(self.numbers, self._spaces, strict=True):
+            address = ALL_ADDRESSES[number - 1]
+            cable = ["type", "veth", "peer", "name", f"port{number}", "netns", self._switch]
+            _run("ip", "-n", space, "link", "add", "eth0", *cable)
+            _run("ip", "-n", self._switch, "link", "set", f"port{number}", "master", "switch", "up")
             _run("ip", "-n", space, "addr", "add", f"{address}/24", "dev", "eth0")
             if HAS_IPV6:  # at once, without a look whether somebody else has the address
-                _run("ip", "-n", space, "addr", "add", f"{ipv6}/64", "dev", "eth0", "nodad")
-                keep = "echo 1 > /proc/sys/net/ipv6/conf/eth0/keep_addr_on_down"  # as IPv4 does, while a cable is out
-                _run("ip", "netns", "exec", space, "sh", "-c", keep)
+                _run("ip", "-n", space, "addr", "add", f"{IPV6_ADDRESSES[number - 1]}/64", "dev", "eth0", "nodad")
             for link in ("lo", "eth0"):
                 _run("ip", "-n", space, "link", "set", link, "up")
             etc = self._etc(space)
@@ -109,15 +117,15 @@ class Hosts:
             (etc / "ssh" / "ssh_config").write_text(_SSH.format(folder=self.folder))
             (etc / "ssh" / "sshd_config").write_text(_SSHD.format(address=address))
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd does not start without it
-        for number in (1, 2):  # sshd writes over its variables, so what carries the mark is one that waits for it
+        for number in self.numbers:  # sshd writes over its variables, so what carries the mark is one that waits for it
             sshd = ("unshare", "--fork", "--kill-child", shutil.which("sshd") or "", "-D")
             self._servers.append(self.serve(number, *sshd))
-        for number in (1, 2):
+        for number in self.numbers:
             self._wait_for_ssh(number)
 
     def on(self, number: int) -> list[str]:
-        """The words to put before a command that is to run on machine 1 or 2; the process stays the same."""
-        space, name = self._spaces[number - 1], NAMES[number - 1]
+        """The words to put before a command that is to run on a machine, from 1 on; the process stays the same."""
+        space, name = self._spaces[number - 1], ALL_NAMES[number - 1]
         enter = ["nsenter", f"--net=/run/netns/{space}", "unshare", "--uts", "--mount"]
         return [*enter, "sh", "-c", _AS_HOST, str(self._etc(space)), name]
 
@@ -151,10 +159,10 @@ class Hosts:
         return found
 
     def nothing_left(self) -> None:
-        """Wait until nothing but servers runs on either machine."""
+        """Wait until nothing but servers runs on any machine."""
 
         def left() -> dict[int, str]:
-            return {**self.processes(1), **self.processes(2)}
+            return {pid: command for number in self.numbers for pid, command in self.processes(number).items()}
 
         until(lambda: not left(), lambda: f"left behind: {left()}")
 
@@ -170,20 +178,23 @@ class Hosts:
                     found[int(port, 16)] = host
         return found
 
-    def cut(self) -> None:
-        """Pull the cable."""
-        _run("ip", "-n", self._spaces[1], "link", "set", "eth0", "down")
+    def cut(self, number: int = 2) -> None:
+        """Pull the cable of a machine out of the switch."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{number}", "down")
 
-    def mend(self) -> None:
-        """Plug it in again."""
-        _run("ip", "-n", self._spaces[1], "link", "set", "eth0", "up")
+    def mend(self, number: int = 2) -> None:
+        """Plug it in again, and wait until all machines reach each other as before."""
+        _run("ip", "-n", self._switch, "link", "set", f"port{number}", "up")
+        until(lambda: "state UP" in _run("ip", "-n", self._spaces[number - 1], "link", "show", "eth0"))
+        for space in self._spaces:  # the kernel remembers for a while that it has found nobody at an address
+            _run("ip", "-n", space, "neigh", "flush", "all")
 
     def _etc(self, space: str) -> Path:
         return self.folder / space
 
     def close(self) -> None:
-        """Switch both off: whatever runs there is killed."""
-        for space in self._spaces:
+        """Switch all off: whatever runs there is killed."""
+        for space in (*self._spaces, self._switch):
             _remove(space)
         for server in self._servers:
             server.wait()
@@ -200,9 +211,23 @@ class Hosts:
 @pytest.fixture(scope="session")
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     """Two machines for all tests."""
+    with switched_on(tmp_path_factory.mktemp("hosts")) as machines:
+        yield machines
+
+
+@pytest.fixture(scope="session")
+def three_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    """Three machines for all tests."""
+    with switched_on(tmp_path_factory.mktemp("hosts"), 3) as machines:
+        yield machines
+
+
+@contextlib.contextmanager
+def switched_on(folder: Path, count: int = 2) -> Iterator[Hosts]:
+    """Machines, for as long as the block runs."""
     if reason := missing():
         skip_or_fail(reason)
-    machines = Hosts(tmp_path_factory.mktemp("hosts"))
+    machines = Hosts(folder, count)
     try:
         yield machines
     finally:
