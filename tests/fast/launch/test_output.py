@@ -47,6 +47,29 @@ def test_on_a_terminal_a_bar_is_drawn_over_itself() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ([b"name? ", None, b"thanks\n"], P + b"name? " + P + b"thanks\n"),
+        ([b"a\nname? ", None], P + b"a\n" + P + b"name? "),
+        ([b"wait ...", None, b"\nover\n"], P + b"wait ...\n" + P + b"over\n"),
+        ([b"wait ...", None, b"\r", b"\nover", None], P + b"wait ...\r\n" + P + b"over"),
+        ([b"wait ...", None, b"\rover", b"\n"], P + b"wait ...\r" + P + b"over\n"),
+        ([b"\r 1%", None, b"\r 2%", None, b"\rover\n"], P + b" 1%\r" + P + b" 2%\r" + P + b"over\n"),
+        ([b" 1%\r", None, b" 2%", None, b"\nname? ", None], P + b" 1%\r" + P + b" 2%\n" + P + b"name? "),
+    ],
+)
+def test_prefixer_takes_a_prompt_but_no_bar(chunks: list[bytes | None], expected: bytes) -> None:
+    prefixer = Prefixer(P, terminal=True)
+    written = b""
+    for chunk in chunks:
+        if chunk is not None:
+            written += prefixer.feed(chunk)
+        elif prefixer.is_prompting:
+            written += prefixer.take_prompt()
+    assert written == expected
+
+
 PIECES = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\xff", b"[rank=3] "]), max_size=30)
 
 

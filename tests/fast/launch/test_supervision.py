@@ -13,6 +13,8 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -133,24 +135,62 @@ def test_the_third_ctrl_c_kills(tmp_path: Path) -> None:
 
 def test_ctrl_c_at_a_terminal_reaches_each_script_once(tmp_path: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
+    with at_terminal(ranks(2), script) as (pid, terminal):
+        seen = read_until(terminal, rb"ready(.|\s)*ready")
+        os.write(terminal, b"\x03")
+        seen += read_until(terminal, rb"got(.|\s)*got.*\n")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert re.findall(rb"got ([A-Z ]+)", seen) == [b"SIGINT", b"SIGINT"]
+
+
+def test_prompts_at_a_terminal_are_shown_and_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """
+        import os, sys, time
+        if os.environ["RANK"] == "0":
+            print("hello", input("who is there? "))
+            breakpoint()
+            open("asked", "w").close()
+        else:
+            while not os.path.exists("asked"):
+                time.sleep(0.02)
+            print("the other one")
+    """
+    monkeypatch.chdir(tmp_path)
+    with at_terminal(ranks(2), write(tmp_path, "asks.py", script)) as (pid, terminal):
+        seen = read_until(terminal, rb"who is there\? ")
+        os.write(terminal, b"me\n")
+        seen += read_until(terminal, rb"\(Pdb\) ")
+        os.write(terminal, b"continue\n")
+        seen += read_until(terminal, rb"the other one\r\n")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    lines = seen.replace(b"\r", b"").splitlines()
+    assert lines[:2] == [b"[rank=0] who is there? me", b"[rank=0] hello me"], seen
+    assert [line for line in lines if line.endswith(b"(Pdb) continue")] == [b"[rank=0] (Pdb) continue"], seen
+    assert lines[-1] == b"[rank=1] the other one", seen
+
+
+@contextmanager
+def at_terminal(launcher: list[str], *words: str) -> Iterator[tuple[int, int]]:
+    """Start a launcher at a terminal of its own; its process id and the terminal's other end."""
     pid, terminal = pty.fork()
     if pid == 0:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.execv(sys.executable, [*ranks(2), script])
+            os.execv(sys.executable, [*launcher, *words])
         finally:
             os._exit(99)
-    seen = b""
     try:
-        while seen.count(b"ready") < 2:
-            seen += os.read(terminal, 1024)
-        os.write(terminal, b"\x03")
-        while b"got" not in seen or seen.count(b"got") < 2:
-            seen += os.read(terminal, 1024)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        yield pid, terminal
     finally:
         os.close(terminal)
-    assert re.findall(rb"got ([A-Z ]+)", seen) == [b"SIGINT", b"SIGINT"]
+
+
+def read_until(terminal: int, pattern: bytes) -> bytes:
+    """Read until ``pattern`` has come."""
+    seen = b""
+    while not re.search(pattern, seen):
+        seen += os.read(terminal, 1024)
+    return seen
 
 
 def test_a_script_that_knows_nothing_of_signals_dies_of_them(tmp_path: Path) -> None:
@@ -248,6 +288,27 @@ def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
         job.nothing_left()
     if victim == "supervisor":
         assert f"[launcher] the supervisor (pid {pid}) was killed by SIGKILL\n" in job.err
+
+
+@pytest.mark.parametrize("by", ["cmdline", "comm"])
+def test_nothing_outlives_a_kill_of_all_that_a_name_matches(tmp_path: Path, by: str) -> None:
+    """As ``pkill -9 -f named.py`` and ``pkill -9 python`` do, which match launcher and ranks at once."""
+    script = """
+        import subprocess
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        print("ready", flush=True)
+        subprocess.run(["sleep", "600"])
+    """
+    name = {"cmdline": "named.py", "comm": "python"}[by]
+    with launched(ranks(2), write(tmp_path, "named.py", script), folder=tmp_path) as job:
+        job.wait_for("ready", times=2)
+        until(lambda: len(job.processes()) == 2 + 6)
+        matched = [pid for pid in job.processes() if name in Path(f"/proc/{pid}/{by}").read_text()]
+        assert job.pid in matched and len(matched) == 1 + 2, job.processes()
+        for pid in matched:
+            os.kill(pid, signal.SIGKILL)
+        job.process.wait()
+        job.nothing_left()
 
 
 def test_nothing_outlives_a_kill_at_any_moment(tmp_path: Path) -> None:
