@@ -8,15 +8,17 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from det_core.launch import horovod
+from det_core.launch import _await_host, horovod
 from det_core.launch._hosts import Host, Place
 from support.launcher import launched, write
+from support.processes import until
 
 HOROVOD = [sys.executable, "-m", "det_core.launch.horovod"]
 WITHOUT = pytest.mark.skipif(importlib.util.find_spec("horovod") is not None, reason="horovod is installed here")
@@ -73,14 +75,24 @@ def awaiting(server: socket.socket, *script: str) -> list[str]:
     return horovod.command(place, list(script))
 
 
-def test_rank_of_another_machine_starts_once_the_rendezvous_answers(rendezvous: socket.socket) -> None:
+def test_rank_of_another_machine_becomes_the_script_once_the_rendezvous_answers(rendezvous: socket.socket) -> None:
+    rendezvous.listen()
     command = awaiting(rendezvous, "sh", "-c", "kill -PIPE $$; echo survived")
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as rank:
-        with pytest.raises(subprocess.TimeoutExpired):
-            rank.wait(1)
-        rendezvous.listen()
-        assert rank.wait() == -signal.SIGPIPE
-    assert horovod.command(PLACE, ["the", "script"]) == ["the", "script"]
+    assert subprocess.run(command).returncode == -signal.SIGPIPE, "as without the wait"
+    assert horovod.command(PLACE, ["the", "script"]) == ["the", "script"], "the first machine's ranks wait for nobody"
+
+
+def test_wait_for_the_rendezvous_says_so_and_ends_with_it(
+    rendezvous: socket.socket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_await_host, "NOTICE_DELAY", 0.0)
+    host, port = rendezvous.getsockname()
+    waiting = threading.Thread(target=_await_host.wait, args=(host, port, 3600.0))
+    waiting.start()
+    notice = f"waiting for the first machine's launcher at {host}:{port}: Connection refused\n"
+    until(lambda: notice in capsys.readouterr().err)
+    rendezvous.listen()
+    waiting.join()
 
 
 def test_rank_whose_rendezvous_never_answers_says_where(
