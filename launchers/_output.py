@@ -14,6 +14,7 @@ import fcntl
 import os
 import re
 import select
+import stat
 import threading
 import time
 from collections import deque
@@ -135,7 +136,7 @@ class Output(threading.Thread):
         now = time.monotonic()
         pending = []
         for stream in self._streams.values():
-            if stream.lines.is_prompting:
+            if stream.lines.is_prompting and not stream.is_file:
                 left = stream.read_at + _PROMPT_DELAY - now
                 if left > 0:
                     pending.append(left)
@@ -189,6 +190,7 @@ class _Stream:
     def __init__(self, rank: int, source: int, target: int) -> None:
         self.rank, self.source, self.target = rank, source, target
         self.lines = Prefixer(b"[rank=%d] " % rank, terminal=os.isatty(target))
+        self.is_file = stat.S_ISREG(os.fstat(target).st_mode)  # where nobody reads who could answer
         self.read_at = 0.0
         self.much = min(_CHUNK, fcntl.fcntl(source, fcntl.F_GETPIPE_SZ) // 4)
 

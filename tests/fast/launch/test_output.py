@@ -208,6 +208,25 @@ def test_a_thread_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, file: int)
     os.close(end)
 
 
+def test_a_file_gets_whole_lines_and_a_reader_the_prompts(file: int) -> None:
+    read, write_end = os.pipe()
+    output = Output(interactive=True)
+    ends = [output.pipe(0, file), output.pipe(0, write_end)]
+    output.start()
+    os.write(ends[0], b"text")
+    os.write(ends[1], b"name? ")
+    assert os.read(read, 100) == b"[rank=0] name? "
+    assert os.pread(file, 100, 0) == b""
+    os.write(ends[0], b" and end\n")
+    assert os.read(read, 100) == b"\n", "the prompt's line ends before another stream's"
+    for end in ends:
+        os.close(end)
+    close(output)
+    assert os.pread(file, 100, 0) == b"[rank=0] text and end\n"
+    os.close(read)
+    os.close(write_end)
+
+
 def test_those_who_know_the_lock_take_turns(tmp_path: Path) -> None:
     path = tmp_path / "out"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
