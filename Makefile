@@ -51,7 +51,7 @@ test-postgres: setup  ## the master's store in PostgreSQL
 # The venv of the frameworks: torch, horovod, deepspeed. What has to be compiled is kept in the user's cache.
 FRAMEWORKS := $(CURDIR)/.venvs/frameworks
 
-test-launchers: setup  ## the launchers with torch, horovod, deepspeed, mpirun and Slurm, also on two machines
+test-launchers: setup  ## the launchers with torch, horovod, deepspeed, mpirun and Slurm, also on two and three machines
 	tests/support/frameworks.sh $(FRAMEWORKS)
 	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PYTEST) $(ONE_BY_ONE) tests/launchers $(ARGS)
 

@@ -77,6 +77,8 @@ class Framework:
     CannotStart or a DetCoreError (exit status 1)."""
     adjust: Callable[[Place, Words], Place] = lambda place, words: place
     """Changes how many ranks there are."""
+    command: Callable[[Place, list[str]], list[str]] = lambda place, script: script
+    """What each rank of this machine runs, given the command of the script."""
     add_options: Callable[[Parser], object] = lambda parser: None
     """Adds options of its own, or its own spellings: ``parser.add_argument("-H", dest="hosts")``."""
     program: str = ""
@@ -128,8 +130,9 @@ def _prepare(framework: Framework, place: Place, words: Words, environment: Envi
     if framework.hostfile and place.several:
         folder = tempfile.mkdtemp(prefix="det-core-")  # nobody else's, and removed with the job
         common[framework.hostfile] = write_hostfile(f"{folder}/hosts", place.hosts)
+    command = framework.command(place, run)
     ranks = [
-        _job.Start(place.first_rank + local, run, {**inherited, **common, **variables})
+        _job.Start(place.first_rank + local, command, {**inherited, **common, **variables})
         for local, variables in enumerate(own)
     ]
     return _job.Job(

@@ -8,6 +8,7 @@ Two processes do it, and each ends everything if the other one is killed::
            └─ rank 1 …
 
 Both adopt orphans, so that all processes of a script stay below them, whatever session or group they have chosen.
+The supervisor has a name of its own: a ``pkill -9 -f train.py`` that ends the launcher leaves one to end the rest.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from det_core._standalone.processes import (
     end_descendants,
     reap,
     send,
+    set_title,
     signal_at_parents_death,
     spawn,
 )
@@ -113,6 +115,7 @@ def run(job: Job) -> int:
             os.close(held)
             os.setsid()
             adopt_orphans()
+            set_title(f"supervisor of process {os.getppid()}")
             status = Supervisor(job, lifelines, heard, mask).run()
         except Exception:
             traceback.print_exc()
@@ -182,7 +185,7 @@ class Supervisor:
         self, job: Job, lifelines: list[int], heard: set[signal.Signals], mask: set[signal.Signals | int]
     ) -> None:
         self._job, self._lifelines, self._heard, self._mask = job, lifelines, heard, mask
-        self._output = Output(shared=job.alone)
+        self._output = Output(shared=job.alone, interactive=os.isatty(0))
         self._node = job.link.node if job.link else 0
         self._ranks = [Rank(start.rank, node=self._node) for start in job.ranks]
         self._running: dict[int, Rank] = {}  # by process id

@@ -218,8 +218,11 @@ class Link:
         finally:
             self._greetings -= 1
         if node in self.others:
-            words = "is there already: --node-rank is another one on each machine"
-            peer.say("failed", **Rank(None, status=1, words=words, host=host, node=node).facts())
+            words = f"cannot join, as another launcher is machine {node}: name the same hosts in the same order on all "
+            words += "machines, or give each its own --node-rank"
+            twin = Rank(None, status=1, words=words, host=host, node=node)
+            self._say(f"{twin.name} {words}")
+            peer.say("failed", **twin.facts())
             peer.say("bye")
             return peer.close()
         version = hello.get("version")

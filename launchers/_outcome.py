@@ -63,7 +63,8 @@ class Rank:
         """The same as the predicate of a sentence."""
         if self.words or self.status is None:
             return self.ending
-        return f"{'was' if self.status < 0 else 'failed'} {self.ending}"
+        text = f"{'was' if self.status < 0 else 'failed'} {self.ending}"
+        return text if self.peer is None else f"{text}, as it lost rank {self.peer}"
 
 
 def failures(ranks: list[Rank]) -> list[Rank]:

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +16,7 @@ from det_core._info import get_cluster_info
 from det_core._optional import demand, require
 from det_core._standalone.processes import signal_at_parents_death
 
+from . import _await_host
 from ._cli import PROMISES, Framework, Parser, Words, launch, number
 from ._hosts import CannotStart, Host, Place, UsageError, reserve
 
@@ -97,7 +97,6 @@ def _chosen(options: list[str]) -> tuple[dict[str, str], list[str]]:
 def _rendezvous(plan: list[Any], place: Place) -> int:
     """The port of horovod's own server, by which ranks learn each other's addresses: a child of the first launcher."""
     if place.node_rank:
-        _wait_for(place.chief, place.port)
         return place.port
     if place.several:
         reserve(place.port).close()
@@ -119,17 +118,12 @@ def _rendezvous(plan: list[Any], place: Place) -> int:
     return port
 
 
-def _wait_for(host: str, port: int) -> None:
-    """Return when something listens there: ranks that find nobody give up at once."""
-    began = time.monotonic()
-    while True:
-        try:
-            return socket.create_connection((host, port), 10).close()
-        except OSError as e:
-            if isinstance(e, socket.gaierror) or time.monotonic() - began > _START_TIMEOUT:
-                why = e.strerror or e
-                raise CannotStart(f"the first machine's launcher does not answer at {host}:{port}: {why}") from e
-            time.sleep(0.2)
+def command(place: Place, script: list[str]) -> list[str]:
+    """What each rank of this machine runs: the script, once the rendezvous answers, without which ranks give up."""
+    if not place.node_rank:
+        return script
+    where = [f"{_START_TIMEOUT:g}", place.chief, str(place.port)]
+    return [sys.executable, "-I", "-S", _await_host.__file__, *where, *script]
 
 
 def _address(name: str) -> str:
@@ -203,7 +197,9 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("-hostfile", dest="hostfile")
 
 
-FRAMEWORK = Framework("horovod", HELP, variables, adjust=named, add_options=add_options, program="horovodrun")
+FRAMEWORK = Framework(
+    "horovod", HELP, variables, adjust=named, command=command, add_options=add_options, program="horovodrun"
+)
 
 
 def main(words: list[str] | None = None) -> int:

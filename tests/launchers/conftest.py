@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from support.frameworks import need
-from support.hosts import hosts
+from support.hosts import hosts, three_hosts
 from support.slurm import slurm
 
-__all__ = ["hosts", "slurm"]
+__all__ = ["hosts", "slurm", "three_hosts"]
 
 LONG = ("test_example_deepspeed_trial.py", "test_quickstart_frameworks.py", "test_deepspeed_resume.py")
 

@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import signal
+import socket
+import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from det_core.launch import horovod
+from det_core.launch import _await_host, horovod
+from det_core.launch._hosts import Host, Place
 from support.launcher import launched, write
+from support.processes import until
 
 HOROVOD = [sys.executable, "-m", "det_core.launch.horovod"]
 WITHOUT = pytest.mark.skipif(importlib.util.find_spec("horovod") is not None, reason="horovod is installed here")
@@ -48,6 +56,53 @@ def test_autohorovod_with_more_slots_needs_horovod(tmp_path: Path) -> None:
     with launched(HOROVOD, "--autohorovod", "-np", "2", "ok.py", folder=tmp_path) as job:
         assert job.wait() == 1
     assert "needs horovod" in job.err
+
+
+PLACE = Place("a test", (Host("127.0.0.1", 1), Host("h", 1)))
+
+
+@pytest.fixture
+def rendezvous() -> Iterator[socket.socket]:
+    """A port that is taken; nothing listens on it yet."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        yield server
+
+
+def awaiting(server: socket.socket, *script: str) -> list[str]:
+    """The command of a rank of the second machine."""
+    place = replace(PLACE, node_rank=1, port=server.getsockname()[1])
+    return horovod.command(place, list(script))
+
+
+def test_rank_of_another_machine_becomes_the_script_once_the_rendezvous_answers(rendezvous: socket.socket) -> None:
+    rendezvous.listen()
+    command = awaiting(rendezvous, "sh", "-c", "kill -PIPE $$; echo survived")
+    assert subprocess.run(command).returncode == -signal.SIGPIPE, "as without the wait"
+    assert horovod.command(PLACE, ["the", "script"]) == ["the", "script"], "the first machine's ranks wait for nobody"
+
+
+def test_wait_for_the_rendezvous_says_so_and_ends_with_it(
+    rendezvous: socket.socket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_await_host, "NOTICE_DELAY", 0.0)
+    host, port = rendezvous.getsockname()
+    waiting = threading.Thread(target=_await_host.wait, args=(host, port, 3600.0))
+    waiting.start()
+    notice = f"waiting for the first machine's launcher at {host}:{port}: Connection refused\n"
+    until(lambda: notice in capsys.readouterr().err)
+    rendezvous.listen()
+    waiting.join()
+
+
+def test_rank_whose_rendezvous_never_answers_says_where(
+    rendezvous: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(horovod, "_START_TIMEOUT", 0.5)
+    done = subprocess.run(awaiting(rendezvous, "true"), capture_output=True, text=True)
+    where = f"127.0.0.1:{rendezvous.getsockname()[1]}"
+    assert done.returncode == 1
+    assert done.stderr == f"the first machine's launcher did not answer at {where} within 0.5 s: Connection refused\n"
 
 
 @pytest.mark.parametrize(

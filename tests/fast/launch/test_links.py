@@ -139,7 +139,7 @@ def test_one_that_comes_late_is_told_at_once(tmp_path: Path) -> None:
     with ExitStack() as stack:
         machines = Machines(tmp_path, stack, count=2)
         script = write(tmp_path, "stubborn.py", STUBBORN)
-        machines.start(script).wait_for("ready", times=2)
+        machines.start("--grace", "600", script).wait_for("ready", times=2)
         machines.start(write(tmp_path, "ends.py", ENDS))
         assert machines.jobs[1].wait() == 7
         assert machines.jobs[0].process.poll() is None, "its other rank has its grace"
@@ -378,13 +378,17 @@ def test_a_machine_that_is_there_already_is_told_so() -> None:
             await first.read()
             async with introduced(port) as second:
                 told = await second.read()
-                assert told["kind"] == "failed" and "--node-rank is another one on each machine" in told["words"]
+                assert told["kind"] == "failed" and "give each its own --node-rank" in told["words"]
                 assert (await second.read())["kind"] == "bye"
             first.say("bye")
 
     with listening() as (link, port):
         asyncio.run(comes(port))
         assert link.failed() == []
+        entries: list[Rank | str] = []
+        while len(entries) < 2:
+            entries += heard(link)
+        assert re.match(r"machine 1 \(h\) cannot join, as another launcher is machine 1: ", str(entries[1]))
 
 
 def test_a_message_that_was_changed_on_its_way_ends_the_link() -> None:

@@ -69,6 +69,12 @@ def test_a_rank_that_ended_for_the_loss_of_one_of_a_lost_machine_does_not_come_b
     assert failures([rank(0, 3, 1.0), lost])[0].rank == 0
 
 
+def test_failure_of_a_rank_that_lost_another_names_that_one() -> None:
+    assert rank(0, 3, peer=2).failure == "failed with status 3, as it lost rank 2"
+    assert rank(0, -9, peer=2).failure == "was killed by SIGKILL, as it lost rank 2"
+    assert rank(2, 3).failure == "failed with status 3"
+
+
 def test_the_rank_that_is_named_as_lost_is_read_from_what_was_printed() -> None:
     tail = b"PeerLost: rank 1 (h, pid 7) is gone\nTraceback\ndet_core.errors.PeerLost: rank 12 (host h, pid 7) has\n"
     assert lost_peer(tail) == 12

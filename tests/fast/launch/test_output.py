@@ -47,6 +47,29 @@ def test_on_a_terminal_a_bar_is_drawn_over_itself() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        ([b"name? ", None, b"thanks\n"], P + b"name? " + P + b"thanks\n"),
+        ([b"a\nname? ", None], P + b"a\n" + P + b"name? "),
+        ([b"wait ...", None, b"\nover\n"], P + b"wait ...\n" + P + b"over\n"),
+        ([b"wait ...", None, b"\r", b"\nover", None], P + b"wait ...\r\n" + P + b"over"),
+        ([b"wait ...", None, b"\rover", b"\n"], P + b"wait ...\r" + P + b"over\n"),
+        ([b"\r 1%", None, b"\r 2%", None, b"\rover\n"], P + b" 1%\r" + P + b" 2%\r" + P + b"over\n"),
+        ([b" 1%\r", None, b" 2%", None, b"\nname? ", None], P + b" 1%\r" + P + b" 2%\n" + P + b"name? "),
+    ],
+)
+def test_prefixer_takes_a_prompt_but_no_bar(chunks: list[bytes | None], expected: bytes) -> None:
+    prefixer = Prefixer(P, terminal=True)
+    written = b""
+    for chunk in chunks:
+        if chunk is not None:
+            written += prefixer.feed(chunk)
+        elif prefixer.is_prompting:
+            written += prefixer.take_prompt()
+    assert written == expected
+
+
 PIECES = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\xff", b"[rank=3] "]), max_size=30)
 
 
@@ -183,6 +206,25 @@ def test_a_thread_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, file: int)
     output.join()
     assert isinstance(output.failure, MemoryError)
     os.close(end)
+
+
+def test_a_file_gets_whole_lines_and_a_reader_the_prompts(file: int) -> None:
+    read, write_end = os.pipe()
+    output = Output(interactive=True)
+    ends = [output.pipe(0, file), output.pipe(0, write_end)]
+    output.start()
+    os.write(ends[0], b"text")
+    os.write(ends[1], b"name? ")
+    assert os.read(read, 100) == b"[rank=0] name? "
+    assert os.pread(file, 100, 0) == b""
+    os.write(ends[0], b" and end\n")
+    assert os.read(read, 100) == b"\n", "the prompt's line ends before another stream's"
+    for end in ends:
+        os.close(end)
+    close(output)
+    assert os.pread(file, 100, 0) == b"[rank=0] text and end\n"
+    os.close(read)
+    os.close(write_end)
 
 
 def test_those_who_know_the_lock_take_turns(tmp_path: Path) -> None:

@@ -13,6 +13,8 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,7 @@ COUNTS = """
     print("ready", os.getpid(), flush=True)
     while not [n for n in got if n != signal.SIGUSR1]:
         time.sleep(0.01)
-    time.sleep(0.7)  # a second one would come now
+    time.sleep(float(sys.argv[1]) if sys.argv[1:] else 0.7)  # a second one would come now
     print("got", *[signal.Signals(n).name for n in got])
 """
 STUBBORN = """
@@ -48,15 +50,12 @@ FAILS = """
     import os, sys, time
     rank = int(os.environ["RANK"])
     print("ready", flush=True)
+    while not os.path.exists("go" if rank == 1 else "found out"):
+        time.sleep(0.02)
     if rank == 1:
-        time.sleep(0.3)
         for i in range(30):
             print("line", i)
         sys.exit("rank 1 has had enough")
-    try:
-        time.sleep(float(sys.argv[1]))
-    finally:
-        print("cleaned up", flush=True)
     sys.exit(4)
 """
 
@@ -95,13 +94,14 @@ def test_a_signal_reaches_each_script_once_and_all_may_save(tmp_path: Path, sign
 
 def test_sigusr1_is_passed_on_and_starts_no_grace(tmp_path: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
-    with launched(ranks(2, "--grace", "0.2"), script, folder=tmp_path) as job:
+    with launched(ranks(2, "--grace", "0.2"), script, "600", folder=tmp_path) as job:
         job.wait_for("ready", times=2)
         os.kill(job.pid, signal.SIGUSR1)
+        job.wait_for("SIGUSR1: passed on to 2 ranks")
         time.sleep(0.6)
         assert job.process.poll() is None
         os.kill(job.pid, signal.SIGTERM)
-        assert job.wait() == 128 + signal.SIGKILL  # each sleeps 0.7 s after it
+        assert job.wait() == 128 + signal.SIGKILL
     assert "killing it" in job.err
 
 
@@ -115,7 +115,6 @@ def test_after_the_grace_a_script_is_killed_with_its_children(tmp_path: Path) ->
         assert time.monotonic() - began >= 1
         job.nothing_left()
     assert len(re.findall(r"\[launcher\] rank [01] \(pid \d+\) still runs: killing it", job.err)) == 2
-    assert job.out.count("heard 15") == 2
 
 
 def test_the_third_ctrl_c_kills(tmp_path: Path) -> None:
@@ -133,24 +132,62 @@ def test_the_third_ctrl_c_kills(tmp_path: Path) -> None:
 
 def test_ctrl_c_at_a_terminal_reaches_each_script_once(tmp_path: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
+    with at_terminal(ranks(2), script) as (pid, terminal):
+        seen = read_until(terminal, rb"ready(.|\s)*ready")
+        os.write(terminal, b"\x03")
+        seen += read_until(terminal, rb"got(.|\s)*got.*\n")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert re.findall(rb"got ([A-Z ]+)", seen) == [b"SIGINT", b"SIGINT"]
+
+
+def test_prompts_at_a_terminal_are_shown_and_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = """
+        import os, sys, time
+        if os.environ["RANK"] == "0":
+            print("hello", input("who is there? "))
+            breakpoint()
+            open("asked", "w").close()
+        else:
+            while not os.path.exists("asked"):
+                time.sleep(0.02)
+            print("the other one")
+    """
+    monkeypatch.chdir(tmp_path)
+    with at_terminal(ranks(2), write(tmp_path, "asks.py", script)) as (pid, terminal):
+        seen = read_until(terminal, rb"who is there\? ")
+        os.write(terminal, b"me\n")
+        seen += read_until(terminal, rb"\(Pdb\) ")
+        os.write(terminal, b"continue\n")
+        seen += read_until(terminal, rb"the other one\r\n")
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    lines = seen.replace(b"\r", b"").splitlines()
+    assert lines[:2] == [b"[rank=0] who is there? me", b"[rank=0] hello me"], seen
+    assert [line for line in lines if line.endswith(b"(Pdb) continue")] == [b"[rank=0] (Pdb) continue"], seen
+    assert lines[-1] == b"[rank=1] the other one", seen
+
+
+@contextmanager
+def at_terminal(launcher: list[str], *words: str) -> Iterator[tuple[int, int]]:
+    """Start a launcher at a terminal of its own; its process id and the terminal's other end."""
     pid, terminal = pty.fork()
     if pid == 0:
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-            os.execv(sys.executable, [*ranks(2), script])
+            os.execv(sys.executable, [*launcher, *words])
         finally:
             os._exit(99)
-    seen = b""
     try:
-        while seen.count(b"ready") < 2:
-            seen += os.read(terminal, 1024)
-        os.write(terminal, b"\x03")
-        while b"got" not in seen or seen.count(b"got") < 2:
-            seen += os.read(terminal, 1024)
-        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        yield pid, terminal
     finally:
         os.close(terminal)
-    assert re.findall(rb"got ([A-Z ]+)", seen) == [b"SIGINT", b"SIGINT"]
+
+
+def read_until(terminal: int, pattern: bytes) -> bytes:
+    """Read until ``pattern`` has come."""
+    seen = b""
+    while not re.search(pattern, seen):
+        seen += os.read(terminal, 1024)
+    return seen
 
 
 def test_a_script_that_knows_nothing_of_signals_dies_of_them(tmp_path: Path) -> None:
@@ -178,9 +215,10 @@ def test_signals_at_any_moment_of_the_start_are_not_lost(tmp_path: Path) -> None
 def test_the_first_failure_gives_the_status_and_its_last_lines(tmp_path: Path) -> None:
     script = write(tmp_path, "fails.py", FAILS)
     (tmp_path / "tmp").mkdir()
-    with launched(ranks(3, "--tail", "3"), script, "100", folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
+    with launched(ranks(3, "--tail", "3"), script, folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
         job.wait_for("ready", times=3)
         began = time.monotonic()
+        (tmp_path / "go").touch()
         assert job.wait() == 1
         assert time.monotonic() - began > 4, "the others get some seconds to find out by themselves"
     at_once, _, last = job.err[job.err.index("[launcher]") :].partition("\n")
@@ -207,9 +245,9 @@ def test_a_rank_that_runs_on_after_a_failure_is_named_before_the_grace_ends(tmp_
     with launched(ranks(2, "--grace", "600"), write(tmp_path, "stubborn.py", script), folder=tmp_path) as job:
         job.wait_for(r"rank 0 \(.*\) failed with status 7: the other rank has 600 s to end")
         job.wait_for(r"5 s after SIGTERM, still running: rank 1 \(pid \d+\); .* killed in 5\d\d s")
-        for _ in range(3):
+        while job.process.poll() is None:  # three, that the launcher has seen more than a second apart
             os.kill(job.pid, signal.SIGINT)
-            time.sleep(2 * SAME_INTERRUPT)
+            time.sleep(1.5 * SAME_INTERRUPT)
         assert job.wait() == 7
         assert re.search(r"rank 1 \(.*\) was killed by the launcher", job.err) and "within the grace" not in job.err
 
@@ -227,9 +265,11 @@ def test_a_deleted_working_directory_is_one_line(tmp_path: Path, words: list[str
 
 def test_others_that_find_out_by_themselves_say_so_before_any_signal(tmp_path: Path) -> None:
     script = write(tmp_path, "fails.py", FAILS)
-    with launched(ranks(3), script, "1.5", folder=tmp_path) as job:
+    with launched(ranks(3), script, folder=tmp_path) as job:
+        (tmp_path / "go").touch()
+        job.wait_for(r"rank 1 \(.*\) failed with status 1: the other ranks have 60 s to end")
+        (tmp_path / "found out").touch()
         assert job.wait() == 1
-    assert job.out.count("cleaned up") == 2
     assert job.err.count("with status 4") == 2
 
 
@@ -248,6 +288,27 @@ def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
         job.nothing_left()
     if victim == "supervisor":
         assert f"[launcher] the supervisor (pid {pid}) was killed by SIGKILL\n" in job.err
+
+
+@pytest.mark.parametrize("by", ["cmdline", "comm"])
+def test_nothing_outlives_a_kill_of_all_that_a_name_matches(tmp_path: Path, by: str) -> None:
+    """As ``pkill -9 -f named.py`` and ``pkill -9 python`` do, which match launcher and ranks at once."""
+    script = """
+        import subprocess
+        subprocess.Popen(["sleep", "600"], start_new_session=True)
+        print("ready", flush=True)
+        subprocess.run(["sleep", "600"])
+    """
+    name = {"cmdline": "named.py", "comm": "python"}[by]
+    with launched(ranks(2), write(tmp_path, "named.py", script), folder=tmp_path) as job:
+        job.wait_for("ready", times=2)
+        until(lambda: len(job.processes()) == 2 + 6)
+        matched = [pid for pid in job.processes() if name in Path(f"/proc/{pid}/{by}").read_text()]
+        assert job.pid in matched and len(matched) == 1 + 2, job.processes()
+        for pid in matched:
+            os.kill(pid, signal.SIGKILL)
+        job.process.wait()
+        job.nothing_left()
 
 
 def test_nothing_outlives_a_kill_at_any_moment(tmp_path: Path) -> None:

@@ -1,0 +1,113 @@
+"""A launcher on each of three machines, and every fault that keeps one of them from joining, or takes it away."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.frameworks import need
+from support.hosts import Hosts, three_hosts
+from support.launcher import short_form
+from support.processes import until
+
+__all__ = ["three_hosts"]
+short = short_form("test_three_machines")
+ALL = (0, 1, 2)
+NO_ANSWER = r"machine 0's launcher does not answer at \S+:29501: the job ends if that is so after 12 s"
+NOT_COME = r"not linked yet: machine 2 \(node3\); their launchers look for this one at node1:29501"
+LATE = r"machine 2 \(node3\) did not link within 12 s: the job ends here too"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(three_hosts: Hosts) -> Iterator[None]:
+    """After each test nothing but servers runs on any machine."""
+    need()
+    yield
+    three_hosts.nothing_left()
+
+
+@pytest.mark.parametrize(("of", "machine"), [("torch", 0), ("torch", 1), ("torch", 2), ("horovod", 0)])
+def test_script_missing_on_one_machine_ends_all(three_hosts: Hosts, tmp_path: Path, of: str, machine: int) -> None:
+    """Also where the ranks of other machines wait for the first one, as horovod's do."""
+    job = short.end_of_fault(three_hosts, tmp_path, machine, {"script": "nowhere.py", "of": of}, [])
+    assert statuses(job) == [2, 2, 2]
+    for number in ALL:
+        job.first(number, rf"machine {machine} \(node{machine + 1}\) could not start: the script nowhere.py does not")
+
+
+@pytest.mark.parametrize("of", ["torch", "horovod"])
+def test_port_of_the_ranks_that_is_taken_ends_all(three_hosts: Hosts, tmp_path: Path, of: str) -> None:
+    listens = "import socket, time; s = socket.create_server(('', 29500)); time.sleep(3600)"
+    server = three_hosts.serve(1, sys.executable, "-c", listens)
+    until(lambda: 29500 in three_hosts.listening(1), of=server)
+    try:
+        job = short.end_of_fault(three_hosts, tmp_path, 0, {"of": of}, [])
+    finally:
+        server.kill()
+        server.wait()
+    assert statuses(job) == [1, 1, 1]
+    for number in ALL:
+        job.first(number, r"machine 0 \(node1\) could not start: port 29500 is in use")
+
+
+@pytest.mark.parametrize("machine", ALL)
+def test_framework_missing_on_one_machine_ends_all(three_hosts: Hosts, tmp_path: Path, machine: int) -> None:
+    changes = {"of": "horovod", "python": sys.executable}
+    job = short.end_of_fault(three_hosts, tmp_path, machine, changes, [])
+    assert statuses(job) == [1, 1, 1]
+    for number in ALL:
+        job.first(number, rf"machine {machine} \(node{machine + 1}\) could not start: this launcher needs horovod")
+
+
+def test_wrong_secret_is_named_on_both_sides(three_hosts: Hosts, tmp_path: Path) -> None:
+    job = short.end_of_fault(three_hosts, tmp_path, 2, {"secret": "the secret of another job"}, [])
+    assert statuses(job) == [1, 1, 1]
+    job.first(2, r"machine 0 \(node1\) has another DET_CORE_SECRET: set the same on each")
+    job.first(0, r"a launcher at \S*10.77.0.3 has another DET_CORE_SECRET: set the same on each")
+    assert job.ended[2] < 10 < job.first(0, NOT_COME)
+    others_end_at_the_deadline(job)
+
+
+@pytest.mark.parametrize("address", ["node2", "localhost", "10.77.0.99"])
+def test_foreign_master_addr_is_named_on_both_sides(three_hosts: Hosts, tmp_path: Path, address: str) -> None:
+    options = ["--master-addr", address, "--link-timeout", "12"]
+    job = short.end_of_fault(three_hosts, tmp_path, 2, {}, options)
+    assert statuses(job) == [1, 1, 1]
+    job.first(2, NO_ANSWER if address != "10.77.0.99" else f"host {address} cannot be reached from node3")
+    job.first(0, NOT_COME)
+    others_end_at_the_deadline(job)
+
+
+def test_hosts_in_another_order_on_one_machine_are_named(three_hosts: Hosts, tmp_path: Path) -> None:
+    job = short.end_of_fault(
+        three_hosts, tmp_path, 2, {}, ["--hosts", "node1:1,node3:1,node2:1", "--link-timeout", "12"]
+    )
+    assert statuses(job) == [1, 1, 1]
+    refused = min(job.ended, key=job.ended.__getitem__)  # the later of the two that take themselves for machine 1
+    for number in (0, refused):
+        job.first(number, rf"machine 1 \(node{refused + 1}\) cannot join, as another launcher is machine 1: ")
+    assert job.ended[refused] < 10
+    job.first(0, NOT_COME)
+    others_end_at_the_deadline(job, refused)
+
+
+@pytest.mark.parametrize("machine", ALL)
+def test_machine_that_is_unplugged_is_named_first(three_hosts: Hosts, tmp_path: Path, machine: int) -> None:
+    short.end_of_unplugged(three_hosts, tmp_path, machine)
+
+
+def statuses(job: short.Job) -> list[int]:
+    """The exit status of each machine's launcher."""
+    return [launcher.process.returncode for launcher in job.launchers]
+
+
+def others_end_at_the_deadline(job: short.Job, excluded: int = 2) -> None:
+    """All but one have waited for machine 2 as long as ``--link-timeout`` says."""
+    for number in {*ALL} - {excluded}:
+        assert job.first(number, LATE) >= 11
+        assert job.ended[number] < 20, job.words()
+    assert not re.search("Traceback|asyncio", job.words())
