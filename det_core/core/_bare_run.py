@@ -127,7 +127,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
 
 def never_asked(run: RunRecord) -> bool:
     """Whether the last start of a run ended without a word, and before any rank had called should_preempt()."""
-    last = run.restarts - 1
+    last = run.starts - 1
     starts = [r for r in run.records("run_start") if r.restart == last and r.get("notes_should_preempt")]
     ended = {r.rank for r in run.records("run_end") if r.restart == last}
     asked = any(r.restart == last for r in run.records("should_preempt"))

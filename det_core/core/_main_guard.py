@@ -1,4 +1,4 @@
-"""The guard ``if __name__ == "__main__":``, without which each child of spawn and forkserver does a script's work again."""
+"""The main guard, without which each child of spawn and forkserver does the script's work again."""
 
 from __future__ import annotations
 
