@@ -135,7 +135,11 @@ def _compose(
     """Put the parts together."""
     chief = distributed.rank == 0
     start = StartCheckpoint(
-        run.latest_checkpoint, run.steps_completed, unlisted=run.unlisted_checkpoints, info=run.info
+        run.latest_checkpoint,
+        run.steps_completed,
+        unlisted=run.unlisted_checkpoints,
+        suspects=run.suspect_checkpoints,
+        info=run.info,
     )
     tensorboard = Tensorboard(
         chosen_mode(tensorboard_mode),
