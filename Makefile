@@ -85,7 +85,7 @@ bench: setup  ## every benchmark, ours beside the peers (peers in venvs of their
 stats:  ## lines by room, import circles, CPU seconds of the last test runs (ARGS="--tests 20": the costliest tests)
 	@$(PYTHON) tests/support/stats.py $(ARGS)
 
-system-deps:  ## the system packages CI needs (the only target that uses apt)
+system-deps:  ## the system packages CI needs (the only target that uses apt and npm)
 	@if command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
 	  command -v git >/dev/null && $(PYTHON) -c 'import venv, ensurepip' || \
 	  { apt-get update -qq && apt-get install -y --no-install-recommends git python3-venv; }; \
@@ -95,7 +95,10 @@ system-deps:  ## the system packages CI needs (the only target that uses apt)
 	  { apt-get update -qq && apt-get install -y --no-install-recommends postgresql-15; }; \
 	  (for tool in mpirun slurmctld munged ip sshd pdsh cmake g++; do command -v $$tool >/dev/null || exit 1; done) || \
 	  { apt-get update -qq && apt-get install -y --no-install-recommends \
-	    openmpi-bin slurm-wlm munge iproute2 openssh-server pdsh cmake g++ make python3-dev; }; fi
+	    openmpi-bin slurm-wlm munge iproute2 openssh-server pdsh cmake g++ make python3-dev; }; \
+	  command -v azurite-blob >/dev/null || ! command -v npm >/dev/null || \
+	  npm install --global --no-audit --no-fund --loglevel=error azurite || \
+	  echo 'Azurite cannot be installed: the tests of Azure are skipped'; fi
 
 ci: export CI := 1
 ci: system-deps test test-stores test-postgres test-launchers  ## what .ci/run calls

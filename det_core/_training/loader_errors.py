@@ -1,17 +1,21 @@
 """Errors of a loader that come with a stop: the trainers save what they have, and do not fail.
 
 A signal to all processes of a job may kill a worker that is still starting. The loader then raises between two batches,
-where everything that a checkpoint needs is there.
+where everything that a checkpoint needs is there. One rank saves that. Of several ranks the others may be in the batch
+that this rank lacks, and wait for its gradients: it draws the batch from new workers, until all stop at the same call.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from det_core import _clock
 from det_core._standalone.stop_signals import is_worker_loss
 
+logger = logging.getLogger("det_core")
 _SIGNAL_TIMEOUT = 1.0
 """Seconds in which the signal that has killed a worker reaches this process too."""
 _POLL_INTERVAL = 0.01
@@ -23,6 +27,75 @@ class StopRequests(Protocol):
     @property
     def requested(self) -> bool:
         """Whether it is."""
+
+
+class LoaderBatches(Iterator[Any]):
+    """The batches of a loader. One that fails while a stop is pending is opened again, once for a batch.
+
+    Args:
+        open_from: makes the iterator that begins with the batch of this number, counted from 0.
+        on_error: called with an error of the loader that is raised.
+        preempt: says whether a stop is pending; None: a failed loader is not opened again.
+        reopen_from: makes the iterator of a loader that has failed.
+    """
+
+    def __init__(
+        self,
+        open_from: Callable[[int], Iterator[Any]],
+        on_error: Callable[[Exception], None],
+        *,
+        preempt: StopRequests | None,
+        reopen_from: Callable[[int], Iterator[Any]],
+    ) -> None:
+        self._on_error = on_error
+        self._preempt = preempt
+        self._reopen_from = reopen_from
+        self._drawn = 0
+        self._failed_at: int | None = None
+        try:
+            self._batches = open_from(0)  # now, and not with the first batch, as that may draw random numbers
+            return
+        except Exception as e:
+            self._check(e)
+        self._reopen()
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._batches)
+        except StopIteration:
+            raise
+        except Exception as e:
+            self._check(e)
+        else:
+            self._drawn += 1
+            return batch
+        self._batches = iter(())  # ends the workers that are left: no frame of the error holds them any more
+        self._reopen()
+        return next(self)
+
+    def _reopen(self) -> None:
+        try:
+            self._batches = self._reopen_from(self._drawn)
+        except Exception as e:
+            self._on_error(e)
+            raise
+
+    def _check(self, error: Exception) -> None:
+        """Raise an error of the loader, unless the loader is to be opened again."""
+        if self._preempt is None or self._failed_at == self._drawn or not comes_with_stop(error, self._preempt):
+            self._on_error(error)
+            raise error
+        self._failed_at = self._drawn
+        logger.warning(
+            "the loader failed after a signal to stop, and is opened again, as the other ranks may wait for its batch: "
+            "%s", error,
+        )  # fmt: skip
+
+
+def forget_workers(loader: Any) -> None:
+    """Have a ``DataLoader`` start new workers at its next iteration, though it has ``persistent_workers``."""
+    if getattr(loader, "_iterator", None) is not None:
+        loader._iterator = None
 
 
 def comes_with_stop(error: Exception, preempt: StopRequests) -> bool:

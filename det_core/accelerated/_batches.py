@@ -2,20 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
+from det_core._training.loader_errors import LoaderBatches, forget_workers
 from det_core.accelerated._base import Session
+from det_core.accelerated._data import begin
 
 
-def watched(session: Session, batches: Iterator[Any]) -> Iterator[Any]:
-    """Yield the batches of a loader, and note its error."""
-    try:
-        yield from batches
-    except Exception as e:
-        session.loader_error = e
-        raise
+def training_batches(session: Session, loader: Any) -> Iterator[Any]:
+    """Return the batches of the epoch under way, from ``run.batch`` on."""
+    epoch, first = session.run.epoch, session.run.batch
+
+    def open_from(drawn: int) -> Iterator[Any]:
+        begin(loader, epoch, first + drawn)
+        return iter(loader)
+
+    return _steady(session, loader, open_from)
+
+
+def evaluation_batches(session: Session, loader: Any) -> Iterator[Any]:
+    """Return the batches of an evaluation."""
+    return _steady(session, loader, lambda drawn: islice(loader, drawn, None))
+
+
+def _steady(session: Session, loader: Any, open_from: Callable[[int], Iterator[Any]]) -> Iterator[Any]:
+    """Return batches whose errors are noted; on several ranks a stop does not end them."""
+
+    def note(error: Exception) -> None:
+        session.loader_error = error
+
+    def reopen_from(drawn: int) -> Iterator[Any]:
+        from det_core.core import random_state, set_random_state
+
+        forget_workers(loader.iterated if getattr(loader, "_is_det_core", False) else loader)
+        state = random_state()
+        batches = open_from(drawn)
+        set_random_state(state)  # an iterator that is made again draws what it has drawn before
+        return batches
+
+    preempt = session.ranks.preempt if session.several else None
+    return LoaderBatches(open_from, note, preempt=preempt, reopen_from=reopen_from)
 
 
 def in_groups(session: Session, batches: Iterator[Any]) -> Iterator[Any]:

@@ -117,6 +117,11 @@ class EpochLoader:
             if self._order is not None and isinstance(self._rebuilt.dataset, SeededDataset):
                 self._rebuilt.dataset.order_seed = seed
 
+    @property
+    def iterated(self) -> Any:
+        """The loader that batches are from: the user's, or the one that was rebuilt from it."""
+        return self.loader if self._order is None else self._rebuilt
+
     def begin(self, epoch: int, first: int = 0) -> None:
         """Say which epoch the next iteration is of, counted from 0, and with which batch of this rank it begins."""
         self._epoch, self._first = epoch, first

@@ -13,8 +13,8 @@ import torch
 from det_core._training.data_order import length_of, share
 from det_core._training.loader_errors import comes_with_stop
 from det_core.accelerated._base import Run, TrainerBase, callbacks_of, listed, named, shaped
-from det_core.accelerated._batches import check_given, in_groups, watched
-from det_core.accelerated._data import begin, whole_length
+from det_core.accelerated._batches import check_given, evaluation_batches, in_groups, training_batches
+from det_core.accelerated._data import whole_length
 from det_core.accelerated._events import NAN_LOSS, AgreedStop, StopTrainingError, caller
 from det_core.accelerated._managed import PREEMPTIONS, Managed, Ranks, counts_of, open_context
 from det_core.accelerated._strategy import Strategy
@@ -345,8 +345,7 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
     session, config = trainer._det_core, trainer.run_config
     run, strategy, several = session.run, session.strategy, session.several
     run.length, run.accumulation = length_of(train_dl), config.gradient_accumulation_steps
-    begin(train_dl, run.epoch, run.batch)
-    batches = watched(session, iter(train_dl))
+    batches = training_batches(session, train_dl)
     if run.length is None:
         batches = in_groups(session, batches)
     _resolve_events(trainer)
@@ -481,7 +480,8 @@ def _heed_requests(trainer: TrainingLoop) -> None:
 def _is_stop(trainer: TrainingLoop, error: Exception) -> bool:
     """Return whether an error is a loader's, of a worker that died of the signal to stop, say.
 
-    Several ranks cannot stop together by it: the others may be in the middle of a batch.
+    Several ranks cannot stop together by it, as the others may be in the middle of a batch: there the loader was opened
+    again, and has failed again.
     """
     session = trainer._det_core
     run = session.run
@@ -545,7 +545,7 @@ def _eval_batches(trainer: TrainingLoop, valid_dl: Any) -> None:
         metric.reset()
     start, end = caller(handler, "on_eval_step_start"), caller(handler, "on_eval_step_end")
     given = 0
-    for batch in watched(session, valid_dl):
+    for batch in evaluation_batches(session, valid_dl):
         given += 1
         if start is not None:
             start(trainer)

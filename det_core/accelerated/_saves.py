@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from det_core._env import Environment
 from det_core._optional import require
+from det_core._training.states import completed
 from det_core._training.strategy import fitting, load_model, load_optimizer
 from det_core.accelerated import _state
 from det_core.accelerated._base import Run, TrainerBase, listed
@@ -56,7 +56,7 @@ class Saves(TrainerBase):
                 self.print(f"The scheduler's state is not saved, as its state_dict() failed: {e}")
         path.parent.mkdir(parents=True, exist_ok=True)
         aside = path.with_name(f".{path.name}.being-written")  # an old file is there until the new one is whole
-        torch.save(_state.python({**content, **(checkpoint_kwargs or {})}), aside)
+        torch.save(_state.readable(self, _state.python({**content, **(checkpoint_kwargs or {})})), aside)
         os.replace(aside, path)
 
     def load_checkpoint(
@@ -86,11 +86,12 @@ class Saves(TrainerBase):
                 )
             wanted.append((have, saved if isinstance(saved, list) else [saved]))
         with fitting(checkpoint_path):
-            load_model(strategy.bare(self.model), content["model_state_dict"])
+            model = strategy.bare(self.model)
+            load_model(model, completed(content["model_state_dict"], model.state_dict))
         for have, saved in wanted:
             for one, state in zip(have, saved, strict=True):
-                one.load_state_dict(state)
-        return content
+                one.load_state_dict(completed(state, one.state_dict))
+        return completed(content, dict)
 
     def save_training_state(self, output_dir: Any, checkpoint_kwargs: Mapping[str, Any] | None = None) -> None:
         """Save all that ``train(resume_from=)`` needs into a folder, which is whole or not there; every rank calls it.
@@ -113,6 +114,7 @@ class Saves(TrainerBase):
             session.run = Run()
         session.is_loaded = True
         metadata: dict[str, Any] = _state.load(folder / METADATA) if (folder / METADATA).exists() else {}
+        metadata = completed(metadata, dict)
         _load_parts(self, folder)
         if (folder / BESIDE).exists():
             state = _state.load(folder / BESIDE)
@@ -138,28 +140,45 @@ def _save(trainer: TrainerBase, folder: Path, more: Mapping[str, Any] | None) ->
         aside.mkdir(parents=True)
     strategy.wait_for_everyone()
     checkpointing = require("accelerate.checkpointing", **NEEDED)
-    schedulers = listed(trainer.scheduler)
+    schedulers = _readable_states(trainer, "schedulers", listed(trainer.scheduler))
     if strategy.is_whole:
         optimizers = [strategy.unwrap_optimizer(optimizer) for optimizer in listed(trainer.optimizer)]
         model = strategy.bare(trainer.model).state_dict()
         checkpointing.save_accelerator_state(
-            str(aside), [model], optimizers, [], [], strategy.process_index, 0, strategy.scaler
-        )
+            str(aside), [model], _readable_states(trainer, "optimizers", optimizers), [], [], strategy.process_index, 0,
+            strategy.scaler,
+        )  # fmt: skip
         if strategy.is_main_process:
             for i, scheduler in enumerate(schedulers):
-                torch.save(_state.python(scheduler.state_dict()), aside / f"custom_checkpoint_{i}.pkl")
+                torch.save(scheduler.state_dict(), aside / f"custom_checkpoint_{i}.pkl")
     else:  # shards, which accelerate knows to write
         trainer._accelerator._custom_objects = schedulers
         trainer._accelerator.save_state(str(aside))
     if strategy.is_main_process:
-        torch.save(_state.beside(trainer, everyone), aside / BESIDE)
+        torch.save(_state.readable(trainer, _state.beside(trainer, everyone)), aside / BESIDE)
         metadata = {"current_epoch": trainer.run_history.current_epoch, **(more or {})}
-        torch.save(_state.python(metadata), aside / METADATA)
+        torch.save(_state.readable(trainer, _state.python(metadata)), aside / METADATA)
     strategy.wait_for_everyone()
     if strategy.is_main_process:
         shutil.rmtree(folder, ignore_errors=True)
         os.replace(aside, folder)
     strategy.wait_for_everyone()
+
+
+class _Saved:
+    """An object with a state, as accelerate's functions take them."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = state
+
+    def state_dict(self) -> Any:
+        return self._state
+
+
+def _readable_states(trainer: TrainerBase, name: str, owners: list[Any]) -> list[_Saved]:
+    """Return the states of optimizers or schedulers, without what could not be read back."""
+    states = [_state.python(owner.state_dict()) for owner in owners]
+    return [_Saved(state) for state in _state.readable(trainer, {name: states})[name]]
 
 
 def _load_parts(trainer: TrainerBase, folder: Path) -> None:
@@ -172,12 +191,13 @@ def _load_parts(trainer: TrainerBase, folder: Path) -> None:
             if (folder / "model.safetensors").exists():
                 _load_safetensors(model, folder / "model.safetensors")
             else:
-                load_model(model, _load(folder / "pytorch_model.bin"))
+                load_model(model, completed(_state.load(folder / "pytorch_model.bin"), model.state_dict))
             for i, optimizer in enumerate(listed(trainer.optimizer)):
-                saved = _load(folder / (f"optimizer_{i}.bin" if i else "optimizer.bin"))
-                load_optimizer(strategy.unwrap_optimizer(optimizer), saved)
+                saved = _state.load(folder / (f"optimizer_{i}.bin" if i else "optimizer.bin"))
+                plain = strategy.unwrap_optimizer(optimizer)
+                load_optimizer(plain, completed(saved, plain.state_dict))
             if strategy.scaler is not None and (folder / "scaler.pt").exists():
-                strategy.scaler.load_state_dict(_load(folder / "scaler.pt"))
+                strategy.scaler.load_state_dict(_state.load(folder / "scaler.pt"))
             checkpointing.load_accelerator_state(str(folder), [], [], [], [], strategy.process_index)  # random states
         else:
             trainer._accelerator._custom_objects = []  # which accelerate would load as pickles
@@ -187,7 +207,8 @@ def _load_parts(trainer: TrainerBase, folder: Path) -> None:
         if schedulers and found != len(schedulers) and not (found and len(schedulers) == 1):
             raise CheckpointError(f"{folder} holds {found} schedulers, and this training has {len(schedulers)}")
         for i, scheduler in enumerate(schedulers):
-            scheduler.load_state_dict(_load(folder / f"custom_checkpoint_{i}.pkl"))
+            saved = _state.load(folder / f"custom_checkpoint_{i}.pkl")
+            scheduler.load_state_dict(completed(saved, scheduler.state_dict))
 
 
 def _load_safetensors(model: torch.nn.Module, path: Path) -> None:
@@ -196,16 +217,6 @@ def _load_safetensors(model: torch.nn.Module, path: Path) -> None:
         safetensors.load_model(model, path)
     except require("safetensors", **NEEDED).SafetensorError as e:
         raise CheckpointError(f"{path} is damaged: {e}") from None
-
-
-def _load(path: Path) -> Any:
-    """A file of accelerate's; one that holds code only where the environment says that it may run."""
-    if Environment.read().allow_pickle:
-        return torch.load(path, map_location="cpu", weights_only=False)
-    try:
-        return _state.load(path)
-    except CheckpointError as e:
-        raise CheckpointError(f"{e}; if you trust whoever wrote it, set DET_CORE_ALLOW_PICKLE=1") from None
 
 
 def _one_or_many(states: list[Any]) -> Any:

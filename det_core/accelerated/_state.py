@@ -20,7 +20,15 @@ from typing import IO, Any
 
 import torch
 
-from det_core._training.states import is_plain, naming_damage, readable_states
+from det_core._env import Environment
+from det_core._training.states import (
+    completed,
+    is_plain,
+    naming_damage,
+    readable_states,
+    refused,
+    without_unreadable,
+)
 from det_core._training.strategy import fitting
 from det_core.accelerated._base import Position, TrainerBase, callbacks_of, listed
 from det_core.accelerated._data import batch_size_of, reseed
@@ -28,6 +36,7 @@ from det_core.errors import CheckpointError
 
 logger = logging.getLogger("det_core.accelerated")
 STATE, COUNTERS = "state.pt", "trainer_state.json"
+PARTS = ("model", "optimizers", "scaler", "schedulers")
 VERSION = 2
 
 
@@ -88,10 +97,10 @@ def beside(
     run, history = trainer._det_core.run, trainer.run_history
     callbacks = {name: python(callback.state_dict()) for name, callback in _names(callbacks_of(trainer))}
     values = {name: python(history.get_metric_values(name)) for name in history.get_metric_names()}
-    readable = partial(readable_states, load=load, log=logger, warned=trainer._det_core.warned)
+    readable_ones = partial(readable_states, load=load, log=logger, warned=trainer._det_core.warned)
     return {
-        "history": readable("metric", values), "current_epoch": history.current_epoch,
-        "callbacks": readable("callback", callbacks),
+        "history": readable_ones("metric", values), "current_epoch": history.current_epoch,
+        "callbacks": readable_ones("callback", callbacks),
         "ranks": list(ranks), "given": _given(trainer),
         "position": {
             **{name: getattr(run, name) for name in Position.__dataclass_fields__},
@@ -102,21 +111,20 @@ def beside(
 
 
 def whole(trainer: TrainerBase, ranks: Sequence[Mapping[str, Any]], *more: Any) -> dict[str, Any]:
-    """All of a training; arguments as of :func:`beside`.
+    """All of a training; arguments as of :func:`beside`."""
+    return readable(trainer, {**_parts(trainer), **beside(trainer, ranks, *more)})
 
-    Raises:
-        CheckpointError: a scheduler's state could not be read again.
-    """
+
+def _parts(trainer: TrainerBase) -> dict[str, Any]:
+    """Return the states of the model, the optimizers, the gradient scaler and the schedulers."""
     state = trainer._det_core.strategy.state(trainer.model, listed(trainer.optimizer))
-    schedulers = python([scheduler.state_dict() for scheduler in listed(trainer.scheduler)])
-    for scheduler, saved in zip(listed(trainer.scheduler), schedulers, strict=True):
-        if not is_plain(saved):
-            raise CheckpointError(
-                f"no training could go on from this checkpoint, as the state of {type(scheduler).__name__} holds more "
-                "than tensors, numbers, strings, lists and dictionaries: give it a state_dict() of such"
-            )
-    optimizers = python(state["optimizers"])
-    return {**state, "optimizers": optimizers, "schedulers": schedulers, **beside(trainer, ranks, *more)}
+    schedulers = [scheduler.state_dict() for scheduler in listed(trainer.scheduler)]
+    return {**state, "optimizers": python(state["optimizers"]), "schedulers": python(schedulers)}
+
+
+def readable(trainer: TrainerBase, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state without what :func:`load` could not read back, with a warning of that."""
+    return without_unreadable(state, load, logger, trainer._det_core.warned)
 
 
 def _given(trainer: TrainerBase) -> dict[str, Any]:
@@ -133,19 +141,19 @@ def _given(trainer: TrainerBase) -> dict[str, Any]:
 
 
 def load(path: Path | IO[bytes]) -> Any:
-    """The content of a file of ``torch.save()``, none of which is code.
+    """Return the content of a file of ``torch.save()``; code only where ``DET_CORE_ALLOW_PICKLE`` lets it run.
 
     Raises:
-        CheckpointError: it holds more, or is damaged.
+        CheckpointError: If the file holds code, or is damaged.
     """
     try:
         with naming_damage(path):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
+            return torch.load(path, map_location="cpu", weights_only=not Environment.read().allow_pickle)
+    except pickle.UnpicklingError as e:
         raise CheckpointError(
-            f"{path} holds more than tensors, numbers, strings, lists and dictionaries, and is not read, as that could "
-            "run code"
-        ) from None
+            f"{path} holds more than tensors, numbers, strings, lists and dictionaries, {refused(e)}, and is not read, "
+            "as that could run code; if you trust whoever wrote it, set DET_CORE_ALLOW_PICKLE=1"
+        ) from e
 
 
 def read(folder: Path) -> dict[str, Any]:
@@ -192,6 +200,7 @@ def apply(trainer: TrainerBase, folder: Path, state: Mapping[str, Any], *, anew:
     for name, mine in (("optimizers", optimizers), ("schedulers", schedulers)):
         if not anew and len(state[name]) != len(mine):
             raise CheckpointError(f"the checkpoint holds {len(state[name])} {name}, and this training has {len(mine)}")
+    state = {**state, **completed({name: state.get(name) for name in PARTS}, lambda: _parts(trainer))}
     with fitting(folder):
         trainer._det_core.strategy.load(trainer.model, optimizers, state)
     if anew:
@@ -208,7 +217,7 @@ def apply_beside(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
     run = session.run
     _apply_position(trainer, state["position"], len(state["ranks"]))
     _apply_history(trainer, state)
-    had = _mine(trainer, state["ranks"])
+    had = _mine(trainer, completed(state["ranks"], list))
     tracker.reset()
     tracker.total_loss, tracker.running_count = had["loss"][0], int(had["loss"][1])
     run.window = (had["window"][0], had["window"][1])
@@ -231,7 +240,8 @@ def pass_over(trainer: TrainerBase, state: Mapping[str, Any]) -> str:
     mine, saved = strategy.bare(trainer.model).state_dict(), state["model"]
     if mine.keys() != saved.keys() or any(torch.is_tensor(v) and v.shape != saved[k].shape for k, v in mine.items()):
         return "with the model as it is: the checkpoint has another"
-    strategy.load(trainer.model, (), {**state, "optimizers": ()})
+    model = completed(saved, mine.copy)
+    strategy.load(trainer.model, (), {**state, "model": model, "optimizers": ()})
     _apply_history(trainer, state)
     trainer._det_core.run.base = state["position"]["base"] + state["position"]["updates"]
     return f"with the model of run {state['position']['run']}"

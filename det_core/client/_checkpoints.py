@@ -201,7 +201,7 @@ class Checkpoints:
             return
         try:
             with hold(folder):
-                restart = max(RunSummary(folder).restarts - 1, 0)
+                restart = max(RunSummary(folder).starts - 1, 0)
                 journal = Journal(folder, run_id=run_id, restart=restart, rank=0)
                 try:
                     for storage_id in storage_ids:

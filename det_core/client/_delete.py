@@ -72,7 +72,7 @@ def _delete_from(run: Run, store: Store, home: Path | str | None) -> None:
         for storage_id in storage_ids:
             store.delete(storage_id)
         store.remove_beside(event_files_of_run(run.run_id))
-        store.collect(Owner.current(run.run_id, run.restarts))
+        store.collect(Owner.current(run.run_id, run.restarts + 1))
     except CheckpointError as e:
         raise _failure(run, str(e)) from e
 

@@ -51,7 +51,7 @@ class Run:
     @property
     def detail(self) -> str | None:
         """What there is to say of its end, such as the error; None: nothing, or it has not ended."""
-        ends = [end for end in self.record.records("run_end") if end.restart == self.restarts - 1]
+        ends = [end for end in self.record.records("run_end") if end.restart == self.restarts]
         return next((str(end["detail"]) for end in ends if end.get("detail")), None)
 
     @property
@@ -82,8 +82,8 @@ class Run:
 
     @property
     def restarts(self) -> int:
-        """How often it was started: 1 for a run that was never resumed."""
-        return self._summary.restarts
+        """Number of times that it was resumed: 0 for a run that never was."""
+        return max(self._summary.starts - 1, 0)
 
     @property
     def status(self) -> str | None:

@@ -44,6 +44,7 @@ class _Opened(NamedTuple):
     latest_checkpoint: str | None
     steps_completed: int
     unlisted: tuple[str, ...]
+    suspects: frozenset[str]
     remarks: tuple[str, ...]
 
 
@@ -74,8 +75,10 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         start = started_as(wanted.command)
         remarks = _remarks(earlier, wanted, start["argv"], distributed.size, storage)
         recorded: list[str] = []
+        suspects: frozenset[str] = frozenset()
         if earlier is not None:
             recorded = _recorded(earlier)
+            suspects = frozenset(str(r.get("storage_id")) for r in earlier.records("checkpoint_damaged"))
             earlier_config.update(earlier.last_settings("config"))
         folder.begin_restart(start)
         store = wanted.store or _own_store(folder.path)
@@ -84,7 +87,9 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         kept = store.list(folder.run_id) if folder.restart else []
         latest, steps = (kept[-1].storage_id, kept[-1].steps_completed) if kept else (None, 0)
         unlisted = _unlisted(recorded, latest)
-        return _Opened(folder.run_id, folder.restart, str(folder.path), latest, steps, unlisted, tuple(remarks))
+        return _Opened(
+            folder.run_id, folder.restart, str(folder.path), latest, steps, unlisted, suspects, tuple(remarks)
+        )
 
     opened = on_chief(distributed, "init", open_on_chief)
     path = Path(opened.path)
@@ -120,6 +125,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         release=chiefs[0].release if chiefs else lambda: None,
         beside=None if wanted.store is None else event_files_of_run(opened.run_id),
         unlisted_checkpoints=opened.unlisted,
+        suspect_checkpoints=opened.suspects,
         info=info,
         earlier_config=earlier_config,
     )  # fmt: skip
@@ -127,7 +133,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
 
 def never_asked(run: RunRecord) -> bool:
     """Whether the last start of a run ended without a word, and before any rank had called should_preempt()."""
-    last = run.restarts - 1
+    last = run.starts - 1
     starts = [r for r in run.records("run_start") if r.restart == last and r.get("notes_should_preempt")]
     ended = {r.rank for r in run.records("run_end") if r.restart == last}
     asked = any(r.restart == last for r in run.records("should_preempt"))

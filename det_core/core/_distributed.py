@@ -22,6 +22,7 @@ from det_core.core._environments import (
     launcher_of,
     number_machines,
 )
+from det_core.core._main_guard import exit_if_importing_script
 from det_core.core._script_call import script_call
 from det_core.errors import ContextClosed, MissingExtra, PeerLost, RendezvousError
 
@@ -119,6 +120,8 @@ class DistributedContext:
         self._attachments = 0
         self._links: Links | None = None
         if size > 1:
+            # A child has the variables of its parent's rank, and would take part as that.
+            exit_if_importing_script("DistributedContext()")
             from det_core.ipc import connect
 
             port = pub_port or environment.port or PORT

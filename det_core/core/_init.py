@@ -18,6 +18,7 @@ from det_core.core._deadline import StopDeadline
 from det_core.core._distributed import DistributedContext
 from det_core.core._end import end_in_time
 from det_core.core._environments import check_process_group, launched_ranks
+from det_core.core._main_guard import exit_if_importing_script
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
 from det_core.core._run import Run, Wanted, close_quietly, is_printable, recordable, without_our_frames
@@ -80,12 +81,15 @@ def init(
             checkpoints cannot be written; on every rank, in one line that says why, and what to do.
         RunNotFound, RunLocked: the run to resume is not there, or is being written.
         MasterError: this is a trial of an experiment, and its master does not answer, or refuses.
+        SystemExit: This process is a child of spawn or forkserver that is importing the script: the lines that train
+            have to stand under ``if __name__ == "__main__":``.
 
     In a trial of an experiment the master says what ``name``, ``resume``, ``metric``, ``smaller_is_better`` and
     ``hparams`` say elsewhere, and they are not looked at (a ``smaller_is_better=False`` that the configuration
     contradicts is warned of); nor is ``max_length``, if the experiment's configuration has one.
     ``checkpoint_storage``, left out, is that of the configuration.
     """
+    exit_if_importing_script("core.init()")
     open_standard_streams()
     end_in_time()
     environment = Environment.read()
@@ -131,7 +135,11 @@ def _compose(
     """Put the parts together."""
     chief = distributed.rank == 0
     start = StartCheckpoint(
-        run.latest_checkpoint, run.steps_completed, unlisted=run.unlisted_checkpoints, info=run.info
+        run.latest_checkpoint,
+        run.steps_completed,
+        unlisted=run.unlisted_checkpoints,
+        suspects=run.suspect_checkpoints,
+        info=run.info,
     )
     tensorboard = Tensorboard(
         chosen_mode(tensorboard_mode),

@@ -99,6 +99,7 @@ class Run:
         beside: the folder below the store's root that event files are copied to; None: they stay in the run's folder.
         unlisted_checkpoints: those that this run has recorded after ``latest_checkpoint`` and its store does not list,
             newest first.
+        suspect_checkpoints: those that an earlier start has found damaged when it restored them.
         elsewhere: by storage_id, the stores of checkpoints that lie in another one.
         info: what the cluster says of this task.
         managed: whether a master says when to stop; else signals do.
@@ -126,6 +127,7 @@ class Run:
     release: Callable[[], None]
     beside: str | None
     unlisted_checkpoints: tuple[str, ...] = ()
+    suspect_checkpoints: frozenset[str] = frozenset()
     elsewhere: Mapping[str, Store] = field(default_factory=dict)
     info: ClusterInfo | None = None
     managed: bool = False

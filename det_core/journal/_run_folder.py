@@ -155,7 +155,7 @@ class RunFolder:
             **fresh,
             **read_info(self.path, quietly=True),
         }  # which is empty where run.json is gone, or was never there
-        restart = count_restarts(self.path, info)
+        restart = count_starts(self.path, info)
         begun = {"restart": restart, "time": now, "host": os.uname().nodename, "pid": os.getpid()}
         info["restarts"].append({**begun, **start})
         _write_info(self.path, info)
@@ -295,8 +295,8 @@ def open_file(path: Path) -> BinaryIO | None:
     return open(fd, "rb", buffering=2**20)
 
 
-def count_restarts(folder: Path, info: dict[str, Any]) -> int:
-    """How often a run was started, by its run.json and by its journals."""
+def count_starts(folder: Path, info: dict[str, Any]) -> int:
+    """Return how often a run was started, by its run.json and by its journals."""
     begun = [start["restart"] for start in info.get("restarts", [])]
     return max([*begun, *(restart for restart, _ in journal_files(folder))], default=-1) + 1
 

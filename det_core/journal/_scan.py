@@ -20,7 +20,7 @@ from typing import Any
 
 from det_core._json import same
 from det_core.errors import RunNotFound
-from det_core.journal._run_folder import INFO, count_restarts, is_live, journal_files, open_file, read_info, run_paths
+from det_core.journal._run_folder import INFO, count_starts, is_live, journal_files, open_file, read_info, run_paths
 from det_core.journal._values import plain
 
 NO_STEP = -1
@@ -155,7 +155,7 @@ class RunSummary:
     @property
     def ended(self) -> float | None:
         """When the chief of the last restart said that it ends; None: it did not, or goes on."""
-        end = None if self.live else self._end_of(self.restarts - 1, 0)
+        end = None if self.live else self._end_of(self.starts - 1, 0)
         return None if end is None else float(end["time"])
 
     @property
@@ -164,9 +164,9 @@ class RunSummary:
         return is_live(self.path)
 
     @property
-    def restarts(self) -> int:
-        """How often the run was started; 1 for one that was never resumed."""
-        return count_restarts(self.path, self.info)
+    def starts(self) -> int:
+        """Number of times that the run was started: 1 for one that was never resumed."""
+        return count_starts(self.path, self.info)
 
     @property
     def state(self) -> str:
@@ -178,7 +178,7 @@ class RunSummary:
         """
         if self.live:
             return "running"
-        last = self.restarts - 1
+        last = self.starts - 1
         ranks = {0} | {rank for restart, rank in journal_files(self.path) if restart == last}
         ends = [self._end_of(last, rank) for rank in sorted(ranks)]
         outcomes = ["died" if end is None else str(end["body"].get("outcome", "completed")) for end in ends]

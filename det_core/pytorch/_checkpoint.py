@@ -26,7 +26,7 @@ import det_core
 from det_core import core
 from det_core._env import Environment
 from det_core._training.data_order import Position
-from det_core._training.states import readable_states
+from det_core._training.states import completed, readable_states, without_unreadable
 from det_core._training.strategy import fitting
 from det_core._walk import loaded, walk
 from det_core.errors import CheckpointError, MissingExtra, StorageError
@@ -176,6 +176,10 @@ class Files:
         states = {name: callback.state_dict() for name, callback in self._hooks.named.items()}
         return readable_states("callback", states, load_weights, logger, self._warned)
 
+    def readable(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return all that a checkpoint is to hold, without what could not be read back, with a warning of that."""
+        return without_unreadable(state, load_weights, logger, self._warned)
+
     def _load_data(self) -> dict[str, Any]:
         """How :func:`load_trial_from_checkpoint_path` finds the class, and what it gives to it."""
         context, cls = self._context, type(self._trial)
@@ -247,8 +251,10 @@ class Checkpoints:
     def _save(self, content: Content, files: dict[str, bytes | Path], *, blocking: bool) -> str:
         hooks, checkpoint = self._hooks, self._core.checkpoint
         self._core.train.set_status("checkpointing")
-        state = self._state(core.random_state())
+        random = core.random_state()  # first: a callback's state_dict() may draw numbers
+        state = {**self._state(), "callbacks": self._files.callbacks(), "rng_state": random}
         hooks.call("on_checkpoint_save_start", state)
+        state = self._files.readable(state)
         metadata, files = self._files.metadata(content), files | self._files.files(content)
         if not (hooks.on_checkpoint_write_end or hooks.on_checkpoint_end):
             return checkpoint.save(state, metadata, name=STATE, files=files, blocking=blocking)
@@ -259,12 +265,16 @@ class Checkpoints:
             hooks.call("on_checkpoint_write_end", str(path))
         return storage_id
 
-    def _state(self, random: dict[str, Any]) -> dict[str, Any]:
+    def read(self, folder: Path) -> Content:
+        """Return what :func:`read` does; parts of a state that could not be saved are as they are now."""
+        content = read(folder, self._context.distributed)
+        content.state = completed(content.state, self._state)
+        return content
+
+    def _state(self) -> dict[str, Any]:
         context = self._context
         state = context._strategy.state(context.models, context.optimizers)
         state["lr_schedulers_state_dict"] = [scheduler.state_dict() for scheduler in context.lr_schedulers]
-        state["callbacks"] = self._files.callbacks()
-        state["rng_state"] = random
         if context._scaler is not None:
             state["scaler_state_dict"] = context._scaler.state_dict()
         return state

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from det_core import core
+from det_core._training.states import completed
 from det_core._training.strategy import OneProcess, fitting
 from det_core.errors import CheckpointError
 from det_core.pytorch._context import PyTorchTrialContext
@@ -105,6 +106,7 @@ def load_trial_from_checkpoint_path(
     saved = state.get("models_state_dict", [])
     if len(saved) != len(context.models):
         raise CheckpointError(f"{folder} holds {len(saved)} model(s), and {cls.__name__} wraps {len(context.models)}")
+    saved = completed(saved, lambda: context._strategy.state(context.models, [])["models_state_dict"])
     with fitting(folder):
         context._strategy.load(context.models, [], {"models_state_dict": saved, "optimizers_state_dict": []})
     return trial

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, islice
 from typing import Any
 
 from torch.utils.data import BatchSampler
 
 from det_core._training.data_order import EpochOrder, Position, length_of
+from det_core._training.loader_errors import LoaderBatches, forget_workers
 from det_core.errors import InvalidExperimentException
 from det_core.pytorch._data import DataLoader
 from det_core.pytorch._trial import Trial
@@ -72,12 +73,11 @@ class Loaders:
             whole = self._note("training", training)
             skip = self._start(position, whole, slot, length_of(training.dataset))
             self.dealing = None if whole is None else Dealing(whole, slot, skip, position.batches)
-            loader = training.training(position.seed, rank=self._rank, size=self._size, skip=skip)
-            batches, length = _unending(iter(loader)), length_of(loader)
+            batches, length = self._training(training, position.seed, skip)
         else:
             if position.batches:
                 logger.warning("a loader of your own starts from its beginning: this resume is not exact")
-            batches, length = _endless(training), length_of(training)
+            batches, length = self._steady(lambda _drawn: _endless(training), training), length_of(training)
         validation = self._trial.build_validation_data_loader()
         self._check(validation, "build_validation_data_loader")
         validation = _unrepeated(validation)
@@ -86,18 +86,34 @@ class Loaders:
             size, rank = (1, 0) if full_validation else (self._size, self._rank)
             validation = validation.validation(position.seed, rank=rank, size=size)
         self._validation = validation
-        return self._watched(batches), length
+        return batches, length
+
+    def _training(self, data: DataLoader, seed: int, skip: int) -> tuple[Iterator[Any], int | None]:
+        """Return this rank's endless batches after ``skip``, and how many of them are a pass."""
+
+        def loader(drawn: int) -> Any:
+            return data.training(seed, rank=self._rank, size=self._size, skip=skip + drawn)
+
+        return self._steady(lambda drawn: _unending(iter(loader(drawn)))), length_of(loader(0))
 
     def validation(self) -> tuple[Iterator[Any], int | None]:
         """A new pass over this rank's share of the validation set, and how many batches that is."""
-        return self._watched(_one_pass(self._validation, "validation")), length_of(self._validation)
+        loader = self._validation
+        one_pass = self._steady(lambda drawn: islice(_one_pass(loader, "validation"), drawn, None), loader)
+        return one_pass, length_of(loader)
 
-    def _watched(self, batches: Iterator[Any]) -> Iterator[Any]:
-        try:
-            yield from batches
-        except Exception as e:
-            self.error = e
-            raise
+    def _steady(self, open_from: Callable[[int], Iterator[Any]], loader: Any = None) -> Iterator[Any]:
+        """Return batches whose errors are noted; on several ranks a stop does not end them."""
+
+        def note(error: Exception) -> None:
+            self.error = error
+
+        def reopen_from(drawn: int) -> Iterator[Any]:
+            forget_workers(loader)
+            return open_from(drawn)
+
+        preempt = self._context._core.preempt if self._context.distributed.size > 1 else None
+        return LoaderBatches(open_from, note, preempt=preempt, reopen_from=reopen_from)
 
     def whole_validation(self) -> Any:
         """The torch loader of the whole validation set."""

@@ -273,8 +273,8 @@ class Runner:
     def _is_stop(self, error: Exception) -> bool:
         """Return whether an error is a loader's, of a worker that died of the signal to stop, say.
 
-        With several ranks the others may be in the middle of a batch, so they cannot stop together: the chief saves,
-        and the error ends the job.
+        With several ranks the loader was opened again, and has failed again. The others may be in the middle of a
+        batch, so they cannot stop together: the chief saves, and the error ends the job.
         """
         if error is not self._steps.loader_error or not comes_with_stop(error, self._core.preempt):
             return False

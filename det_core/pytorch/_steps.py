@@ -15,7 +15,7 @@ from det_core._training.data_order import Position
 from det_core._training.metric_buffer import MetricBuffer
 from det_core._training.strategy import load_model
 from det_core.pytorch._callback import Hooks
-from det_core.pytorch._checkpoint import Checkpoints, Content, apply, read
+from det_core.pytorch._checkpoint import Checkpoints, Content, apply
 from det_core.pytorch._context import PyTorchTrialContext
 from det_core.pytorch._loaders import Loaders
 from det_core.pytorch._trial import PyTorchTrial, Trial, overrides, takes_batch_idx
@@ -112,7 +112,7 @@ class PyTorchTrialSteps(TrialSteps):
 
     def read(self, folder: Path, storage_id: str) -> Content:
         """Every rank reads the same files, and its own random states."""
-        return read(folder, self._distributed)
+        return self._checkpoints.read(folder)
 
     def loaders(self, position: Position) -> tuple[Iterator[Any], int | None]:
         """Training first, then validation, as users' classes are used to. Ranks that have different data say so."""

@@ -56,8 +56,6 @@ with core.init(
 def kind(request: pytest.FixtureRequest) -> str:
     """The service."""
     found: str = request.param
-    if found == "azure":
-        pytest.importorskip("adlfs")
     return found
 
 

@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
 
         note(f"no runs in {args.home or Environment.read().home}")
         return 0
-    rows = [(r.run_id, r.state, when(r.created), str(max(r.restarts - 1, 0)), r.name) for r in shown]
+    rows = [(r.run_id, r.state, when(r.created), str(r.restarts), r.name) for r in shown]
     print_table(("RUN", "STATE", "STARTED", "RESUMED", "NAME"), rows)
     if len(shown) < len(runs) and sys.stderr.isatty():
         note(f"{len(runs) - len(shown)} older runs are not shown; --limit 0 shows all")

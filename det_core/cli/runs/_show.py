@@ -94,7 +94,7 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
         ("name", run.name),
         ("state", _state(run)),
         ("started", when(run.created)),
-        ("resumed", _times(run.restarts - 1)),
+        ("resumed", _times(run.restarts)),
         ("folder", str(run.path)),
         *_started(run),
     ]

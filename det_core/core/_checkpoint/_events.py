@@ -71,6 +71,9 @@ class CheckpointEvents:
             written_by: the run that wrote it; None: it does not say.
         """
 
+    def found_damaged(self, storage_id: str) -> None:
+        """The checkpoint to start from is damaged, and no other can be taken any more. On any rank."""
+
     def described(self, storage_id: str) -> dict[str, Any] | None:
         """What is known as its metadata beside what its store says; None: nothing."""
 
@@ -128,6 +131,11 @@ class RunEvents(CheckpointEvents):
         rolls_back = steps_completed if written_by == self._run.run_id else None
         body = {"storage_id": storage_id, "run_id": written_by, "steps_completed": rolls_back}
         self._run.journal.record("restore", body)
+
+    def found_damaged(self, storage_id: str) -> None:
+        """Journal it, for the next start of a bare run, which has another journal under a master."""
+        if not self._run.managed:
+            self._run.journal.record("checkpoint_damaged", {"storage_id": storage_id})
 
     def described(self, storage_id: str) -> dict[str, Any] | None:
         """Ask the backend."""

@@ -88,11 +88,15 @@ class CheckpointReader:
                 stack.enter_context(self._hold(storage_id))
             download(together, self._store.disk, checkpoint, folder, selector, self._progress)
 
-    def check(self, storage_id: str) -> None:
+    def check(self, storage_id: str, *, digests: bool = False) -> None:
         """Check a checkpoint that is about to be restored; every rank calls.
 
         In a directory every byte is compared, which restoring it then need not do. What must be fetched is compared
         when it is, so that nothing is fetched twice, and here only looked at: that it is there, and how large.
+
+        Args:
+            storage_id: the checkpoint.
+            digests: compare every byte of what must be fetched, too.
 
         Raises:
             CheckpointNotFound, CheckpointCorrupt: on every rank alike.
@@ -103,14 +107,14 @@ class CheckpointReader:
         checkpoint = together.each(lambda: _seen(store, storage_id, manifest))
         if not self.on_any(shared, checkpoint is None):
             assert checkpoint is not None
-            self._compare(together, checkpoint)
+            self._compare(together, checkpoint, digests)
         else:  # a directory of the chief's machine, from which a script may restore on the chief alone
-            together.chief(lambda: self._compare(Together.alone("resume"), store.open(storage_id, manifest)))
+            together.chief(lambda: self._compare(Together.alone("resume"), store.open(storage_id, manifest), digests))
 
-    def _compare(self, together: Together, checkpoint: StoredCheckpoint) -> None:
+    def _compare(self, together: Together, checkpoint: StoredCheckpoint, digests: bool) -> None:
         if checkpoint.manifest.verified:
             together.chief(checkpoint.metadata)
-        known = set() if checkpoint.path is not None else set(checkpoint.manifest.files)
+        known = set() if digests or checkpoint.path is not None else set(checkpoint.manifest.files)
         verified = verify(together, checkpoint, None, known, self._progress)
         if checkpoint.path is not None:
             self._verified |= {(checkpoint.storage_id, mode): set(verified) for mode in DownloadMode}
@@ -120,6 +124,10 @@ class CheckpointReader:
         if storage_id not in self._restores:
             self._restores.add(storage_id)
             self._events.restored(storage_id, steps, written_by)
+
+    def note_damage(self, storage_id: str) -> None:
+        """Record that the checkpoint to start from is damaged, for the next start."""
+        self._events.found_damaged(storage_id)
 
     def steps_completed(self, storage_id: str) -> int | None:
         """Return the steps of a checkpoint; None if it does not say."""

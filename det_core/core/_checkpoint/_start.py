@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from det_core._info import ClusterInfo
@@ -30,6 +30,8 @@ class StartCheckpoint:
         storage_id: the checkpoint that was handed over, or the newest that the run's store lists; None: there is none.
         steps_completed: those of that checkpoint.
         unlisted: checkpoints that the run has recorded after it and that its store does not list, newest first.
+        suspects: checkpoints that an earlier start has found damaged, too late to take others: their bytes are
+            compared before this start answers.
         info: the cluster's description of this task, which follows every change.
 
     Attributes:
@@ -44,8 +46,10 @@ class StartCheckpoint:
         steps_completed: int = 0,
         *,
         unlisted: Sequence[str] = (),
+        suspects: Collection[str] = (),
         info: ClusterInfo | None = None,
     ) -> None:
+        self.suspects = suspects
         self.candidates = [*unlisted, *([] if storage_id is None else [storage_id])]
         self.is_fixed = False
         self.steps = 0 if unlisted else steps_completed
@@ -115,9 +119,12 @@ class StartSearch:
         If none is intact, a person is told, and restoring raises it: a script that restores nothing may run.
         """
         try:
-            self.first_intact(DownloadMode.LocalWorkersShareDownload, self._reader.check)
+            self.first_intact(DownloadMode.LocalWorkersShareDownload, self._check)
         except (CheckpointCorrupt, CheckpointNotFound) as e:
             self._say(str(e))
+
+    def _check(self, storage_id: str) -> None:
+        self._reader.check(storage_id, digests=storage_id in self._start.suspects)
 
     def first_intact(self, mode: DownloadMode, attempt: Callable[[str], T]) -> T | None:
         """Return what ``attempt`` makes of the newest checkpoint that is there and intact; None: there was never one.
@@ -135,6 +142,7 @@ class StartSearch:
                 found = attempt(storage_id)
             except (CheckpointCorrupt, CheckpointNotFound) as e:
                 if self._reader.on_any(mode, self._start.is_fixed):
+                    self._reader.note_damage(storage_id)
                     raise type(e)(f"{e}; {FIXED}") from e
                 passed.append(e)
                 if not candidates and not are_older:

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from det_core import core
 from det_core._env import Environment
+from det_core._training.states import completed
 from det_core.errors import CheckpointError
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._checkpoint import (
@@ -54,6 +55,7 @@ class Shards:
             self._core.train.set_status("checkpointing")
         state = {"callbacks": self._files.callbacks(), "rng_state": core.random_state()}
         hooks.call("on_checkpoint_save_start", state)
+        state = self._files.readable(state)
         blocking = "on_checkpoint_upload_end" in hooks.anywhere
         metadata = self._files.metadata(content)
         with self._core.checkpoint.store_path(metadata, shard=True, blocking=blocking) as (path, storage_id):
@@ -79,6 +81,7 @@ class Shards:
         self._check_origin(storage_id)
         own = folder / OWN.format(self._rank)
         state = load_weights(own if own.is_file() else folder / OWN.format(0), allow_pickle=self._context._allow_pickle)
+        state = completed(state, dict)
         counters, position = read_progress(folder)
         return Content(counters, position, state, random_state_of(state), folder=folder)
 

@@ -577,12 +577,53 @@ def test_counters_and_numbers_of_numpys_are_gone_on_with(tmp_path: Path) -> None
     assert straight.load_checkpoint(tmp_path / "c.pt", load_scheduler=False)["score"] == 0.5
 
 
-def test_a_scheduler_whose_state_could_not_be_read_is_told_of_at_the_first_save() -> None:
-    class Named(torch.optim.lr_scheduler.LambdaLR):  # type: ignore[misc]
-        where = Path("here")
+class Holding(torch.optim.lr_scheduler.LRScheduler):  # type: ignore[misc]
+    """Halves the rate at each update; its state has what no checkpoint can hold."""
 
-        def state_dict(self) -> dict[str, Any]:
-            return {**super().state_dict(), "where": self.where}
+    def __init__(self, optimizer: Any) -> None:
+        self.function = lambda n: 0.5**n
+        self.running = (i for i in ())
+        self.where = Path("here")
+        super().__init__(optimizer)
 
-    with core.init(), pytest.raises(CheckpointError, match="the state of Named holds more"):
-        train(trainer(), create_scheduler_fn=lambda optimizer: Named(optimizer, lambda n: 1.0), checkpoint_every=1)
+    def get_lr(self) -> list[float]:
+        return [self.function(self.last_epoch) * rate for rate in self.base_lrs]
+
+
+def holding(optimizer: Any) -> Any:
+    """A scheduler that holds such ones."""
+    parts = [Holding(optimizer), Holding(optimizer)]
+    return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, milestones=[6])
+
+
+def test_training_whose_states_hold_objects_goes_on_exactly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def run(name: str, at: int = 0) -> Trainer:
+        with core.init(name=name, resume="latest") as ctx:
+            one = trainer(Events(at, lambda: core_stop(ctx)))
+            one.optimizer.param_groups[0]["note"] = print
+            return train(one, 3, create_scheduler_fn=holding)
+
+    straight, stopped = run("straight"), run("stopped", 3)
+    assert stopped.preempted
+    resumed = run("stopped")
+    assert_same(resumed.model.state_dict(), straight.model.state_dict())
+    assert resumed.optimizer.param_groups[0]["note"] is print
+    assert "checkpoints leave out schedulers.0._schedulers.0.function, schedulers.0._schedulers.0.run" in caplog.text
+    assert "checkpoints leave out optimizers.0.param_groups.0.note, as it could not be read back" in caplog.text
+
+
+def test_files_of_a_training_whose_states_hold_objects_are_read_back(tmp_path: Path) -> None:
+    one = trainer()
+    one.optimizer.param_groups[0]["note"] = print
+    train(one, 1, create_scheduler_fn=holding)
+    one.save_checkpoint(tmp_path / "c.pt", {"note": print, "score": 1})
+    one.save_training_state(tmp_path / "state", {"note": print, "score": 1})
+    other = trainer()
+    other.optimizer.param_groups[0]["note"] = repr
+    train(other, 0, create_scheduler_fn=holding)
+    content = other.load_checkpoint(tmp_path / "c.pt")
+    assert content["score"] == 1 and "note" not in content
+    assert other.scheduler.last_epoch == one.scheduler.last_epoch == 4
+    assert other.optimizer.param_groups[0]["note"] is repr
+    again = trainer()
+    assert again.load_training_state(tmp_path / "state") == {"current_epoch": 2, "score": 1}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core import core
+from det_core import client, core
 from det_core.journal import Journal, RunFolder
 from det_core.storage import DirectoryStore, Owner
 from support.commands import det_core
@@ -58,6 +58,14 @@ def test_list(home: Path) -> None:
     assert "'x' is not a number" in det_core("runs", "list", "--limit", "x", check=2).stderr
 
 
+def test_restarts_in_json_are_those_of_the_table(home: Path) -> None:
+    fresh, resumed = one_run(home).run_id, rich_run(home)
+    table = {row.split()[0]: row.split()[4] for row in det_core("runs", "list").stdout.splitlines()[1:]}
+    rows = {row["run_id"]: str(row["restarts"]) for row in json.loads(det_core("runs", "list", "--json").stdout)}
+    shown = {run_id: str(client.run(run_id).restarts) for run_id in (fresh, resumed)}
+    assert table == rows == shown == {fresh: "0", resumed: "1"}
+
+
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
 def test_list_passes_over_a_journal_that_is_no_file(home: Path, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     other, damaged = one_run(home), one_run(home)
@@ -80,7 +88,7 @@ def test_show(home: Path) -> None:
     assert shown["groups"]["training"]["rows"] == 5
     assert shown["groups"]["training"]["last"]["metrics"]["acc"] == {"top1": 5, "bad": "-Infinity"}
     assert [c["storage_id"] for c in shown["checkpoints"]] == ["abc-0", "abc-1"]
-    assert (shown["state"], shown["restarts"], shown["torn_lines"]) == ("preempted", 2, 0)
+    assert (shown["state"], shown["restarts"], shown["torn_lines"]) == ("preempted", 1, 0)
     assert shown["metadata"] == {"note": "x"}
 
 

@@ -40,7 +40,7 @@ def rich_run(home: Path) -> client.Run:
 
 def test_a_run_says_what_it_is(home: Path) -> None:
     run = rich_run(home)
-    assert (run.name, run.state, run.restarts, run.status, run.progress) == ("rich", "completed", 2, "fit", 0.5)
+    assert (run.name, run.state, run.restarts, run.status, run.progress) == ("rich", "completed", 1, "fit", 0.5)
     assert run.metadata == {"note": "x"}
     assert run.path == home / "runs" / run.run_id
     assert run.argv == ["python", "train.py", "--lr", "0.1 0.2"]

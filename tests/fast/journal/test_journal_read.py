@@ -176,7 +176,7 @@ def test_the_example_of_a_resumed_run(tmp_path: Path) -> None:
     everything = run.rows("training", superseded=True)
     assert len(everything) == 80 + 20 + 40
     assert sum(row.superseded for row in everything) == 40
-    assert run.restarts == 3
+    assert run.starts == 3
 
 
 def test_rows_beyond_the_restored_step_are_superseded_at_once(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_run_is_read_without_its_run_json(home: Path) -> None:
     run = one_run(home)
     (run.path / "run.json").unlink()
     again = read_run(run.path)
-    assert (again.run_id, again.name, again.restarts, again.state) == (run.run_id, "", 1, "completed")
+    assert (again.run_id, again.name, again.starts, again.state) == (run.run_id, "", 1, "completed")
     assert len(again.rows("training")) == 3
     assert [r.run_id for r in list_runs(home)] == [run.run_id]
 
@@ -254,7 +254,7 @@ def test_a_broken_run_json_is_passed_over(home: Path, content: bytes) -> None:
     run = one_run(home)
     (run.path / "run.json").write_bytes(content)
     again = read_run(run.path)
-    assert (again.name, again.restarts, again.created) == ("", 1, 0.0)
+    assert (again.name, again.starts, again.created) == ("", 1, 0.0)
     (listed,) = list_runs(home)
     assert listed.state == "completed"
 

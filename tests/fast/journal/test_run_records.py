@@ -64,7 +64,7 @@ def check(record: bytes) -> str:
             det_core("runs", *words, "--home", home)
         again = RunFolder.open(home, odd.name)
         restart = again.begin_restart({"argv": []})
-        assert read_run(odd).restarts == restart + 1
+        assert read_run(odd).starts == restart + 1
         again.release()
         return listed.stderr
 

@@ -140,6 +140,76 @@ def test_callback_state_that_cannot_be_saved_is_left_out_and_told_of_once(
     assert "callback 'holding' has a load_state_dict(), but the checkpoint holds no state of it" in caplog.text
 
 
+class Described(torch.nn.Linear):  # type: ignore[misc]
+    """Its state has an object beside the weights."""
+
+    note: Any = Path("saved")
+
+    def get_extra_state(self) -> Any:
+        return {"note": self.note, "size": self.in_features}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state["size"] == self.in_features
+        self.note = state["note"]
+
+
+class Halving(torch.optim.lr_scheduler.LRScheduler):  # type: ignore[misc]
+    """Its state has what no checkpoint can hold."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.function = lambda n: 0.5**n
+        self.running = (i for i in ())
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        return [self.function(self.last_epoch) * rate for rate in self.base_lrs]
+
+
+class Holder(Tiny):
+    """Everything that it trains with has such a state."""
+
+    def build(self) -> torch.nn.Module:
+        return Described(1, 1)
+
+    def __init__(self, context: Any) -> None:
+        super().__init__(context)
+        self.optimizer.param_groups[0]["note"] = print
+        mode = pytorch.LRScheduler.StepMode.STEP_EVERY_BATCH
+        self.scheduler = context.wrap_lr_scheduler(Halving(self.optimizer), mode)
+
+    def build_callbacks(self) -> Any:
+        return {"adding": Adding()}
+
+
+class Adding(pytorch.PyTorchCallback):
+    """Adds to checkpoints what they cannot hold."""
+
+    def on_checkpoint_save_start(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["mine"] = {"lock": threading.Lock(), "number": 7}
+
+    def on_checkpoint_load_start(self, checkpoint: dict[str, Any]) -> None:
+        assert checkpoint["mine"] == {"number": 7}
+
+
+def test_fit_whose_states_hold_objects_goes_on_exactly(caplog: pytest.LogCaptureFixture) -> None:
+    straight = fit(Holder, 5)
+    fit(Holder, 3, init={"name": "r"})
+    resumed = fit(Holder, 5, init={"name": "r", "resume": "latest"})
+    assert resumed.trial.events[0] == "b3"
+    assert resumed.trial.weights == straight.trial.weights
+    assert resumed.trial.scheduler.last_epoch == straight.trial.scheduler.last_epoch
+    assert resumed.trial.optimizer.param_groups[0]["note"] is print
+    loaded = pytorch.load_trial_from_checkpoint_path(resumed.folder(), trial_class=Holder)
+    assert loaded.weights == straight.trial.weights
+    for part in (
+        "lr_schedulers_state_dict.0.function, lr_schedulers_state_dict.0.running",
+        "optimizers_state_dict.0.param_groups.0.note",
+        "models_state_dict.0._extra_state.note",
+        "mine.lock",
+    ):
+        assert f"checkpoints leave out {part}, as it could not be read back" in caplog.text
+
+
 class Thing:
     pass
 

@@ -70,7 +70,7 @@ def assert_counted(run_id: str, ranks: int, before: dict[str, Any], folder: Path
     assert (shown["state"], shown["restarts"]) == ("completed", before["restarts"] + 1)
     start = before["checkpoints"][-1]["steps_completed"]
     for row in rows:
-        new, step = row["restart"] == before["restarts"], row["steps_completed"]
+        new, step = row["restart"] == shown["restarts"], row["steps_completed"]
         assert (step > start) if new else row["superseded"] or step <= start
     stand = {(row["group"], row["steps_completed"]): row["metrics"] for row in rows if not row["superseded"]}
     expected: dict[tuple[str, int], Any] = {}
