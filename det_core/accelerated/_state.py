@@ -21,14 +21,8 @@ from typing import IO, Any
 import torch
 
 from det_core._env import Environment
-from det_core._training.states import (
-    completed,
-    is_plain,
-    naming_damage,
-    readable_states,
-    refused,
-    without_unreadable,
-)
+from det_core._torch_states import is_plain, refused
+from det_core._training.states import completed, naming_damage, readable_states, without_unreadable
 from det_core._training.strategy import fitting
 from det_core.accelerated._base import Position, TrainerBase, callbacks_of, listed
 from det_core.accelerated._data import batch_size_of, reseed

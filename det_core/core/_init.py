@@ -12,9 +12,9 @@ from det_core._env import Environment
 from det_core._info import get_cluster_info
 from det_core._notices import open_standard_streams, print_notice
 from det_core.core._bare_run import open_bare_run
-from det_core.core._checkpoint import CheckpointContext, RunEvents, StartCheckpoint
+from det_core.core._checkpoint import CheckpointContext, RunEvents, ScriptChecks, StartCheckpoint
 from det_core.core._context import Context
-from det_core.core._deadline import StopDeadline
+from det_core.core._deadline import GRACE, StopDeadline
 from det_core.core._distributed import DistributedContext
 from det_core.core._end import end_in_time
 from det_core.core._environments import check_process_group, launched_ranks
@@ -157,15 +157,18 @@ def _compose(
     preempt = PreemptContext(
         distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
         master=run.backend if run.managed else None, signals=not run.managed,
+        grace=None if run.managed else environment.grace or GRACE,
     )  # fmt: skip
     deadline = StopDeadline(lambda: preempt.requested_at, environment.grace, is_limited=not run.managed)
     for store in (run.store, *run.elsewhere.values()):
         store.limit(deadline)
-    events = RunEvents(run, tensorboard, retention)
+    say = print_notice if chief else logger.debug
+    checks = ScriptChecks(distributed, run, start, say)
+    events = RunEvents(run, tensorboard, retention, checks)
     checkpoint = CheckpointContext(
         distributed, run.store, run_id=run.run_id, restart=run.restart, events=events,
         start=start, elsewhere=run.elsewhere, scratch=environment.home / "scratch",
-        deadline=deadline, say=print_notice if chief else logger.debug,
+        deadline=deadline, say=say,
     )  # fmt: skip
     checkpoint.choose_start()
     if chief:
