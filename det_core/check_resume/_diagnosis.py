@@ -101,6 +101,8 @@ def diagnose(facts: Facts) -> list[Finding]:
     """Return what is wrong with a resumed training, the likeliest cause first; empty if nothing is."""
     blocking = next(_blocking(facts), None)
     findings = [blocking] if blocking is not None else [*_steps(facts), *_values(facts)]
+    if not findings and facts.difference:
+        findings.append(_of_other_rows(facts.difference))
     if not findings and facts.different_keys:
         findings.append(_of_checkpoint(facts))
     findings += _around(facts)
@@ -343,6 +345,15 @@ def _where(facts: Facts, kind: str) -> str:
     if key.split(".")[0] in facts.unread:
         return f"the checkpoint has it as {key!r}, which the script never reads"
     return f"the checkpoint has it as {key!r}"
+
+
+def _of_other_rows(difference: Difference) -> Finding:
+    """Return what is wrong with rows where steps and values of the main group are right."""
+    for places, how in ((difference.missing, "is missing"), (difference.extra, "is not in the undisturbed training")):
+        if places:
+            group, step = places[0]
+            return Finding("hole", f"the row of group {group} at step {step} {how}, of {len(places)}", step)
+    return Finding(NO_BETTER_CAUSE, "all rows are equal, but were reported in another order")
 
 
 _BY_KEY = {
