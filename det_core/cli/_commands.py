@@ -41,6 +41,7 @@ COMMANDS = {
         ("describe", "download", "gc", "list", "rm", "verify"),
     ),
     "sync": Command("det_core.cli._sync", "bring runs that had no master to one"),
+    "skill": Command("det_core.cli._skill", "print where the texts for coding agents lie: a skill card, llms.txt"),
     "completion": Command(
         "det_core.cli._completion",
         "print a script that completes commands and ids",
