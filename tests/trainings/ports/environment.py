@@ -26,9 +26,14 @@ class Bandit:
 
     def restore(self, state):
         """Put the bandit back to where it was."""
-        version, numbers, gauss = state["random"]
-        self.random.setstate((version, tuple(numbers), gauss))
         self.means = state["means"]
+        self.random.setstate(as_random_state(state["random"]))
+
+
+def as_random_state(words):
+    """Return the state of a generator that JSON has made a list of."""
+    version, numbers, gauss = words
+    return version, tuple(numbers), gauss
 
 
 random.seed(4)
@@ -42,7 +47,7 @@ with core.init(name="bandit") as ctx:
             step = saved["step"]
             values = saved["values"]
             bandit.restore(saved["bandit"])
-            core.set_random_state(saved["random"])
+            random.setstate(as_random_state(saved["random"]))
     while step < LENGTH:
         arm = random.randrange(3) if random.random() < 0.2 else values.index(max(values))
         reward = bandit.pull(arm)
@@ -51,7 +56,7 @@ with core.init(name="bandit") as ctx:
         ctx.train.report_training_metrics(step, {"reward": reward, "value": max(values)})
         stop = ctx.preempt.should_preempt()
         if stop or step % 5 == 0 or step == LENGTH:
-            saved = {"step": step, "values": values, "bandit": bandit.state(), "random": core.random_state()}
+            saved = {"step": step, "values": values, "bandit": bandit.state(), "random": random.getstate()}
             with ctx.checkpoint.store_path({"steps_completed": step}) as (path, _):
                 (path / "agent.json").write_text(json.dumps(saved))
         if stop:

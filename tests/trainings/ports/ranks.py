@@ -15,7 +15,8 @@ with core.init(distributed=distributed, name="ranks", resume="latest") as ctx:
         if path is not None:
             saved = json.loads((path / "search.json").read_text())
             x = saved["x"]
-            core.set_random_state(saved["random"][rank])
+            version, numbers, gauss = saved["random"][rank]
+            random.setstate((version, tuple(numbers), gauss))
     for step in range(ctx.steps_completed + 1, LENGTH + 1):
         guess = x + random.gauss(0, 0.5)
         x = min(ctx.distributed.allgather(guess), key=abs)
@@ -23,7 +24,7 @@ with core.init(distributed=distributed, name="ranks", resume="latest") as ctx:
             ctx.train.report_training_metrics(step, {"distance": abs(x)})
         stop = ctx.preempt.should_preempt()
         if stop or step % 5 == 0 or step == LENGTH:
-            states = ctx.distributed.gather(core.random_state())
+            states = ctx.distributed.gather(random.getstate())
             if rank == 0:
                 with ctx.checkpoint.store_path({"steps_completed": step}) as (path, _):
                     (path / "search.json").write_text(json.dumps({"x": x, "random": states}))
