@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from support import TESTS
+from support import EXAMPLES, TESTS, commands, pages, warm
 
 PORTS = TESTS / "trainings" / "ports"
 
@@ -175,14 +178,79 @@ WRONG = {
     ),
     "reports_of_all_ranks": Wrong(
         "ranks",
-        "ranks_differ",
+        None,
         (
             ("        if rank == 0:\n            ctx.train", "        ctx.train"),
             ('"distance": abs(x)', '"guess": guess'),
         ),
+        said="report different values",
     ),
 }
 """By name."""
+
+
+SAID = (
+    "no checkpoint was restored before its first report|the first training report after the resume"
+    "|a resume from it supersedes the rows|report different values for group|weights_only"
+)
+"""Words of the API's own warnings."""
+_TWO_RANKS = ("-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2")
+_FIT_TRIAL = ("-m", "det_core.exec.harness", "fit_trial:SumTrial", "--config", "search.yaml", "--hparam", "lr=0.1")
+_SMALL_DIGITS = ("--epochs", "5", "--width", "8", "--batch-size", "64")
+RIGHT: dict[str, tuple[str, ...]] = {
+    **{path.stem: (str(path),) for path in sorted(PORTS.glob("*.py"))},
+    "ranks": (*_TWO_RANKS, str(PORTS / "ranks.py")),
+    "hf_accelerate_two_ranks": (*_TWO_RANKS, str(PORTS / "hf_accelerate.py")),
+    "README.md fit": ("fit.py",),
+    "README.md fit_trainer": ("fit_trainer.py",),
+    "README.md fit_trial": _FIT_TRIAL,
+    "docs/getting-started.md steps": ("steps.py",),
+    "docs/core-api.md exact": ("exact.py",),
+    "docs/core-api.md exact_two_ranks": (*_TWO_RANKS, "exact.py"),
+    "docs/porting.md port": ("port.py",),
+    "docs/porting.md port_two_ranks": (*_TWO_RANKS, "port.py"),
+    "docs/porting.md with_accelerate": ("with_accelerate.py",),
+    "quickstart": (f"{EXAMPLES}/quickstart/train.py", *_SMALL_DIGITS),
+    "quickstart_two_ranks": (*_TWO_RANKS, f"{EXAMPLES}/quickstart/train.py", *_SMALL_DIGITS),
+    "accelerated": (f"{EXAMPLES}/accelerated/train.py",),
+    "finetune": (f"{EXAMPLES}/accelerated/finetune.py",),
+    "pytorch_trial": (f"{EXAMPLES}/pytorch_trial/train.py",),
+    "fsdp_checkpoint": (*_TWO_RANKS, f"{EXAMPLES}/fsdp_checkpoint/train.py", "--steps", "40", "--save-every", "9"),
+    "fsdp2": (*_TWO_RANKS, f"{EXAMPLES}/quickstart_frameworks/train_fsdp2.py", *_SMALL_DIGITS),
+}
+"""The arguments of python, by name: the scripts of this folder, those of the pages, and the examples."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Result of a check.
+
+    Attributes:
+        status: its exit status.
+        causes: the findings' causes, the likeliest first.
+        texts: what the findings say.
+        printed: what all starts of the script have printed.
+    """
+
+    status: int
+    causes: tuple[str, ...]
+    texts: tuple[str, ...]
+    printed: str
+
+    @property
+    def said(self) -> list[str]:
+        """The lines in which the API warns."""
+        return [line for line in self.printed.splitlines() if re.search(SAID, line)]
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the check or the API says anything of it."""
+        return bool(self.causes or self.said)
+
+    def is_named(self, wrong: Wrong) -> bool:
+        """Whether what is said first is right."""
+        named = self.causes[:1] == (wrong.cause,)
+        return named or (wrong.said is not None and any(re.search(wrong.said, line) for line in self.said))
 
 
 def write(name: str, folder: Path) -> Path:
@@ -190,3 +258,35 @@ def write(name: str, folder: Path) -> Path:
     path = folder / f"{name}.py"
     path.write_text(WRONG[name].script())
     return path
+
+
+def check_wrong(name: str, folder: Path) -> Outcome:
+    """Check a wrong port in a folder, which is the current one."""
+    script = str(write(name, folder))
+    return check((*_TWO_RANKS, script) if WRONG[name].ranks == 2 else (script,), folder)
+
+
+def check_right(name: str, folder: Path) -> Outcome:
+    """Check a right port in a folder, which is the current one."""
+    page = name.split(" ")[0]
+    if page.endswith(".md"):
+        for block in pages.blocks(page):
+            if block.name is not None:
+                (folder / block.name).write_text(block.text)
+    if name == "finetune":  # begins with the weights that the example before it has saved
+        done = warm.run(RIGHT["accelerated"], cwd=folder)
+        assert done.returncode == 0, done.stdout
+    return check(RIGHT[name], folder)
+
+
+def check(arguments: Sequence[str], folder: Path) -> Outcome:
+    """Run ``det-core check-resume`` on a warm python with these arguments."""
+    python = folder / "python"
+    warm.add_command(python)
+    keep = folder / "keep"
+    done = commands.det_core("check-resume", "--json", "--keep", keep, "--", python, *arguments, check=None)
+    report = json.loads(done.stdout)
+    printed = "".join(path.read_text(errors="replace") for path in sorted(keep.glob("*/start-*/output.txt")))
+    causes = tuple(finding["cause"] for finding in report["findings"])
+    texts = tuple(finding["text"] for finding in report["findings"])
+    return Outcome(done.returncode, causes, texts, printed)
