@@ -2,29 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import pickle
-import re
-from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO, Any
 
-import torch
-
+from det_core._torch_states import why_unreadable
 from det_core.errors import CheckpointError
-
-
-def is_plain(value: Any) -> bool:
-    """Return whether a state holds nothing but tensors, numbers, strings, lists, tuples, sets and dictionaries."""
-    if type(value) in (dict, OrderedDict, Counter):
-        return all(map(is_plain, value.keys())) and all(map(is_plain, value.values()))
-    if type(value) in (list, tuple, set):
-        return all(map(is_plain, value))
-    # by type: a number of numpy's is a float as well, and its pickle is refused, as is that of a user's kind of tensor
-    plain = (torch.Tensor, torch.nn.Parameter, int, float, complex, bool, str, bytes, type(None))
-    return type(value) in plain
 
 
 def readable_states(
@@ -41,7 +26,7 @@ def readable_states(
     """
     kept = {}
     for name, state in states.items():
-        reason = _why_unreadable(state, load)
+        reason = why_unreadable(state, load)
         if not reason:
             kept[name] = state
         elif name not in warned:
@@ -70,24 +55,3 @@ def naming_damage(path: Any) -> Iterator[None]:
         if isinstance(e, OSError) and e.filename is not None:
             raise
         raise CheckpointError(f"{path} is damaged or of another kind: {type(e).__name__}: {e}") from e
-
-
-def refused(error: BaseException | None) -> str:
-    """Return what torch found in a pickle, out of its text, which is long and coloured."""
-    found = re.search(r"GLOBAL (\S+)", str(error))
-    return found.group(1).rstrip(".,") if found else "a pickle of another kind"
-
-
-def _why_unreadable(state: Any, load: Callable[[IO[bytes]], Any]) -> str:
-    """Return what stands against reading a state back, or nothing."""
-    if is_plain(state):  # so that a large one, such as a model's average, is not written twice
-        return ""
-    file = io.BytesIO()
-    try:
-        torch.save(state, file)
-        file.seek(0)
-        load(file)
-    except Exception as e:  # an object of the user's may raise anything while it is pickled
-        cause = e.__cause__ or e
-        return refused(cause) if isinstance(cause, pickle.UnpicklingError) else str(cause).partition("\n")[0]
-    return ""

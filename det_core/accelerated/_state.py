@@ -20,7 +20,8 @@ from typing import IO, Any
 
 import torch
 
-from det_core._training.states import is_plain, naming_damage, readable_states
+from det_core._torch_states import is_plain
+from det_core._training.states import naming_damage, readable_states
 from det_core._training.strategy import fitting
 from det_core.accelerated._base import Position, TrainerBase, callbacks_of, listed
 from det_core.accelerated._data import batch_size_of, reseed

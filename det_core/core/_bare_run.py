@@ -97,10 +97,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         run_id=opened.run_id,
         restart=opened.restart,
         path=path,
-        journal=Journal(
-            path, run_id=opened.run_id, restart=opened.restart, rank=distributed.rank,
-            saved_steps=None if opened.latest_checkpoint is None else opened.steps_completed,
-        ),
+        journal=Journal(path, run_id=opened.run_id, restart=opened.restart, rank=distributed.rank),
         journal_restart=opened.restart,
         backend=LocalBackend(
             path, length=length, searcher_metric=wanted.metric, smaller_is_better=wanted.smaller_is_better
@@ -226,8 +223,8 @@ def _remarks(run: RunRecord | None, wanted: Wanted, argv: Sequence[str], size: i
 def _first_line(run: _Opened, start: str | None) -> str:
     if run.restart == 0:
         return f"run {run.run_id} in {run.path}"
-    begin = f"from checkpoint {start}" if start else "without a checkpoint to start from"
-    return f"run {run.run_id} resumed (restart {run.restart}) {begin}, in {run.path}"
+    begin = f"its newest checkpoint is {start}" if start else "it has no checkpoint to start from"
+    return f"run {run.run_id} started again (restart {run.restart}) in {run.path}; {begin}"
 
 
 def _last_line(run_id: str, command: str | None, outcome: str, detail: str) -> str:

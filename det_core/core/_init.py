@@ -21,6 +21,7 @@ from det_core.core._environments import check_process_group, launched_ranks
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
 from det_core.core._run import Run, Wanted, close_quietly, is_printable, recordable, without_our_frames
+from det_core.core._script_checks import ScriptChecks
 from det_core.core._searcher import SearcherContext, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext
@@ -153,11 +154,13 @@ def _compose(
     deadline = StopDeadline(lambda: preempt.requested_at, environment.grace, is_limited=not run.managed)
     for store in (run.store, *run.elsewhere.values()):
         store.limit(deadline)
-    events = RunEvents(run, tensorboard, retention)
+    say = print_notice if chief else logger.debug
+    checks = ScriptChecks(distributed, run, start, say)
+    events = RunEvents(run, tensorboard, retention, checks)
     checkpoint = CheckpointContext(
         distributed, run.store, run_id=run.run_id, restart=run.restart, events=events,
         start=start, elsewhere=run.elsewhere, scratch=environment.home / "scratch",
-        deadline=deadline, say=print_notice if chief else logger.debug,
+        deadline=deadline, say=say,
     )  # fmt: skip
     checkpoint.choose_start()
     if chief:

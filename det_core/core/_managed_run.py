@@ -81,10 +81,7 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         path = environment.run_dir or environment.home / "runs" / path.name
         path.mkdir(parents=True, exist_ok=True)
     rank = distributed.rank
-    journal = Journal(
-        path, run_id=info.allocation_id, restart=known.restart, rank=rank, trial_id=trial.trial_id,
-        saved_steps=None if info.latest_checkpoint is None else trial.steps_completed,
-    )  # fmt: skip
+    journal = Journal(path, run_id=info.allocation_id, restart=known.restart, rank=rank, trial_id=trial.trial_id)
     shipper = _shipper(info, session, known, path, journal, rank)
     backend = RestBackend(
         session, known.master, task, shipper, storage_id=known.storage_id,
@@ -230,6 +227,6 @@ def _units(task: Task) -> Unit | None:
 def _first_line(info: ClusterInfo, start: str | None, path: Path | None) -> str:
     """Return which run this is; ``path`` if the person who reads it does not know where its journal lies."""
     trial = info.trial
-    begin = f"from checkpoint {start}" if start else "from scratch"
+    begin = f"with checkpoint {start} to start from" if start else "from scratch"
     run = f"trial {trial.trial_id} of experiment {trial.experiment_id}, run {trial.trial_run_id}, {begin}"
     return run if path is None else f"{run}; master {info.master_url}; journal in {path}"

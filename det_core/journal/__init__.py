@@ -8,7 +8,8 @@ from det_core.journal._cursor import Cursor, Line, cursors, rank_cursors
 from det_core.journal._devices import PendingValue
 from det_core.journal._journal import Journal
 from det_core.journal._run_folder import RunFolder, hold
-from det_core.journal._scan import Record, Row, RunRecord, RunSummary, list_runs, read_run
+from det_core.journal._scan import Record, Row, RunRecord, RunSummary, list_runs, read_run, records_before
+from det_core.journal._values import Report
 
 __all__ = [
     "Cursor",
@@ -16,6 +17,7 @@ __all__ = [
     "Line",
     "PendingValue",
     "Record",
+    "Report",
     "Row",
     "RunFolder",
     "RunRecord",
@@ -25,4 +27,5 @@ __all__ = [
     "list_runs",
     "rank_cursors",
     "read_run",
+    "records_before",
 ]

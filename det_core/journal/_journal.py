@@ -16,7 +16,7 @@ from det_core.errors import ContextClosed, ReportsNotKept
 from det_core.journal._devices import HostBuffers, wait_for
 from det_core.journal._file import JournalFile
 from det_core.journal._run_folder import journal_files
-from det_core.journal._scan import last_record, next_seq
+from det_core.journal._scan import next_seq
 from det_core.journal._values import NotPlain, Report, plain, read_numbers
 
 logger = logging.getLogger("det_core")
@@ -45,10 +45,11 @@ class Journal:
         restart: which restart of the run this process belongs to, from 0.
         rank: the process's rank.
         trial_id: the trial, in a managed run.
-        saved_steps: steps of the newest checkpoint to resume from, as its store says; None: there is none.
 
     Attributes:
         run_id: the run's id.
+        on_first_row: called with the first row of each group before it is written, under the journal's lock. A later
+            row does not pay for it.
     """
 
     def __init__(
@@ -59,9 +60,9 @@ class Journal:
         restart: int,
         rank: int,
         trial_id: int | None = None,
-        saved_steps: int | None = None,
     ) -> None:
         self.run_id = run_id
+        self.on_first_row: Callable[[Report], None] = lambda _row: None
         self._folder, self._restart, self._rank = Path(folder), restart, rank
         self._identity = {"run_id": run_id, "restart": restart, "rank": rank, "trial_id": trial_id}
         # A signal handler may report in the middle of a report of the same thread.
@@ -76,8 +77,6 @@ class Journal:
         self._waiting: deque[_Waiting] = deque()
         self._buffers = HostBuffers()
         self._lost_values = 0
-        self._restored = restart == 0
-        self._saved_steps = saved_steps
         self._run_end: Mapping[str, Any] | None = None
         self._ended = ""
         _JOURNALS.add(self)
@@ -93,6 +92,12 @@ class Journal:
         """The largest step of which this process has reported metrics; -1 before."""
         with self._lock:
             return max((group.last for group in self._groups.values()), default=-1)
+
+    def last_step(self, group: str) -> int:
+        """Return the largest step that this process has reported in a group; -1 before."""
+        with self._lock:
+            state = self._groups.get(group)
+            return -1 if state is None else state.last
 
     def metrics(
         self,
@@ -183,7 +188,6 @@ class Journal:
         with self._lock:
             self._start()
             self._write_arrived()
-            self._restored = self._restored or kind == "restore"
             if kind == "run_end":
                 self._run_end = values
             self._append(kind, values, nonfinite)
@@ -285,7 +289,7 @@ class Journal:
         self._write_arrived()
         state = self._groups.get(report.group)
         if state is None:
-            self._warn_if_repeated(report)
+            self.on_first_row(report)
             state = self._groups[report.group] = _Group()
         if report.steps is not None and report.steps <= state.last:
             known, keys = state.values_at(report.steps), report.keys()
@@ -347,35 +351,6 @@ class Journal:
             logger.warning(
                 "the values of %d report(s) have not come from their device within %.0f s", len(waiting), patience
             )
-
-    def _warn_if_repeated(self, report: Report) -> None:
-        """Say it once if a run was resumed, nothing was restored, and its first row supersedes earlier ones.
-
-        A step behind the newest checkpoint is not such a row: the script has its own way to restore.
-        """
-        if self._restored or report.steps is None:
-            return
-        row = self._last_row_before(report.group)
-        saved = self._saved_steps
-        if row is None or report.steps > row["steps_completed"] or (saved is not None and saved < report.steps):
-            return
-        self._restored = True  # said once
-        logger.warning(
-            "run %s was resumed, no checkpoint was restored, and step %d of group %r is reported again: earlier rows "
-            "from that step on (the last is of step %d) do not count any more. %s",
-            self._identity["run_id"], report.steps, report.group, row["steps_completed"],
-            "It has saved none, so start a new run instead" if saved is None
-            else "Restore one with ctx.checkpoint.resume(), or start a new run",
-        )  # fmt: skip
-
-    def _last_row_before(self, group: str) -> dict[str, Any] | None:
-        """Return the last row of a group in earlier restarts, or None."""
-
-        def is_row(record: dict[str, Any]) -> bool:
-            return record["kind"] == "metrics" and record["group"] == group and bool(record["steps_completed"])
-
-        earlier = (last_record(self._folder, restart, self._rank, is_row) for restart in reversed(range(self._restart)))
-        return next((record for record in earlier if record is not None), None)
 
     def _start(self) -> None:
         """Make ready for the first record."""

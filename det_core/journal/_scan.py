@@ -26,6 +26,8 @@ from det_core.journal._values import plain
 NO_STEP = -1
 TAIL = 65536
 """Bytes at a file's end in which its last records are looked for."""
+SERIES_TAIL = 8 * 2**20
+"""Bytes at a file's end in which the rows before a checkpoint are looked for: some 50,000 of ten metrics."""
 
 
 @dataclass(frozen=True)
@@ -353,12 +355,25 @@ def last_record(
     return None
 
 
-def _tail(path: Path) -> list[bytes]:
+def records_before(folder: Path, restart: int, rank: int) -> Iterator[dict[str, Any]]:
+    """Yield the records of a rank from before a restart, newest first, from the ends of its files."""
+    from det_core.journal._format import decode
+
+    files = journal_files(folder)
+    for earlier in reversed(range(restart)):
+        for path in reversed(files.get((earlier, rank), [])):
+            for line in reversed(_tail(path, SERIES_TAIL)):
+                record = decode(line)
+                if record is not None and record["kind"] != "journal":
+                    yield record
+
+
+def _tail(path: Path, size: int = TAIL) -> list[bytes]:
     file = open_file(path)
     if file is None:
         return []
     with file:
-        file.seek(max(os.fstat(file.fileno()).st_size - TAIL, 0))
+        file.seek(max(os.fstat(file.fileno()).st_size - size, 0))
         return file.read().split(b"\n")
 
 

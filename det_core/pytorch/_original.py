@@ -14,7 +14,8 @@ import numpy as np
 import torch
 
 from det_core._env import Environment
-from det_core._training.states import naming_damage, refused
+from det_core._torch_states import refused
+from det_core._training.states import naming_damage
 from det_core.errors import CheckpointError
 
 STATES = ("state_dict.pth", "determined/state_dict.pth", "pedl/state_dict.pth", "checkpoint.pt")

@@ -51,7 +51,7 @@ def test_every_command_of_the_readme(person: Person) -> None:
         said = done.stdout + done.stderr
         if "python" in words:
             assert "completed" in said
-            assert ("resumed (restart 1)" in said) is bool(given)
+            assert ("started again (restart 1)" in said) is bool(given)
             exported = person.types("det-core", "runs", "export", "latest", "--format", "jsonl").stdout
             if "pipeline_def:DigitsPipeline" in words:
                 assert min(float(found) for found in re.findall(r'"validation_loss":(\d\.\d+)', exported)) < 0.15

@@ -19,6 +19,7 @@ from det_core._optional import require
 from det_core.core._checkpoint._block import block
 from det_core.core._checkpoint._commit import CheckpointHandle, Commits, IfBusy
 from det_core.core._checkpoint._events import CheckpointEvents
+from det_core.core._checkpoint._per_rank import load_own, to_bytes, with_values
 from det_core.core._checkpoint._reader import LANE, CheckpointReader, DownloadMode
 from det_core.core._checkpoint._sharding import (
     Offering,
@@ -30,7 +31,7 @@ from det_core.core._checkpoint._sharding import (
     remove,
     write,
 )
-from det_core.core._checkpoint._snapshot import Snapshots, write_state
+from det_core.core._checkpoint._snapshot import StateWriter
 from det_core.core._checkpoint._sources import Extras, Folder, FolderOrFolders, check_name
 from det_core.core._checkpoint._start import StartCheckpoint, StartSearch
 from det_core.core._distributed import DistributedContext
@@ -91,8 +92,7 @@ class CheckpointContext:
             before=self._commits.raise_failure, progress=progress,
         )  # fmt: skip
         self._start_search = StartSearch(distributed, store, self._reader, self._start, run_id=run_id, say=say)
-        self._snapshots = Snapshots()
-        self._warned_of_copy = False
+        self._states = StateWriter(store.disk)
         self._closed = False
 
     # Saving.
@@ -107,6 +107,7 @@ class CheckpointContext:
         shard: bool = False,
         blocking: bool = True,
         if_busy: IfBusy = "wait",
+        per_rank: Mapping[str, Any] | None = None,
     ) -> str:
         """Save a state of torch, such as ``{"model": model.state_dict(), …}``, as a file of a checkpoint, ``name``.
 
@@ -125,14 +126,18 @@ class CheckpointContext:
             shard: every rank calls, each with names of its own. Otherwise only the chief may.
             blocking: False: return as soon as the state is copied, as with :meth:`upload`.
             if_busy: as in :meth:`upload`.
+            per_rank: this rank's own values, such as ``{"random": core.random_state()}``. Then every rank calls, with
+                the same keys; the chief writes, and the ``state``, ``metadata`` and ``files`` of the others are not
+                looked at. :meth:`load` gives each rank its own. They pass through the chief's memory: keep them small.
 
         Returns:
             the checkpoint's storage_id.
 
         Raises:
             ValueError, RuntimeError, CheckpointConflict, CheckpointBusy, StorageError, CheckpointError: as in
-                :meth:`upload`.
-            TypeError: ``files`` holds something else.
+                :meth:`upload`. A ValueError, too, if a key is in ``state`` and in ``per_rank``, the ranks' keys differ,
+                or ``shard=True`` comes with ``per_rank``; with it, all ranks raise if one does.
+            TypeError: ``files`` holds something else; or ``state`` or ``per_rank`` is no dictionary.
             MissingExtra: torch is not installed.
             Exception: what in the state cannot be pickled; with ``blocking=False`` it may be told like any failure in
                 the background.
@@ -140,21 +145,24 @@ class CheckpointContext:
         self._check()
         require("torch", extra="torch", purpose="checkpoint.save()")
         check_name(name)
-        disk = self._store.disk
-        extras = Extras(disk, files or {}, beside=name)
-        handle = self._begin("save" if blocking else "save(blocking=False)", metadata, shard, if_busy)
-        path = handle.path / name
-        try:
-            extras.write(handle.path)
-            if blocking:
-                write_state(disk, path, state)
-                handle.commit()
-            else:
-                handle.commit_after(self._copied(state, path), blocking=False)
-        except BaseException as e:
-            handle.abort(e, blocking)
-            raise
-        return handle.storage_id
+        call = "save" if blocking else "save(blocking=False)"
+        if per_rank is None:
+            extras = Extras(self._store.disk, files or {}, beside=name)
+            handle = self._begin(call, metadata, shard, if_busy)
+            return self._write_state(handle, state, name, extras, blocking)
+        if shard:
+            raise ValueError("save(shard=True, per_rank=…): with shard=True each rank saves its values in its own file")
+        ranks = self._writers(f"{call} with per_rank", shard=True)
+        with self._commits.turn(ranks, if_busy):
+            gathered = ranks.gather(lambda: to_bytes(per_rank))
+
+            def write() -> str:
+                whole = with_values(state, gathered or [])
+                extras = Extras(self._store.disk, files or {}, beside=name)
+                handle = self._open(Together.alone(call), metadata, shard=False)
+                return self._write_state(handle, whole, name, extras, blocking)
+
+            return ranks.chief(write)
 
     def upload(
         self,
@@ -304,6 +312,34 @@ class CheckpointContext:
 
     # Getting back.
 
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        name: str = "state.pt",
+        map_location: Any = "cpu",
+        strict: bool = True,
+    ) -> Any:
+        """Load a state that :meth:`save` has written, on any rank, with this rank's own values of ``per_rank``.
+
+        As ``torch.load(path / name, weights_only=True)`` does, which gives the values of all ranks as a list,
+        ``["per_rank"]``.
+
+        Args:
+            path: the folder that :meth:`resume` or :meth:`restore_path` gives.
+            name: the file's path in the checkpoint.
+            map_location: where tensors go. Defaults to the CPU, from which ``load_state_dict()`` copies them.
+            strict: raise an error where another number of ranks has saved ``per_rank``. False: leave its keys out.
+
+        Raises:
+            ValueError: If another number of ranks has saved ``per_rank``.
+            CheckpointError: If the file holds objects, which could run code.
+            MissingExtra: If torch is not installed.
+        """
+        self._check()
+        rank, size = self._distributed.rank, self._distributed.size
+        return load_own(Path(path) / name, rank, size, map_location, strict=strict)
+
     def choose_start(self) -> None:
         """Choose the checkpoint to start from, before anything is said of it. Every rank calls."""
         self._start_search.choose()
@@ -338,6 +374,7 @@ class CheckpointContext:
         """
         self._check()
         self._reader.download(storage_id, ckpt_dir, download_mode, selector)
+        self._events.given(storage_id)
 
     @block("ctx.checkpoint.restore_path(storage_id) as path")
     def restore_path(
@@ -376,6 +413,7 @@ class CheckpointContext:
                 "which gives None in a new run"
             )
         with self._reader.restore_path(storage_id, download_mode, selector, only_listed=only_listed) as path:
+            self._events.given(storage_id)
             yield path
 
     @block("ctx.checkpoint.resume() as path")
@@ -412,6 +450,8 @@ class CheckpointContext:
 
             folder = self._start_search.first_intact(download_mode, restore)
             self._start.is_fixed = True
+            if (storage_id := self._start.peek()) is not None:
+                self._events.given(storage_id)
             yield folder
 
     def get_metadata(self, storage_id: str) -> dict[str, Any]:
@@ -479,9 +519,12 @@ class CheckpointContext:
     def _begin(self, call: str, metadata: Mapping[str, Any] | None, shard: bool, if_busy: str) -> CheckpointHandle:
         together = self._writers(call, shard)
         with self._commits.turn(together, if_busy):
-            given = together.gather(lambda: self._plain(metadata, shard))
-            together.chief(lambda: check_steps(merge_metadata(given or [])))
-            return self._handle(together, self._stage(together, shard), metadata)
+            return self._open(together, metadata, shard)
+
+    def _open(self, together: Together, metadata: Mapping[str, Any] | None, shard: bool) -> CheckpointHandle:
+        given = together.gather(lambda: self._plain(metadata, shard))
+        together.chief(lambda: check_steps(merge_metadata(given or [])))
+        return self._handle(together, self._stage(together, shard), metadata)
 
     def _writers(self, call: str, shard: bool) -> Together:
         self._commits.check_process()
@@ -501,6 +544,7 @@ class CheckpointContext:
 
         def begin() -> str:
             made.append(self._store.begin(new_storage_id(), self._owner()))
+            self._events.begun(made[0].storage_id)
             return made[0].ticket
 
         ticket = together.chief(begin)
@@ -513,21 +557,15 @@ class CheckpointContext:
                 remove(made[0])
             raise
 
-    def _copied(self, state: Any, path: Path) -> Callable[[Progress], None]:
-        """Copy a state, and return what writes the copy to ``path``; one that cannot be copied is written here."""
-        disk = self._store.disk
+    def _write_state(self, handle: CheckpointHandle, state: Any, name: str, extras: Extras, blocking: bool) -> str:
+        """Write a state and what lies beside it into a checkpoint that has begun, and commit that."""
         try:
-            copied = self._snapshots.take(state)
-        except Exception as e:  # of torch's, of a class of the user's, or of memory
-            write_state(disk, path, state)
-            if not self._warned_of_copy:
-                self._warned_of_copy = True
-                log.warning(
-                    "save(blocking=False) writes the state in the call, as it cannot be copied: %s: %s",
-                    type(e).__name__, e,
-                )  # fmt: skip
-            return lambda _tick: None
-        return lambda tick: write_state(disk, path, copied, tick)
+            extras.write(handle.path)
+            handle.commit_after(self._states.write(state, handle.path / name, blocking), blocking)
+        except BaseException as e:
+            handle.abort(e, blocking)
+            raise
+        return handle.storage_id
 
     def _handle(self, together: Together, staging: Staging, metadata: Mapping[str, Any] | None) -> CheckpointHandle:
         try:

@@ -13,6 +13,7 @@ from det_core.storage import Manifest, RetentionPolicy
 if TYPE_CHECKING:
     from det_core.core._checkpoint._retention import Retention
     from det_core.core._run import Run
+    from det_core.core._script_checks import ScriptChecks
     from det_core.core._tensorboard import Tensorboard
 
 logger = logging.getLogger("det_core.core")
@@ -53,6 +54,12 @@ def record_of(manifest: Manifest, metadata: dict[str, Any]) -> CheckpointRecord:
 class CheckpointEvents:
     """Who is told of checkpoints. This one tells nobody."""
 
+    def begun(self, storage_id: str) -> None:
+        """Note that the script begins one, on the chief."""
+
+    def given(self, storage_id: str) -> None:
+        """Note that the script has been given the files of one."""
+
     def committing(self, storage_id: str) -> None:
         """One is about to be complete. On the chief, in the thread that commits, as :meth:`committed`."""
 
@@ -85,14 +92,18 @@ class RunEvents(CheckpointEvents):
         run: the run.
         tensorboard: its event files are copied beside each checkpoint.
         policy: which checkpoints stay; None: all.
+        checks: warns of what a resume would not like.
 
     Attributes:
         last_commit: steps of the newest checkpoint that this process has committed, and when, on the monotonic clock;
             None: it has committed none. The chief knows.
     """
 
-    def __init__(self, run: Run, tensorboard: Tensorboard, policy: RetentionPolicy | None) -> None:
+    def __init__(
+        self, run: Run, tensorboard: Tensorboard, policy: RetentionPolicy | None, checks: ScriptChecks
+    ) -> None:
         self._run = run
+        self._checks = checks
         self._tensorboard = tensorboard
         self.last_commit: tuple[int, float] | None = None
         self._retention: Retention | None = None
@@ -101,14 +112,24 @@ class RunEvents(CheckpointEvents):
 
             self._retention = Retention(policy, run.store, run.run_id, folder=run.path, deleted=self._let_go)
 
+    def begun(self, storage_id: str) -> None:
+        """Note what has been reported by now."""
+        self._checks.on_begun(storage_id)
+
+    def given(self, storage_id: str) -> None:
+        """Say that the script has resumed."""
+        self._checks.on_given(storage_id)
+
     def committing(self, storage_id: str) -> None:
         """If this process dies before it has said more, somebody is to look for it; and what was reported is kept."""
-        self._run.journal.record("checkpoint_commit", {"storage_id": storage_id})
+        body = {"storage_id": storage_id, "reported": self._checks.reported(storage_id)}
+        self._run.journal.record("checkpoint_commit", body)
         self._run.journal.flush()
 
     def committed(self, checkpoint: CheckpointRecord) -> None:
         """Register it; then event files may follow, and older ones go."""
         self.last_commit = (checkpoint["steps_completed"], _clock.monotonic())
+        self._checks.on_committed(checkpoint["storage_id"], checkpoint["steps_completed"])
         self._run.journal.record("checkpoint", checkpoint)
         self._run.backend.register_checkpoint(checkpoint)
         try:

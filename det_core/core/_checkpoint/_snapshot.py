@@ -3,12 +3,66 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from det_core._torch_states import unreadable
 from det_core.storage import Disk, Progress
+
+log = logging.getLogger("det_core.checkpoint")
+
+
+class StateWriter:
+    """Writes states by ``torch.save``, in the call or from a copy later, and warns once of each thing to know of them.
+
+    Args:
+        disk: the door to the file system.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self._disk = disk
+        self._snapshots = Snapshots()
+        self._has_checked = False
+        self._has_warned_of_copy = False
+
+    def write(self, state: Any, path: Path, blocking: bool) -> Callable[[Progress], None]:
+        """Write a state to a file, and return what is left to do: with ``blocking=False``, to write the copy of it.
+
+        One that cannot be copied is written before this returns.
+        """
+        self._warn_if_unreadable(state)
+        if not blocking:
+            try:
+                copied = self._snapshots.take(state)
+                return lambda tick: write_state(self._disk, path, copied, tick)
+            except Exception as e:  # of torch's, of a class of the user's, or of memory
+                self._warn_of_copy(e)
+        write_state(self._disk, path, state)
+        return lambda _tick: None
+
+    def _warn_of_copy(self, error: Exception) -> None:
+        if not self._has_warned_of_copy:
+            self._has_warned_of_copy = True
+            log.warning(
+                "save(blocking=False) writes the state in the call, as it cannot be copied: %s: %s",
+                type(error).__name__, error,
+            )  # fmt: skip
+
+    def _warn_if_unreadable(self, state: Any) -> None:
+        """Name what a resume could not read, at the first save: at the resume it is too late."""
+        if self._has_checked:
+            return
+        self._has_checked = True
+        found = [f"state{place} ({kind})" for place, kind in unreadable(state)]
+        if found:
+            log.warning(
+                "save(): torch.load(weights_only=True) and ctx.checkpoint.load() will not read %s%s: save numbers, "
+                "strings, tensors, lists and dictionaries, such as float(value) or its state_dict()",
+                ", ".join(found[:5]), f" and {len(found) - 5} more" * (len(found) > 5),
+            )  # fmt: skip
 
 
 class Snapshots:

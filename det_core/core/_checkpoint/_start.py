@@ -36,6 +36,7 @@ class StartCheckpoint:
         candidates: the storage_ids to try, newest first; one, once it is chosen.
         steps: those of the first candidate, as far as they are known; to be looked at without fixing it.
         is_fixed: whether it can no longer change.
+        is_id_read: whether the script has read the storage_id.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class StartCheckpoint:
     ) -> None:
         self.candidates = [*unlisted, *([] if storage_id is None else [storage_id])]
         self.is_fixed = False
+        self.is_id_read = False
         self.steps = 0 if unlisted else steps_completed
         self._given = (storage_id, steps_completed)
         self._info = info
@@ -56,6 +58,7 @@ class StartCheckpoint:
     def storage_id(self) -> str | None:
         """The checkpoint; None: this job starts from scratch."""
         self.is_fixed = True
+        self.is_id_read = True
         return self.peek()
 
     @property

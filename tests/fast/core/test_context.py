@@ -32,7 +32,7 @@ def test_first_and_last_line_say_how_to_go_on(home: Path, capsys: pytest.Capture
     with pytest.raises(ValueError, match="mine"), core.init(resume=run_id):
         raise ValueError("mine")
     *_, first, last = capsys.readouterr().err.strip().splitlines()
-    assert "resumed (restart 1)" in first
+    assert "started again (restart 1)" in first
     assert f"DET_CORE_RESUME={run_id}" in last and "failed (ValueError: mine)" in last
 
 

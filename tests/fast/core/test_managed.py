@@ -217,7 +217,7 @@ def test_start_damaged_or_gone_is_replaced_in_a_trial(
         with ctx.checkpoint.resume() as folder:
             assert folder is not None and (folder / "x").read_text() == "of step 1"
     said = capfd.readouterr().err
-    assert f", from checkpoint {first}" in said and third not in said
+    assert f", with checkpoint {first} to start from" in said and third not in said
     assert f"checkpoint {first} is taken, and newer ones are passed over: " in said and second in said
 
 

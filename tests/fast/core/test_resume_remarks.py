@@ -69,24 +69,6 @@ def test_settings_with_a_path_that_is_not_utf8_are_recorded() -> None:
     assert client.run("latest").hparams == {"data": "/data/caf?"}
 
 
-@pytest.mark.parametrize("saves", [True, False])
-def test_run_that_restores_nothing_is_told_what_its_store_has(
-    saves: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with core.init(name="a", checkpoint_storage=str(tmp_path / "store")) as ctx:
-        ctx.train.report_training_metrics(1, {"loss": 1.0})
-        if saves:
-            with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, _):
-                (path / "file").write_text("x")
-        for step in range(2, 2000):  # more of the journal than what is read of its end
-            ctx.train.report_training_metrics(step, {"loss": 1.0, "rate": 0.1})
-    with core.init(name="a", checkpoint_storage=str(tmp_path / "store"), resume="latest") as ctx:
-        ctx.train.report_training_metrics(1, {"loss": 1.0})
-    (text,) = [r.message for r in caplog.records if "no checkpoint was restored" in r.message]
-    assert text.endswith("Restore one with ctx.checkpoint.resume(), or start a new run") is saves
-    assert text.endswith("It has saved none, so start a new run instead") is not saves
-
-
 INLINE = "from det_core import core\nwith core.init({arguments}) as ctx:\n    {body}\n"
 
 

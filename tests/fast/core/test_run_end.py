@@ -82,7 +82,7 @@ def test_checkpoint_given_up_for_an_exit_is_told(
                 leave()
         elif call == "save":
             pytest.importorskip("torch")
-            monkeypatch.setattr("det_core.core._checkpoint._context.write_state", leave)
+            monkeypatch.setattr("det_core.core._checkpoint._snapshot.write_state", leave)
             ctx.checkpoint.save({}, {"steps_completed": 9})
         else:
             monkeypatch.setattr("det_core.core._checkpoint._context.write", leave)

@@ -156,4 +156,4 @@ def test_bare_and_resumed(tmp_path: Path) -> None:
     (tmp_path / "model_def.py").write_text(MODEL)
     run(tmp_path, "model_def:Digits", "--max-length", "epochs=1", "--hparam", "lr=0.1")
     said = run(tmp_path, "model_def:Digits", "--max-length", "epochs=2", "--hparam", "lr=0.1", DET_CORE_RESUME="latest")
-    assert "resumed (restart 1) from checkpoint" in said and "completed" in said
+    assert "started again (restart 1)" in said and "resumed from checkpoint" in said and "completed" in said

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core.errors import RunNotFound
-from det_core.journal import Journal, RunFolder, cursors, list_runs, read_run
+from det_core.journal import RunFolder, cursors, list_runs, read_run
 from support.journals import lines, one_run, open_journal, written
 
 
@@ -284,49 +284,6 @@ def test_one_damaged_run_hides_no_other(home: Path, caplog: pytest.LogCaptureFix
     assert len(read_run(damaged.path).rows("training")) == (0 if name == "journal-0-0.jsonl" else 3)
     for cursor in cursors(damaged.path):
         assert cursor.left() == len(cursor.read())
-
-
-def resumed(folder: Path, restart: int = 1, saved: bool = True) -> Journal:
-    """A run of 80 steps with a checkpoint at 50, or none, resumed."""
-    journal = open_journal(folder)
-    for step in range(1, 81):
-        journal.metrics("training", step, {"a": step})
-        if step == 50 and saved:
-            journal.record("checkpoint", {"storage_id": "x", "steps_completed": 50})
-    journal.close()
-    return open_journal(folder, restart=restart, saved_steps=50 if saved else None)
-
-
-@pytest.mark.parametrize("saved", [True, False])
-@pytest.mark.parametrize("restart", [1, 3])
-def test_a_resumed_run_that_restores_nothing_is_told_what_it_supersedes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, restart: int, saved: bool
-) -> None:
-    """Its earlier rows were superseded without a word. What to do is said by what it has saved."""
-    journal = resumed(tmp_path, restart, saved)
-    journal.metrics("gpu", None, {"a": 1})
-    assert "restored" not in caplog.text
-    for step in range(1, 10):
-        journal.metrics("training", step, {"a": step})
-        journal.metrics("validation", step, {"a": step})
-    journal.close()
-    (said,) = [r.message for r in caplog.records if "no checkpoint was restored" in r.message]
-    assert "step 1 of group 'training' is reported again" in said and "the last is of step 80" in said
-    assert said.endswith(
-        "Restore one with ctx.checkpoint.resume(), or start a new run" if saved
-        else "It has saved none, so start a new run instead"
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("how", ["restored", "on its own", "new steps", "another group"])
-def test_a_resumed_run_that_goes_on_is_told_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture, how: str) -> None:
-    journal = resumed(tmp_path)
-    if how == "restored":
-        journal.record("restore", {"storage_id": "x", "steps_completed": 50})
-    step = {"restored": 51, "on its own": 51, "new steps": 81, "another group": 1}[how]
-    journal.metrics("other" if how == "another group" else "training", step, {"a": 1})
-    journal.close()
-    assert not caplog.records
 
 
 WRITER = """
