@@ -109,6 +109,7 @@ WRONG = {
             ("import torch\n\n", "import numpy as np\nimport torch\n\n"),
             ("            state = {\n", '            state = {\n                "loss": np.float64(loss.item()),\n'),
         ),
+        said="will not read",
     ),
     "name_with_the_time": Wrong(
         "steps",
@@ -191,7 +192,7 @@ WRONG = {
 
 SAID = (
     "no checkpoint was restored before its first report|the first training report after the resume"
-    "|a resume from it supersedes the rows|report different values for group|weights_only"
+    "|a resume from it supersedes the rows|report different values for group|will not read"
 )
 """Words of the API's own warnings."""
 _TWO_RANKS = ("-m", "det_core.launch.torch_distributed", "--nproc-per-node", "2")
