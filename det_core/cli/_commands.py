@@ -41,6 +41,7 @@ COMMANDS = {
         ("describe", "download", "gc", "list", "rm", "verify"),
     ),
     "sync": Command("det_core.cli._sync", "bring runs that had no master to one"),
+    "check-resume": Command("det_core.cli._check_resume", "check that a training script resumes exactly"),
     "completion": Command(
         "det_core.cli._completion",
         "print a script that completes commands and ids",
