@@ -90,6 +90,11 @@ class Environment:
     limit_batches: int | None = None
     """``PT_ACC_LIMIT_BATCHES``: trainers of ``det_core.accelerated`` train and evaluate on so many batches of a loader;
     ``none``: on all."""
+    probe: str | None = None
+    """``DET_CORE_PROBE``: a module whose ``attach(context)`` ``core.init()`` calls before it returns, and under which
+    checkpoints go into the run's own folder. ``det-core check-resume`` sets it, with ``DET_CORE_PROBE_DIR``."""
+    probe_dir: Path | None = None
+    """``DET_CORE_PROBE_DIR``: the folder that the probe reads its plan from, and writes to."""
     launch: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """What a framework's launcher or a job scheduler set for this process."""
 
@@ -122,6 +127,8 @@ class Environment:
             ship_timeout=_number(e, "DET_CORE_SHIP_TIMEOUT") or cls.ship_timeout,
             allow_pickle=e.get("DET_CORE_ALLOW_PICKLE") == "1",
             limit_batches=None if e.get(LIMIT_BATCHES) == "none" else _count(e, LIMIT_BATCHES, None, "batches"),
+            probe=e.get("DET_CORE_PROBE") or None,
+            probe_dir=Path(e["DET_CORE_PROBE_DIR"]) if e.get("DET_CORE_PROBE_DIR") else None,
             launch=MappingProxyType({k: v for k, v in e.items() if k in LAUNCH_NAMES or k.startswith(LAUNCH_PREFIXES)}),
         )
 
@@ -139,6 +146,11 @@ def inherited() -> dict[str, str]:
     return {
         k: v for k, v in os.environ.items() if not k.startswith(("DET_", *LAUNCH_PREFIXES)) and k not in LAUNCH_NAMES
     }
+
+
+def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    """Return this process's variables for a child, with changes; None leaves a variable out."""
+    return {k: v for k, v in {**os.environ, **changes}.items() if v is not None}
 
 
 def tell_local_rank(local_rank: int) -> None:

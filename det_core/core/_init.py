@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from collections.abc import Mapping
@@ -102,6 +103,8 @@ def init(
         distributed = DistributedContext(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
     with ExitStack() as undo:
         store = None
+        if environment.probe is not None:
+            checkpoint_storage = None  # a check writes nothing outside of its home
         if checkpoint_storage is not None:
             store = open_store(checkpoint_storage, default=environment.home, scratch=environment.home / "scratch")
             undo.callback(close_quietly, store)
@@ -117,6 +120,8 @@ def init(
         else:
             run = open_bare_run(distributed, info, wanted, undo)
         context = _compose(distributed, run, environment, preempt_mode, tensorboard_mode, retention)
+        if environment.probe is not None:
+            importlib.import_module(environment.probe).attach(context)
         undo.pop_all()
         return context
 

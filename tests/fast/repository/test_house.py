@@ -30,7 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {"search"},
     "client": {"config", "journal", "storage", "core"},
     "master": {"config", "search", "journal", "storage"},
-    "cli": {"backend", "client", "config", "core", "journal", "search", "storage"},
+    "check_resume": {"_standalone", "core", "journal"},
+    "cli": {"backend", "check_resume", "client", "config", "core", "journal", "search", "storage"},
 }
 """Room -> the rooms it may import from, beside itself and the cellar."""
 

@@ -1,0 +1,111 @@
+"""Comparison of two trainings: pure functions over what was read of them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
+
+from det_core._json import is_number, same
+from det_core.check_resume._records import Training
+
+_TIMES = re.compile(
+    r"(^|[^a-z])(times?|sec|secs|seconds?|ms|duration|elapsed|eta|wall|throughput|fps|speed|hours|minutes|memory)($|[^a-z])"
+    r"|per_?sec|per_s$|/s$|_s$"
+)
+"""Keys whose values are measured anew by every run."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value that differs."""
+
+    group: str
+    step: int
+    key: str
+    expected: Any
+    found: Any
+
+    def __str__(self) -> str:
+        return f"{self.group} step {self.step}: {self.key} {self.found!r} instead of {self.expected!r}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How the rows of a training differ from those of the undisturbed one.
+
+    Attributes:
+        missing: groups and steps that only the undisturbed one has, by step.
+        extra: groups and steps that it has not, by step.
+        changed: values that differ, by step.
+        is_reordered: whether the same rows were reported in another order.
+    """
+
+    missing: tuple[tuple[str, int], ...] = ()
+    extra: tuple[tuple[str, int], ...] = ()
+    changed: tuple[Change, ...] = ()
+    is_reordered: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.missing or self.extra or self.changed or self.is_reordered)
+
+    def missing_of(self, group: str) -> list[int]:
+        """Return the missing steps of a group."""
+        return [step for name, step in self.missing if name == group]
+
+    def extra_of(self, group: str) -> list[int]:
+        """Return the surplus steps of a group."""
+        return [step for name, step in self.extra if name == group]
+
+
+def is_time(key: str) -> bool:
+    """Return whether a metric is by its name a measured time, speed or size of memory."""
+    return _TIMES.search(key.lower()) is not None
+
+
+def compare(expected: Training, found: Training, *, rtol: float = 0.0, ignored: Set[str] = frozenset()) -> Difference:
+    """Compare the rows of two trainings.
+
+    Args:
+        expected: the undisturbed one.
+        found: the other.
+        rtol: relative tolerance of numbers.
+        ignored: keys that are not compared, beside times.
+    """
+    before = {(group, step) for group, rows in expected.rows.items() for step in rows}
+    after = {(group, step) for group, rows in found.rows.items() for step in rows}
+    common = before & after
+    changed = [
+        change
+        for group, step in sorted(common, key=lambda place: (place[1], place[0]))
+        for change in _changes(
+            group, step, expected.rows[group][step], found.rows[group][step], rtol=rtol, ignored=ignored
+        )
+    ]
+    orders = [[place for place in training.order if place in common] for training in (expected, found)]
+    return Difference(
+        tuple(sorted(before - after, key=lambda place: place[1])),
+        tuple(sorted(after - before, key=lambda place: place[1])),
+        tuple(changed),
+        orders[0] != orders[1],
+    )
+
+
+def _changes(
+    group: str, step: int, before: dict[str, Any], after: dict[str, Any], *, rtol: float, ignored: Set[str]
+) -> list[Change]:
+    keys = [key for key in {**before, **after} if not is_time(key) and key not in ignored]
+    return [
+        Change(group, step, key, before.get(key), after.get(key))
+        for key in keys
+        if key not in before or key not in after or not is_close(before[key], after[key], rtol)
+    ]
+
+
+def is_close(a: Any, b: Any, rtol: float) -> bool:
+    """Return whether two values are equal, numbers within a relative tolerance."""
+    if rtol and is_number(a) and is_number(b) and math.isclose(a, b, rel_tol=rtol):
+        return True
+    return same(a, b)

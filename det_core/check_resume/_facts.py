@@ -1,0 +1,158 @@
+"""Facts about a resumed training, gathered from what was read of it and of the undisturbed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import replace
+from typing import Any
+
+from det_core.check_resume._compare import compare
+from det_core.check_resume._diagnosis import UNKNOWN, Facts
+from det_core.check_resume._records import Save, Training
+from det_core.check_resume._states import different_keys, held_kinds, top_keys
+from det_core.check_resume._trainings import Start
+
+RESUMED = "resumed"
+"""Name of the snapshot before the first batch of a resumed start."""
+
+
+def gather(
+    training: Training,
+    expected: Training,
+    again: Training | None,
+    *,
+    rtol: float = 0.0,
+    noise: Set[str] = frozenset(),
+) -> Facts:
+    """Return the facts about a training that was stopped or killed, and resumed.
+
+    Args:
+        training: the training.
+        expected: the undisturbed one.
+        again: the undisturbed one that was observed; None: it differs from ``expected``, so values mean nothing.
+        rtol: relative tolerance of numbers.
+        noise: keys of final checkpoints that differ between undisturbed trainings.
+    """
+    group = expected.main_group
+    steps = expected.steps(group)
+    saves = [save for save in training.saves if save.restart == 0]
+    restored = training.save_restored(1)
+    start = restored or (saves[-1] if saves else None)
+    saved_step = 0 if start is None else start.steps_completed
+    difference = compare(expected, training, rtol=rtol)
+    if again is None:
+        difference = replace(difference, changed=())
+    facts = Facts(
+        name=training.name,
+        failure=describe_failure(training.starts),
+        runs=training.runs,
+        sizes=training.sizes,
+        left=tuple(command for one in training.starts for command in one.left),
+        was_interrupted=training.starts[0].is_killed or bool(training.starts[0].noted("stop")),
+        has_checkpoint=start is not None,
+        is_asked_for=restored is not None,
+        group=group,
+        saved_step=saved_step,
+        reported_step=saved_step if start is None else start.reported,
+        first_step=next((step for name, step in training.reported.get(1, ()) if name == group), None),
+        expected_step=next((step for step in steps if step > saved_step), None),
+        beginning=steps[0] if steps else 1,
+        end=steps[-1] if steps else 0,
+        is_other_unit=_is_other_unit(expected, steps),
+        difference=difference,
+    )
+    if again is None or restored is None or len(training.starts) < 2 or facts.failure:
+        return facts
+    return _with_states(facts, training, expected, again, restored, rtol=rtol, noise=noise)
+
+
+def describe_failure(starts: tuple[Start, ...]) -> str:
+    """Return how a start of the command failed, in words; empty: none did."""
+    for number, start in enumerate(starts):
+        which = "the command" if number == 0 else "the command, resumed,"
+        if start.is_hung:
+            return f"{which} did not end within {start.seconds:.0f} s"
+        if start.status and not start.is_killed:
+            return f"{which} ended with status {start.status}: {_last_line(start.output)}"
+    return ""
+
+
+def _last_line(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip() and not line.startswith("det_core: ")]
+    return lines[-1][:300] if lines else "it printed nothing"
+
+
+def _is_other_unit(expected: Training, steps: list[int]) -> bool:
+    """Return whether every checkpoint has fewer steps than were reported, and one has fewer by several rows."""
+    gaps = [sum(save.steps_completed < step <= save.reported for step in steps) for save in expected.saves]
+    return bool(gaps) and min(gaps) > 0 and max(gaps) > 1
+
+
+def _with_states(
+    facts: Facts,
+    training: Training,
+    expected: Training,
+    again: Training,
+    restored: Save,
+    *,
+    rtol: float,
+    noise: Set[str],
+) -> Facts:
+    """Add what states and batches say."""
+    observed, resumed = again.starts[0], training.starts[1]
+    ranks = sorted(resumed.notes)
+    pairs = [(_snapshot(observed, rank, training.name), _snapshot(resumed, rank, RESUMED)) for rank in ranks]
+    known = [(before, after) for before, after in pairs if before is not None and after is not None]
+    parts = {name for before, after in known for name in _differing(before["parts"], after["parts"])}
+    random = {name for before, after in known for name in _differing(before["random"], after["random"])}
+    of_rank_0 = known[0][1]["random"] if known else {}
+    others = [after["random"] for before, after in known[1:] if before["random"] != after["random"]]
+    snapshot = known[0][1] if known else None
+    batch, expected_batch = _batches(observed, resumed, restored)
+    stops = training.starts[0].noted("stop")
+    keys = top_keys(restored.path)
+    read = {note["key"] for note in resumed.noted("read")}
+    different: list[str] = []
+    if expected.saves and training.saves:
+        different = different_keys(expected.saves[-1].path, training.saves[-1].path, rtol)
+    return replace(
+        facts,
+        parts=frozenset(parts),
+        random=frozenset(random),
+        is_random_loaded=any(note["kind"] == "random" for note in resumed.noted("load")),
+        has_random_of_rank_0=any(states["torch"] == of_rank_0["torch"] for states in others),
+        batch=batch,
+        expected_batch=expected_batch,
+        environments=() if snapshot is None or snapshot["has_loader"] else tuple(snapshot["environments"]),
+        since_update=_since_update(stops[0]) if stops else 0,
+        held=held_kinds(restored.path) if facts.difference or parts else {},
+        unread=tuple(key for key in keys if key not in read) if read else (),
+        different_keys=tuple(key for key in different if key not in noise),
+    )
+
+
+def _snapshot(start: Start, rank: int, name: str) -> dict[str, Any] | None:
+    found = [note for note in start.noted("snapshot", rank) if note["name"] == name]
+    return found[-1] if found else None
+
+
+def _differing(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    return {name for name in before.keys() & after.keys() if before[name] != after[name]}
+
+
+def _since_update(stop: dict[str, Any]) -> int:
+    takes_several = stop["forwards"] >= 2 * stop["updates"] > 0
+    return int(stop["since_update"]) if takes_several else 0
+
+
+def _batches(observed: Start, resumed: Start, restored: Save) -> tuple[int | None, int | None]:
+    """Return the place in the undisturbed training of the first batch after the resume, and the expected one."""
+    digests = [note["digest"] for note in observed.noted("batch")]
+    first = [note["digest"] for note in resumed.noted("batch") if note["number"] == 0]
+    place = restored.forwards
+    if not first or place >= len(digests) or len(set(digests)) <= len(digests) // 2:
+        return None, None
+    if digests[place] == first[-1]:
+        return place, place
+    places = [number for number, digest in enumerate(digests) if digest == first[-1]]
+    return min(places, key=lambda number: abs(number - place), default=UNKNOWN), place

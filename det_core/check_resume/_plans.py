@@ -1,0 +1,78 @@
+"""Plans: at which moment a training is stopped or killed, chosen from the undisturbed one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from det_core.check_resume._records import Save, Training
+
+PART = 3
+"""A training is disturbed after one part of so many."""
+
+
+def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
+    """Return the plan of a stop.
+
+    Args:
+        undisturbed: the training to disturb.
+        at: the step to stop after. Defaults to None: after a third, apart from validations and checkpoints, and in the
+            middle between two reports, where calls of ``should_preempt()`` allow it.
+
+    Raises:
+        ValueError: If there is no such step before the last.
+    """
+    steps = undisturbed.steps(undisturbed.main_group)
+    if at is not None:
+        return {"stop_at": _checked(at, steps)}
+    special = {save.reported for save in undisturbed.saves}
+    special |= {
+        step for group in undisturbed.rows if group != undisturbed.main_group for step in undisturbed.rows[group]
+    }
+    third = len(steps) // PART
+    window = range(len(steps) // 4, max(len(steps) // 2, 1))
+    plain = [number for number in window if steps[number] not in special] or [max(third - 1, 0)]
+    number = min(plain, key=lambda number: abs(number - third))
+    calls = _calls_per_row(undisturbed, steps)
+    return {"stop_at": steps[number], "stop_after_calls": calls // 2}
+
+
+def kill_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
+    """Return the plan of a kill.
+
+    Args:
+        undisturbed: the training to disturb.
+        at: the step after whose report it is killed. Defaults to None: the middle between two checkpoints, after about
+            a third.
+
+    Raises:
+        ValueError: If there is no such step before the last.
+    """
+    steps = undisturbed.steps(undisturbed.main_group)
+    if at is not None:
+        return {"kill_at": _checked(at, steps)}
+    third = steps[len(steps) // PART]
+    middles = [
+        middle
+        for before, after in zip(undisturbed.saves, undisturbed.saves[1:], strict=False)
+        if (middle := _middle(steps, before, after)) is not None
+    ]
+    return {"kill_at": min(middles, key=lambda step: abs(step - third), default=third)}
+
+
+def _checked(at: int, steps: list[int]) -> int:
+    if not steps[0] <= at < steps[-1]:
+        raise ValueError(f"--at {at}: expected a step before the last; the training reports {steps[0]} to {steps[-1]}")
+    return at
+
+
+def _calls_per_row(undisturbed: Training, steps: list[int]) -> int:
+    """Return how often should_preempt() is called from one report to the next."""
+    last = undisturbed.saves[-1] if undisturbed.saves else None
+    rows = sum(step <= last.reported for step in steps) if last is not None else 0
+    return last.calls // rows if last is not None and rows else 1
+
+
+def _middle(steps: list[int], before: Save, after: Save) -> int | None:
+    """Return the step in the middle of those reported between two checkpoints; None if there are none."""
+    between = [step for step in steps if before.reported < step <= after.reported]
+    return between[(len(between) - 1) // 2] if between else None

@@ -1,0 +1,129 @@
+"""A training read back from its home: rows, checkpoints and what the probe has noted, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from det_core.check_resume._trainings import Start
+from det_core.journal import RunRecord, list_runs, read_run
+
+Rows = dict[str, dict[int, dict[str, Any]]]
+"""Values by group, step and key; of nested metrics the key is a path with dots."""
+
+
+@dataclass(frozen=True)
+class Save:
+    """A checkpoint that was committed.
+
+    Attributes:
+        restart: the start that wrote it.
+        steps_completed: what its metadata says.
+        reported: the largest step that had been reported when it was begun.
+        calls, forwards: how many should_preempt() calls and training batches there had been in that start.
+        path: its folder.
+    """
+
+    storage_id: str
+    restart: int
+    steps_completed: int
+    reported: int
+    calls: int
+    forwards: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Training:
+    """One of the trainings of a check.
+
+    Attributes:
+        name: what it is called in findings.
+        starts: its starts of the command.
+        runs: how many runs are in its home.
+        sizes: numbers of ranks, by start, as far as a start came to ``core.init()``.
+        rows: the rows that stand at the end.
+        order: their groups and steps in the order in which they were reported.
+        reported: groups and steps of all rows, by start.
+        saves: the checkpoints that were committed, in order.
+        restored: by restart, the storage_id that was restored.
+    """
+
+    name: str
+    starts: tuple[Start, ...]
+    runs: int = 1
+    sizes: tuple[int, ...] = ()
+    rows: Rows = field(default_factory=dict)
+    order: tuple[tuple[str, int], ...] = ()
+    reported: Mapping[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)
+    saves: tuple[Save, ...] = ()
+    restored: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def main_group(self) -> str:
+        """The group with the most rows."""
+        return max(self.rows, key=lambda group: len(self.rows[group]), default="training")
+
+    def steps(self, group: str) -> list[int]:
+        """Return the steps of a group, ascending."""
+        return sorted(self.rows.get(group, {}))
+
+    def save_restored(self, restart: int) -> Save | None:
+        """Return the checkpoint that a start has restored."""
+        return next((save for save in self.saves if save.storage_id == self.restored.get(restart)), None)
+
+
+def read_training(name: str, home: Path, starts: tuple[Start, ...]) -> Training:
+    """Read a training; of several runs the oldest."""
+    runs = list_runs(home)
+    if not runs:
+        return Training(name, starts, runs=0)
+    run = read_run(runs[-1].path)
+    found = [(row, standing) for group in run.groups() for row, standing in _rows(run, group)]
+    found.sort(key=lambda entry: (entry[0].restart, entry[0].rank, entry[0].seq))
+    rows: Rows = {}
+    order: list[tuple[str, int]] = []
+    reported: dict[int, list[tuple[str, int]]] = {}
+    for row, standing in found:
+        assert row.steps_completed is not None
+        reported.setdefault(row.restart, []).append((row.group, row.steps_completed))
+        if standing:
+            rows.setdefault(row.group, {})[row.steps_completed] = dict(flatten(row.metrics))
+            order.append((row.group, row.steps_completed))
+    sizes = {record.restart: int(record["size"]) for record in run.records("run_start") if record.rank == 0}
+    return Training(
+        name, starts, len(runs), tuple(sizes[restart] for restart in sorted(sizes)), rows, tuple(order),
+        {restart: tuple(steps) for restart, steps in reported.items()}, tuple(_saves(run, starts)),
+        {record.restart: str(record["storage_id"]) for record in run.records("restore")},
+    )  # fmt: skip
+
+
+def _rows(run: RunRecord, group: str) -> Iterator[tuple[Any, bool]]:
+    for row in run.iter_rows(group, superseded=True):
+        if row.steps_completed is not None:  # the profiler's have none
+            yield row, not row.superseded
+
+
+def _saves(run: RunRecord, starts: tuple[Start, ...]) -> Iterator[Save]:
+    noted = {note["storage_id"]: note for start in starts for note in start.noted("save")}
+    for record in run.records("checkpoint"):
+        storage_id = str(record["storage_id"])
+        note = noted.get(storage_id, {"step": -1, "calls": 0, "forwards": 0})
+        yield Save(
+            storage_id, record.restart, int(record["steps_completed"]), note["step"], note["calls"], note["forwards"],
+            run.path / "checkpoints" / storage_id,
+        )  # fmt: skip
+
+
+def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Return the values at any depth, with their paths."""
+    if isinstance(value, Mapping) and value:
+        for key, item in value.items():
+            yield from flatten(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list | tuple) and value:
+        for number, item in enumerate(value):
+            yield from flatten(item, f"{path}.{number}" if path else str(number))
+    else:
+        yield path, value

@@ -1,0 +1,206 @@
+"""Starts of the command that is checked: each in a home and session of its own, stopped or killed by plan."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from det_core._env import changed_environment
+from det_core._standalone.processes import send, start_time
+from det_core.journal import list_runs
+
+POLL_INTERVAL = 0.05
+PROGRESS_INTERVAL = 1.0
+LEFT_TIMEOUT = 10.0
+"""Seconds in which processes may end after the command: a forkserver notices the end of its parent by itself."""
+KILL_TIMEOUT = 10.0
+MIN_TIMEOUT = 120.0
+TIMES_SLOWER = 10
+"""A start is hung when it takes this many times as long as the first training."""
+TAIL_BYTES = 4000
+PROBE = "det_core.check_resume._probe"
+
+
+@dataclass(frozen=True)
+class Start:
+    """One start of the command, ended.
+
+    Attributes:
+        status: its exit status, negative for a signal.
+        seconds: how long it ran.
+        is_killed: whether the check killed it, as planned.
+        is_hung: whether it was killed because it did not end.
+        left: commands of processes that were left running.
+        output: the end of what it printed.
+        notes: what the probe has noted, by rank.
+    """
+
+    status: int
+    seconds: float
+    is_killed: bool = False
+    is_hung: bool = False
+    left: tuple[str, ...] = ()
+    output: str = ""
+    notes: dict[int, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def noted(self, event: str, rank: int = 0) -> list[dict[str, Any]]:
+        """Return the notes of an event, in order."""
+        return [note for note in self.notes.get(rank, []) if note["event"] == event]
+
+
+class Home:
+    """Home folder of one training, in which the command is started once or twice.
+
+    Args:
+        path: the folder; made here.
+        command: the command.
+        on_progress: called now and then with the largest step that has been reported.
+    """
+
+    def __init__(self, path: Path, command: Sequence[str], on_progress: Callable[[int], None]) -> None:
+        self.path = path
+        self._command = list(command)
+        self._on_progress = on_progress
+        self._starts = 0
+
+    def run(self, plan: dict[str, Any], timeout: float | None = None) -> Start:
+        """Start the command and wait for its end; from the second time on its run is resumed.
+
+        Args:
+            plan: what the probe is to do, see :class:`det_core.check_resume._probe.Probe`.
+            timeout: maximum time in seconds. Defaults to None: without a limit.
+
+        Raises:
+            ValueError: If the command is not a program that can be run.
+        """
+        folder = self.path / f"start-{self._starts}"
+        folder.mkdir(parents=True)
+        runs = list_runs(self.path)
+        variables = {
+            "DET_CORE_HOME": str(self.path),
+            "DET_CORE_RESUME": runs[-1].run_id if runs else None,
+            "DET_CORE_RUN_DIR": None,
+            "DET_CORE_PROBE": PROBE,
+            "DET_CORE_PROBE_DIR": str(folder),
+        }
+        self._starts += 1
+        (folder / "plan.json").write_text(json.dumps(plan))
+        began = time.monotonic()
+        with open(folder / "output.txt", "wb") as output:
+            try:
+                process = subprocess.Popen(
+                    self._command, env=changed_environment(variables), stdin=subprocess.DEVNULL, stdout=output,
+                    stderr=subprocess.STDOUT, start_new_session=True,
+                )  # fmt: skip
+            except OSError as e:
+                raise ValueError(f"cannot run {self._command[0]}: {e.strerror}") from None
+        try:
+            killed, hung = self._wait(process, folder, plan, timeout)
+            seconds = time.monotonic() - began
+            left = () if killed or hung else _wait_for_left(folder)
+        finally:
+            _kill_all(process, folder)
+        text = (folder / "output.txt").read_bytes()[-TAIL_BYTES:].decode(errors="replace")
+        return Start(process.returncode, seconds, killed, hung, tuple(left), text, read_notes(folder))
+
+    def _wait(
+        self, process: subprocess.Popen[bytes], folder: Path, plan: dict[str, Any], timeout: float | None
+    ) -> tuple[bool, bool]:
+        """Wait for the end, and return whether the moment to kill has come, and whether the time is up."""
+        began = shown = time.monotonic()
+        while process.poll() is None:
+            time.sleep(POLL_INTERVAL)
+            now = time.monotonic()
+            if "kill_at" in plan and any(note["event"] == "kill" for note in read_notes(folder).get(0, [])):
+                return True, False
+            if timeout is not None and now - began > timeout:
+                return False, True
+            if now - shown >= PROGRESS_INTERVAL:
+                shown = now
+                self._on_progress(_newest_step(self.path))
+        return False, False
+
+
+def timeout_after(first: Start) -> float:
+    """Return how long any other start may take."""
+    return max(MIN_TIMEOUT, TIMES_SLOWER * first.seconds)
+
+
+def read_notes(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    """Return what the probe of each rank has noted."""
+    notes: dict[int, list[dict[str, Any]]] = {}
+    for path in sorted(folder.glob("rank-*.jsonl")):
+        lines = path.read_text().split("\n")[:-1]  # what is not ended was cut by a kill
+        notes[int(path.stem.removeprefix("rank-"))] = [json.loads(line) for line in lines]
+    return notes
+
+
+def _newest_step(home: Path) -> int:
+    """Return the step of the last line of metrics of the newest run; -1 before."""
+    for run in list_runs(home)[:1]:
+        journals = sorted(run.path.glob("journal-*-0.jsonl"))
+        for path in reversed(journals):
+            with open(path, "rb") as file:
+                file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+                steps = [_step_in(line) for line in file.read().split(b"\n")[1:-1]]
+            if known := [step for step in steps if step is not None]:
+                return known[-1]
+    return -1
+
+
+def _step_in(line: bytes) -> int | None:
+    record = json.loads(line)
+    step = record.get("steps_completed") if record["kind"] == "metrics" else None
+    return step if isinstance(step, int) else None
+
+
+# Processes: those of a start are known by a variable that they have inherited.
+
+
+def _marked(folder: Path) -> list[int]:
+    mark = f"DET_CORE_PROBE_DIR={folder}".encode()
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            variables = Path("/proc", name, "environ").read_bytes()
+        except OSError:  # ended, or another user's
+            continue
+        if mark in variables.split(b"\0") and start_time(int(name)) is not None:
+            found.append(int(name))
+    return found
+
+
+def _wait_for_left(folder: Path) -> list[str]:
+    """Wait until no process of a start runs any more; return the commands of those that still do."""
+    deadline = time.monotonic() + LEFT_TIMEOUT
+    while (left := _marked(folder)) and time.monotonic() < deadline:
+        time.sleep(POLL_INTERVAL)
+    return [_command_of(pid) for pid in left]
+
+
+def _command_of(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return f"process {pid}"
+    return " ".join(word.decode(errors="replace") for word in words if word)[:200]
+
+
+def _kill_all(process: subprocess.Popen[bytes], folder: Path) -> None:
+    """Kill every process of a start, until none is left, and reap the command."""
+    deadline = time.monotonic() + KILL_TIMEOUT
+    while (pids := _marked(folder)) and time.monotonic() < deadline:
+        for pid in pids:
+            send(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
