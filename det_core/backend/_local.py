@@ -83,6 +83,11 @@ class LocalBackend:
         steps = (row.steps_completed for row in self._run().iter_rows("validation"))
         return max((step for step in steps if step is not None), default=None)
 
+    def last_validation_metrics(self) -> Mapping[str, Any]:
+        """Return those of the last of the run's rows that no later restart has superseded."""
+        _, row = self._run().last("validation")
+        return {} if row is None else row.metrics
+
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """The journal has it already."""
         return dict(metadata)

@@ -41,6 +41,9 @@ class Backend(Protocol):
     def last_validation(self) -> int | None:
         """The last step at which a validation was reported; None: none was. Any rank may ask."""
 
+    def last_validation_metrics(self) -> Mapping[str, Any]:
+        """Return the metrics of the last validation that was reported; empty if none was."""
+
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Replace the run's metadata; returns what is now set. Any rank may ask."""
 

@@ -129,9 +129,13 @@ class RestBackend:
 
     def last_validation(self) -> int | None:
         """What the master knows of the trial."""
-        trial = self._call("GET", f"/api/v1/trials/{self._task.trial_id}").get("trial") or {}
-        steps = (trial.get("latestValidation") or {}).get("totalBatches")
+        steps = self._latest_validation().get("totalBatches")
         return None if steps is None else int(steps)
+
+    def last_validation_metrics(self) -> Mapping[str, Any]:
+        """Return what the master knows of the trial."""
+        metrics = self._latest_validation().get("metrics") or {}
+        return dict(metrics.get("avgMetrics") or {})
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Replace what the master has."""
@@ -195,6 +199,10 @@ class RestBackend:
             logger.warning("%s. Whoever started this process brings them there", e)
         finally:
             self._session.close()
+
+    def _latest_validation(self) -> dict[str, Any]:
+        trial = self._call("GET", f"/api/v1/trials/{self._task.trial_id}").get("trial") or {}
+        return dict(trial.get("latestValidation") or {})
 
     def _acknowledge(self, patience: float) -> None:
         self._session.call("POST", f"{self._allocation}/signals/ack_preemption", patience=patience)

@@ -26,13 +26,17 @@ from det_core.core._run import (
     script,
     started_as,
 )
-from det_core.journal import Journal, RunFolder, RunRecord, read_run
+from det_core.journal import Journal, Record, RunFolder, RunRecord, read_run
 from det_core.storage import Store, event_files_of_run, open_store, public_storage
 
 MAX_UNLISTED = 5
 """Checkpoints that are looked for although the store does not list them: of a store that was moved it lists none."""
 NO_SCRIPT = "python -c, a notebook or stdin"
 NEVER_ASKED = "it had not called should_preempt() yet, and before that a signal ends a process at once"
+ASKED_TOO_SELDOM = (
+    "it had got a signal to stop, and was killed before its next should_preempt() call: call that after every batch, "
+    "or set a longer grace period (DET_CORE_GRACE, --grace)"
+)
 
 
 class _Opened(NamedTuple):
@@ -122,13 +126,22 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
     )  # fmt: skip
 
 
-def never_asked(run: RunRecord) -> bool:
-    """Whether the last start of a run ended without a word, and before any rank had called should_preempt()."""
-    last = run.restarts - 1
-    starts = [r for r in run.records("run_start") if r.restart == last and r.get("notes_should_preempt")]
-    ended = {r.rank for r in run.records("run_end") if r.restart == last}
-    asked = any(r.restart == last for r in run.records("should_preempt"))
-    return not asked and any(r.rank not in ended for r in starts)
+def cause_of_death(run: RunRecord) -> str:
+    """Return why the last start of a run ended without a word, as far as its record tells; empty: it does not."""
+
+    def of_last(kind: str) -> list[Record]:
+        return [record for record in run.records(kind) if record.restart == run.restarts - 1]
+
+    ended = {record.rank for record in of_last("run_end")}
+    starts = [r for r in of_last("run_start") if r.get("notes_should_preempt")]
+    if all(record.rank in ended for record in starts):
+        return ""
+    calls = of_last("should_preempt")
+    if not calls:
+        return NEVER_ASKED
+    answered = {record.rank for record in calls if record.get("stopped")}
+    requested = {record.rank for record in of_last("preempt_request")}
+    return ASKED_TOO_SELDOM if requested - answered - ended else ""
 
 
 def _own_store(path: Path) -> Store:
@@ -205,8 +218,8 @@ def _remarks(run: RunRecord | None, wanted: Wanted, argv: Sequence[str], size: i
         lines.append(
             f"{head} kept its checkpoints in {before} before, and keeps them in {storage or 'its own folder'} now"
         )
-    if never_asked(run):
-        lines.append(f"{head} ended without a word before: {NEVER_ASKED}")
+    if cause := cause_of_death(run):
+        lines.append(f"{head} ended without a word before: {cause}")
     # A run that is over may find nothing left to do, whatever is different now.
     how = "had completed" if run.state == "completed" else "was started"
     command = shlex.join(argv) or NO_SCRIPT

@@ -15,7 +15,7 @@ from det_core._notices import open_standard_streams, print_notice
 from det_core.core._bare_run import open_bare_run
 from det_core.core._checkpoint import CheckpointContext, RunEvents, StartCheckpoint
 from det_core.core._context import Context
-from det_core.core._deadline import StopDeadline
+from det_core.core._deadline import GRACE, StopDeadline
 from det_core.core._distributed import DistributedContext
 from det_core.core._end import end_in_time
 from det_core.core._environments import check_process_group, launched_ranks
@@ -155,6 +155,7 @@ def _compose(
     preempt = PreemptContext(
         distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
         master=run.backend if run.managed else None, signals=not run.managed,
+        grace=None if run.managed else environment.grace or GRACE,
     )  # fmt: skip
     deadline = StopDeadline(lambda: preempt.requested_at, environment.grace, is_limited=not run.managed)
     for store in (run.store, *run.elsewhere.values()):

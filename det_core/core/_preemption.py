@@ -64,6 +64,7 @@ class PreemptContext:
         record: journals a fact under a kind.
         master: who says when to stop.
         signals: whether signals do, where there is no master.
+        grace: seconds from a signal until this process may be killed; None: not known.
 
     Raises:
         RuntimeError: ``distributed`` has one already.
@@ -78,6 +79,7 @@ class PreemptContext:
         record: Callable[[str, Mapping[str, Any]], None] = lambda _kind, _body: None,
         master: Backend | None = None,
         signals: bool = False,
+        grace: float | None = None,
     ) -> None:
         # Numbered, as the last words of a context that was closed may reach the next one on other ranks.
         self._topic = f"preempt {distributed.attach('PreemptContext', self.close)}"
@@ -89,6 +91,7 @@ class PreemptContext:
         self._signals = SignalWatch(partial(self._ask_for, SIGNAL)) if signals and master is None else None
         self._talks = self._chief is not None or preempt_mode is PreemptMode.WorkersAskMaster  # to the master
         self._master = master if self._talks else None
+        self._grace = grace
         self._poll: threading.Thread | None = None
         self._poll_failure: Exception | None = None
         self._closing, self._changed = threading.Event(), threading.Event()
@@ -252,6 +255,8 @@ class PreemptContext:
         if stop is None:
             return False
         self._reason = stop.reason
+        if stop.reason == SIGNAL and self._stop_seen_at is None:
+            self._note_answer()
         if self._stop_seen_at is None or not stop.stays:
             self._stop_seen_at = _clock.monotonic()
         if not stop.stays:
@@ -259,6 +264,17 @@ class PreemptContext:
         elif auto_ack and self._talks:
             self.acknowledge_preemption_signal()
         return True
+
+    def _note_answer(self) -> None:
+        """Record that this rank knows of the stop, and warn on the chief if that took too long."""
+        self._record("should_preempt", {"stopped": True})
+        waited = _clock.monotonic() - (self._requested_at or _clock.monotonic())
+        if self._chief is not None and self._grace is not None and waited > self._grace:
+            logger.warning(
+                "should_preempt() was called %.0f s after the signal to stop, and the grace period is %g s, after "
+                "which a process is killed unsaved: call it after every batch, or set DET_CORE_GRACE",
+                waited, self._grace,
+            )  # fmt: skip
 
     def _begin(self) -> None:
         self._first_call_at = _clock.monotonic()
@@ -320,8 +336,10 @@ class PreemptContext:
     # else on the ipc thread, or, where there is none, in the next call.
 
     def _ask_for(self, reason: str) -> None:
-        if reason in FINAL:
-            self._requested_at = self._requested_at or _clock.monotonic()
+        if reason in FINAL and self._requested_at is None:
+            self._requested_at = _clock.monotonic()
+            if reason == SIGNAL:  # all that is known of it, if the process is killed before its next call
+                self._record("preempt_request", {})
         side, star = self._side, self._star
         round_ = side.round
         if star is None:

@@ -228,8 +228,19 @@ def script() -> str:
 
 
 def _typed() -> list[str]:
-    """What was typed to start this process; of ``python -m package.module`` Python only keeps the module's file."""
-    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    """Return what was typed to start this process, without the path of the interpreter.
+
+    That is what Python itself was given where it names the script that runs, or where ``sys.argv`` does not: a wrapper,
+    or the script itself, may have put words there that start something else. A debugger runs the script with
+    ``sys.argv`` as it would be without; so does multiprocessing, whose processes have words that nobody has typed.
+    """
+    main = sys.modules["__main__"]
+    file = str(main.__file__)
+    named = next((word for word in sys.orig_argv[1:] if os.path.isfile(word)), "")
+    is_wrapped = not os.path.isfile(sys.argv[0]) and "-c" not in sys.orig_argv
+    if is_wrapped or (named and os.path.realpath(named) == os.path.realpath(file)):
+        return ["python", *sys.orig_argv[1:]]
+    spec = getattr(main, "__spec__", None)
     if spec is not None and spec.origin == sys.argv[0]:
         return ["python", "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
     return ["python", *sys.argv]

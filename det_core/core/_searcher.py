@@ -34,7 +34,10 @@ class SearcherMode(enum.Enum):
 class SearcherOperation:
     """A request to train to a cumulative length, validate, and report the searcher metric."""
 
-    def __init__(self, length: int, *, is_chief: bool, backend: Backend, record: _Record) -> None:
+    def __init__(
+        self, length: int, *, is_chief: bool, backend: Backend, record: _Record, last_metric: Callable[[], float]
+    ) -> None:
+        self._last_metric = last_metric
         self._length = length
         self._is_chief = is_chief
         self._backend = backend
@@ -72,20 +75,22 @@ class SearcherOperation:
             raise RuntimeError("report_progress() was called after report_completed() of the same operation")
         self._record("progress", {"units": value, "length": self._length})
 
-    def report_completed(self, searcher_metric: Any) -> None:
+    def report_completed(self, searcher_metric: Any = None) -> None:
         """Report that this operation is done, on the chief, exactly once.
 
         Args:
             searcher_metric: the validation metric that is searched over; a number (numpy and torch scalars too).
+                Defaults to None: that of the last validation in the run's record, which a script that was resumed with
+                nothing left to train has not at hand.
 
         Raises:
-            RuntimeError: not the chief, or called twice.
+            RuntimeError: not the chief, or called twice; or the record has no such metric, or nothing names it.
             TypeError: the metric is no number.
         """
         self._require_chief("report_completed")
         if self._completed:
             raise RuntimeError(f"report_completed() was called twice for the operation of length {self._length}")
-        metric = _number(searcher_metric, "searcher_metric")
+        metric = self._last_metric() if searcher_metric is None else _number(searcher_metric, "searcher_metric")
         self._record("operation", {"length": self._length, "searcher_metric": metric})
         self._backend.complete_operation(self._length, metric)
         self._completed = True
@@ -219,13 +224,24 @@ class SearcherContext:
                 if is_chief and auto_ack:
                     self.acknowledge_out_of_ops()
                 return
-            operation = SearcherOperation(length, is_chief=is_chief, backend=self._backend, record=self._record)
+            operation = SearcherOperation(
+                length, is_chief=is_chief, backend=self._backend, record=self._record, last_metric=self._last_metric
+            )
             yield operation
             if is_chief and not operation.completed:
                 raise RuntimeError(
                     f"the next operation was asked for before report_completed() was called on {operation!r}; "
+                    "without an argument that takes the last validation's metric; "
                     "to stop early, leave the loop with break or return"
                 )
+
+    def _last_metric(self) -> float:
+        if self.metric is None:
+            raise RuntimeError(
+                "report_completed() without a number takes that of the last validation, and nothing names it: pass "
+                "core.init(metric=), or the number"
+            )
+        return self.metric_of(self._backend.last_validation_metrics())
 
     def _require_open(self, method: str) -> None:
         if self._closed:

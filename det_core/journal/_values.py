@@ -165,7 +165,8 @@ class Report:
                 what = BATCHES if key == BATCH_METRICS else f"key {key!r}"
                 raise ValueError(
                     f"group {self.group!r}, step {self.steps}, {what}: {known[key]!r} was reported before, and "
-                    f"now {values[key]!r}; a value that was reported cannot be changed"
+                    f"now {values[key]!r}; a value that was reported cannot be changed: report the mean or the list of "
+                    "a step's values, or draw them by ctx.train.write_scalars()"
                 )
         for key in again:
             if key == BATCH_METRICS:

@@ -54,6 +54,9 @@ class ScriptedBackend:
     def best_validation(self) -> float | None:
         return self.best
 
+    def last_validation_metrics(self) -> Mapping[str, Any]:
+        return {}
+
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
         self.metadata = dict(metadata)
         return self.metadata

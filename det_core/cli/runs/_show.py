@@ -155,9 +155,10 @@ def _started(run: Run) -> list[tuple[str, str]]:
 
 
 def _state(run: Run) -> str:
-    from det_core.core._bare_run import NEVER_ASKED, never_asked
+    from det_core.core._bare_run import cause_of_death
 
-    return f"{run.state} ({NEVER_ASKED})" if run.state == "died" and never_asked(run.record) else run.state
+    cause = cause_of_death(run.record) if run.state == "died" else ""
+    return f"{run.state} ({cause})" if cause else run.state
 
 
 def _keys(conflicts: Iterable[str]) -> str:

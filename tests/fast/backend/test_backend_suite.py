@@ -30,7 +30,19 @@ from support.running_master import Running
 from support.scripted_backend import ScriptedBackend
 
 
-class TestLocal(BackendSuite):
+class WithMetrics(BackendSuite):
+    """Those that answer with the metrics of a validation."""
+
+    def test_last_validation_is_the_newest_with_its_metrics(self, tmp_path: Path) -> None:
+        with self.opened(tmp_path, self.lengths) as case:
+            assert (case.backend.last_validation(), case.backend.last_validation_metrics()) == (None, {})
+            for step, loss in enumerate((3.0, 1.0, 2.0), 1):
+                case.journal.metrics("validation", step, {"loss": loss, "error": step})
+                assert case.backend.last_validation() == step
+                assert case.backend.last_validation_metrics() == {"loss": loss, "error": step}
+
+
+class TestLocal(WithMetrics):
     """A bare run's."""
 
     @contextmanager
@@ -73,7 +85,7 @@ class TestRestOfLengths(Rest):
     version = "0.38.1"
 
 
-class TestRestOfOurs(BackendSuite):
+class TestRestOfOurs(WithMetrics):
     """Under our own master, with an engine that starts nothing."""
 
     @contextmanager

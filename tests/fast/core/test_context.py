@@ -356,6 +356,24 @@ def test_interrupted(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "interrupted; to resume it" in capsys.readouterr().err
 
 
+WRAPPERS = {
+    "sets sys.argv": "import sys\nsys.argv = ['fit', '--lr', '1']\nimport train\n",
+    "takes its own options away": "import sys\ndel sys.argv[1:]\nimport train\n",
+    "runs another script": "import runpy, sys\ndel sys.argv[0]\nrunpy.run_path('train.py', run_name='__main__')\n",
+}
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_the_command_to_resume_with_starts_the_wrapper_of_a_script(tmp_path: Path, wrapper: str) -> None:
+    (tmp_path / "train.py").write_text("from det_core import core\nwith core.init():\n    raise SystemExit(3)\n")
+    (tmp_path / "wrap.py").write_text(WRAPPERS[wrapper])
+    words = ["wrap.py", "train.py", "--lr", "1"]
+    done = subprocess.run([sys.executable, *words], cwd=tmp_path, capture_output=True, text=True)
+    (command,) = re.findall(r"to resume it: DET_CORE_RESUME=\S+ (.*)", done.stderr)
+    # What it runs as the main script can be started alone.
+    assert command == " ".join(["python", *(words[1:] if wrapper == "runs another script" else words)])
+
+
 def test_the_command_to_resume_with_is_what_was_typed(tmp_path: Path) -> None:
     (tmp_path / "counted").mkdir()
     for name in ("__init__.py", "here.py", "__main__.py"):

@@ -540,6 +540,40 @@ def test_a_run_that_died_before_its_first_call_says_so(tmp_path: Path) -> None:
         assert said not in ranks.output(0)
 
 
+SELDOM = """
+    import os, signal, sys, threading
+    from det_core import core
+
+    with core.init(name="seldom", resume="latest") as ctx:
+        ctx.preempt.should_preempt()
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not ctx.preempt.requested:
+            pass
+        if sys.argv[1] == "asks late":
+            threading.Event().wait(0.2)
+        if sys.argv[1] != "never asks again":
+            assert ctx.preempt.should_preempt()
+        if sys.argv[1] != "asks late":
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_run_that_asks_too_seldom_is_told(tmp_path: Path) -> None:
+    said = "killed before its next should_preempt() call: call that after every batch"
+
+    def start(how: str, grace: str = "60") -> str:
+        with running(SELDOM, 1, tmp_path, args=(how,), env={"DET_CORE_GRACE": grace}) as ranks:
+            ranks.wait()
+            return ranks.output(0)
+
+    assert said not in start("never asks again")
+    assert said in det_core("runs", "show", "latest").stdout
+    told = start("saves too long")
+    assert said in told and "after the signal to stop" not in told
+    assert said not in det_core("runs", "show", "latest").stdout
+    assert "s after the signal to stop, and the grace period is 0.1 s" in start("asks late", grace="0.1")
+
+
 class Broken:
     """A master whose answer makes the client stumble."""
 

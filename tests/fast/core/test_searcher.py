@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from det_core import core
+from det_core import client, core
 from det_core.journal import read_run
 from support.threads import as_ranks
 
@@ -59,6 +59,32 @@ def test_a_resumed_run_does_not_repeat_a_completed_operation() -> None:
         assert _completing(ctx) == []
     with core.init(max_length=5, name="n", resume="latest") as ctx:
         assert [op.length for op in _completing(ctx)] == [5]
+
+
+def test_run_killed_before_it_completed_its_operation_completes_it_by_the_record() -> None:
+    with core.init(max_length=2, name="n", metric="loss") as ctx:
+        for step, loss in enumerate((0.5, 0.25), 1):
+            ctx.train.report_validation_metrics(step, {"loss": loss, "other": 9.0})
+    with core.init(max_length=2, name="n", metric="loss", resume="latest") as ctx:
+        for op in ctx.searcher.operations():
+            op.report_completed()
+            assert op.completed
+    run = client.run("latest")
+    assert [r["searcher_metric"] for r in run.record.records("operation")] == [0.25]
+    with core.init(max_length=2, name="n", metric="loss", resume="latest") as ctx:
+        assert list(ctx.searcher.operations()) == []
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [(None, "nothing names it: pass core.init\\(metric=\\)"), ("loss", "no 'loss', which is the searcher's metric")],
+)
+def test_operation_completed_by_a_record_without_the_metric_is_an_error(metric: str | None, said: str) -> None:
+    with core.init(metric=metric) as ctx:
+        op = next(ctx.searcher.operations())
+        with pytest.raises(RuntimeError, match=said):
+            op.report_completed()
+        op.report_completed(1.0)
 
 
 def test_an_operation_must_be_completed_before_the_next() -> None:
