@@ -62,8 +62,8 @@ def check_resume(
         command: what starts the training.
         folder: an empty folder for the homes of the trainings.
         keep: whether it stays if nothing is wrong.
-        at: the step after whose report the training is stopped, and killed. Defaults to None: after a third; the kill
-            between two checkpoints.
+        at: the step after whose report the training is stopped, and killed. Defaults to None: after two fifths; the
+            kill between two checkpoints.
         kill_only: whether to leave out the stop, for a script that never calls ``should_preempt()``.
         rtol: relative tolerance of numbers. Defaults to 0: they are equal.
         on_progress: called with a line for a person.
@@ -83,7 +83,8 @@ def check_resume(
         interrupted.append(check.train(STOPPED, stop_plan(undisturbed, at), resumed=True))
     interrupted.append(check.train(KILLED, kill_plan(undisturbed, at), resumed=True))
     moments = {save.forwards: one.name for one in interrupted if (save := one.save_restored(1)) is not None}
-    again = check.train(AGAIN, {"snapshots": moments, "batches": MAX_BATCHES})
+    calls = {stop["calls"] + 1: one.name for one in interrupted for stop in one.starts[0].noted("stop")}
+    again = check.train(AGAIN, {"snapshots": moments, "snapshots_at_calls": calls, "batches": MAX_BATCHES})
     ended = check.resume_ended(undisturbed)
     findings = _judge(undisturbed, again, interrupted, ended, rtol)
     is_kept = keep or bool(findings)

@@ -10,6 +10,8 @@ from det_core.check_resume._compare import Difference
 UNKNOWN = -1
 """Place of a batch that the undisturbed training does not have."""
 
+NO_BETTER_CAUSE = "values_differ"
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -56,8 +58,9 @@ class Facts:
         has_random_of_rank_0: whether other ranks then have the state of rank 0.
         batch: place of the first batch after the resume, :data:`UNKNOWN`, or None: nothing is known.
         expected_batch: its place in the undisturbed training.
-        environments: classes of environments that there are, where no DataLoader is.
-        since_update: batches since the last step of the optimizer at the stop, where a step takes several.
+        objects: classes of the script, or of environments, whose objects differ then.
+        has_loader: whether there is a DataLoader.
+        batches_since_update: batches since the last step of the optimizer at the stop, where a step takes several.
         held: kinds of state that the restored checkpoint holds, with the key of each.
         unread: keys of it that the resumed start has not read.
         different_keys: what differs in the final checkpoint.
@@ -86,8 +89,9 @@ class Facts:
     has_random_of_rank_0: bool = False
     batch: int | None = None
     expected_batch: int | None = None
-    environments: tuple[str, ...] = ()
-    since_update: int = 0
+    objects: tuple[str, ...] = ()
+    has_loader: bool = False
+    batches_since_update: int = 0
     held: Mapping[str, str] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
     different_keys: tuple[str, ...] = ()
@@ -115,6 +119,8 @@ def merge(findings: Sequence[Sequence[Finding]]) -> list[Finding]:
                 merged[finding.cause] = finding
             else:
                 merged[finding.cause] = replace(known, trainings=known.trainings + finding.trainings)
+    if len(merged) > 1:
+        merged.pop(NO_BETTER_CAUSE, None)
     return sorted(merged.values(), key=lambda finding: places[finding.cause])
 
 
@@ -207,6 +213,13 @@ def _steps(facts: Facts) -> Iterator[Finding]:
             "was interrupted was not trained",
             missing[0],
         )
+    elif missing and first is not None and _differs_at(facts, first):
+        yield Finding(
+            "data_position",
+            f"{len(missing)} steps are missing, the first is {missing[0]}: batches were skipped that had not been "
+            "trained; core.resumable(loader) restores the position",
+            missing[0],
+        )
     elif missing:
         yield Finding("hole", f"{len(missing)} steps were not reported, the first is {missing[0]}", missing[0])
     if extra and extra[-1] > facts.end:
@@ -218,6 +231,10 @@ def _steps(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _differs_at(facts: Facts, step: int) -> bool:
+    return any(change.step == step for change in facts.difference.changed)
+
+
 def _values(facts: Facts) -> Iterator[Finding]:
     """Yield what values and states say."""
     changed = facts.difference.changed
@@ -225,20 +242,19 @@ def _values(facts: Facts) -> Iterator[Finding]:
         return
     step = changed[0].step if changed else None
     shows = f" ({changed[0]})" if changed else ""
-    count = 0
-    for finding in _state_causes(facts):
-        yield replace(finding, text=finding.text + shows, step=step)
-        count += 1
-    if changed and not count:
-        yield Finding("values_differ", f"values differ from step {step} on{shows}", step)
+    causes = list(_state_causes(facts))
+    for number, finding in enumerate(causes):
+        yield replace(finding, text=finding.text + ("" if number else shows), step=step)
+    if changed and not causes:
+        yield Finding(NO_BETTER_CAUSE, f"values differ from step {step} on{shows}", step)
 
 
 def _state_causes(facts: Facts) -> Iterator[Finding]:
-    if facts.since_update:
+    if facts.batches_since_update:
         yield Finding(
-            "accumulation_cut",
-            f"it was stopped {facts.since_update} batches into an accumulation, whose gradients are in no checkpoint: "
-            "ask should_preempt() after the step of the optimizer alone",
+            "gradients_lost",
+            f"it was stopped {facts.batches_since_update} batches into an accumulation, whose gradients are in no "
+            "checkpoint: ask should_preempt() after the step of the optimizer alone",
         )
     if "model" in facts.parts or "module" in facts.parts:
         yield Finding("weights_not_loaded", f"the weights are not those that were saved: {_where(facts, 'model')}")
@@ -264,33 +280,36 @@ def _random_and_data(facts: Facts) -> Iterator[Finding]:
     """Yield what is wrong with random states and batches, which depend on each other."""
     is_misplaced = facts.batch is not None and facts.batch != facts.expected_batch
     is_known = is_misplaced and facts.batch != UNKNOWN
+    is_forgotten = bool(facts.random) and not facts.is_random_loaded
     if facts.has_random_of_rank_0:
         yield Finding(
             "random_state_of_other_rank",
             "all ranks have the random state of rank 0: save one for each rank, save(per_rank={'random': "
             "core.random_state()})",
         )
-    if is_known:
-        yield _misplaced(facts)
-    if facts.random and not facts.is_random_loaded:
+        return
+    if is_forgotten:
         yield Finding(
             "random_state_not_loaded",
-            f"random numbers go on elsewhere ({', '.join(sorted(facts.random))}): {_where(facts, 'random')}; "
+            f"random numbers ({', '.join(sorted(facts.random))}) go on elsewhere: {_where(facts, 'random')}; call "
             "core.set_random_state() as the last thing that is loaded",
         )
-    if facts.environments and is_misplaced and not is_known:
+    # Without its random state a training may begin at its first batch again, skipped or not.
+    if is_known and not (is_forgotten and facts.batch == 0):
+        yield _misplaced(facts)
+    elif facts.objects and not is_forgotten and not (is_misplaced and facts.has_loader):
         yield Finding(
             "environment_state",
-            f"the environment ({', '.join(facts.environments)}) does not go on from where it was: save its state, or "
+            f"objects of {', '.join(facts.objects)} are not as they were: save and load the state of environments, or "
             "end episodes before a checkpoint",
         )
-    elif is_misplaced and not is_known and (facts.is_random_loaded or not facts.random):
+    elif is_misplaced and not is_forgotten:
         yield Finding(
             "data_position",
-            "the first batch after the resume is none of the undisturbed training: a sampler has drawn a new order; "
-            "core.resumable(loader) restores the position",
+            "the first batch after the resume is none of the undisturbed training: a sampler has drawn a new order, or "
+            "random numbers were drawn since their state was loaded; core.resumable(loader) restores the position",
         )
-    elif facts.random and facts.is_random_loaded and not is_known and not facts.has_random_of_rank_0:
+    elif facts.random and facts.is_random_loaded:
         yield Finding(
             "random_state_not_loaded",
             f"random states were loaded, and drawn from before the first step ({', '.join(sorted(facts.random))}): "

@@ -100,14 +100,13 @@ def _with_states(
 ) -> Facts:
     """Add what states and batches say."""
     observed, resumed = again.starts[0], training.starts[1]
-    ranks = sorted(resumed.notes)
-    pairs = [(_snapshot(observed, rank, training.name), _snapshot(resumed, rank, RESUMED)) for rank in ranks]
-    known = [(before, after) for before, after in pairs if before is not None and after is not None]
-    parts = {name for before, after in known for name in _differing(before["parts"], after["parts"])}
-    random = {name for before, after in known for name in _differing(before["random"], after["random"])}
-    of_rank_0 = known[0][1]["random"] if known else {}
-    others = [after["random"] for before, after in known[1:] if before["random"] != after["random"]]
-    snapshot = known[0][1] if known else None
+    pairs = _snapshots(observed, resumed, training.name)
+    seeded = _seeded(observed, training.starts[0])
+    parts = {name for before, after in pairs for name in _differing(before["parts"], after["parts"])}
+    random = {name for before, after in pairs for name in _differing(before["random"], after["random"])} & seeded
+    objects = {name for before, after in pairs for name in _differing(before["objects"], after["objects"])}
+    of_rank_0 = pairs[0][1]["random"] if pairs else {}
+    others = [after["random"] for before, after in pairs[1:] if before["random"] != after["random"]]
     batch, expected_batch = _batches(observed, resumed, restored)
     stops = training.starts[0].noted("stop")
     keys = top_keys(restored.path)
@@ -120,20 +119,39 @@ def _with_states(
         parts=frozenset(parts),
         random=frozenset(random),
         is_random_loaded=any(note["kind"] == "random" for note in resumed.noted("load")),
-        has_random_of_rank_0=any(states["torch"] == of_rank_0["torch"] for states in others),
+        has_random_of_rank_0=any(states[name] == of_rank_0[name] for states in others for name in random),
         batch=batch,
         expected_batch=expected_batch,
-        environments=() if snapshot is None or snapshot["has_loader"] else tuple(snapshot["environments"]),
-        since_update=_since_update(stops[0]) if stops else 0,
+        objects=tuple(sorted(objects)),
+        has_loader=any(after["has_loader"] for _, after in pairs),
+        batches_since_update=_since_update(stops[0]) if stops else 0,
         held=held_kinds(restored.path) if facts.difference or parts else {},
         unread=tuple(key for key in keys if key not in read) if read else (),
         different_keys=tuple(key for key in different if key not in noise),
     )
 
 
-def _snapshot(start: Start, rank: int, name: str) -> dict[str, Any] | None:
-    found = [note for note in start.noted("snapshot", rank) if note["name"] == name]
-    return found[-1] if found else None
+def _snapshots(observed: Start, resumed: Start, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return what each rank had in the undisturbed training and has after the resume.
+
+    That is before the first batch, or, where no module of torch is trained, at the first call of should_preempt().
+    """
+    for event in ("snapshot", "snapshot_at_call"):
+        pairs = [
+            (before[-1], after[-1])
+            for rank in sorted(resumed.notes)
+            if (before := [note for note in observed.noted(event, rank) if note["name"] == name])
+            and (after := [note for note in resumed.noted(event, rank) if note["name"] == RESUMED])
+        ]
+        if pairs:
+            return pairs
+    return []
+
+
+def _seeded(one: Start, other: Start) -> set[str]:
+    """Return the random number generators that start in the same state whenever the command is started."""
+    states = [start.noted("start")[0]["random"] for start in (one, other)]
+    return {name for name in states[0] if states[0][name] == states[1].get(name)}
 
 
 def _differing(before: dict[str, str], after: dict[str, str]) -> set[str]:

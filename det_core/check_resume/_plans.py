@@ -6,8 +6,8 @@ from typing import Any
 
 from det_core.check_resume._records import Save, Training
 
-PART = 3
-"""A training is disturbed after one part of so many."""
+PART = 0.4
+"""Part of a training after which it is disturbed; a third is the end of an epoch where there are three."""
 
 
 def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
 
     Args:
         undisturbed: the training to disturb.
-        at: the step to stop after. Defaults to None: after a third, apart from validations and checkpoints, and in the
+        at: the step to stop after. Defaults to None: after two fifths, apart from validations and checkpoints, and in the
             middle between two reports, where calls of ``should_preempt()`` allow it.
 
     Raises:
@@ -28,10 +28,10 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
     special |= {
         step for group in undisturbed.rows if group != undisturbed.main_group for step in undisturbed.rows[group]
     }
-    third = len(steps) // PART
-    window = range(len(steps) // 4, max(len(steps) // 2, 1))
-    plain = [number for number in window if steps[number] not in special] or [max(third - 1, 0)]
-    number = min(plain, key=lambda number: abs(number - third))
+    target = round(PART * (len(steps) - 1))
+    window = range(len(steps) // 4, max(len(steps) * 3 // 5, 1))
+    plain = [number for number in window if steps[number] not in special] or [target]
+    number = min(plain, key=lambda number: abs(number - target))
     calls = _calls_per_row(undisturbed, steps)
     return {"stop_at": steps[number], "stop_after_calls": calls // 2}
 
@@ -42,7 +42,7 @@ def kill_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
     Args:
         undisturbed: the training to disturb.
         at: the step after whose report it is killed. Defaults to None: the middle between two checkpoints, after about
-            a third.
+            two fifths.
 
     Raises:
         ValueError: If there is no such step before the last.
@@ -50,13 +50,13 @@ def kill_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
     steps = undisturbed.steps(undisturbed.main_group)
     if at is not None:
         return {"kill_at": _checked(at, steps)}
-    third = steps[len(steps) // PART]
+    target = steps[round(PART * (len(steps) - 1))]
     middles = [
         middle
         for before, after in zip(undisturbed.saves, undisturbed.saves[1:], strict=False)
         if (middle := _middle(steps, before, after)) is not None
     ]
-    return {"kill_at": min(middles, key=lambda step: abs(step - third), default=third)}
+    return {"kill_at": min(middles, key=lambda step: abs(step - target), default=target)}
 
 
 def _checked(at: int, steps: list[int]) -> int:

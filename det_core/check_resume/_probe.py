@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_core._env import Environment
-from det_core.check_resume._fingerprint import digest_of_batch, take_snapshot
+from det_core._standalone.processes import start_time
+from det_core.check_resume._fingerprint import MAX_SAMPLED, digest, digests_of_random_states, take_snapshot
 
 if TYPE_CHECKING:
     from det_core.core import Context
@@ -51,7 +52,8 @@ class Probe:
         self._calls_until_stop: int = plan.get("stop_after_calls", 0)
         self._snapshots: dict[int, str] = {int(k): v for k, v in plan.get("snapshots", {}).items()}
         self._batches_to_note: int = plan.get("batches", 0)
-        self._takes_resume_snapshot: bool = plan.get("resumed", False)
+        self._snapshots_at_calls: dict[int, str] = {int(k): v for k, v in plan.get("snapshots_at_calls", {}).items()}
+        self._is_resumed: bool = plan.get("resumed", False)
         self._is_stopped = False
         self._has_torch = False
         self._calls = 0
@@ -63,7 +65,7 @@ class Probe:
     def install(self) -> None:
         """Replace the methods to observe, in this context and in torch as far as it is loaded."""
         context = self._context
-        self._note("start", rank=context.distributed.rank, size=context.distributed.size, run=context.run_id)
+        self._note("start", pid=os.getpid(), began=start_time(os.getpid()), random=digests_of_random_states())
         self._wrap(context.preempt, "should_preempt", self._around_should_preempt)
         self._wrap(context.checkpoint, "_stage", self._around_stage)
         self._wrap(context.checkpoint, "resume", self._around_resume)
@@ -76,6 +78,11 @@ class Probe:
     def _around_should_preempt(self, call: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
         self._observe_torch()
         self._calls += 1
+        name = self._snapshots_at_calls.get(self._calls)
+        if self._is_resumed and self._calls == 1:
+            name = "resumed"
+        if name is not None:
+            self._note("snapshot_at_call", name=name, **take_snapshot(self._root).as_json())
         if self._is_chief and self._stop_at is not None and self._journal.newest_step >= self._stop_at:
             self._calls_until_stop -= 1
             # At the first call the handler is not installed yet, and the signal would end the process.
@@ -150,8 +157,8 @@ class Probe:
     def _watch(self, owner: Any, name: str, kind: str) -> None:
         def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             self._note("load", kind=kind)
-            if self._takes_resume_snapshot and kind in ("model", "optimizer", "random"):
-                self._forwards = 0  # the forward before was no training: parts of the state were still to be loaded
+            if self._is_resumed and self._calls == 0 and self._journal.newest_step < 0:
+                self._forwards = 0  # a forward before was not training: parts of the state were still to be loaded
             return call(*args, **kwargs)
 
         self._wrap(owner, name, around)
@@ -177,12 +184,12 @@ class Probe:
             self._root = module  # the outermost module is the first to be called
         done = self._forwards
         name = self._snapshots.get(done)
-        if self._takes_resume_snapshot and done == 0:
+        if self._is_resumed and done == 0:
             name = "resumed"
         if name is not None:
             self._note("snapshot", name=name, **take_snapshot(self._root).as_json())
         if done < self._batches_to_note:
-            self._note("batch", number=done, digest=digest_of_batch((args, kwargs)))
+            self._note("batch", number=done, digest=digest((args, kwargs), MAX_SAMPLED))
         self._forwards = done + 1
 
     # Notes.

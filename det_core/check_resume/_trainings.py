@@ -18,7 +18,7 @@ from det_core.journal import list_runs
 
 POLL_INTERVAL = 0.05
 PROGRESS_INTERVAL = 1.0
-LEFT_TIMEOUT = 10.0
+LEFT_TIMEOUT = 5.0
 """Seconds in which processes may end after the command: a forkserver notices the end of its parent by itself."""
 KILL_TIMEOUT = 10.0
 MIN_TIMEOUT = 120.0
@@ -161,22 +161,28 @@ def _step_in(line: bytes) -> int | None:
     return step if isinstance(step, int) else None
 
 
-# Processes: those of a start are known by a variable that they have inherited.
+# Processes of a start: those with a variable that they have inherited, and those that the probe has noted.
 
 
 def _marked(folder: Path) -> list[int]:
     mark = f"DET_CORE_PROBE_DIR={folder}".encode()
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            variables = Path("/proc", name, "environ").read_bytes()
-        except OSError:  # ended, or another user's
-            continue
-        if mark in variables.split(b"\0") and start_time(int(name)) is not None:
-            found.append(int(name))
-    return found
+    found = {pid for pid in _all_pids() if mark in _variables_of(pid)}
+    for notes in read_notes(folder).values():
+        found |= {
+            note["pid"] for note in notes if note["event"] == "start" and note["began"] == start_time(note["pid"])
+        }
+    return [pid for pid in found if pid != os.getpid() and start_time(pid) is not None]
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _variables_of(pid: int) -> list[bytes]:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # ended, or another user's
+        return []
 
 
 def _wait_for_left(folder: Path) -> list[str]:
