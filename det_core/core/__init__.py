@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from det_core.core._preemption import PreemptContext, PreemptMode
     from det_core.core._profiler import ProfilerContext
     from det_core.core._random_state import random_state, set_random_state
+    from det_core.core._resumable import ResumableLoader, resumable
     from det_core.core._searcher import SearcherContext, SearcherMode, SearcherOperation, Unit
     from det_core.core._tensorboard import TensorboardMode
     from det_core.core._train import EarlyExitReason, TrainContext
@@ -42,6 +43,7 @@ __all__ = [
     "PreemptContext",
     "PreemptMode",
     "ProfilerContext",
+    "ResumableLoader",
     "RetentionPolicy",
     "SearcherContext",
     "SearcherMode",
@@ -52,6 +54,7 @@ __all__ = [
     "current_context",
     "init",
     "random_state",
+    "resumable",
     "set_random_state",
 ]
 
@@ -69,6 +72,7 @@ _HOMES = {
     "PreemptContext": "_preemption",
     "PreemptMode": "_preemption",
     "ProfilerContext": "_profiler",
+    "ResumableLoader": "_resumable",
     "RetentionPolicy": "_checkpoint._retention",
     "SearcherContext": "_searcher",
     "SearcherMode": "_searcher",
@@ -79,6 +83,7 @@ _HOMES = {
     "current_context": "_context",
     "init": "_init",
     "random_state": "_random_state",
+    "resumable": "_resumable",
     "set_random_state": "_random_state",
 }
 """The module that each name stands in."""

@@ -22,8 +22,9 @@ PUBLIC = {
     """,
     "det_core.core": """
         AnyOf CheckpointContext Context DistributedContext DownloadMode EarlyExitReason KeepBest KeepEvery KeepLatest
-        KeepNewer PreemptContext PreemptMode ProfilerContext RetentionPolicy SearcherContext SearcherMode
-        SearcherOperation TensorboardMode TrainContext Unit current_context init random_state set_random_state
+        KeepNewer PreemptContext PreemptMode ProfilerContext ResumableLoader RetentionPolicy SearcherContext SearcherMode
+        SearcherOperation TensorboardMode TrainContext Unit current_context init random_state resumable
+        set_random_state
     """,
     "det_core.pytorch": """
         Batch CheckpointLoadContext DataLoader Epoch LRScheduler MetricReducer PyTorchCallback
