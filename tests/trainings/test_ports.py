@@ -9,7 +9,7 @@ import pytest
 from support import ports
 
 
-@pytest.mark.parametrize("name", ["optimizer", "counter", "batches_skipped_twice", "environment"])
+@pytest.mark.parametrize("name", ["optimizer", "counter", "generator_of_the_sampler", "ema"])
 def test_wrong_port_is_found_by_its_cause(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     outcome = ports.check_wrong(name, tmp_path)
