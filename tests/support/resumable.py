@@ -131,6 +131,8 @@ FORMS: dict[str, Callable[..., DataLoader[Any]]] = {
     "stream of whole batches": _loader(Stream, drop_last=True),
     "distributed": _loader(sampler=lambda: DistributedSampler(Augmenting(), 2, 1)),
 }
+DRAWING = ("shuffled", "own generator", "generators of the dataset", "counting sampler", "odd batches", "stream")
+"""Forms that draw random numbers at different places."""
 
 
 def train(loader: Any, epochs: int, first: int = 0, states: list[Any] | None = None) -> list[Any]:
@@ -194,3 +196,68 @@ def check(form: str, *, every: int, skip_loading: bool = False, epochs: int = 3,
         seed(2)
         rows, rest = resume(make(), saved, epochs)
         assert rest == expected[rows:], f"resumed after {rows} rows"
+
+
+TRAINING = """
+import os, sys
+import numpy, random, torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from det_core import core
+
+EPOCHS = 8
+
+
+class Data(Dataset):
+    def __len__(self):
+        return 120
+
+    def __getitem__(self, i):
+        return torch.full((8,), i / 120) + torch.rand(8) + numpy.random.rand() + random.random()
+
+
+distributed = core.DistributedContext.detect()
+rank, size = distributed.rank, distributed.size
+torch.manual_seed(rank)
+numpy.random.seed(rank)
+random.seed(rank)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+if size > 1:
+    torch.distributed.init_process_group("gloo")
+net = DistributedDataParallel(model) if size > 1 else model
+sampler = DistributedSampler(Data(), size, rank) if size > 1 else None
+loader = DataLoader(
+    Data(), 4, shuffle=sampler is None, sampler=sampler, num_workers=int(os.environ["WORKERS"]),
+    persistent_workers=os.environ["KIND"] == "persistent",
+)
+loader = core.resumable(loader, skip_loading=os.environ["KIND"] == "skipped")
+with core.init(distributed=distributed, name="resumable", resume="latest") as ctx:
+    step = ctx.steps_completed
+    with ctx.checkpoint.resume() as path:
+        if path is not None:
+            saved = torch.load(path / "state.pt", weights_only=True)
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            loader.load_state_dict(saved["ranks"][rank]["loader"])
+            core.set_random_state(saved["ranks"][rank]["random"])
+    for epoch in range(loader.epoch, EPOCHS):
+        if sampler is not None:
+            sampler.set_epoch(epoch)
+        for batch in loader:
+            loss = net(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            step += 1
+            if rank == 0:
+                ctx.train.report_training_metrics(step, {"loss": loss.item(), "sum": batch.double().sum().item()})
+            if step % 7 == 0:
+                ranks = distributed.gather({"loader": loader.state_dict(), "random": core.random_state()})
+                if rank == 0:
+                    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ranks": ranks}
+                    ctx.checkpoint.save(state, {"steps_completed": step})
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+"""
+"""A training with a loader that is given by the variables WORKERS and KIND, on one rank or several."""

@@ -14,10 +14,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
 from det_core import core
-from support.resumable import FORMS, Plain, Stream, check, resume, seed, train
-
-DRAWING = ("shuffled", "own generator", "generators of the dataset", "counting sampler", "odd batches", "stream")
-"""Forms that draw numbers at different places."""
+from support.resumable import DRAWING, FORMS, Plain, Stream, check, resume, seed, train
 
 
 @pytest.mark.parametrize("form", FORMS)
