@@ -171,7 +171,7 @@ WRONG = {
         (*_without('            bandit.restore(saved["bandit"])'), ('"bandit": bandit.state(), ', "")),
     ),
     "stop_within_an_accumulation": Wrong(
-        "accumulation", "accumulation_cut", (("should_preempt() and updated", "should_preempt()"),)
+        "accumulation", "gradients_lost", (("should_preempt() and updated", "should_preempt()"),)
     ),
     "ema": Wrong("ema", "ema_not_loaded", _without('            average.load_state_dict(saved["average"])')),
     "random_state_of_rank_0": Wrong(
