@@ -1,13 +1,13 @@
 """What a resume in the middle of an epoch costs with ``core.resumable()``, beside loading the same batches.
 
 Each round is a process of its own: it loads the batches by the DataLoader alone, by the resumable one, goes through
-them as a resume does, and skips them. Times begin where the iterator is made and end with the last of the batches; where
-they are skipped, once the next batch can be asked for.
+them as a resume does, and skips them. Times begin where the iterator is made and end with the last of the batches;
+where they are skipped, once the next batch can be asked for.
 """
 
 from benchmarks._bench import OURS, Args, Bound, Table, Tables, at_most, program, quick
 from benchmarks._processes import ours
-from benchmarks._turns import alternate, ratio
+from benchmarks._turns import alternate, best
 
 BATCHES = quick(1000, 10)
 THROUGH, SKIPPED = 1.05, 0.02
@@ -47,12 +47,11 @@ answer(took)
 
 
 def measure(args: Args) -> Tables:
-    title = f"{BATCHES:,} done batches of 32 images, times of loading them, median of {args.rounds} processes"
+    title = f"{BATCHES:,} done batches of 32 images, times of loading them, best of {args.rounds} processes"
     table = Table(title, ["loaded by it", "gone through", "skipped"])
     for workers in (0, 2):
         for name, found in alternate(ours(args, CODE, BATCHES, workers), args.rounds).items():
-            alone = [{column: figures["loaded"] for column in table.columns} for figures in found]
-            times = [ratio(found, alone, column) for column in table.columns]
+            times = [best(found, column) / best(found, "loaded") for column in table.columns]
             bound = Bound("", None)
             if name == OURS:
                 bound = at_most(times[0], THROUGH) & at_most(times[1], THROUGH) & at_most(times[2], SKIPPED)

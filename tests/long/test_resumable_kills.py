@@ -25,9 +25,9 @@ def test_training_that_is_killed_25_times_has_the_rows_of_an_undisturbed_one(
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 @pytest.mark.parametrize("workers", [0, 1, 2, 3, 4])
 @pytest.mark.parametrize("form", FORMS)
-def test_form_gives_the_batches_of_the_loader_at_every_resume(form: str, workers: int) -> None:
+def test_form_gives_the_batches_of_the_loader_after_a_resume(form: str, workers: int) -> None:
     for persistent in {False, workers > 0}:
-        check(form, every=1, num_workers=workers, persistent_workers=persistent)
+        check(form, every=3, num_workers=workers, persistent_workers=persistent)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

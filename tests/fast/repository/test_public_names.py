@@ -22,8 +22,8 @@ PUBLIC = {
     """,
     "det_core.core": """
         AnyOf CheckpointContext Context DistributedContext DownloadMode EarlyExitReason KeepBest KeepEvery KeepLatest
-        KeepNewer PreemptContext PreemptMode ProfilerContext ResumableLoader RetentionPolicy SearcherContext SearcherMode
-        SearcherOperation TensorboardMode TrainContext Unit current_context init random_state resumable
+        KeepNewer PreemptContext PreemptMode ProfilerContext ResumableLoader RetentionPolicy SearcherContext
+        SearcherMode SearcherOperation TensorboardMode TrainContext Unit current_context init random_state resumable
         set_random_state
     """,
     "det_core.pytorch": """
