@@ -13,7 +13,7 @@ from det_core._env import Environment
 from det_core._info import get_cluster_info
 from det_core._notices import open_standard_streams, print_notice
 from det_core.core._bare_run import open_bare_run
-from det_core.core._checkpoint import CheckpointContext, RunEvents, StartCheckpoint
+from det_core.core._checkpoint import CheckpointContext, RunEvents, ScriptChecks, StartCheckpoint
 from det_core.core._context import Context
 from det_core.core._deadline import GRACE, StopDeadline
 from det_core.core._distributed import DistributedContext
@@ -22,7 +22,6 @@ from det_core.core._environments import check_process_group, launched_ranks
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
 from det_core.core._run import Run, Wanted, close_quietly, is_printable, recordable, without_our_frames
-from det_core.core._script_checks import ScriptChecks
 from det_core.core._searcher import SearcherContext, configured_length
 from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
 from det_core.core._train import TrainContext

@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from det_core.journal._run_folder import journal_files, open_file
-from det_core.journal._scan import lines_of
+from det_core.journal._scan import is_of_run
 
 CHUNK = 1 << 20
 """Bytes of records that are given at a time."""
@@ -168,7 +168,7 @@ def cursors(folder: Path, *, name: str = "shipped", to: str = "", run_id: str | 
     return [
         Cursor(folder, restart, rank, name=name, to=to)
         for (restart, rank), files in journal_files(folder).items()
-        if _is_of_run(files, run_id)
+        if is_of_run(files, run_id)
     ]
 
 
@@ -185,7 +185,7 @@ def rank_cursors(
     restarts = [
         begun
         for (begun, number), files in journal_files(folder).items()
-        if number == rank and begun < restart and _is_of_run(files, run_id)
+        if number == rank and begun < restart and is_of_run(files, run_id)
     ]
     return [Cursor(folder, begun, rank, name=name, to=to) for begun in [*restarts, restart]]
 
@@ -196,13 +196,3 @@ class _Part(NamedTuple):
     path: Path
     begin: int
     size: int
-
-
-def _is_of_run(files: Sequence[Path], run_id: str | None) -> bool:
-    """Return whether a journal says that it is of a run; any is where that is None."""
-    from det_core.journal._format import parse
-
-    if run_id is None:
-        return True
-    header = next((record for _, line in lines_of(files[0]) if (record := parse(line))), {})
-    return header.get("run_id") == run_id

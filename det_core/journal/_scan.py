@@ -355,17 +355,30 @@ def last_record(
     return None
 
 
-def records_before(folder: Path, restart: int, rank: int) -> Iterator[dict[str, Any]]:
-    """Yield the records of a rank from before a restart, newest first, from the ends of its files."""
+def records_before(folder: Path, restart: int, rank: int, run_id: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of a rank of a run from before a restart, newest first, from the ends of its files."""
     from det_core.journal._format import decode
 
     files = journal_files(folder)
     for earlier in reversed(range(restart)):
-        for path in reversed(files.get((earlier, rank), [])):
+        paths = files.get((earlier, rank), [])
+        if not paths or not is_of_run(paths, run_id):  # several trials may have written into one folder
+            continue
+        for path in reversed(paths):
             for line in reversed(_tail(path, SERIES_TAIL)):
                 record = decode(line)
                 if record is not None and record["kind"] != "journal":
                     yield record
+
+
+def is_of_run(files: Sequence[Path], run_id: str | None) -> bool:
+    """Return whether a journal says that it is of a run; any is where that is None."""
+    from det_core.journal._format import parse
+
+    if run_id is None:
+        return True
+    header = next((record for _, line in lines_of(files[0]) if (record := parse(line))), {})
+    return header.get("run_id") == run_id
 
 
 def _tail(path: Path, size: int = TAIL) -> list[bytes]:

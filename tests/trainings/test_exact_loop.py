@@ -28,7 +28,7 @@ def kills(tmp_path: Path, ranks: int, times: int, seed: int) -> None:
     assert other.rows() == straight.rows()
     ends = [script.state() for script in (straight, other)]
     for end in ends:
-        end["random"] = [each["torch"] for each in end["random"]]  # the script seeds no other generator
+        end["per_rank"] = [own["random"]["torch"] for own in end["per_rank"]]  # the script seeds no other generator
     assert digest(ends[0]) == digest(ends[1])
 
 

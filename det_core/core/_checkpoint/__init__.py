@@ -4,6 +4,7 @@ from det_core.core._checkpoint._commit import CheckpointHandle
 from det_core.core._checkpoint._context import CheckpointContext
 from det_core.core._checkpoint._events import CheckpointEvents, CheckpointRecord, RunEvents
 from det_core.core._checkpoint._reader import DownloadMode
+from det_core.core._checkpoint._script_checks import ScriptChecks
 from det_core.core._checkpoint._start import StartCheckpoint
 
 __all__ = [
@@ -13,5 +14,6 @@ __all__ = [
     "CheckpointRecord",
     "DownloadMode",
     "RunEvents",
+    "ScriptChecks",
     "StartCheckpoint",
 ]

@@ -33,7 +33,8 @@ from det_core.core._checkpoint._sharding import (
 )
 from det_core.core._checkpoint._snapshot import StateWriter
 from det_core.core._checkpoint._sources import Extras, Folder, FolderOrFolders, check_name
-from det_core.core._checkpoint._start import StartCheckpoint, StartSearch
+from det_core.core._checkpoint._start import StartCheckpoint
+from det_core.core._checkpoint._start_search import StartSearch
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import raise_if_ended
 from det_core.errors import ContextClosed
@@ -543,7 +544,9 @@ class CheckpointContext:
         made: list[Staging] = []
 
         def begin() -> str:
-            made.append(self._store.begin(new_storage_id(), self._owner()))
+            import uuid  # loads what a script that saves nothing does not need
+
+            made.append(self._store.begin(str(uuid.uuid4()), self._owner()))
             self._events.begun(made[0].storage_id)
             return made[0].ticket
 
@@ -591,10 +594,3 @@ class CheckpointContext:
 
     def _owner(self) -> Owner:
         return Owner.current(self._run_id, self._restart)
-
-
-def new_storage_id() -> str:
-    """A name for a checkpoint."""
-    import uuid
-
-    return str(uuid.uuid4())

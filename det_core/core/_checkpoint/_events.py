@@ -12,8 +12,8 @@ from det_core.storage import Manifest, RetentionPolicy
 
 if TYPE_CHECKING:
     from det_core.core._checkpoint._retention import Retention
+    from det_core.core._checkpoint._script_checks import ScriptChecks
     from det_core.core._run import Run
-    from det_core.core._script_checks import ScriptChecks
     from det_core.core._tensorboard import Tensorboard
 
 logger = logging.getLogger("det_core.core")

@@ -56,7 +56,11 @@ class StateWriter:
         if self._has_checked:
             return
         self._has_checked = True
-        found = [f"state{place} ({kind})" for place, kind in unreadable(state)]
+        try:
+            found = [f"state{place} ({kind})" for place, kind in unreadable(state)]
+        except Exception as e:  # it holds itself, or changes meanwhile: torch.save() has the say
+            log.debug("whether the state can be read back is not known: %s: %s", type(e).__name__, e)
+            return
         if found:
             log.warning(
                 "save(): torch.load(weights_only=True) and ctx.checkpoint.load() will not read %s%s: save numbers, "

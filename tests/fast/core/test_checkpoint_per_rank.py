@@ -135,6 +135,18 @@ def test_first_save_names_what_a_resume_will_not_read(
         assert str(path / "state.pt") in str(e.value)
 
 
+def test_first_save_of_a_state_that_holds_itself_is_saved(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state: dict[str, Any] = {"weights": torch.ones(2)}
+    state["whole"] = [state]
+    with alone() as distributed:
+        context = Recorder().context(distributed, tmp_path)
+        with context.restore_path(context.save(state, STEPS)) as path:
+            found = context.load(path)
+        context.close()
+    assert found["whole"][0]["weights"].tolist() == [1, 1]
+    assert caplog.records == []
+
+
 def test_first_save_of_what_a_resume_reads_says_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)

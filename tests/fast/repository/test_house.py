@@ -11,7 +11,19 @@ from support.stats import WHEN, circles, read
 
 PACKAGE = ROOT / "det_core"
 
-CELLAR = {"_clock", "_env", "_info", "_json", "_notices", "_optional", "_slurm", "_version", "_walk", "errors"}
+CELLAR = {
+    "_clock",
+    "_env",
+    "_info",
+    "_json",
+    "_notices",
+    "_optional",
+    "_slurm",
+    "_torch_states",
+    "_version",
+    "_walk",
+    "errors",
+}
 ALLOWED: dict[str, set[str]] = {
     "_standalone": set(),
     "journal": set(),

@@ -50,8 +50,8 @@ PUBLIC = {
         experiments run runs trial
     """,
     "det_core.journal": """
-        Cursor Journal Line PendingValue Record Row RunFolder RunRecord RunSummary cursors hold list_runs rank_cursors
-        read_run
+        Cursor Journal Line PendingValue Record Report Row RunFolder RunRecord RunSummary cursors hold list_runs
+        rank_cursors read_run records_before
     """,
     "det_core.storage": """
         AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer

@@ -6,7 +6,7 @@ Each is given once. They look at the first row of each group and at checkpoints,
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any
@@ -129,9 +129,13 @@ class ScriptChecks:
                 f"again{superseded}. It has saved none, so start a new run instead",
             )
 
+    def _records_before(self) -> Iterator[dict[str, Any]]:
+        run = self._run
+        return records_before(run.path, run.journal_restart, 0, run.journal.run_id)
+
     def _last_step_before(self, group: str) -> int | None:
         """Return the step of the last row of a group in earlier restarts, or None."""
-        steps = (_step_of(record, group) for record in records_before(self._run.path, self._run.journal_restart, 0))
+        steps = (_step_of(record, group) for record in self._records_before())
         return next((step for step in steps if step is not None), None)
 
     # Whether the first row after a resume follows on the last one before the checkpoint.
@@ -170,7 +174,7 @@ class ScriptChecks:
     def _rows_before(self, storage_id: str) -> list[int]:
         """Return the training steps that were reported before a checkpoint was begun, falling; empty: not known."""
         rows: list[int] = []
-        for record in records_before(self._run.path, self._run.journal_restart, 0):
+        for record in self._records_before():
             if not rows:
                 if record["kind"] == "checkpoint_commit" and record["body"].get("storage_id") == storage_id:
                     reported = record["body"].get("reported")
