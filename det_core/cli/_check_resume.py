@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "det-core check-resume [options] [--] COMMAND …"
     parser.add_argument(
         "--at", type=int, metavar="STEP",
-        help="stop, and kill, after the report of this step (default: after two fifths, the kill between two checkpoints)",
+        help="stop and kill after the report of this step (default: two fifths; the kill between two checkpoints)",
     )  # fmt: skip
     parser.add_argument(
         "--kill", action="store_true", help="leave out the stop, for a script that never calls should_preempt()"
