@@ -55,6 +55,12 @@ def run(args: argparse.Namespace) -> int:
     if not command:
         error("there is no command to check: det-core check-resume -- python train.py")
         return NOT_UNDERSTOOD
+    if Path(command[0]).name == "det-core":
+        error(
+            "check-resume starts the training itself, without a master: give the command alone, as in det-core "
+            "check-resume -- python train.py"
+        )
+        return NOT_UNDERSTOOD
     if args.keep and os.path.exists(args.keep):
         error(f"--keep {args.keep}: expected a folder that does not exist yet")
         return NOT_UNDERSTOOD

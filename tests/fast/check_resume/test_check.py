@@ -36,6 +36,8 @@ with core.init(name="walk", resume="latest", checkpoint_storage="elsewhere") as 
         if stop:
             break
 """
+LIMIT = 1.0
+"""Seconds for a start that never ends."""
 RESUME = WALK[WALK.index("    with ctx.checkpoint.resume") : WALK.index("    for step")]
 
 
@@ -114,6 +116,7 @@ def test_script_that_cannot_be_compared_is_a_finding(
     ("words", "said"),
     [
         ([], "there is no command to check: det-core check-resume -- python train.py"),
+        (["--", "det-core", "run", "python", "train.py"], "give the command alone, as in det-core check-resume --"),
         (["--keep", ".", "--", "true"], "--keep .: expected a folder that does not exist yet"),
     ],
 )
@@ -127,7 +130,7 @@ def test_command_that_does_not_exist_is_an_error() -> None:
 
 def test_hung_start_is_killed(script: Path, tmp_path: Path) -> None:
     script.write_text("from det_core import core\nimport time\nwith core.init(name='x'):\n    time.sleep(600)")
-    start = Home(tmp_path / "home", [sys.executable, str(script)], lambda _step: None).run({}, timeout=1)
+    start = Home(tmp_path / "home", [sys.executable, str(script)], lambda _step: None).run({}, timeout=LIMIT)
     assert start.is_hung
     assert start.status == -9
     assert read_training("x", tmp_path / "home", (start,)).runs <= 1
