@@ -132,6 +132,7 @@ class _Check:
         starts = [home.run(plan, self.timeout)]
         if resumed and not describe_failure((starts[0],)) and (starts[0].is_killed or starts[0].noted("stop")):
             self._title += ", resumed"
+            self._on_progress(self._title)
             starts.append(home.run({"resumed": True, "batches": 1}, self.timeout))
         return read_training(name, home.path, tuple(starts))
 

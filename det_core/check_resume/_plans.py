@@ -15,8 +15,8 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
 
     Args:
         undisturbed: the training to disturb.
-        at: the step to stop after. Defaults to None: after two fifths, apart from validations and checkpoints, and in the
-            middle between two reports, where calls of ``should_preempt()`` allow it.
+        at: the step to stop after. Defaults to None: after two fifths, apart from validations and checkpoints, and
+            in the middle between two reports, where calls of ``should_preempt()`` allow it.
 
     Raises:
         ValueError: If there is no such step before the last.

@@ -33,7 +33,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.usage = "det-core check-resume [options] [--] COMMAND …"
     parser.add_argument(
         "--at", type=int, metavar="STEP",
-        help="stop, and kill, after the report of this step (default: after two fifths, the kill between two checkpoints)",
+        help="stop and kill after the report of this step (default: two fifths; the kill between two checkpoints)",
     )  # fmt: skip
     parser.add_argument(
         "--kill", action="store_true", help="leave out the stop, for a script that never calls should_preempt()"
@@ -54,6 +54,12 @@ def run(args: argparse.Namespace) -> int:
     command = args.COMMAND[1:] if args.COMMAND[:1] == ["--"] else args.COMMAND
     if not command:
         error("there is no command to check: det-core check-resume -- python train.py")
+        return NOT_UNDERSTOOD
+    if Path(command[0]).name == "det-core":
+        error(
+            "check-resume starts the training itself, without a master: give the command alone, as in det-core "
+            "check-resume -- python train.py"
+        )
         return NOT_UNDERSTOOD
     if args.keep and os.path.exists(args.keep):
         error(f"--keep {args.keep}: expected a folder that does not exist yet")

@@ -1,0 +1,61 @@
+"""Moments to stop and to kill."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from det_core.check_resume._plans import kill_plan, stop_plan
+from det_core.check_resume._records import Rows, Save, Training
+
+
+def training(
+    steps: range, saves: tuple[int, ...], *, calls_per_row: int = 1, validations: range = range(0)
+) -> Training:
+    """Return an undisturbed training with a row at each step."""
+    rows: Rows = {"training": {step: {} for step in steps}}
+    if validations:
+        rows["validation"] = {step: {} for step in validations}
+    made = [
+        Save(str(step), 0, step, step, calls_per_row * (list(steps).index(step) + 1), step, Path()) for step in saves
+    ]
+    return Training("undisturbed", (), rows=rows, saves=tuple(made))
+
+
+def test_stop_keeps_away_from_checkpoints_and_validations() -> None:
+    undisturbed = training(range(1, 31), (10, 20, 30), validations=range(4, 31, 4))
+    assert stop_plan(undisturbed, None) == {"stop_at": 13, "stop_after_calls": 0}
+
+
+def test_stop_falls_between_two_reports_where_there_are_calls() -> None:
+    undisturbed = training(range(10, 310, 10), (100, 200, 300), calls_per_row=10)
+    assert stop_plan(undisturbed, None)["stop_after_calls"] == 5
+
+
+def test_kill_is_in_the_middle_between_two_checkpoints() -> None:
+    assert kill_plan(training(range(1, 41), (10, 20, 30, 40)), None) == {"kill_at": 15}
+
+
+@pytest.mark.parametrize("saves", [(), (40,)])
+def test_kill_without_two_checkpoints_is_after_two_fifths(saves: tuple[int, ...]) -> None:
+    assert kill_plan(training(range(1, 41), saves), None) == {"kill_at": 17}
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_plan_of_a_short_training_is_one_of_its_steps(length: int) -> None:
+    undisturbed = training(range(1, length + 1), tuple(range(1, length + 1)))
+    assert 1 <= stop_plan(undisturbed, None)["stop_at"] <= length
+    assert 1 <= kill_plan(undisturbed, None)["kill_at"] <= length
+
+
+def test_given_step_is_taken_for_both() -> None:
+    undisturbed = training(range(1, 31), (10, 20, 30), calls_per_row=4)
+    assert stop_plan(undisturbed, 7) == {"stop_at": 7}
+    assert kill_plan(undisturbed, 7) == {"kill_at": 7}
+
+
+@pytest.mark.parametrize("at", [0, 30, 31])
+def test_given_step_outside_of_the_training_is_an_error(at: int) -> None:
+    with pytest.raises(ValueError, match=rf"--at {at}: expected a step before the last; .* 1 to 30"):
+        stop_plan(training(range(1, 31), ()), at)
