@@ -1,6 +1,6 @@
 """Train on two ranks that torch.multiprocessing.spawn starts, with DistributedDataParallel."""
 
-import tempfile
+import socket
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -11,11 +11,11 @@ LENGTH = 18
 RANKS = 2
 
 
-def train(rank, rendezvous):
+def train(rank, port):
     """Train as one of the ranks."""
-    torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=RANKS)
+    torch.distributed.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)
     distributed = core.DistributedContext(
-        rank=rank, size=RANKS, local_rank=rank, local_size=RANKS, cross_rank=0, cross_size=1
+        rank=rank, size=RANKS, local_rank=rank, local_size=RANKS, cross_rank=0, cross_size=1, pub_port=port
     )
     torch.manual_seed(9)
     model = torch.nn.Linear(3, 1)
@@ -49,5 +49,6 @@ def train(rank, rendezvous):
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(train, (f"{folder}/rendezvous",), nprocs=RANKS)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    torch.multiprocessing.spawn(train, (port,), nprocs=RANKS)
