@@ -42,6 +42,7 @@ COMMANDS = {
     ),
     "sync": Command("det_core.cli._sync", "bring runs that had no master to one"),
     "check-resume": Command("det_core.cli._check_resume", "check that a training script resumes exactly"),
+    "skill": Command("det_core.cli._skill", "print where the texts for coding agents lie: a skill card, llms.txt"),
     "completion": Command(
         "det_core.cli._completion",
         "print a script that completes commands and ids",

@@ -22,7 +22,7 @@ from filelock import FileLock
 
 from support import ROOT
 
-BUILT_FROM = ("det_core", "launchers", "pyproject.toml", "README.md", "LICENSE")
+BUILT_FROM = ("det_core", "launchers", "skills", "llms.txt", "pyproject.toml", "README.md", "LICENSE")
 README_EXTRAS = ("torch", "master", "accelerate")
 ASKED = ("pyproject.toml", "constraints.txt")
 """What says which packages there are to be."""

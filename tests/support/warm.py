@@ -51,7 +51,7 @@ import array, json, os, signal, socket, sys
 connection = socket.socket(socket.AF_UNIX)
 connection.connect({socket!r})
 request = {{"argv": {before!r} + sys.argv[1:], "cwd": os.getcwd(), "env": dict(os.environ), "session": False}}
-request["python"] = {executable!r}
+request.update(python={executable!r}, tied=True)
 descriptors = array.array("i", [0, 1, 2])
 connection.sendmsg([json.dumps(request).encode() + b"\\n"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, descriptors)])
 told = connection.makefile("r")

@@ -2,8 +2,9 @@
 
     python warm_server.py SOCKET MODULE...
 
-A request is a line of JSON (argv, cwd, env, session, maybe python) with three descriptors (stdin, stdout, stderr). The
-answers are the pid and, once it has ended, the status as subprocess gives it. A script ends with this server.
+A request is a line of JSON (argv, cwd, env, session, maybe python, tied) with three descriptors (stdin, stdout,
+stderr). The answers are the pid and, once it has ended, the status as subprocess gives it. A script ends with this
+server, and one that is tied with the process that asked for it.
 """
 
 import array
@@ -33,16 +34,19 @@ def serve(path):
     signal.set_wakeup_fd(waker)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     asked = {}  # pid: the connection of who asked
+    tied = {}  # connection: pid
     print("ready", flush=True)
     while True:
-        ready, _, _ = select.select([listener, wake, sys.stdin], [], [])
+        ready, _, _ = select.select([listener, wake, sys.stdin, *tied], [], [])
         if sys.stdin in ready:  # whoever started this one is gone
             for pid in asked:
                 os.kill(pid, signal.SIGKILL)
             os._exit(0)
+        for connection in tied.keys() & set(ready):  # who asked was killed
+            os.kill(tied.pop(connection), signal.SIGKILL)
         if wake in ready:
             os.read(wake, 4096)
-            _tell_who_ended(asked)
+            _tell_who_ended(asked, tied)
         if listener in ready:
             connection, _ = listener.accept()
             request, fds = _received(connection)
@@ -58,6 +62,8 @@ def serve(path):
             for fd in fds:
                 os.close(fd)
             asked[pid] = connection
+            if request.get("tied"):
+                tied[connection] = pid
             connection.sendall(b"%d\n" % pid)
 
 
@@ -69,12 +75,13 @@ def _received(connection):
     return json.loads(data), fds
 
 
-def _tell_who_ended(asked):
+def _tell_who_ended(asked, tied):
     while asked:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             break
         with asked.pop(pid) as connection:
+            tied.pop(connection, None)
             try:
                 connection.sendall(b"%d\n" % os.waitstatus_to_exitcode(status))
             except OSError:  # nobody waits for it any more

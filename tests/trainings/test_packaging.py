@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tarfile
 import zipfile
@@ -34,7 +35,10 @@ def test_the_wheel_has_every_module_and_the_launchers_as_a_folder_of_the_package
         names = {n for n in archive.namelist() if ".dist-info/" not in n}
         links = [i.filename for i in archive.infolist() if (i.external_attr >> 16) & 0o170000 == 0o120000]
     assert {n for n in names if n.endswith(".py")} == modules(ROOT)
-    assert "det_core/launch/torch_distributed.py" in names and "det_core/py.typed" in names
+    assert {n for n in names if not n.endswith(".py")} == {
+        "det_core/py.typed", "det_core/llms.txt", "det_core/skills/port-a-training-script/SKILL.md",
+    }  # fmt: skip
+    assert "det_core/launch/torch_distributed.py" in names
     assert {n.split("/")[0] for n in names} == {"det_core"}
     assert links == []
 
@@ -43,7 +47,8 @@ def test_the_sdist_has_what_the_wheel_needs(dist: Path) -> None:
     (found,) = dist.glob("*.tar.gz")
     with tarfile.open(found) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert modules(ROOT) | {"pyproject.toml", "README.md", "LICENSE", "det_core/py.typed"} <= names
+    texts = {"det_core/py.typed", "det_core/llms.txt", "det_core/skills/port-a-training-script/SKILL.md"}
+    assert modules(ROOT) | texts | {"pyproject.toml", "README.md", "LICENSE"} <= names
 
 
 def test_the_license_is_in_the_wheel(wheel: Path) -> None:
@@ -97,6 +102,14 @@ def test_the_command_is_installed(python: Path, tmp_path: Path) -> None:
     command = python.parent / "det-core"
     assert "runs" in run(command, "--help", cwd=tmp_path).stdout
     run(command, "runs", "list", cwd=tmp_path, DET_CORE_HOME=str(tmp_path / "home"))
+
+
+def test_skill_command_prints_the_texts_that_are_installed(python: Path, tmp_path: Path) -> None:
+    paths = json.loads(run(python.parent / "det-core", "skill", "--json", cwd=tmp_path).stdout)
+    card = ROOT / "skills" / "port-a-training-script" / "SKILL.md"
+    assert Path(paths["skill"]).read_text() == card.read_text()
+    assert Path(paths["skill"]).parent.name == card.parent.name
+    assert Path(paths["llms"]).read_text() == (ROOT / "llms.txt").read_text()
 
 
 def test_a_bare_run_works_on_the_wheel(installed: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import os
 import shutil
 import subprocess
@@ -51,6 +52,14 @@ def understood(words: list[str]) -> None:
     parser = argparse.ArgumentParser()
     importlib.import_module(command.module).configure(parser)
     parser.parse_args(words[1:])
+
+
+def test_skill_prints_paths_of_files_in_every_form() -> None:
+    card, index = commands.det_core("skill").stdout.split()
+    assert Path(card).name == "SKILL.md" and Path(card).is_file()
+    assert Path(index).name == "llms.txt" and Path(index).is_file()
+    assert json.loads(commands.det_core("skill", "--json").stdout) == {"skill": card, "llms": index}
+    assert commands.det_core("skill", "--folder").stdout == f"{Path(card).parent}\n"
 
 
 def test_the_installed_script_is_the_same_command() -> None:

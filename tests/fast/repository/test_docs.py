@@ -56,7 +56,8 @@ def test_every_file_on_a_page_is_used_by_its_commands() -> None:
 
 def _links() -> Iterator[tuple[str, str, str]]:
     """Page, path and anchor of each link to a file of this repository."""
-    for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*/README.md")]:
+    texts = ("*.md", "docs/*.md", "examples/*/README.md", "llms.txt", "skills/*/SKILL.md")
+    for path in [path for pattern in texts for path in ROOT.glob(pattern)]:
         for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", path.read_text()):
             file, _, anchor = target.partition("#")
             yield str(path.relative_to(ROOT)), str((path.parent / file).resolve() if file else path), anchor
@@ -68,6 +69,17 @@ def test_links_lead_somewhere() -> None:
     for page, path, anchor in links:
         assert Path(path).exists(), f"{page}: {path}"
         assert not anchor or anchor in _anchors(Path(path).read_text()), f"{page}: {path}#{anchor}"
+
+
+def test_skill_card_has_the_front_matter_of_the_open_format() -> None:
+    """Of agentskills.io: a name of lower case that is its folder's, and a description of 1,024 characters at most."""
+    (path,) = ROOT.glob("skills/*/SKILL.md")
+    _, front, body = path.read_text().split("---\n", 2)
+    entries = dict(line.split(": ", 1) for line in front.splitlines())
+    assert entries["name"] == path.parent.name
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", entries["name"]) and len(entries["name"]) <= 64
+    assert 0 < len(entries["description"]) <= 1024
+    assert len(body.splitlines()) <= 200
 
 
 def _anchors(text: str) -> set[str]:

@@ -102,7 +102,7 @@ def test_deepspeed_stands_on_trials_and_is_loaded_when_asked_for() -> None:
 
 
 def test_every_room_is_named() -> None:
-    rooms = {p.name for p in PACKAGE.iterdir() if p.is_dir() and not p.name.startswith("__")}
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")}
     assert rooms == set(ALLOWED)
 
 
