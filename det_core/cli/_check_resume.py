@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -66,11 +67,16 @@ def run(args: argparse.Namespace) -> int:
         return NOT_UNDERSTOOD
     folder = Path(args.keep).absolute() if args.keep else Path(tempfile.mkdtemp(prefix="det_core-check-"))
     folder.mkdir(parents=True, exist_ok=True)
-    with interrupted_by_sigterm():
-        report = check_resume(
-            command, folder, keep=bool(args.keep), at=args.at, kill_only=args.kill, rtol=args.rtol,
-            on_progress=_Progress(),
-        )  # fmt: skip
+    try:
+        with interrupted_by_sigterm():
+            report = check_resume(
+                command, folder, keep=bool(args.keep), at=args.at, kill_only=args.kill, rtol=args.rtol,
+                on_progress=_Progress(),
+            )  # fmt: skip
+    except BaseException:
+        if not args.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
     if args.json:
         print_json(as_json(report))
     else:

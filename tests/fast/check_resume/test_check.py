@@ -124,8 +124,12 @@ def test_command_line_that_is_incomplete_is_refused(words: list[str], said: str)
     assert said in det_core("check-resume", *words, check=2).stderr
 
 
-def test_command_that_does_not_exist_is_an_error() -> None:
+def test_command_that_does_not_exist_is_an_error_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert "cannot run no-such-program: No such file" in det_core("check-resume", "no-such-program", check=1).stderr
+    assert not list(tmp_path.glob("det_core-check-*"))
 
 
 def test_hung_start_is_killed(script: Path, tmp_path: Path) -> None:
