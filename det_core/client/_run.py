@@ -76,7 +76,8 @@ class Run:
         """``running``, ``completed``, ``stopped``, ``preempted``, ``failed``, ``incomplete``, ``unclosed`` or ``died``.
 
         ``incomplete``: reports are lost, as its disk did not take them or its journal was truncated; ``unclosed``: its
-        script ended without closing the context; ``died``: it ended without a word.
+        script ended without closing the context; ``died``: it ended without a word; ``created``: it has not
+        started yet, as after ``det-core slurm submit``.
         """
         return self._summary.state
 

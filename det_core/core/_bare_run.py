@@ -158,6 +158,8 @@ def _open_folder(wanted: Wanted) -> tuple[RunFolder, RunRecord | None]:
     """Find or make the folder of the run, and return it with what earlier starts have recorded there."""
     home = wanted.environment.home
     resume = wanted.resume or wanted.environment.resume
+    if resume == "latest" and wanted.environment.resume:  # an ID from outside says which of the script's runs
+        resume = wanted.environment.resume
     folder: RunFolder | None = None
     if resume == "latest":
         if wanted.name is None and not is_script():
@@ -169,7 +171,10 @@ def _open_folder(wanted: Wanted) -> tuple[RunFolder, RunRecord | None]:
     elif resume:
         folder = RunFolder.open(home, resume)
     if folder is not None:
-        return folder, read_run(folder.path)
+        record = read_run(folder.path)
+        if not record.restarts:  # made by `det-core slurm submit`, which does not know the script's name for it
+            folder.name = _name(wanted)
+        return folder, record
     return RunFolder.create(home, name=_name(wanted)), None
 
 
@@ -212,6 +217,8 @@ def _remarks(run: RunRecord | None, wanted: Wanted, argv: Sequence[str], size: i
     if run is None:
         resume = wanted.resume or wanted.environment.resume
         return [f"there is no earlier run named {name} in {wanted.environment.home}: starting a new one"] * bool(resume)
+    if not run.restarts:
+        return []
     head = f"run {run.run_id}"
     lines = []
     if run.name != name:

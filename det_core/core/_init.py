@@ -63,7 +63,8 @@ def init(
             ``{"epochs": 10}``. Left out: 1.
         name: what ``resume="latest"`` goes by, one line of text. Left out: the script's absolute path; in a notebook,
             stdin or ``python -c`` the working directory, by which ``latest`` does not go.
-        resume: ``"latest"`` or the id of a run to continue. Left out: ``DET_CORE_RESUME``, else a new run.
+        resume: ``"latest"`` or the id of a run to continue. Left out: ``DET_CORE_RESUME``, else a new run. An id in
+            ``DET_CORE_RESUME`` comes before ``"latest"`` here.
         metric: the validation metric of ``ctx.searcher.metric`` and ``ctx.train.get_experiment_best_validation()`` in
             a bare run. Left out, the latter goes by the metric that operations are completed with.
         searcher_metric: another name of ``metric``.

@@ -156,6 +156,8 @@ class RunFolder:
             **read_info(self.path, quietly=True),
         }  # which is empty where run.json is gone, or was never there
         restart = count_starts(self.path, info)
+        if not restart:
+            info["name"] = self.name
         begun = {"restart": restart, "time": now, "host": os.uname().nodename, "pid": os.getpid()}
         info["restarts"].append({**begun, **start})
         _write_info(self.path, info)

@@ -176,11 +176,14 @@ class RunSummary:
 
         ``completed``, ``stopped`` (the script asked for it), ``preempted``, ``interrupted`` or ``invalid_hp``;
         ``failed`` if any rank failed; ``died`` if any rank ended without a word; ``incomplete`` if any rank could not
-        write all of its reports; ``unclosed`` if any rank's script ended without closing its context.
+        write all of its reports; ``unclosed`` if any rank's script ended without closing its context. ``created``: it
+        has not started yet.
         """
         if self.live:
             return "running"
         last = self.starts - 1
+        if last < 0:
+            return "created"
         ranks = {0} | {rank for restart, rank in journal_files(self.path) if restart == last}
         ends = [self._end_of(last, rank) for rank in sorted(ranks)]
         outcomes = ["died" if end is None else str(end["body"].get("outcome", "completed")) for end in ends]

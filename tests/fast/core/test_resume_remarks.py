@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from det_core import client, core
+from det_core.journal import RunFolder
 from support.commands import det_core
 
 
@@ -110,3 +111,23 @@ def test_script_whose_path_cannot_be_printed_needs_a_name(tmp_path: Path) -> Non
     assert client.runs() == []
     assert subprocess.run([sys.executable, script, "mine"]).returncode == 0
     assert "mine" in det_core("runs", "list").stdout
+
+
+def test_run_that_has_not_started_is_created_and_takes_the_name_of_its_script(said: Any, home: Path) -> None:
+    submitted = RunFolder.create(home, name="/work/train.py")
+    assert client.run("latest").state == "created"
+    with core.init(name="sw", resume=submitted.run_id):
+        pass
+    assert "was started" not in said() and "no earlier run" not in said()
+    run = client.run("latest")
+    assert (run.run_id, run.name, run.state) == (submitted.run_id, "sw", "completed")
+
+
+def test_id_in_the_environment_comes_before_latest_in_the_script(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with core.init(name="sw") as first:
+        pass
+    with core.init(name="sw"):
+        pass
+    monkeypatch.setenv("DET_CORE_RESUME", first.run_id)
+    with core.init(name="sw", resume="latest") as resumed:
+        assert resumed.run_id == first.run_id
