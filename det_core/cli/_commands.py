@@ -40,6 +40,11 @@ COMMANDS = {
         "list, describe, download, verify and delete checkpoints of runs",
         ("describe", "download", "gc", "list", "rm", "verify"),
     ),
+    "slurm": Command(
+        "det_core.cli.slurm",
+        "a script as a chain of Slurm jobs that goes on until its run is done",
+        ("cancel", "list", "logs", "script", "submit"),
+    ),
     "sync": Command("det_core.cli._sync", "bring runs that had no master to one"),
     "check-resume": Command("det_core.cli._check_resume", "check that a training script resumes exactly"),
     "skill": Command("det_core.cli._skill", "print where the texts for coding agents lie: a skill card, llms.txt"),

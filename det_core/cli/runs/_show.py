@@ -97,6 +97,7 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
         ("resumed", _times(run.restarts)),
         ("folder", str(run.path)),
         *_started(run),
+        *_chain(run),
     ]
     if run.detail:
         facts.insert(3, ("because", run.detail))
@@ -152,6 +153,18 @@ def _started(run: Run) -> list[tuple[str, str]]:
     if git := start.get("git"):
         facts.append(("commit", f"{git.get('commit')}{', with changes' if git.get('dirty') else ''}"))
     return [(name, str(value)) for name, value in facts if value]
+
+
+def _chain(run: Run) -> list[tuple[str, str]]:
+    """Return the Slurm jobs that the run was submitted as, and how their chain ended."""
+    from det_core.slurm import chain_of_run
+
+    chain = chain_of_run(run.path)
+    if chain is None:
+        return []
+    jobs = ", ".join(dict.fromkeys(job.job for job in chain.jobs())) or "none has started"
+    end = chain.end()
+    return [("slurm", f"{'goes on' if end is None else end}; jobs: {jobs}")]
 
 
 def _state(run: Run) -> str:

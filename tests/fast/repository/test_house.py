@@ -43,7 +43,8 @@ ALLOWED: dict[str, set[str]] = {
     "client": {"config", "journal", "storage", "core"},
     "master": {"config", "search", "journal", "storage"},
     "check_resume": {"_standalone", "core", "journal"},
-    "cli": {"backend", "check_resume", "client", "config", "core", "journal", "search", "storage"},
+    "slurm": {"_standalone", "core", "journal"},
+    "cli": {"backend", "check_resume", "client", "config", "core", "journal", "search", "slurm", "storage"},
 }
 """Room -> the rooms it may import from, beside itself and the cellar."""
 

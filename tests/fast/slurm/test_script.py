@@ -1,0 +1,95 @@
+"""The batch file, the environment of the jobs, and what is refused before anything is made."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from det_core.slurm import JobOptions, batch_file
+from det_core.slurm._script import environment_file, parse_limit
+
+TORCH = "det_core.launch.torch_distributed"
+TRAIN = ["python", "train.py", "--lr", "0.1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 5400), ("1:30", 90), ("4:00:00", 14400), ("2-0", 172800), ("1-1:30", 91800), ("1-0:0:5", 86405),
+     ("UNLIMITED", None), ("", None)],
+)  # fmt: skip
+def test_parse_limit_reads_every_form_of_slurm(text: str, seconds: float | None) -> None:
+    assert parse_limit(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("command", "options", "full"),
+    [
+        ("python train.py a", {}, "python train.py a"),
+        ("python train.py a", {"nodes": 2}, f"python -m {TORCH} train.py a"),
+        ("python train.py", {"slurm": {"gpus-per-node": "a100:4"}}, f"python -m {TORCH} train.py"),
+        ("python train.py", {"slurm": {"gpus-per-node": "1"}}, "python train.py"),
+        ("python train.py", {"ranks_per_node": 2}, f"python -m {TORCH} --nproc-per-node 2 train.py"),
+        ("python3 -u -X dev -m pkg.train a", {"launcher": "deepspeed"},
+         "python3 -u -X dev -m det_core.launch.deepspeed -m pkg.train a"),
+        ("python -m torch.distributed.run train.py", {"nodes": 2}, "python -m torch.distributed.run train.py"),
+        ("torchrun train.py", {"nodes": 2, "launcher": "none"}, "torchrun train.py"),
+    ],
+)  # fmt: skip
+def test_full_command_has_a_launcher_where_there_are_several_ranks(
+    command: str, options: dict[str, object], full: str
+) -> None:
+    assert " ".join(JobOptions(command.split(), **options).full_command()) == full  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (JobOptions(["torchrun", "train.py"], nodes=2), "--launcher none"),
+        (JobOptions(["python", "-c", "pass"], nodes=2), "expected `python SCRIPT"),
+        (JobOptions(TRAIN, {"output": "x"}), "--sbatch output: the chain sets it itself"),
+        (JobOptions(TRAIN, {"time": "10"}, stop_before=201), "at most a third of --time, 200 s"),
+    ],
+)
+def test_check_refuses_options_that_contradict_each_other(options: JobOptions, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        options.check()
+
+
+def test_batch_file_is_a_shell_script_with_the_options_of_sbatch(tmp_path: Path) -> None:
+    (tmp_path / "modules").write_text("module load cuda\n")
+    options = JobOptions(
+        TRAIN, {"time": "4:00:00", "exclusive": ""}, "a name", setup=["conda activate x", str(tmp_path / "modules")]
+    )
+    text = batch_file(options, "/a folder")
+    assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
+    directives = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH")]
+    assert directives == ["--job-name=a-name", "--nodes=1", "--ntasks-per-node=1", "--chdir='/a folder'",
+                          "--time=4:00:00", "--exclusive", "--open-mode=append", "--no-requeue"]  # fmt: skip
+    assert "\nconda activate x\n" in text and f"\n. {tmp_path}/modules\n" in text
+    assert text.endswith(" -- python train.py --lr 0.1\n")
+
+
+def test_environment_file_gives_a_shell_the_variables_of_the_submit(tmp_path: Path) -> None:
+    variables = {"A": "it's\ntwo lines", "RANK": "1", "SLURM_JOB_ID": "7", "SLURM_CONF": "/c",
+                 "DET_CORE_SECRET": "x" * 32, "CUDA_VISIBLE_DEVICES": "3",
+                 "BASH_FUNC_module%%": "() {  echo loaded $1\n}"}  # fmt: skip
+    file = tmp_path / "env.sh"
+    file.write_text(environment_file(variables, tmp_path, ["RANK", "NEW=value"]))
+    command = f'. {file}; module cuda; python3 -c "import os, json; print(json.dumps(dict(os.environ)))"'
+    said = subprocess.run(["bash", "-c", command], env={"PATH": "/usr/bin:/bin", "SLURM_EXPORT_ENV": "NIL"},
+                          capture_output=True, text=True, check=True).stdout  # fmt: skip
+    assert said.startswith("loaded cuda\n")
+    for there in (
+        '"A": "it\'s\\ntwo lines"',
+        '"RANK": "1"',
+        '"NEW": "value"',
+        '"SLURM_CONF": "/c"',
+        f'"DET_CORE_HOME": "{tmp_path}"',
+    ):
+        assert there in said
+    assert not re.search("SLURM_JOB_ID|xxxx|CUDA_VISIBLE|SLURM_EXPORT_ENV", said)
+    with pytest.raises(ValueError, match="--env MISSING: not set here"):
+        environment_file(variables, tmp_path, ["MISSING"])
