@@ -9,7 +9,7 @@ PYTEST = $(PY) -m pytest -n $(JOBS) --dist worksteal
 ONE_BY_ONE := --dist load --maxschedchunk 1
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo test test-trainings test-stores test-postgres test-launchers test-timm test-long fmt lint docs picture bench stats ci system-deps clean
+.PHONY: help setup demo test test-trainings test-stores test-postgres test-launchers test-slurm test-timm test-long fmt lint docs picture bench stats ci system-deps clean
 
 help:  ## what each target does
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,9 @@ FRAMEWORKS := $(CURDIR)/.venvs/frameworks
 test-launchers: setup  ## the launchers with torch, horovod, deepspeed, mpirun and Slurm, also on two and three machines
 	tests/support/frameworks.sh $(FRAMEWORKS)
 	FRAMEWORKS_VENV=$(FRAMEWORKS) $(PYTEST) $(ONE_BY_ONE) tests/launchers $(ARGS)
+
+test-slurm: setup  ## chains of jobs on Slurm's daemons: time limits, kills, preemptions; half an hour, or what ARGS names
+	$(PY) -m pytest tests/slurm $(ARGS)
 
 # The venv of examples/timm_port, on top of the other one: timm, a torchvision that works without CUDA.
 TIMM := $(CURDIR)/.venvs/timm
@@ -102,6 +105,7 @@ system-deps:  ## the system packages CI needs (the only target that uses apt and
 
 ci: export CI := 1
 ci: system-deps test test-stores test-postgres test-launchers  ## what .ci/run calls
+	$(MAKE) test-slurm ARGS="-k chain_of_two_jobs"
 	$(MAKE) --jobs 2 test-trainings test-timm
 	$(MAKE) stats
 

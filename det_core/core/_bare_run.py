@@ -172,7 +172,7 @@ def _open_folder(wanted: Wanted) -> tuple[RunFolder, RunRecord | None]:
         folder = RunFolder.open(home, resume)
     if folder is not None:
         record = read_run(folder.path)
-        if not record.restarts:  # made by `det-core slurm submit`, which does not know the script's name for it
+        if not record.starts:  # made by `det-core slurm submit`, which does not know the script's name for it
             folder.name = _name(wanted)
         return folder, record
     return RunFolder.create(home, name=_name(wanted)), None
@@ -217,7 +217,7 @@ def _remarks(run: RunRecord | None, wanted: Wanted, argv: Sequence[str], size: i
     if run is None:
         resume = wanted.resume or wanted.environment.resume
         return [f"there is no earlier run named {name} in {wanted.environment.home}: starting a new one"] * bool(resume)
-    if not run.restarts:
+    if not run.starts:
         return []
     head = f"run {run.run_id}"
     lines = []

@@ -182,7 +182,7 @@ class Chain:
     def state_since(self, starts: int) -> str:
         """Return the run's state, :data:`NOT_BEGUN` if it has had no start beyond so many."""
         run = self.run()
-        return run.state if run.live or run.restarts > starts else NOT_BEGUN
+        return run.state if run.live or run.starts > starts else NOT_BEGUN
 
 
 def newest_checkpoint(run: RunRecord) -> tuple[str | None, int | None]:

@@ -172,7 +172,7 @@ class Job:
         checkpoint, _ = newest_checkpoint(RunRecord(self._chain.run_path))
         number = len(self._chain.jobs()) + 1
         record = JobRecord(
-            self._id, self._requeues, number, socket.gethostname(), self._began, self._chain.run().restarts, checkpoint,
+            self._id, self._requeues, number, socket.gethostname(), self._began, self._chain.run().starts, checkpoint,
             self._log_offset,
         )  # fmt: skip
         self._chain.save(record)
@@ -206,7 +206,7 @@ class Job:
         run = RunRecord(self._chain.run_path)
         checkpoint, _ = newest_checkpoint(run)
         state = self._chain.state_since(record.starts)
-        ends = [r for r in run.records("run_end") if r.restart == run.restarts - 1 and r.get("detail")]
+        ends = [r for r in run.records("run_end") if r.restart == run.starts - 1 and r.get("detail")]
         error = str(ends[0]["detail"]) if ends and state == "failed" else ""
         return JobEnd(state, status, stop, checkpoint not in (None, record.checkpoint), error)
 
