@@ -211,12 +211,10 @@ class Job:
         return JobEnd(state, status, stop, checkpoint not in (None, record.checkpoint), error)
 
     def _explain_death(self) -> None:
-        from det_core.core._bare_run import NEVER_ASKED, never_asked  # its imports would delay the script's start
+        from det_core.core._bare_run import cause_of_death  # its imports would delay the script's start
 
-        if never_asked(RunRecord(self._chain.run_path)):
-            print_notice(
-                f"the script was asked to stop and died of it: {NEVER_ASKED}. It goes on from its last checkpoint"
-            )
+        if cause := cause_of_death(RunRecord(self._chain.run_path)):
+            print_notice(f"the script died of the request to stop: {cause}. It goes on from its last checkpoint")
 
     def _supervise(self, command: list[str]) -> tuple[int, str]:
         """Run the script, ask it to stop in time, and return its status and why it was asked."""
