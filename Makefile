@@ -105,7 +105,7 @@ system-deps:  ## the system packages CI needs (the only target that uses apt and
 
 ci: export CI := 1
 ci: system-deps test test-stores test-postgres test-launchers  ## what .ci/run calls
-	$(MAKE) test-slurm ARGS="-k chain_of_two_jobs"
+	$(MAKE) test-slurm ARGS="-k test_chain_of_two_jobs"
 	$(MAKE) --jobs 2 test-trainings test-timm
 	$(MAKE) stats
 

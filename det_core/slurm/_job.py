@@ -197,7 +197,7 @@ class Job:
         """Record the end of the chain and cancel what is queued of it."""
         self._chain.record_end(end)
         print_notice(
-            f"run {self._chain.run_id} has ended here: {end}; to look at it: det-core runs show {self._chain.run_id}"
+            f"chain {self._chain.name} has ended: {end}; to look at it: det-core runs show {self._chain.run_id}"
         )
         self._controller.cancel_others()
         return 0
