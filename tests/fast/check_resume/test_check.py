@@ -125,7 +125,11 @@ def test_script_that_cannot_be_compared_is_a_finding(
     ("words", "said"),
     [
         ([], "there is no command to check: det-core check-resume -- python train.py"),
-        (["--", "det-core", "run", "python", "train.py"], "give the command alone, as in det-core check-resume --"),
+        (
+            ["--", "det-core", "run", "python", "x.py"],
+            "script's command alone, det-core check-resume -- python train.py",
+        ),
+        (["--", "det-core", "run", "--slots", "2", "--", "sh", "a b"], "alone, det-core check-resume -- sh 'a b'"),
         (["--keep", ".", "--", "true"], "--keep .: expected a folder that does not exist yet"),
     ],
 )
