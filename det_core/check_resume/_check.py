@@ -12,7 +12,7 @@ from typing import Any
 from det_core.check_resume._compare import Difference, compare
 from det_core.check_resume._diagnosis import Finding, diagnose, merge
 from det_core.check_resume._facts import describe_failure, gather
-from det_core.check_resume._plans import kill_plan, stop_plan
+from det_core.check_resume._plans import BEFORE_ANY_REPORT, kill_plan, stop_plan
 from det_core.check_resume._records import Training, read_training
 from det_core.check_resume._states import different_keys
 from det_core.check_resume._trainings import Home, timeout_after
@@ -127,8 +127,7 @@ class _Check:
         """
         home = Home(self._folder / name.replace(" ", "-"), self._command, self._show_step)
         self._homes[name] = home
-        disturbance = next((f" at step {step}" for key, step in plan.items() if key in ("stop_at", "kill_at")), "")
-        self._show(f"{name}{disturbance}")
+        self._show(f"{name}{_moment(plan)}")
         starts = [home.run(plan, self.timeout)]
         if resumed and not describe_failure((starts[0],)) and (starts[0].is_killed or starts[0].noted("stop")):
             self._title += ", resumed"
@@ -150,6 +149,14 @@ class _Check:
     def _show_step(self, step: int) -> None:
         if step >= 0:
             self._on_progress(f"{self._title}: step {step}" + (f" of {self.end}" if self.end >= 0 else ""))
+
+
+def _moment(plan: dict[str, Any]) -> str:
+    """Return when a training is disturbed, in words; empty: it is not."""
+    step = plan.get("stop_at", plan.get("kill_at"))
+    if step == BEFORE_ANY_REPORT:
+        return f" at call {plan['stop_after_calls'] + 1} of should_preempt()"
+    return "" if step is None else f" at step {step}"
 
 
 def _unusable(undisturbed: Training) -> Finding | None:

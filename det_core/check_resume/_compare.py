@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from det_core._json import is_number, same
-from det_core.check_resume._records import Training
+from det_core.check_resume._records import Training, flatten
 
 _TIMES = re.compile(
     r"(^|[^a-z])(times?|sec|secs|seconds?|ms|duration|elapsed|eta|wall|throughput|fps|speed|hours|minutes|memory)($|[^a-z])"
@@ -74,8 +74,9 @@ def compare(expected: Training, found: Training, *, rtol: float = 0.0, ignored: 
         rtol: relative tolerance of numbers.
         ignored: keys that are not compared, beside times.
     """
-    before = {(group, step) for group, rows in expected.rows.items() for step in rows}
-    after = {(group, step) for group, rows in found.rows.items() for step in rows}
+    cut = _cut_rows(expected, found, rtol=rtol, ignored=ignored)
+    before = {(group, step) for group, rows in expected.rows.items() for step in rows} - cut
+    after = {(group, step) for group, rows in found.rows.items() for step in rows} - cut
     common = before & after
     changed = [
         change
@@ -91,6 +92,30 @@ def compare(expected: Training, found: Training, *, rtol: float = 0.0, ignored: 
         tuple(changed),
         orders[0] != orders[1],
     )
+
+
+def _cut_rows(expected: Training, found: Training, *, rtol: float, ignored: Set[str]) -> set[tuple[str, int]]:
+    """Return the rows into which a stop has cut one of several batches, where together they have its batches.
+
+    A trial class reports averages at the stop, and those of the remaining batches at the next boundary.
+    """
+    cut: set[tuple[str, int]] = set()
+    for group, rows in found.rows.items():
+        parts: list[tuple[str, int]] = []
+        for step in sorted(rows):
+            parts.append((group, step))
+            if step not in expected.rows.get(group, {}):
+                continue
+            whole = expected.batches.get((group, step), [])
+            batches = [batch for part in parts for batch in found.batches.get(part, [])]
+            if len(parts) > 1 and len(whole) == len(batches) > 0:
+                changes = _changes(
+                    group, step, dict(flatten(whole)), dict(flatten(batches)), rtol=rtol, ignored=ignored
+                )
+                if not changes:
+                    cut.update(parts)
+            parts = []
+    return cut
 
 
 def _changes(

@@ -109,7 +109,8 @@ def _with_states(
     others = [after["random"] for before, after in pairs[1:] if before["random"] != after["random"]]
     batch, expected_batch = _batches(observed, resumed, restored)
     stops = training.starts[0].noted("stop")
-    keys = top_keys(restored.path)
+    is_suspect = bool(facts.difference or parts)  # else torch need not be loaded to read the checkpoint
+    keys = top_keys(restored.path) if is_suspect else []
     read = {note["key"] for note in resumed.noted("read")}
     different: list[str] = []
     if expected.saves and training.saves:
@@ -125,7 +126,7 @@ def _with_states(
         objects=tuple(sorted(objects)),
         has_loader=any(after["has_loader"] for _, after in pairs),
         batches_since_update=_since_update(stops[0]) if stops else 0,
-        held=held_kinds(restored.path) if facts.difference or parts else {},
+        held=held_kinds(restored.path) if is_suspect else {},
         unread=tuple(key for key in keys if key not in read) if read else (),
         different_keys=tuple(key for key in different if key not in noise),
     )

@@ -8,6 +8,8 @@ from det_core.check_resume._records import Save, Training
 
 PART = 0.4
 """Part of a training after which it is disturbed; a third is the end of an epoch where there are three."""
+BEFORE_ANY_REPORT = -1
+"""Step from whose report on calls are counted, where they are counted from the first on."""
 
 
 def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
@@ -16,7 +18,8 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
     Args:
         undisturbed: the training to disturb.
         at: the step to stop after. Defaults to None: after two fifths, apart from validations and checkpoints, and
-            in the middle between two reports, where calls of ``should_preempt()`` allow it.
+            in the middle between two reports, where calls of ``should_preempt()`` allow it. A training that reports
+            once, at its end, is stopped after two fifths of its calls.
 
     Raises:
         ValueError: If there is no such step before the last.
@@ -24,6 +27,8 @@ def stop_plan(undisturbed: Training, at: int | None) -> dict[str, Any]:
     steps = undisturbed.steps(undisturbed.main_group)
     if at is not None:
         return {"stop_at": _checked(at, steps)}
+    if len(steps) == 1:
+        return {"stop_at": BEFORE_ANY_REPORT, "stop_after_calls": round(PART * _calls_per_row(undisturbed, steps))}
     special = {save.reported for save in undisturbed.saves}
     special |= {
         step for group in undisturbed.rows if group != undisturbed.main_group for step in undisturbed.rows[group]

@@ -240,15 +240,22 @@ class ReadKeys(dict[Any, Any]):
 
     def keys(self) -> Any:
         """Return the keys; whoever asks for all of them may read all."""
-        return list(self)
+        self._read_all()
+        return super().keys()
 
     def values(self) -> Any:
-        """Return the values."""
-        return [self[key] for key in super().__iter__()]
+        """Return the values, which are all read then."""
+        self._read_all()
+        return super().values()
 
     def items(self) -> Any:
-        """Return the items."""
-        return [(key, self[key]) for key in super().__iter__()]
+        """Return the items, which are all read then."""
+        self._read_all()
+        return super().items()
+
+    def _read_all(self) -> None:
+        for key in super().__iter__():
+            self._on_read(key)
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         # As a class that torch.load(weights_only=True) reads: the script may save what it has loaded.

@@ -45,6 +45,7 @@ class Training:
         runs: how many runs are in its home.
         sizes: numbers of ranks, by start, as far as a start came to ``core.init()``.
         rows: the rows that stand at the end.
+        batches: their values by batch, where they were reported with them.
         order: their groups and steps in the order in which they were reported.
         reported: groups and steps of all rows, by start.
         saves: the checkpoints that were committed, in order.
@@ -56,6 +57,7 @@ class Training:
     runs: int = 1
     sizes: tuple[int, ...] = ()
     rows: Rows = field(default_factory=dict)
+    batches: Mapping[tuple[str, int], list[dict[str, Any]]] = field(default_factory=dict)
     order: tuple[tuple[str, int], ...] = ()
     reported: Mapping[int, tuple[tuple[str, int], ...]] = field(default_factory=dict)
     saves: tuple[Save, ...] = ()
@@ -84,6 +86,7 @@ def read_training(name: str, home: Path, starts: tuple[Start, ...]) -> Training:
     found = [(row, standing) for group in run.groups() for row, standing in _rows(run, group)]
     found.sort(key=lambda entry: (entry[0].restart, entry[0].rank, entry[0].seq))
     rows: Rows = {}
+    batches: dict[tuple[str, int], list[dict[str, Any]]] = {}
     order: list[tuple[str, int]] = []
     reported: dict[int, list[tuple[str, int]]] = {}
     for row, standing in found:
@@ -92,16 +95,19 @@ def read_training(name: str, home: Path, starts: tuple[Start, ...]) -> Training:
         if standing:
             rows.setdefault(row.group, {})[row.steps_completed] = dict(flatten(row.metrics))
             order.append((row.group, row.steps_completed))
+            if row.batch_metrics:
+                batches[row.group, row.steps_completed] = row.batch_metrics
     sizes = {record.restart: int(record["size"]) for record in run.records("run_start") if record.rank == 0}
     return Training(
-        name, starts, len(runs), tuple(sizes[restart] for restart in sorted(sizes)), rows, tuple(order),
+        name, starts, len(runs), tuple(sizes[restart] for restart in sorted(sizes)), rows, batches,
+        tuple(order),
         {restart: tuple(steps) for restart, steps in reported.items()}, tuple(_saves(run, starts)),
         {record.restart: str(record["storage_id"]) for record in run.records("restore")},
     )  # fmt: skip
 
 
 def _rows(run: RunRecord, group: str) -> Iterator[tuple[Any, bool]]:
-    for row in run.iter_rows(group, superseded=True):
+    for row in run.iter_rows(group, superseded=True, batches=True):
         if row.steps_completed is not None:  # the profiler's have none
             yield row, not row.superseded
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -57,9 +58,10 @@ def run(args: argparse.Namespace) -> int:
         error("there is no command to check: det-core check-resume -- python train.py")
         return NOT_UNDERSTOOD
     if Path(command[0]).name == "det-core":
+        script = command[command.index("--") + 1 :] if "--" in command else ["python", "train.py"]
         error(
-            "check-resume starts the training itself, without a master: give the command alone, as in det-core "
-            "check-resume -- python train.py"
+            "check-resume starts the training itself, and cannot stop or kill one under a master: give the script's "
+            f"command alone, det-core check-resume -- {shlex.join(script)}"
         )
         return NOT_UNDERSTOOD
     if args.keep and os.path.exists(args.keep):

@@ -96,6 +96,15 @@ def test_script_without_should_preempt_is_checked_by_a_kill(script: Path, tmp_pa
     assert check_resume(command, tmp_path / "b", at=7, kill_only=True).is_equal
 
 
+def test_script_that_reports_once_is_stopped_between_its_calls(script: Path, tmp_path: Path, python: str) -> None:
+    report = "        ctx.train.report_training_metrics"
+    script.write_text(WALK.replace(report, f"        if step == 12:\n    {report}"))
+    checked = check_resume([python, str(script)], tmp_path / "homes", keep=True)
+    assert checked.is_equal, checked.findings
+    stopped = read_training("stopped", tmp_path / "homes" / "stopped", checked.trainings[2].starts)
+    assert [save.steps_completed for save in stopped.saves] == [4, 6, 8, 12]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -116,7 +125,11 @@ def test_script_that_cannot_be_compared_is_a_finding(
     ("words", "said"),
     [
         ([], "there is no command to check: det-core check-resume -- python train.py"),
-        (["--", "det-core", "run", "python", "train.py"], "give the command alone, as in det-core check-resume --"),
+        (
+            ["--", "det-core", "run", "python", "x.py"],
+            "script's command alone, det-core check-resume -- python train.py",
+        ),
+        (["--", "det-core", "run", "--slots", "2", "--", "sh", "a b"], "alone, det-core check-resume -- sh 'a b'"),
         (["--keep", ".", "--", "true"], "--keep .: expected a folder that does not exist yet"),
     ],
 )

@@ -36,6 +36,20 @@ def test_compare_lists_changes_by_step_missing_and_extra_rows() -> None:
     assert str(difference.changed[0]) == "training step 2: loss 0.25 instead of 0.5"
 
 
+@pytest.mark.parametrize(("last", "is_equal"), [(4.0, True), (5.0, False)])
+def test_compare_of_a_row_cut_in_two_goes_by_its_batches(last: float, is_equal: bool) -> None:
+    whole = Training(
+        "undisturbed", (), rows={"training": {3: {"loss": 2.0}}},
+        batches={("training", 3): [{"loss": 1.0}, {"loss": 1.0}, {"loss": 4.0}]}, order=(("training", 3),),
+    )  # fmt: skip
+    cut = Training(
+        "stopped", (), rows={"training": {2: {"loss": 1.0}, 3: {"loss": last}}},
+        batches={("training", 2): [{"loss": 1.0}, {"loss": 1.0}], ("training", 3): [{"loss": last}]},
+        order=(("training", 2), ("training", 3)),
+    )  # fmt: skip
+    assert bool(compare(whole, cut)) is not is_equal
+
+
 def test_compare_finds_another_order() -> None:
     rows: Rows = {"training": {1: {}, 2: {}}, "validation": {1: {}}}
     before = training(rows, (("training", 1), ("validation", 1), ("training", 2)))

@@ -42,11 +42,17 @@ def test_kill_without_two_checkpoints_is_after_two_fifths(saves: tuple[int, ...]
     assert kill_plan(training(range(1, 41), saves), None) == {"kill_at": 17}
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
+@pytest.mark.parametrize("length", [2, 3])
 def test_plan_of_a_short_training_is_one_of_its_steps(length: int) -> None:
     undisturbed = training(range(1, length + 1), tuple(range(1, length + 1)))
     assert 1 <= stop_plan(undisturbed, None)["stop_at"] <= length
     assert 1 <= kill_plan(undisturbed, None)["kill_at"] <= length
+
+
+def test_stop_of_a_training_with_one_report_is_after_two_fifths_of_its_calls() -> None:
+    undisturbed = training(range(20, 21), (20,), calls_per_row=20)
+    assert stop_plan(undisturbed, None) == {"stop_at": -1, "stop_after_calls": 8}
+    assert kill_plan(undisturbed, None) == {"kill_at": 20}
 
 
 def test_given_step_is_taken_for_both() -> None:
