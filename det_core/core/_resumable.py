@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
+
+import numpy
+import torch
+from torch.utils.data import DataLoader, IterableDataset
 
 from det_core._notices import print_notice
 from det_core.core import _loader_state
 
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
 T = TypeVar("T")
 NOTICE_DELAY = 10.0
 """Seconds of loading done batches again after which that is announced."""
+_END = object()
 
 
 def resumable(loader: DataLoader[T], *, skip_loading: bool = False) -> ResumableLoader[T]:
@@ -33,9 +36,10 @@ def resumable(loader: DataLoader[T], *, skip_loading: bool = False) -> Resumable
                 ...
 
     The state is of one rank, and ``load_state_dict()`` comes after what else draws random numbers, such as making the
-    model. A pass that is left by ``break`` goes on after a resume. Not part of the state are attributes that a dataset
-    changes while it is read, and what a sampler draws from the global generators in the midst of a pass, if the script
-    draws from them as well: give the sampler a generator.
+    model. A pass that is left by ``break`` goes on after a resume. Persistent workers are seeded at each pass after the
+    first. Not part of the state are attributes that a dataset changes while it is read, its generators in persistent
+    workers, and what a sampler draws from the global generators in the midst of a pass, if the script draws from them
+    as well: give the sampler a generator.
 
     Args:
         loader: any number of workers, however they start; any dataset and sampler, with ``set_epoch(epoch)`` where it
@@ -47,10 +51,7 @@ def resumable(loader: DataLoader[T], *, skip_loading: bool = False) -> Resumable
         ValueError: If ``skip_loading`` is set for an IterableDataset or for a loader with an ``__iter__()`` of its own,
             or if workers give batches in any order (``in_order=False``).
     """
-    from torch.utils import data
-
-    is_plain = type(loader).__iter__ is data.DataLoader.__iter__
-    if skip_loading and (isinstance(loader.dataset, data.IterableDataset) or not is_plain):
+    if skip_loading and (isinstance(loader.dataset, IterableDataset) or not _has_plain_iterator(loader)):
         raise ValueError("skip_loading=True: expected a map-style dataset, and a loader that inherits __iter__()")
     if loader.num_workers > 1 and not getattr(loader, "in_order", True):
         raise ValueError("in_order=False: expected True; without an order it is not known which batches are done")
@@ -69,11 +70,13 @@ class ResumableLoader(Generic[T]):
         self.loader = loader
         self.epoch = 0
         self._skip_loading = skip_loading
-        self._is_persistent = loader.persistent_workers and loader.num_workers > 0
+        self._seed = torch.initial_seed()
+        self._is_persistent = loader.persistent_workers and loader.num_workers > 0 and _has_plain_iterator(loader)
+        self._order = _Order(loader)
         self._start: dict[str, Any] = {}
+        self._passes = 0
         self._done = 0
         self._is_over = True
-        self._passes = 0
         self._loaded: Mapping[str, Any] | None = None
 
     def __len__(self) -> int:
@@ -85,15 +88,15 @@ class ResumableLoader(Generic[T]):
         return getattr(self.loader, name)
 
     def __iter__(self) -> Iterator[T]:
-        batches = self._resume(self._loaded) if self._loaded is not None else None
-        self._loaded = None
-        if batches is None:
+        if self._loaded is not None and not self._loaded["is_over"]:
+            batches = self._resume(self._loaded)
+        else:
+            self._passes += 1
             self._done = 0
-            self._start = {**_loader_state.loader_state(self.loader), "workers": {}}
-            with _loader_state.workers_reporting(self.loader, self._start["workers"]):
-                batches = iter(self.loader)
+            self._start = _loader_state.loader_state(self.loader)
+            batches = self._open()
+        self._loaded = None
         self._is_over = False
-        self._passes += 1
         return self._count(batches, self._passes)
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,8 +105,10 @@ class ResumableLoader(Generic[T]):
             return dict(self._loaded)
         return {
             "epoch": self.epoch,
+            "passes": self._passes,
             "batches": self._done,
             "is_over": self._is_over,
+            "seed": self._seed,
             "start": self._start,
             "now": _loader_state.loader_state(self.loader),
             "loader": _loader_state.describe(self.loader),
@@ -125,66 +130,62 @@ class ResumableLoader(Generic[T]):
             )
         self._loaded = state
         self.epoch = state["epoch"]
+        self._passes = state["passes"]
+        self._seed = state["seed"]
         _loader_state.set_loader_state(self.loader, state["now"])
 
-    def _resume(self, state: Mapping[str, Any]) -> Iterator[T] | None:
-        """Return the rest of the pass that was under way, or None where its end was reached."""
-        if state["is_over"] and not (self._is_persistent and state["start"]):
-            return None
-        after = state["now"]
-        if state["is_over"]:
-            after = _loader_state.loader_state(self.loader)
-        else:
-            _loader_state.check_epoch(self.loader, state["start"])
+    def _resume(self, state: Mapping[str, Any]) -> Iterator[T]:
+        """Return the rest of the pass that was under way."""
+        _loader_state.check_epoch(self.loader, state["now"])
         self._start = state["start"]
         self._done = state["batches"]
         _loader_state.set_loader_state(self.loader, self._start)
-        # At the end of a pass, only workers that stay remember what was loaded.
-        is_last = self._done == state["loader"]["length"] and not self._is_persistent
-        batches = self._go_through(skip=self._skip_loading or is_last)
-        if state["is_over"]:
-            next(batches, None)
-        _loader_state.set_loader_state(self.loader, after)
-        return None if state["is_over"] else batches
+        # Of a pass without a batch left, only the sampler's end may still draw random numbers.
+        is_last = self._done == state["loader"]["length"] and _has_plain_iterator(self.loader)
+        if self._skip_loading or is_last:
+            batches = self._open(skip=self._done)
+        else:
+            batches = self._open()
+            self._load_done(batches)
+        _loader_state.set_loader_state(self.loader, state["now"])
+        return batches
 
-    def _go_through(self, *, skip: bool) -> Iterator[T]:
-        """Begin the pass again, and return what comes after its done batches."""
-        kind = "sampler" if self.loader.batch_sampler is None else "batch_sampler"
-        order = _SkippingOrder(getattr(self.loader, kind), self._done)
-        parts: dict[str, Any] = {kind: order} if skip else {}
-        if workers := self._start["workers"]:
-            parts |= _loader_state.workers_resumed(self.loader, workers)
+    def _open(self, *, skip: int = 0) -> Iterator[T]:
+        """Begin a pass with the random states of now, without its first batches."""
+        parts: dict[str, Any] = {self._order.name: self._order} if self._is_persistent or skip else {}
+        self._order.skip = skip
+        self._order.seeds = iter(())
+        if self._is_persistent and self._passes > 1:
+            seed = random.Random(f"{self._seed} {self._passes}").getrandbits(62)
+            self._order.seeds = iter(range(seed, seed + self.loader.num_workers))
+            # Workers that stay draw no seed from the generators of the script, so new ones in their place must not.
+            parts["generator"] = torch.Generator()
         with _loader_state.replaced(self.loader, **parts):
             batches: Iterator[T] = iter(self.loader)
-        if skip:
-            order.skip()
-        done = order.skipped  # 0 also where a loader with an __iter__() of its own begins later
+        self._order.pass_over()  # without workers nothing has been drawn from the order yet
+        return batches
+
+    def _load_done(self, batches: Iterator[T]) -> None:
+        """Load the batches again that are done, and drop them."""
         announce_at = time.monotonic() + NOTICE_DELAY
-        for _ in islice(batches, self._done - done):
-            done += 1
+        for done in range(self._done):
+            if next(batches, _END) is _END:
+                raise RuntimeError(
+                    f"cannot resume the DataLoader: it gave {done} batches, and {self._done} before; is it the same "
+                    "data?"
+                )
             if time.monotonic() > announce_at:
                 announce_at = math.inf
                 print_notice(
-                    f"loading {self._done:,} batches again that were done before the checkpoint: {done:,} so far"
+                    f"loading {self._done:,} batches again that were done before the checkpoint: {done + 1:,} so far"
                 )
-        if done < self._done:
-            raise RuntimeError(
-                f"cannot resume the DataLoader: it gave {done} batches, and {self._done} before; is it the same data?"
-            )
-        return batches
 
     def _count(self, batches: Iterator[T], number: int) -> Iterator[T]:
-        done = self._done
         for batch in batches:
             self._check_alone(number)
             self._done += 1
             yield batch
         self._check_alone(number)
-        if 0 < done == self._done:
-            print_notice(
-                f"the checkpoint was saved after the last batch of epoch {self.epoch}, so none is left in it; begin "
-                "the loop over epochs with the epoch of the resumable loader"
-            )
         self._is_over = True
         self.epoch += 1
 
@@ -196,27 +197,59 @@ class ResumableLoader(Generic[T]):
             )
 
 
-class _SkippingOrder:
-    """An order of indices without its first ones."""
+def _has_plain_iterator(loader: DataLoader[Any]) -> bool:
+    """Return whether an iterator of the loader begins with its order when it is made, as torch's own does."""
+    return type(loader).__iter__ is DataLoader.__iter__
 
-    def __init__(self, indices: Any, count: int) -> None:
-        self._indices = indices
-        self._count = count
-        self._iterator: Iterator[Any] = iter(())
-        self.skipped = 0
 
-    def __iter__(self) -> Iterator[Any]:
-        self._iterator = iter(self._indices)
-        return self
+class _Order:
+    """Order of a loader's sampler, for an iterator of the loader; persistent workers have one through all passes.
+
+    Attributes:
+        name: the attribute of the loader that holds the order.
+        skip: indices of the pass to pass over.
+        seeds: those of the workers that are to be seeded in this pass, in turn.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+        self.skip = 0
+        self.seeds: Iterator[int] = iter(())
+        self._indices: Any = getattr(loader, self.name)
+        self._rest: Iterator[Any] = iter(())
 
     def __len__(self) -> int:
         return len(self._indices)
 
-    def __next__(self) -> Any:
-        self.skip()
-        return next(self._iterator)
+    def __iter__(self) -> Iterator[Any]:
+        self._rest = iter(self._indices)
+        return self
 
-    def skip(self) -> None:
-        """Pass over them now, where the loader draws its first index later."""
-        for _ in islice(self._iterator, self._count - self.skipped):
-            self.skipped += 1
+    def __next__(self) -> Any:
+        self.pass_over()
+        indices = next(self._rest)
+        seed = next(self.seeds, None)  # torch gives the first indices of a pass to one worker after the other
+        return indices if seed is None else _Seeding(seed, indices)
+
+    def pass_over(self) -> None:
+        """Drop what is to be passed over."""
+        for _ in islice(self._rest, self.skip):
+            pass
+        self.skip = 0
+
+
+class _Seeding:
+    """Indices that seed the generators of the worker they are sent to."""
+
+    def __init__(self, seed: int, indices: Any) -> None:
+        self._arguments = (seed, indices)
+
+    def __reduce__(self) -> Any:
+        return _seed_worker, self._arguments
+
+
+def _seed_worker(seed: int, indices: Any) -> Any:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    return indices

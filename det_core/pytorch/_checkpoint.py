@@ -3,8 +3,9 @@
 The layout is that of the contract's §10, so that what reads the original's checkpoints reads these: ``state_dict.pth``
 (models without ``module.``, optimizers, schedulers, scaler, callbacks, the chief's random states), ``trial_state.json``
 (counters and position; ``trial_state.pkl`` beside it for the original), ``rng_rank<r>.pth`` (random states of each
-rank), ``gradients_rank<r>.pth`` (only between two updates with ``aggregation_frequency``), ``load_data.json`` and
-``code/``. Nothing that we have written is unpickled beyond what ``weights_only`` admits.
+rank), ``loader_rank<r>.pth`` (its position in a DataLoader of the user's), ``gradients_rank<r>.pth`` (only between two
+updates with ``aggregation_frequency``), ``load_data.json`` and ``code/``. Nothing that we have written is unpickled
+beyond what ``weights_only`` admits.
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Content:
     """What ``state_dict.pth`` holds."""
     random: dict[str, Any] | None = None
     """The random states for this rank."""
+    loader: dict[str, Any] | None = None
+    """This rank's position in a torch DataLoader of the user's; None: there is none, or of another number of ranks."""
     gradients: list[torch.Tensor | None] | None = None
     """This rank's aggregated gradients; None: it was saved right after an update."""
     step: int = 0
@@ -79,12 +82,12 @@ def read(folder: Path, distributed: core.DistributedContext) -> Content:
     """
     state = as_current(load_weights(find_state(folder)))
     counters, position = read_progress(folder)
-    own = folder / f"rng_rank{distributed.rank}.pth"
-    if position is not None and position.size == distributed.size and own.exists():
-        random = load_weights(own)
-    else:
-        random = random_state_of(state)
-    return Content(counters, position, state, random, _gradients(folder, distributed), folder=folder)
+    own: dict[str, Any] = {}
+    if position is not None and position.size == distributed.size:
+        files = {name: folder / f"{name}_rank{distributed.rank}.pth" for name in ("rng", "loader")}
+        own = {name: load_weights(file) for name, file in files.items() if file.exists()}
+    random = own.get("rng") or random_state_of(state)
+    return Content(counters, position, state, random, own.get("loader"), _gradients(folder, distributed), folder=folder)
 
 
 def _gradients(folder: Path, distributed: core.DistributedContext) -> list[torch.Tensor | None] | None:
@@ -235,6 +238,8 @@ class Checkpoints:
         """
         distributed = self._context.distributed
         own = {"rng": _saved(core.random_state())}
+        if content.loader is not None:
+            own["loader"] = _saved(content.loader)
         if content.counters.batches_trained % self._context._aggregation:
             own["gradients"] = _saved(self._context._aggregated())
         everyone = [own] if alone else distributed.gather(own)

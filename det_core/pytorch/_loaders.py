@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
+from torch.utils import data
 from torch.utils.data import BatchSampler
 
+from det_core import core
 from det_core._training.data_order import EpochOrder, Position, length_of
 from det_core._training.loader_errors import LoaderBatches, forget_workers
 from det_core.errors import InvalidExperimentException
@@ -59,12 +61,21 @@ class Loaders:
         self._rank = context.distributed.rank if rank is None else rank
         self._size = context.distributed.size if size is None else size
         self._validation: Any = None
+        self._resumable: core.ResumableLoader[Any] | None = None
         self.dealing: Dealing | None = None
         self.lengths: dict[str, int | None] = {}
         self.error: Exception | None = None
 
-    def build(self, position: Position, *, full_validation: bool) -> tuple[Iterator[Any], int | None]:
-        """Build both loaders; the training batches from ``position`` on, and how many of them are a pass of a rank."""
+    def build(
+        self, position: Position, *, full_validation: bool, state: Mapping[str, Any] | None = None
+    ) -> tuple[Iterator[Any], int | None]:
+        """Build both loaders; the training batches from ``position`` on, and how many of them are a pass of a rank.
+
+        Args:
+            position: number of trained batches, and seed of the order.
+            full_validation: whether each rank is given the whole validation set.
+            state: what :meth:`state` returned at the checkpoint, for a DataLoader of the user's.
+        """
         training = self._trial.build_training_data_loader()
         self._check(training, "build_training_data_loader")
         training = _unrepeated(training)
@@ -75,9 +86,7 @@ class Loaders:
             self.dealing = None if whole is None else Dealing(whole, slot, skip, position.batches)
             batches, length = self._training(training, position.seed, skip)
         else:
-            if position.batches:
-                logger.warning("a loader of your own starts from its beginning: this resume is not exact")
-            batches, length = self._steady(lambda _drawn: _endless(training), training), length_of(training)
+            batches, length = self._foreign(training, position, state), length_of(training)
         validation = self._trial.build_validation_data_loader()
         self._check(validation, "build_validation_data_loader")
         validation = _unrepeated(validation)
@@ -95,6 +104,37 @@ class Loaders:
             return data.training(seed, rank=self._rank, size=self._size, skip=skip + drawn)
 
         return self._steady(lambda drawn: _unending(iter(loader(drawn)))), length_of(loader(0))
+
+    def _foreign(self, loader: Any, position: Position, state: Mapping[str, Any] | None) -> Iterator[Any]:
+        """Return the endless batches of a loader of the user's, of a torch DataLoader from its position on."""
+        self._resumable = None
+        reason = "its position is in no checkpoint"
+        try:
+            resumable = core.resumable(loader) if isinstance(loader, data.DataLoader) else loader
+            if isinstance(resumable, core.ResumableLoader):
+                self._resumable = resumable
+                if state is not None:
+                    resumable.load_state_dict(state)
+        except ValueError as e:
+            state = None
+            reason = str(e)
+        if position.batches and state is None:
+            logger.warning("a loader of your own starts from its beginning: this resume is not exact: %s", reason)
+        if self._resumable is None:
+            return self._steady(lambda _drawn: _endless(loader), loader)
+
+        def open_from(drawn: int) -> Iterator[Any]:
+            if drawn:  # after an error of this loader
+                resumable.load_state_dict(resumable.state_dict())
+            if drawn or state is not None:  # begun now, before what comes next draws random numbers
+                return chain(iter(resumable), _endless(resumable))
+            return _endless(resumable)
+
+        return self._steady(open_from, resumable.loader)
+
+    def state(self) -> dict[str, Any] | None:
+        """Return the position of this rank in a torch DataLoader of the user's; None of any other loader."""
+        return None if self._resumable is None else self._resumable.state_dict()
 
     def validation(self) -> tuple[Iterator[Any], int | None]:
         """A new pass over this rank's share of the validation set, and how many batches that is."""

@@ -199,15 +199,17 @@ class Runner:
         context, hooks = self._context, self._hooks
         seed = self._seed()
         self._position = Position(seed, 0, 0, 0, None, self._distributed.size)
+        loader_state = None
         if content is not None and content.counters.trial_id == self._counters.trial_id:
             own, saved = self._counters, content.counters
             if not self._options.resumes:  # it was named: rows and checkpoints count on from here
                 saved = replace(saved, fit=own.fit, batches_before=own.batches_before)
             self._counters = saved
             self._position = content.position or replace(self._position, batches=self._counters.batches_trained)
+            loader_state = content.loader
             if self._chief:
                 tell_changes(content, context._hparams)
-        self._batches, length = self._steps.loaders(self._position)
+        self._batches, length = self._steps.loaders(self._position, loader_state)
         length = self._distributed.broadcast(length)
         if length == 0:
             raise RuntimeError("the training loader gives no batch: its dataset is empty, or smaller than a batch")

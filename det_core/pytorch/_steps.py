@@ -55,8 +55,13 @@ class TrialSteps(abc.ABC):
         """What a checkpoint holds; nothing is applied yet, and ``folder`` stays until it is."""
 
     @abc.abstractmethod
-    def loaders(self, position: Position) -> tuple[Iterator[Any] | None, int | None]:
-        """Build the loaders; the training batches from ``position`` on, and how many of them are an epoch."""
+    def loaders(self, position: Position, state: Mapping[str, Any] | None) -> tuple[Iterator[Any] | None, int | None]:
+        """Build the loaders; the training batches from ``position`` on, and how many of them are an epoch.
+
+        Args:
+            position: what :meth:`position` returned at the checkpoint.
+            state: the checkpoint's position in a torch DataLoader of the user's.
+        """
 
     @abc.abstractmethod
     def apply(self, content: Content) -> None:
@@ -114,9 +119,9 @@ class PyTorchTrialSteps(TrialSteps):
         """Every rank reads the same files, and its own random states."""
         return self._checkpoints.read(folder)
 
-    def loaders(self, position: Position) -> tuple[Iterator[Any], int | None]:
+    def loaders(self, position: Position, state: Mapping[str, Any] | None) -> tuple[Iterator[Any], int | None]:
         """Training first, then validation, as users' classes are used to. Ranks that have different data say so."""
-        batches, length = self._loaders.build(position, full_validation=self._evaluates_full)
+        batches, length = self._loaders.build(position, full_validation=self._evaluates_full, state=state)
         self._context._check_alike(self._loaders.lengths)
         return batches, length
 
@@ -164,7 +169,8 @@ class PyTorchTrialSteps(TrialSteps):
         return as_dictionary(metrics, "evaluate_batch", batch_idx)
 
     def save(self, content: Content, *, alone: bool = False) -> str:
-        """The chief saves; every rank contributes its random states."""
+        """The chief saves; every rank contributes its random states, and its position in a loader of the user's."""
+        content.loader = self._loaders.state()
         return self._checkpoints.save(content, alone=alone)
 
 

@@ -42,6 +42,10 @@ class Trial(pytorch.PyTorchTrial):
         # Forked beside torch.distributed's threads a worker may hang; those of a forkserver outlive a kill -9 of
         # their parent, where there is no launcher to end them.
         how = {"multiprocessing_context": "forkserver"} if WORKERS and ranks > 1 else {}
+        if "FOREIGN" in os.environ:
+            self.context.experimental.disable_dataset_reproducibility_checks()
+            share = torch.utils.data.Subset(Noisy(), range(self.context.distributed.rank, RECORDS, ranks))
+            return torch.utils.data.DataLoader(share, BATCH // ranks, shuffle=True, num_workers=WORKERS, **how)
         return pytorch.DataLoader(Noisy(), batch_size=BATCH // ranks, shuffle=True, num_workers=WORKERS, **how)
 
     def build_validation_data_loader(self):

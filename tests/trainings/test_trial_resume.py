@@ -32,9 +32,9 @@ def joined(rows: list[tuple[Any, Any, Any]]) -> list[Any]:
 
 
 def disturbed_equals_straight(
-    tmp_path: Path, ranks: int, workers: int, signals: list[signal.Signals], rng: random.Random
+    tmp_path: Path, ranks: int, workers: int, signals: list[signal.Signals], rng: random.Random, **more: str
 ) -> None:
-    env = {**ENV, "WORKERS": str(workers)}
+    env = {**ENV, "WORKERS": str(workers), **more}
     straight = Restarted(tmp_path / "straight", SCRIPT, ranks, env)
     straight.finish()
     other = disturb(lambda name: Restarted(tmp_path / name, SCRIPT, ranks, env), rng, signals, most=30)
@@ -49,6 +49,12 @@ def disturbed_equals_straight(
 @pytest.mark.parametrize(("ranks", "workers"), [(1, 2), (2, 0)])
 def test_killed_and_stopped_by_a_signal(tmp_path: Path, ranks: int, workers: int) -> None:
     disturbed_equals_straight(tmp_path, ranks, workers, [signal.SIGKILL, signal.SIGTERM], random.Random(ranks))
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_torch_loader_of_the_trial_killed_and_stopped_equals_straight(tmp_path: Path, ranks: int) -> None:
+    signals = [signal.SIGKILL, signal.SIGTERM]
+    disturbed_equals_straight(tmp_path, ranks, 0, signals, random.Random(ranks), FOREIGN="1")
 
 
 def test_case_28_two_ranks_go_on_as_one_and_back(tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ class DeepSpeedTrialSteps(TrialSteps):
         """Every rank reads its own file, and the chief's counters."""
         return self._shards.read(folder, storage_id)
 
-    def loaders(self, position: Position) -> tuple[Iterator[Any] | None, int | None]:
+    def loaders(self, position: Position, _state: Mapping[str, Any] | None) -> tuple[Iterator[Any] | None, int | None]:
         """Build loaders where they are wanted; all ranks have the epochs of the one with the fewest micro batches."""
         builds, batches, length, evaluations = self._mpu.should_build_data_loader, None, None, None
         if builds:

@@ -9,7 +9,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from det_core import pytorch  # noqa: E402
+from det_core import core, pytorch  # noqa: E402
 from det_core.errors import InvalidExperimentException  # noqa: E402
 from det_core.pytorch import Batch, Epoch, LRScheduler  # noqa: E402
 from det_core.pytorch._context import _batch_sizes  # noqa: E402
@@ -143,10 +143,50 @@ def test_batch_sizes(caplog: pytest.LogCaptureFixture) -> None:
             pass
 
 
-def test_a_resume_with_a_loader_that_is_not_ours_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
-    _, after = resumed(2, 4, Foreign)
-    assert after.trial.seen == [[0.0, 1.0], [2.0, 3.0]], "from its beginning"
+@pytest.mark.parametrize(
+    ("stop", "workers", "skip_loading"), [(2, 0, False), (4, 0, False), (5, 2, False), (5, 0, True)]
+)
+def test_torch_loader_after_a_resume_goes_on_where_it_was(
+    caplog: pytest.LogCaptureFixture, stop: int, workers: int, skip_loading: bool
+) -> None:
+    class Shuffled(Foreign):
+        def build_training_data_loader(self) -> Any:
+            data = Numbers(8) if skip_loading else NoisyNumbers(8)
+            loader = torch.utils.data.DataLoader(data, batch_size=2, shuffle=True, num_workers=workers)
+            return core.resumable(loader, skip_loading=True) if skip_loading else loader
+
+        def metrics(self, loss: torch.Tensor, batch_idx: int) -> Any:
+            return {"loss": loss, "drawn": torch.rand(())}
+
+    before, after = resumed(stop, 9, Shuffled)
+    straight = fit(Shuffled, 9)
+    assert before.trial.seen + after.trial.seen == straight.trial.seen
+    assert after.batches() == straight.batches()
+    assert after.trial.weights == straight.trial.weights
+    assert "not exact" not in caplog.text
+
+
+def test_loader_without_a_position_after_a_resume_starts_from_its_beginning(caplog: pytest.LogCaptureFixture) -> None:
+    class Batches(Foreign):
+        def build_training_data_loader(self) -> Any:
+            return list(torch.utils.data.DataLoader(Numbers(8), batch_size=2))
+
+    _, after = resumed(2, 4, Batches)
+    assert after.trial.seen == [[0.0, 1.0], [2.0, 3.0]]
     assert caplog.text.count("starts from its beginning: this resume is not exact") == 1
+
+
+def test_torch_loader_made_in_another_way_after_a_resume_starts_from_its_beginning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Larger(Foreign):
+        def build_training_data_loader(self) -> Any:
+            return torch.utils.data.DataLoader(Numbers(8), batch_size=4)
+
+    fit(Foreign, 2, init={"name": "r"})
+    after = fit(Larger, 3, init={"name": "r", "resume": "latest"})
+    assert after.trial.seen == [[0.0, 1.0, 2.0, 3.0]]
+    assert caplog.text.count("this resume is not exact: cannot resume the DataLoader: its state is of one with") == 1
 
 
 class NoisyNumbers(Numbers):
