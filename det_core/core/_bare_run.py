@@ -122,7 +122,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         agent_id=os.uname().nodename,
         remarks=opened.remarks,
         first_line=lambda start: _first_line(opened, start),
-        last_line=lambda outcome, detail: _last_line(opened.run_id, wanted.command, outcome, detail),
+        last_line=lambda outcome, detail: _last_line(opened.run_id, wanted, outcome, detail, distributed.size),
         release=chiefs[0].release if chiefs else lambda: None,
         beside=None if wanted.store is None else event_files_of_run(opened.run_id),
         unlisted_checkpoints=opened.unlisted,
@@ -253,12 +253,15 @@ def _first_line(run: _Opened, start: str | None) -> str:
     return f"run {run.run_id} started again (restart {run.restart}) in {run.path}; {begin}"
 
 
-def _last_line(run_id: str, command: str | None, outcome: str, detail: str) -> str:
+def _last_line(run_id: str, wanted: Wanted, outcome: str, detail: str, size: int) -> str:
     ending = ending_of(outcome, detail)
     if outcome in ("completed", "invalid_hp"):
         return f"run {run_id} {ending}; to look at it: det-core runs show {run_id}"
-    how = how_to_resume(run_id, command)
+    how = how_to_resume(run_id, wanted.command)
+    aim = "to resume it"
+    if size > 1 and wanted.environment.command is None:  # our own launchers alone say what was typed to start the job
+        aim += f" by the launcher of its {size} ranks"
     if "CheckpointCorrupt: " in detail:  # the same command alone would fail again
         remove = f"det-core checkpoint rm ID --run {run_id}"
-        return f"run {run_id} {ending}; to resume it from an older checkpoint, remove the damaged: {remove}; then {how}"
-    return f"run {run_id} {ending}; to resume it: {how}"
+        return f"run {run_id} {ending}; {aim} from an older checkpoint, remove the damaged: {remove}; then {how}"
+    return f"run {run_id} {ending}; {aim}: {how}"

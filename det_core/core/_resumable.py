@@ -42,8 +42,9 @@ def resumable(loader: DataLoader[T], *, skip_loading: bool = False) -> Resumable
     as well: give the sampler a generator.
 
     Args:
-        loader: any number of workers, however they start; any dataset and sampler, with ``set_epoch(epoch)`` where it
-            has one. Generators that its samplers, dataset, transforms or ``collate_fn`` hold are part of the state.
+        loader: any number of workers, however they start; any dataset and sampler. Where the sampler has
+            ``set_epoch(epoch)``, the script calls it before each pass, as it does without this.
+            Generators that its samplers, dataset, transforms or ``collate_fn`` hold are part of the state.
         skip_loading: pass over done batches in the sampler instead of loading them. Exact where only the sampler draws
             random numbers.
 

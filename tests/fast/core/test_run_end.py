@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from det_core import client, core
+from support.ranks import running
 
 
 def save(ctx: core.Context, step: int, **metadata: Any) -> None:
@@ -137,3 +138,15 @@ def test_truncated_journal_makes_a_run_incomplete(last_line: Any, home: Path) ->
         ctx.train.report_training_metrics(2, {"loss": 1.0})
     assert "incomplete (not all reports were kept: the journal was truncated by another process)" in last_line()
     assert client.run("latest").state == "incomplete"
+
+
+def test_failure_below_a_foreign_launcher_says_that_it_is_needed_again(tmp_path: Path) -> None:
+    script = """
+    from det_core import core
+    distributed = core.DistributedContext.from_torch_distributed()
+    with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL):
+        raise RuntimeError("over")
+    """
+    with running(script, 2, tmp_path) as ranks:
+        assert ranks.wait() == [1, 1]
+        assert "; to resume it by the launcher of its 2 ranks: DET_CORE_RESUME=" in ranks.output(0)
