@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -288,10 +289,15 @@ def test_garbage_is_collected_where_that_frees_something(monkeypatch: pytest.Mon
 
 
 def test_one_process_in_a_context_of_several_ranks_is_refused() -> None:
+    in_turn = threading.Lock()  # accelerate's state is one for all threads while it is made
+
     def work(distributed: core.DistributedContext) -> None:
         said = r"the core context has 2 rank\(s\), and the model is trained by 1: accelerate finds ranks of torch's"
-        with core.init(distributed=distributed) as context, pytest.raises(ValueError, match=said):
-            train(a_trainer(core_context=context))
+        with core.init(distributed=distributed) as context:
+            with in_turn:
+                trainer = a_trainer(core_context=context)
+            with pytest.raises(ValueError, match=said):
+                train(trainer)
 
     as_ranks(2, work)
 
