@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from det_core.check_resume._compare import Difference, compare
+from det_core.check_resume._compare import Difference, compare, is_time
 from det_core.check_resume._diagnosis import Finding, diagnose, merge
 from det_core.check_resume._facts import describe_failure, gather
 from det_core.check_resume._plans import BEFORE_ANY_REPORT, kill_plan, stop_plan
@@ -32,6 +32,7 @@ class Report:
         trainings: the trainings that were made.
         folder: their homes; None: they are removed.
         seconds: how long all took.
+        remarks: what the check could not prove.
     """
 
     command: tuple[str, ...]
@@ -39,6 +40,7 @@ class Report:
     trainings: tuple[Training, ...]
     folder: Path | None
     seconds: float
+    remarks: tuple[str, ...] = ()
 
     @property
     def is_equal(self) -> bool:
@@ -90,8 +92,14 @@ def check_resume(
     is_kept = keep or bool(findings)
     if not is_kept:
         shutil.rmtree(folder, ignore_errors=True)
-    trainings = (undisturbed, again, *interrupted, ended)
-    return Report(tuple(command), tuple(findings), trainings, folder if is_kept else None, time.monotonic() - began)
+    return Report(
+        command=tuple(command),
+        findings=tuple(findings),
+        trainings=(undisturbed, again, *interrupted, ended),
+        folder=folder if is_kept else None,
+        seconds=time.monotonic() - began,
+        remarks=tuple(_remarks(undisturbed, interrupted)),
+    )
 
 
 class _Check:
@@ -190,6 +198,22 @@ def _judge(
     if not any(finding.cause in _FOLLOWED_BY_A_NEW_START for finding in merged):
         merged += _of_ended(undisturbed, ended, observed is not None, rtol)
     return merged
+
+
+def _remarks(undisturbed: Training, interrupted: Sequence[Training]) -> Iterator[str]:
+    """Yield why equal trainings may prove less than they seem to."""
+    for training in interrupted:
+        if len(training.starts) > 1 and not any(save.restart == 0 for save in training.saves):
+            yield f"{training.name}: before the first checkpoint, so it started over; --at STEP chooses a later step"
+    rows = [
+        {key: value for key, value in row.items() if not is_time(key)}
+        for row in undisturbed.rows[undisturbed.main_group].values()
+    ]
+    if len(rows) > 1 and all(row == rows[0] for row in rows):
+        yield (
+            f"every row of group {undisturbed.main_group} has the same values, so that no mistake would show in them: "
+            "report a loss that changes"
+        )
 
 
 _FOLLOWED_BY_A_NEW_START = ("never_asked", "starts_over", "several_runs", "command_failed")

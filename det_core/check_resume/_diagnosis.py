@@ -231,6 +231,15 @@ def _steps(facts: Facts) -> Iterator[Finding]:
             f"the epoch that had been trained were not skipped",
             extra[0],
         )
+    lost = [(other, step) for other, step in facts.difference.missing if other != group]
+    if lost and not facts.difference.missing_of(group):
+        other, step = lost[0]
+        yield Finding(
+            "hole",
+            f"{len(lost)} rows of group {other} are missing, the first at step {step}: what follows the loop over the "
+            "batches, such as validation, was left out after a checkpoint of its last batch",
+            step,
+        )
 
 
 def _differs_at(facts: Facts, step: int) -> bool:
@@ -248,7 +257,12 @@ def _values(facts: Facts) -> Iterator[Finding]:
     for number, finding in enumerate(causes):
         yield replace(finding, text=finding.text + ("" if number else shows), step=step)
     if changed and not causes:
-        yield Finding(NO_BETTER_CAUSE, f"values differ from step {step} on{shows}", step)
+        yield Finding(
+            NO_BETTER_CAUSE,
+            f"values differ from step {step} on{shows}: look for what the first step after the resume reads and the "
+            "checkpoint lacks, such as a hidden state or a running sum that one batch hands to the next",
+            step,
+        )
 
 
 def _state_causes(facts: Facts) -> Iterator[Finding]:
@@ -305,7 +319,7 @@ def _random_and_data(facts: Facts) -> Iterator[Finding]:
             f"objects of {', '.join(facts.objects)} are not as they were: save and load the state of environments, or "
             "end episodes before a checkpoint",
         )
-    elif is_misplaced and not is_forgotten:
+    elif is_misplaced and not is_forgotten and facts.has_loader:
         yield Finding(
             "data_position",
             "the first batch after the resume is none of the undisturbed training: a sampler has drawn a new order, or "

@@ -24,6 +24,7 @@ def as_json(report: Report) -> dict[str, Any]:
             }
             for finding in report.findings
         ],
+        "remarks": list(report.remarks),
         "runs": [_training(training) for training in report.trainings],
         "folder": None if report.folder is None else str(report.folder),
         "seconds": round(report.seconds, 1),
@@ -54,7 +55,8 @@ def as_markdown(report: Report) -> str:
     verdict = "resumes exactly" if report.is_equal else f"does not resume exactly: {_count(count, 'finding')}"
     lines = [f"### `{command}` {verdict}", ""]
     lines += [f"- {_finding(finding)}" for finding in report.findings]
-    if report.findings:
+    lines += [f"- remark: {remark}" for remark in report.remarks]
+    if report.findings or report.remarks:
         lines.append("")
     lines += [
         "| training | ended with | ranks | rows | checkpoints | resumed from | first step | seconds |",

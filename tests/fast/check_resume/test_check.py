@@ -66,6 +66,16 @@ def test_exact_script_is_equal_and_leaves_nothing(script: Path, home: Path, pyth
     assert list(script.parent.iterdir()) == [script], "the script's own checkpoint_storage is not written"
 
 
+def test_check_that_proves_little_says_so(script: Path, python: str) -> None:
+    script.write_text(WALK.replace("random.gauss(0, 1)", "0"))
+    done = det_core("check-resume", "--at", "2", "--json", "--", python, script.name)
+    assert json.loads(done.stdout)["remarks"] == [
+        "killed: before the first checkpoint, so it started over; --at STEP chooses a later step",
+        "every row of group training has the same values, so that no mistake would show in them: report a loss that "
+        "changes",
+    ]
+
+
 def test_script_that_never_asks_is_found_and_its_homes_stay(script: Path, tmp_path: Path, python: str) -> None:
     script.write_text(WALK.replace(RESUME, "").replace("ctx.steps_completed + 1", "1"))
     done = det_core("check-resume", "--keep", "homes", "--json", "--", python, script.name, check=1)
