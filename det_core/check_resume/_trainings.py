@@ -85,7 +85,7 @@ class Home:
         runs = list_runs(self.path)
         variables = {
             "DET_CORE_HOME": str(self.path),
-            "DET_CORE_RESUME": runs[-1].run_id if runs else None,
+            "DET_CORE_RESUME": "latest" if runs else None,  # an ID would hide a name that is another each time
             "DET_CORE_RUN_DIR": None,
             "DET_CORE_PROBE": PROBE,
             "DET_CORE_PROBE_DIR": str(folder),

@@ -66,6 +66,14 @@ def test_exact_script_is_equal_and_leaves_nothing(script: Path, home: Path, pyth
     assert list(script.parent.iterdir()) == [script], "the script's own checkpoint_storage is not written"
 
 
+def test_name_with_the_time_makes_several_runs(script: Path, python: str) -> None:
+    script.write_text(
+        WALK.replace('"walk", resume', 'f"walk-{time.time_ns()}", resume').replace("random\n", "random, time\n", 1)
+    )
+    done = det_core("check-resume", "--json", "--", python, script.name, check=1)
+    assert json.loads(done.stdout)["findings"][0]["cause"] == "several_runs"
+
+
 def test_check_that_proves_little_says_so(script: Path, python: str) -> None:
     script.write_text(WALK.replace("random.gauss(0, 1)", "0"))
     done = det_core("check-resume", "--at", "2", "--json", "--", python, script.name)
