@@ -78,7 +78,7 @@ class Framework:
     adjust: Callable[[Place, Words], Place] = lambda place, words: place
     """Changes how many ranks there are."""
     command: Callable[[Place, list[str]], list[str]] = lambda place, script: script
-    """What each rank of this machine runs, given the command of the script."""
+    """Returns the command that each rank of this machine runs, given that of the script."""
     add_options: Callable[[Parser], object] = lambda parser: None
     """Adds options of its own, or its own spellings: ``parser.add_argument("-H", dest="hosts")``."""
     program: str = ""

@@ -119,7 +119,7 @@ def _rendezvous(plan: list[Any], place: Place) -> int:
 
 
 def command(place: Place, script: list[str]) -> list[str]:
-    """What each rank of this machine runs: the script, once the rendezvous answers, without which ranks give up."""
+    """Return the command of each rank: it runs the script once the rendezvous answers, without which ranks give up."""
     if not place.node_rank:
         return script
     where = [f"{_START_TIMEOUT:g}", place.chief, str(place.port)]

@@ -98,7 +98,7 @@ def check_resume(
         trainings=(undisturbed, again, *interrupted, ended),
         folder=folder if is_kept else None,
         seconds=time.monotonic() - began,
-        remarks=tuple(_remarks(undisturbed, interrupted)),
+        remarks=tuple(_remarks(undisturbed, interrupted[-1])),
     )
 
 
@@ -200,11 +200,10 @@ def _judge(
     return merged
 
 
-def _remarks(undisturbed: Training, interrupted: Sequence[Training]) -> Iterator[str]:
+def _remarks(undisturbed: Training, killed: Training) -> Iterator[str]:
     """Yield why equal trainings may prove less than they seem to."""
-    for training in interrupted:
-        if len(training.starts) > 1 and not any(save.restart == 0 for save in training.saves):
-            yield f"{training.name}: before the first checkpoint, so it started over; --at STEP chooses a later step"
+    if len(killed.starts) > 1 and not any(save.restart == 0 for save in killed.saves):
+        yield "killed before the first checkpoint, so it started over; --at STEP chooses a later step"
     rows = [
         {key: value for key, value in row.items() if not is_time(key)}
         for row in undisturbed.rows[undisturbed.main_group].values()

@@ -34,7 +34,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Difference:
-    """How the rows of a training differ from those of the undisturbed one.
+    """Differences between the rows of a training and those of the undisturbed one.
 
     Attributes:
         missing: groups and steps that only the undisturbed one has, by step.

@@ -374,7 +374,7 @@ _BY_KEY = {
     "ema": "ema_not_loaded", "averag": "ema_not_loaded", "shadow": "ema_not_loaded", "scaler": "scaler_not_loaded",
     "sched": "scheduler_not_loaded",
 }  # fmt: skip
-"""What a key of a checkpoint is probably about."""
+"""Cause by a part of a checkpoint's key."""
 
 
 def _of_checkpoint(facts: Facts) -> Finding:

@@ -1,4 +1,4 @@
-"""What a check says: a summary in Markdown, and the same as plain data."""
+"""Report of a check as a summary in Markdown, and as plain data."""
 
 from __future__ import annotations
 

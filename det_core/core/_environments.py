@@ -325,4 +325,4 @@ _SEVERAL = (
         "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", ("SLURM_STEP_ID",), ("SLURM_STEP_ID",)
     ),
 )
-"""What says that there are several processes where no launcher is recognised. ``MASTER_ADDR`` alone does not."""
+"""Variables of a job of several processes where no launcher is recognised; ``MASTER_ADDR`` alone is none."""

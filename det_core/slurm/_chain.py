@@ -38,7 +38,7 @@ FOLDER = "slurm"
 
 @dataclass
 class JobRecord:
-    """What a chain knows of one of its jobs; times are seconds since the epoch.
+    """Record of one job of a chain; times are seconds since the epoch.
 
     Attributes:
         job: Slurm's ID.

@@ -1,4 +1,4 @@
-"""What a job needs of Slurm's controller, asked for in the background, as it may be away for minutes."""
+"""Requests of a job to Slurm's controller, made in the background, as it may be away for minutes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ MAX_SAME_FAILURES = 2
 
 @dataclass(frozen=True)
 class JobEnd:
-    """How a job of a chain ended.
+    """End of a job of a chain.
 
     Attributes:
         state: the run's, or :data:`NOT_BEGUN`; ``running`` where another process holds the run's lock.

@@ -32,7 +32,7 @@ _LAUNCHER_MODULE = re.compile(r"(det_core\.launch|torch\.distributed|accelerate\
 
 @dataclass(frozen=True)
 class JobOptions:
-    """What ``det-core slurm submit`` and ``script`` take.
+    """Options of ``det-core slurm submit`` and ``script``.
 
     Attributes:
         command: the script's command, without a launcher.

@@ -22,7 +22,7 @@ LISTING_INTERVAL = 10.0
 
 @dataclass(frozen=True)
 class ChainView:
-    """What the list shows of a chain.
+    """Row of a chain in the list.
 
     Attributes:
         state: its end; else in Slurm's words what its jobs do; else ``broken off``.

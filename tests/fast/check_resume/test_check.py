@@ -78,7 +78,7 @@ def test_check_that_proves_little_says_so(script: Path, python: str) -> None:
     script.write_text(WALK.replace("random.gauss(0, 1)", "0"))
     done = det_core("check-resume", "--at", "2", "--json", "--", python, script.name)
     assert json.loads(done.stdout)["remarks"] == [
-        "killed: before the first checkpoint, so it started over; --at STEP chooses a later step",
+        "killed before the first checkpoint, so it started over; --at STEP chooses a later step",
         "every row of group training has the same values, so that no mistake would show in them: report a loss that "
         "changes",
     ]
