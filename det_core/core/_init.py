@@ -164,6 +164,7 @@ def _compose(
         distributed, preempt_mode, acknowledge=run.backend.acknowledge_preemption, record=run.journal.record,
         master=run.backend if run.managed else None, signals=not run.managed,
         grace=None if run.managed else environment.grace or GRACE,
+        launched=environment.command is not None,
     )  # fmt: skip
     deadline = StopDeadline(lambda: preempt.requested_at, environment.grace, is_limited=not run.managed)
     for store in (run.store, *run.elsewhere.values()):

@@ -65,6 +65,7 @@ class PreemptContext:
         master: who says when to stop.
         signals: whether signals do, where there is no master.
         grace: seconds from a signal until this process may be killed; None: not known.
+        launched: whether a launcher passes its signals on to this process.
 
     Raises:
         RuntimeError: ``distributed`` has one already.
@@ -80,6 +81,7 @@ class PreemptContext:
         master: Backend | None = None,
         signals: bool = False,
         grace: float | None = None,
+        launched: bool = False,
     ) -> None:
         # Numbered, as the last words of a context that was closed may reach the next one on other ranks.
         self._topic = f"preempt {distributed.attach('PreemptContext', self.close)}"
@@ -92,6 +94,7 @@ class PreemptContext:
         self._talks = self._chief is not None or preempt_mode is PreemptMode.WorkersAskMaster  # to the master
         self._master = master if self._talks else None
         self._grace = grace
+        self._launched = launched
         self._poll: threading.Thread | None = None
         self._poll_failure: Exception | None = None
         self._closing, self._changed = threading.Event(), threading.Event()
@@ -227,8 +230,8 @@ class PreemptContext:
         finally:
             self._side.attention = True
             if self._signals is not None:
-                stopped = self._star is not None and self._side.final
-                self._signals.restore(sigterm_may_follow=self._broken or stopped)
+                is_one_of_many = self._launched or self._star is not None
+                self._signals.restore(may_repeat=self._broken or (is_one_of_many and self._side.final))
         self._raise_poll_failure()
 
     # The slow path of should_preempt(): the first call, and the calls around a request.

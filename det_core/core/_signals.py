@@ -19,8 +19,8 @@ from det_core import _clock
 from det_core._notices import write_in_handler
 from det_core._standalone.stop_signals import SAME_INTERRUPT, STOP_SIGNALS, is_worker_loss
 
-LATE_SIGTERM = 30.0
-"""Seconds after an agreed stop, or a rank's loss, in which one SIGTERM is taken to belong to it."""
+LATE_SIGNAL = 30.0
+"""Seconds after an agreed stop, or a rank's loss, in which one more signal of each kind is taken to belong to it."""
 SETTLE_TIMEOUT = 5.0
 """Seconds that SIGTERM waits under a master until the reports are safe. A second one does not wait."""
 _FIRST_INTERRUPT = "\nstopping at the next should_preempt(); Ctrl-C again to interrupt now\n"
@@ -44,8 +44,9 @@ class SignalWatch:
         self._found: dict[int, Any] = {}
         self._found_sigchld: Any = None
         self._interrupted_at: float | None = None
-        self._got_sigterm = self._forked = False
-        self._late_until: float | None = None  # the watch is over, and a handler of it takes one more signal until then
+        self._forked = False
+        # Set when the watch is over: until then each handler ignores one signal.
+        self._late_until: float | None = None
 
     def install(self) -> bool:
         """Install the handlers. False when this is not the main thread, where Python allows none."""
@@ -55,19 +56,20 @@ class SignalWatch:
             found = signal.getsignal(number)
             if isinstance(of := getattr(found, "__self__", None), SignalWatch) and of._late_until is not None:
                 found = of._found.get(number, signal.SIG_DFL)  # what that one would put back
+                atexit.unregister(of._ignore_at_exit)
             if found is not None and found is not signal.SIG_IGN:
                 self._found[number] = found
                 signal.signal(number, self._handle)
         _watches.add(self)
         return True
 
-    def restore(self, *, sigterm_may_follow: bool = False) -> None:
+    def restore(self, *, may_repeat: bool = False) -> None:
         """Put back what was found, where nobody has replaced our handler since.
 
         Args:
-            sigterm_may_follow: let one SIGTERM pass where it would kill, if none has come yet. A launcher signals
-                every rank, and ends the others a moment after one was lost: a rank that has stopped, or is about to
-                say who died, must not be killed by its share of that.
+            may_repeat: ignore one more signal of each kind where it would end the process. A scheduler signals every
+                process, a launcher passes its own signal on to every rank, and ends the others a moment after one was
+                lost: a rank that has stopped, or is about to report who died, must not be killed by its share of that.
         """
         if not _on_main_thread():  # Python restores none there: each handler gives way to the first signal it gets
             self._late_until = 0.0
@@ -79,24 +81,23 @@ class SignalWatch:
         for number, found in installed.items():
             if signal.getsignal(number) != self._handle:
                 continue
-            if sigterm_may_follow and number == signal.SIGTERM and found is signal.SIG_DFL and not self._got_sigterm:
-                self._late_until = _clock.monotonic() + LATE_SIGTERM
-                self._found = {number: found}
-                _watches.add(self)
-                atexit.register(self._ignore_at_exit)
+            if may_repeat and found in (signal.SIG_DFL, signal.default_int_handler):
+                self._found[number] = found
             else:
                 signal.signal(number, found)
+        if self._found:
+            self._late_until = _clock.monotonic() + LATE_SIGNAL
+            _watches.add(self)
+            atexit.register(self._ignore_at_exit)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._forked:
             return
         if self._late_until is not None:
             signal.signal(number, self._found.get(number, signal.SIG_DFL))
-            atexit.unregister(self._ignore_at_exit)
             if _clock.monotonic() > self._late_until:
                 os.kill(os.getpid(), number)
             return
-        self._got_sigterm |= number == signal.SIGTERM
         self._take_sigchld()
         self._on_signal()
         found = self._found.get(number)
@@ -125,8 +126,9 @@ class SignalWatch:
 
     def _ignore_at_exit(self) -> None:
         # An interpreter that ends lets go of its handlers some time before the process is gone.
-        if signal.getsignal(signal.SIGTERM) == self._handle and _clock.monotonic() < (self._late_until or 0.0):
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in self._found:
+            if signal.getsignal(number) == self._handle and _clock.monotonic() < (self._late_until or 0.0):
+                signal.signal(number, signal.SIG_IGN)
 
     def after_fork(self) -> None:
         """In a forked child, such as a DataLoader worker: leave Ctrl-C to the parent, which saves first, and die of the

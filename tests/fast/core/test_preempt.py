@@ -304,11 +304,15 @@ def test_closed() -> None:
         ctx.preempt.should_preempt()
 
 
-def test_a_rank_that_stops_before_its_own_sigterm_comes_is_not_killed_by_it(tmp_path: Path) -> None:
-    """The launcher signals every rank, and the agreement may be quicker than the last of those signals."""
-    code = """
+@pytest.mark.parametrize(("name", "size"), [("SIGTERM", 2), ("SIGHUP", 1), ("SIGINT", 2), ("SIGUSR1", 1)])
+def test_stopped_rank_survives_one_more_signal_of_each_kind(tmp_path: Path, name: str, size: int) -> None:
+    """A scheduler signals every process, the launcher each rank once more, and a stop may be quicker than either."""
+    number = getattr(signal, name)
+    code = f"""
         import os, signal, time
         from det_core import core
+
+        number = signal.Signals.{name}
 
         distributed = core.DistributedContext.from_torch_distributed()
         for round in range(3):
@@ -317,18 +321,17 @@ def test_a_rank_that_stops_before_its_own_sigterm_comes_is_not_killed_by_it(tmp_
                 print("ready", flush=True)
                 while not ctx.preempt.should_preempt():
                     time.sleep(0.001)
-            if distributed.rank == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
             print("stopped", flush=True)
             distributed = core.DistributedContext.from_torch_distributed()
         distributed.close()
     """
-    with running(code, 2, tmp_path) as ranks:
+    with running(code, size, tmp_path, env={"DET_CORE_COMMAND": "a launcher"}) as ranks:
         for round_ in range(1, 4):
             ranks.wait_for("ready", times=round_)
-            os.kill(ranks.processes[0].pid, signal.SIGTERM)
+            os.kill(ranks.processes[0].pid, number)
             ranks.wait_for("stopped", times=round_)
-        assert ranks.wait() == [0, 0]
+        assert ranks.wait() == [0] * size
 
 
 FOUND = """
@@ -337,7 +340,7 @@ FOUND = """
 
     mine = lambda number, frame: None
     signal.signal(signal.SIGTERM, mine)
-    usr1 = signal.getsignal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, mine)
     distributed = core.DistributedContext.from_torch_distributed()
     with core.init(distributed=distributed, tensorboard_mode=core.TensorboardMode.MANUAL) as ctx:
         ctx.preempt.should_preempt()
@@ -346,7 +349,7 @@ FOUND = """
         while not ctx.preempt.should_preempt():
             distributed.allgather(None)
     assert signal.getsignal(signal.SIGTERM) is mine, "a handler of the script's does not wait for a late signal"
-    assert signal.getsignal(signal.SIGUSR1) is usr1
+    assert signal.getsignal(signal.SIGUSR1) is mine
     print("restored", flush=True)
 """
 
