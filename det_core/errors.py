@@ -4,7 +4,7 @@
 
     DetCoreError
     ├── InvalidHP                 raised by the user: these hyperparameters cannot be trained
-    ├── ReportsNotKept            reports that could not be written anywhere (also an OSError)
+    ├── ReportsLost            reports that could not be written anywhere (also an OSError)
     ├── CloseError                parts of a Context that could not be closed
     ├── InfoError                 a file that describes the task cannot be used (also a ValueError)
     ├── TensorboardError          event files that could not be written or copied (also an OSError)
@@ -60,7 +60,7 @@ class InvalidHP(DetCoreError):
     """
 
 
-class ReportsNotKept(DetCoreError, OSError):
+class ReportsLost(DetCoreError, OSError):
     """Reports that reached no journal file. Raised by ``close()``, never by a report."""
 
 

@@ -85,7 +85,7 @@ class LocalBackend:
 
     def last_validation_metrics(self) -> Mapping[str, Any]:
         """Return those of the last of the run's rows that no later restart has superseded."""
-        _, row = self._run().last("validation")
+        _, row = self._run().count_and_last("validation")
         return {} if row is None else row.metrics
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:

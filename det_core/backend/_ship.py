@@ -109,7 +109,7 @@ class Shipper:
             reason = str(e)
         finally:
             self._end()
-        left = sum(cursor.left() for cursor in self._cursors)
+        left = sum(cursor.count_remaining() for cursor in self._cursors)
         if left:
             raise ReportsNotShipped(
                 f"{left} report(s) did not get to {self._session.url}, and lie in {self._folder}: {reason}"
@@ -171,7 +171,7 @@ class Shipper:
                 arrived([refusal.line for refusal in refused])
 
     def _arrived(self, cursor: Cursor, lines: Sequence[Line]) -> None:
-        cursor.mark(lines)
+        cursor.advance(lines)
         try:
             cursor.save()
         except OSError as e:

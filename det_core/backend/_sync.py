@@ -25,7 +25,7 @@ from det_core.backend._session import Credential, MasterSession
 from det_core.backend._ship_routes import Carrier, JournalCarrier, Refusal, ReportCarrier
 from det_core.backend._sync_questions import WithQuestions
 from det_core.errors import MasterError, RunNotFound
-from det_core.journal import Cursor, Line, RunSummary, cursors
+from det_core.journal import Cursor, Line, RunSummary, open_cursors
 
 TASK = "task.json"
 """In the folder of a run under a master: what it did there."""
@@ -78,7 +78,7 @@ def sync_run(
         RunNotFound: there is no run in the folder.
         MasterError: the master does not answer, or takes nothing from here.
     """
-    if not cursors(Path(folder)):
+    if not open_cursors(Path(folder)):
         raise RunNotFound(f"no reports of a run in {folder}")
     shown = [Credential("Authorization", token)] if token else []
     session = MasterSession(canonical_url(url), shown, cert_file=cert_file, cert_name=cert_name, patience=patience)
@@ -120,8 +120,8 @@ class _Sync:
         found = json.loads((self._folder / TASK).read_bytes())
         url, cluster = found.pop("master_url"), found.pop("cluster_id")
         task = Task(**found)
-        self._cursors = cursors(self._folder, to=f"{url} {task.allocation_id}", run_id=task.allocation_id)
-        if not any(cursor.left() for cursor in self._cursors):
+        self._cursors = open_cursors(self._folder, to=f"{url} {task.allocation_id}", run_id=task.allocation_id)
+        if not any(cursor.count_remaining() for cursor in self._cursors):
             return self._result(task, "")
         if cluster != self._master.cluster_id:
             raise MasterError(
@@ -137,7 +137,7 @@ class _Sync:
         experiment_id = self._experiment(run)
         task_id, trial_id = self._trial(run, experiment_id)
         to = f"{self._master.cluster_id or self._session.url} {trial_id}"
-        self._cursors = cursors(self._folder, name="synced", to=to)
+        self._cursors = open_cursors(self._folder, name="synced", to=to)
         known = _Runs(self._folder / "synced.json", to)
         for restart in sorted({cursor.restart for cursor in self._cursors}):
             number = known.get(restart)
@@ -145,7 +145,7 @@ class _Sync:
                 number = known.put(restart, self._start(trial_id))
             own = [cursor for cursor in self._cursors if cursor.restart == restart]
             task = Task(trial_id, experiment_id, number, task_id, None, {})
-            if any(cursor.left() for cursor in own):
+            if any(cursor.count_remaining() for cursor in own):
                 self._bring(own, task, self._storage(trial_id, restart))
         state = STATES.get(run.state, "STATE_ERROR")
         body = {"trialId": trial_id, "state": state, **self._ended(run)}
@@ -165,12 +165,12 @@ class _Sync:
             while lines := cursor.read():
                 refused = carrier.carry(cursor.restart, cursor.rank, lines, arrived)
                 self._refused += refused
-                cursor.mark(refusal.line for refusal in refused)
+                cursor.advance(refusal.line for refusal in refused)
             cursor.save()
         self._tell()
 
     def _arrived(self, cursor: Cursor, lines: Sequence[Line]) -> None:
-        cursor.mark(lines)
+        cursor.advance(lines)
         cursor.save()
         self._records += len(lines)
         self._tell()

@@ -110,7 +110,7 @@ class Checkpoint:
             StorageError: the store or the disk refused.
         """
         alone = Together.alone("download")
-        with self._store.hold(self.storage_id, Owner.current("client", 0)):
+        with self._store.read_lease(self.storage_id, Owner.current("client", 0)):
             stored = open_together(alone, self._store, self.storage_id)
             download(alone, self._store.disk, stored, os.path.abspath(os.fspath(folder)), selector, progress)
 
@@ -127,7 +127,7 @@ class Checkpoint:
             StorageError: the store is in trouble. A single file that cannot be read is damaged.
         """
         problems: list[str] = []
-        with self._store.hold(self.storage_id, Owner.current("client", 0)):
+        with self._store.read_lease(self.storage_id, Owner.current("client", 0)):
             stored = self._store.open(self.storage_id)  # anew: it may be deleted until it is held
             names = iter(sorted(stored.manifest.files))
             while batch := list(islice(names, TOGETHER)):

@@ -14,8 +14,8 @@ from det_core.client._storage import run_folder
 from det_core.client._table import spread
 from det_core.core._checkpoint._retention import GROUP, Retention
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, RunError, RunLocked, StorageError
-from det_core.journal import Journal, RunSummary, hold, read_run
-from det_core.storage import Header, RetentionPolicy, Store, Verdict
+from det_core.journal import Journal, RunSummary, lock_run, read_run
+from det_core.storage import Header, RetentionDecision, RetentionPolicy, Store
 
 log = logging.getLogger("det_core.client")
 
@@ -112,7 +112,7 @@ class Checkpoints:
         """
         return Checkpoints(self._store, run_id, self._home)
 
-    def judge(self, policy: RetentionPolicy) -> list[Verdict]:
+    def judge(self, policy: RetentionPolicy) -> list[RetentionDecision]:
         """What would become of each checkpoint under a policy, and why. Each run is judged by itself.
 
         Raises:
@@ -131,7 +131,7 @@ class Checkpoints:
         policy: RetentionPolicy,
         deleted: Callable[[str], None] | None = None,
         *,
-        judged: Iterable[Verdict] | None = None,
+        judged: Iterable[RetentionDecision] | None = None,
     ) -> list[str]:
         """Delete what a policy does not keep, oldest first, and what dead writers left; each run by itself.
 
@@ -200,7 +200,7 @@ class Checkpoints:
         if folder is None:
             return
         try:
-            with hold(folder):
+            with lock_run(folder):
                 restart = max(RunSummary(folder).starts - 1, 0)
                 journal = Journal(folder, run_id=run_id, restart=restart, rank=0)
                 try:

@@ -11,7 +11,7 @@ from det_core.client._checkpoints import Checkpoints
 from det_core.client._find import find
 from det_core.client._run import Run
 from det_core.errors import CheckpointError, DetCoreError, RunError
-from det_core.journal import hold
+from det_core.journal import lock_run
 from det_core.storage import Owner, Store, event_files_of_run, open_store
 
 
@@ -34,7 +34,7 @@ def delete_run(run_id: str, home: Path | str | None = None, *, folder_only: bool
         RunError: it could not be deleted; the message gives the reason. Calling this again goes on with the rest.
     """
     run = Run(find(run_id, home))
-    with hold(run.path), ExitStack() as stack:
+    with lock_run(run.path), ExitStack() as stack:
         if not folder_only:
             stores = [stack.enter_context(closing(_open(run, storage))) for storage in run.storages]
             for store in stores:
@@ -71,7 +71,7 @@ def _delete_from(run: Run, store: Store, home: Path | str | None) -> None:
         storage_ids += Checkpoints(store, run.run_id, home).damaged()
         for storage_id in storage_ids:
             store.delete(storage_id)
-        store.remove_beside(event_files_of_run(run.run_id))
+        store.remove_folder(event_files_of_run(run.run_id))
         store.collect(Owner.current(run.run_id, run.restarts + 1))
     except CheckpointError as e:
         raise _failure(run, str(e)) from e

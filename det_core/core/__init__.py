@@ -15,7 +15,7 @@ if TYPE_CHECKING:
         KeepBest,
         KeepEvery,
         KeepLatest,
-        KeepNewer,
+        KeepWithin,
         RetentionPolicy,
     )
     from det_core.core._context import Context, current_context
@@ -39,7 +39,7 @@ __all__ = [
     "KeepBest",
     "KeepEvery",
     "KeepLatest",
-    "KeepNewer",
+    "KeepWithin",
     "PreemptContext",
     "PreemptMode",
     "ProfilerContext",
@@ -68,7 +68,7 @@ _HOMES = {
     "KeepBest": "_checkpoint._retention",
     "KeepEvery": "_checkpoint._retention",
     "KeepLatest": "_checkpoint._retention",
-    "KeepNewer": "_checkpoint._retention",
+    "KeepWithin": "_checkpoint._retention",
     "PreemptContext": "_preemption",
     "PreemptMode": "_preemption",
     "ProfilerContext": "_profiler",

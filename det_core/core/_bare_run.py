@@ -27,7 +27,7 @@ from det_core.core._run import (
     started_as,
 )
 from det_core.journal import Journal, Record, RunFolder, RunRecord, read_run
-from det_core.storage import Store, event_files_of_run, open_store, public_storage
+from det_core.storage import Store, event_files_of_run, open_store, storage_without_secrets
 
 MAX_UNLISTED = 5
 """Checkpoints that are looked for although the store does not list them: of a store that was moved it lists none."""
@@ -68,7 +68,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
     """
     chiefs: list[RunFolder] = []
     earlier_config: dict[str, Any] = {}
-    storage = None if wanted.store is None else public_storage(wanted.checkpoint_storage, wanted.store)
+    storage = None if wanted.store is None else storage_without_secrets(wanted.checkpoint_storage, wanted.store)
 
     def open_on_chief() -> _Opened:
         if wanted.store is not None:  # before anything is made: its address may be misspelt

@@ -21,7 +21,7 @@ from det_core.core._ranks import raise_if_ended
 from det_core.core._run import Run, changed_settings, recordable
 from det_core.core._searcher import SearcherContext
 from det_core.core._train import EarlyExitReason, TrainContext
-from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsNotKept, ReportsNotShipped
+from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsLost, ReportsNotShipped
 
 logger = logging.getLogger("det_core.core")
 NEVER_CLOSED = "it was not closed, so whether it completed is not known: use `with core.init() as ctx:`, or ctx.close()"
@@ -175,7 +175,7 @@ class Context:
         """Close every part, also if another fails to.
 
         Raises:
-            ReportsNotKept: reports that reached no disk, when nothing else went wrong.
+            ReportsLost: reports that reached no disk, when nothing else went wrong.
             ReportsNotShipped: reports that the master did not get, likewise.
             CloseError: names each part that could not finish.
         """
@@ -209,7 +209,7 @@ class Context:
             detail = f"{detail}; {unsaved}" if detail else unsaved
         interrupt = _finish(self._sinks(outcome, detail, error), failures) or interrupt
         if self.distributed.rank == 0:
-            if isinstance(lost := failures.get("journal"), ReportsNotKept) and outcome in _AS_WISHED:
+            if isinstance(lost := failures.get("journal"), ReportsLost) and outcome in _AS_WISHED:
                 outcome, detail = "incomplete", str(lost)  # as the journal itself records it
             elif (damage := self._run.journal.damage) and outcome in _AS_WISHED:
                 outcome, detail = "incomplete", f"not all reports were kept: {damage}"
@@ -219,9 +219,7 @@ class Context:
         drop_unwritable()
         if interrupt is not None:
             raise interrupt
-        if len(failures) == 1 and isinstance(
-            only := next(iter(failures.values())), (ReportsNotKept, ReportsNotShipped)
-        ):
+        if len(failures) == 1 and isinstance(only := next(iter(failures.values())), (ReportsLost, ReportsNotShipped)):
             raise only
         if failures:
             raise CloseError(failures)

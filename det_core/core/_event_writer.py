@@ -283,7 +283,7 @@ class _Session:
         """Count lines as drawn that the next flush of a file writes."""
         assert self._cursor is not None
         before = self._cursor.offset
-        self._cursor.mark(lines)
+        self._cursor.advance(lines)
         self.remember(before=before, file=file.path.name, had=file.size, has=file.size_after_flush)
 
     def remember(self, **more: Any) -> None:

@@ -154,7 +154,7 @@ def _compose(
         ),
         settle=run.journal.flush,
         local=run.path / "tensorboard" / f"rank-{distributed.rank}",
-        kept=None if run.beside is None else lambda source, name: run.store.put_beside(source, f"{run.beside}/{name}"),
+        kept=None if run.beside is None else lambda source, name: run.store.put_file(source, f"{run.beside}/{name}"),
         where=f"{run.store.root}/{run.beside}",
         rank=distributed.rank,
         is_resumed=run.latest_checkpoint is not None,

@@ -29,7 +29,7 @@ from det_core.core._run import Run, Wanted, close_quietly, ending_of, started_as
 from det_core.core._searcher import Unit
 from det_core.core._signals import EndSafely
 from det_core.journal import Journal, RunFolder, rank_cursors
-from det_core.storage import event_files_of_experiment, public_storage
+from det_core.storage import event_files_of_experiment, storage_without_secrets
 
 logger = logging.getLogger("det_core.core")
 
@@ -97,7 +97,7 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         journal_restart=known.restart,
         backend=backend,
         store=store,
-        storage=public_storage(configured if wanted.store is None else wanted.checkpoint_storage, store),
+        storage=storage_without_secrets(configured if wanted.store is None else wanted.checkpoint_storage, store),
         latest_checkpoint=info.latest_checkpoint,
         steps_completed=trial.steps_completed,
         metric=task.searcher.get("metric"),

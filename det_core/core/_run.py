@@ -67,9 +67,9 @@ class Wanted:
     def check_store(self, store: Store) -> None:
         """See whether a store is there, and, if that is wanted, whether it can be written."""
         if self.validate:
-            store.validate()
+            store.check_writable()
         else:
-            store.reach()
+            store.check_reachable()
 
 
 @dataclass(frozen=True)

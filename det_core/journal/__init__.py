@@ -4,10 +4,10 @@ Each process of a run appends to a file of its own in the run's folder, one JSON
 has written is safe from the death of the process; what cannot be written is kept in memory and tried again.
 """
 
-from det_core.journal._cursor import Cursor, Line, cursors, rank_cursors
+from det_core.journal._cursor import Cursor, Line, open_cursors, rank_cursors
 from det_core.journal._devices import PendingValue
 from det_core.journal._journal import Journal
-from det_core.journal._run_folder import RunFolder, hold
+from det_core.journal._run_folder import RunFolder, lock_run
 from det_core.journal._scan import Record, Row, RunRecord, RunSummary, list_runs, read_run, records_before
 from det_core.journal._values import Report
 
@@ -22,9 +22,9 @@ __all__ = [
     "RunFolder",
     "RunRecord",
     "RunSummary",
-    "cursors",
-    "hold",
     "list_runs",
+    "lock_run",
+    "open_cursors",
     "rank_cursors",
     "read_run",
     "records_before",

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from det_core.journal._run_folder import journal_files, open_file
 from det_core.journal._scan import is_of_run
 
-CHUNK = 1 << 20
+READ_BYTES = 1 << 20
 """Bytes of records that are given at a time."""
 VERSION = 2
 
@@ -66,13 +66,13 @@ class Cursor:
         self.restart, self.rank = restart, rank
         self._folder, self._to = folder, to
         self._state = folder / f"{name}-{restart}-{rank}.json"
-        self.saved = self._remembered()
+        self.saved = self._load_state()
         self.offset = int(self.saved.get("offset", 0))
 
     def read(self) -> list[Line]:
         """The next records, from about 1 MB; none: all that is written now was given.
 
-        What was given comes again, until it is :meth:`mark`-ed.
+        What was given comes again, until it is :meth:`advance`-ed.
         """
         files = self._files()
         if files and self.offset > files[-1].begin + files[-1].size:
@@ -86,7 +86,7 @@ class Cursor:
                 self.offset = max(self.offset, part.begin + part.size)  # perhaps half a line, which nobody will end
         return []
 
-    def mark(self, lines: Iterable[Line]) -> None:
+    def advance(self, lines: Iterable[Line]) -> None:
         """These, and all before them, have arrived."""
         self.offset = max([self.offset, *(line.end for line in lines)])
 
@@ -105,26 +105,26 @@ class Cursor:
         os.replace(aside, self._state)
         self.saved = state
 
-    def left(self) -> int:
+    def count_remaining(self) -> int:
         """How many records are written and not marked."""
         ahead, number = copy(self), 0
         while lines := ahead.read():
             number += len(lines)
-            ahead.mark(lines)
+            ahead.advance(lines)
         return number
 
-    def _files(self) -> list[_Part]:
+    def _files(self) -> list[_FileSpan]:
         """The process's files, one behind the other."""
-        parts: list[_Part] = []
+        parts: list[_FileSpan] = []
         begin = 0
         for path in journal_files(self._folder).get((self.restart, self.rank), []):
             with suppress(FileNotFoundError):
                 found = path.stat()
-                parts.append(_Part(path, begin, found.st_size if stat.S_ISREG(found.st_mode) else 0))
+                parts.append(_FileSpan(path, begin, found.st_size if stat.S_ISREG(found.st_mode) else 0))
                 begin += parts[-1].size
         return parts
 
-    def _read_part(self, part: _Part) -> list[Line] | None:
+    def _read_part(self, part: _FileSpan) -> list[Line] | None:
         """The next records of a file; None: it cannot be opened now. Where there are none, what is torn or empty is
         passed over for good."""
         from det_core.journal._format import parse
@@ -137,7 +137,7 @@ class Cursor:
         with file:
             file.seek(self.offset - part.begin)
             for text in file:
-                if not text.endswith(b"\n") or (lines and end > self.offset + CHUNK):
+                if not text.endswith(b"\n") or (lines and end > self.offset + READ_BYTES):
                     break
                 end += len(text)
                 record = parse(text)
@@ -147,7 +147,7 @@ class Cursor:
             self.offset = end
         return lines
 
-    def _remembered(self) -> dict[str, Any]:
+    def _load_state(self) -> dict[str, Any]:
         """Return what the file beside the journal says; nothing where that is of another place."""
         try:
             state = json.loads(self._state.read_bytes())
@@ -157,7 +157,7 @@ class Cursor:
         return dict(state) if is_ours else {}
 
 
-def cursors(folder: Path, *, name: str = "shipped", to: str = "", run_id: str | None = None) -> list[Cursor]:
+def open_cursors(folder: Path, *, name: str = "shipped", to: str = "", run_id: str | None = None) -> list[Cursor]:
     """One for each process that has written a journal in ``folder``, by restart and rank.
 
     Args:
@@ -178,7 +178,7 @@ def rank_cursors(
     """Return one for each restart of a rank, oldest first: those before ``restart``, and that one, which may be new.
 
     Args:
-        folder, name, to, run_id: as of :func:`cursors`.
+        folder, name, to, run_id: as of :func:`open_cursors`.
         restart: the last one.
         rank: the rank.
     """
@@ -190,7 +190,7 @@ def rank_cursors(
     return [Cursor(folder, begun, rank, name=name, to=to) for begun in [*restarts, restart]]
 
 
-class _Part(NamedTuple):
+class _FileSpan(NamedTuple):
     """A file of a process: its bytes count from ``begin``."""
 
     path: Path

@@ -24,22 +24,22 @@ from itertools import count
 from pathlib import Path
 
 from det_core import _clock
-from det_core.journal._run_folder import INFO, write_whole
+from det_core.journal._run_folder import INFO_FILE, write_atomic
 
 logger = logging.getLogger("det_core")
 
 BACKLOG_LIMIT = 64 * 2**20
 """Bytes of lines that wait in memory at most."""
-RECORDS_LIMIT = 2**20
+RECORD_BACKLOG_LIMIT = 2**20
 """Bytes beyond that for what is no row of a series: how the run ended, which checkpoints it has."""
-RESERVE = 64 * 2**10
+RESERVE_BYTES = 64 * 2**10
 """Bytes that are taken from the disk at the start, for such records where the disk stays full to the end."""
 RETRY_INTERVAL = 1.0
 """Seconds between two attempts to write after a failure."""
-LOOK_INTERVAL = 1.0
+DELETION_CHECK_INTERVAL = 1.0
 """Seconds between two looks at the file's link count."""
-CHUNK = 2**20
-ROW = b'{"kind":"metrics"'
+READ_BYTES = 2**20
+METRICS_PREFIX = b'{"kind":"metrics"'
 
 
 class JournalFile:
@@ -64,7 +64,7 @@ class JournalFile:
         self._fd = -1
         self._size = 0  # of the file, by what was written
         self._is_traceable = False
-        self._in_trouble = True  # not open yet, or lines wait in memory, or the last line may be torn
+        self._needs_recovery = True  # not open yet, or lines wait in memory, or the last line may be torn
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
         self._dropped = 0
@@ -80,7 +80,7 @@ class JournalFile:
             now: wall time in seconds. The record carries it anyway, and a second clock call would be a tenth of what
                 a report costs.
         """
-        if self._in_trouble:
+        if self._needs_recovery:
             self._keep(line)
             if _clock.monotonic() >= self._retry_at:
                 self._recover()
@@ -92,24 +92,24 @@ class JournalFile:
             self._keep(line)
             return
         except BaseException:  # a signal handler raised: what follows must not be glued to half a line
-            self._in_trouble = True
+            self._needs_recovery = True
             raise
         if done != len(line):
             self._size += done
-            self._fail(_short())
+            self._fail(_short_write())
             if done < len(line) - 1:  # readers find a line that lacks but its newline, which is the next byte written
                 self._keep(line)
             return
         self._size += done
         # By the wall clock, which may be set back: hence a window on both sides.
         if not self._look_from <= now < self._look_until:
-            self._look_from, self._look_until = now - LOOK_INTERVAL, now + LOOK_INTERVAL
+            self._look_from, self._look_until = now - DELETION_CHECK_INTERVAL, now + DELETION_CHECK_INTERVAL
             if self._is_damaged():
                 self._recover()
 
     def write_backlog(self) -> None:
         """Write all that waits, as far as the disk takes it now. Does not raise."""
-        if self._in_trouble or self._is_damaged():
+        if self._needs_recovery or self._is_damaged():
             self._recover()
 
     def duplicate(self) -> int | None:
@@ -117,7 +117,7 @@ class JournalFile:
         try:
             return os.dup(self._fd) if self._fd >= 0 else None
         except OSError as e:
-            self._note(e)
+            self._set_problem(e)
             return None
 
     def sync(self, fd: int) -> None:
@@ -133,11 +133,11 @@ class JournalFile:
             finally:
                 os.close(folder)
         except OSError as e:
-            self._note(e)
+            self._set_problem(e)
         finally:
             self._close(fd)
 
-    def missing(self) -> int:
+    def count_lost(self) -> int:
         """How many lines are in no file with a name."""
         return self._dropped + len(self._backlog) + (_lines_in(self._fd) if self._is_deleted() else 0)
 
@@ -156,19 +156,19 @@ class JournalFile:
             self._use_reserve()
         else:
             self._unlink(self._reserve)
-        lost = self.missing()
-        self.abandon()
+        lost = self.count_lost()
+        self.close_in_child()
         return lost
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close the descriptor and forget what is in memory (in a forked child: the parent's)."""
         if self._fd >= 0:
             self._close(self._fd)
-        self._fd, self._in_trouble = -1, True
+        self._fd, self._needs_recovery = -1, True
         self._backlog.clear()
 
     def _keep(self, line: bytes) -> None:
-        limit = BACKLOG_LIMIT if line.startswith(ROW) else BACKLOG_LIMIT + RECORDS_LIMIT
+        limit = BACKLOG_LIMIT if line.startswith(METRICS_PREFIX) else BACKLOG_LIMIT + RECORD_BACKLOG_LIMIT
         if self._backlog_bytes + len(line) > limit:
             self._dropped += 1
             return
@@ -176,11 +176,11 @@ class JournalFile:
         self._backlog_bytes += len(line)
 
     def _fail(self, error: OSError) -> None:
-        self._in_trouble = True
+        self._needs_recovery = True
         self._retry_at = _clock.monotonic() + RETRY_INTERVAL
-        self._note(error)
+        self._set_problem(error)
 
-    def _note(self, error: OSError) -> None:
+    def _set_problem(self, error: OSError) -> None:
         if not self.problem:
             logger.warning(
                 "the journal in %s cannot be written (%s). Training goes on; reports are kept in memory, up to %d MB, "
@@ -191,9 +191,9 @@ class JournalFile:
 
     def _recover(self) -> None:
         """Open the file again, by its path or from what is left of it, and write what waits."""
-        self._in_trouble = True  # until all is known to be whole
+        self._needs_recovery = True  # until all is known to be whole
         try:
-            if self._fd >= 0 and (_links(self._fd) == 0 or self._is_moved()):
+            if self._fd >= 0 and (_link_count(self._fd) == 0 or self._is_moved()):
                 self._restore()
             else:
                 self._open()
@@ -205,11 +205,11 @@ class JournalFile:
                     self._backlog.popleft()
                     self._backlog_bytes -= size
                 if done != size:
-                    raise _short()
+                    raise _short_write()
         except OSError as e:
             self._fail(e)
         else:
-            self._in_trouble = False
+            self._needs_recovery = False
 
     def _open(self) -> None:
         """Open the path. By path also after trouble: a handle may be stale where the file is not (NFS)."""
@@ -240,14 +240,14 @@ class JournalFile:
         It gets its name when it is whole, byte by byte as it was: a cursor may stand in it, and half a copy would
         hide the rest.
         """
-        moved_to = "" if _links(self._fd) == 0 else os.readlink(f"/proc/self/fd/{self._fd}")
+        moved_to = "" if _link_count(self._fd) == 0 else os.readlink(f"/proc/self/fd/{self._fd}")
         os.makedirs(self._path.parent, exist_ok=True)
         aside = self._path.with_suffix(".restored")
         fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
         try:
             position = 0
             while position < os.fstat(self._fd).st_size:
-                chunk = os.pread(self._fd, CHUNK, position)
+                chunk = os.pread(self._fd, READ_BYTES, position)
                 if not chunk:
                     raise OSError(errno.EIO, "the deleted journal file cannot be read back")
                 _write(fd, chunk)
@@ -279,7 +279,7 @@ class JournalFile:
         self._make_reserve()
         if not self._run_json:
             with suppress(OSError):
-                self._run_json = self._path.with_name(INFO).read_bytes()
+                self._run_json = self._path.with_name(INFO_FILE).read_bytes()
 
     def _is_damaged(self) -> bool:
         """Return whether the file at the path is not what was written: it was deleted, moved or truncated."""
@@ -288,7 +288,7 @@ class JournalFile:
         try:
             size = os.fstat(self._fd).st_size if self._fd >= 0 else 0
         except OSError as e:
-            self._note(e)
+            self._set_problem(e)
             return False
         return size < self._size
 
@@ -318,18 +318,18 @@ class JournalFile:
     def _is_deleted(self) -> bool:
         """Whether the open file has lost its name; where that cannot be known, the next look may tell."""
         try:
-            return self._fd >= 0 and _links(self._fd) == 0
+            return self._fd >= 0 and _link_count(self._fd) == 0
         except OSError as e:
-            self._note(e)
+            self._set_problem(e)
             return False
 
     def _restore_run_json(self) -> None:
         """Put run.json back where the whole folder was deleted, so that the run keeps its name."""
-        path = self._path.with_name(INFO)
+        path = self._path.with_name(INFO_FILE)
         if not self._run_json or path.exists():
             return
         try:
-            write_whole(path, self._run_json)
+            write_atomic(path, self._run_json)
         except OSError as e:
             logger.warning("%s was deleted, and cannot be written again: %s", path, e.strerror)
 
@@ -340,7 +340,7 @@ class JournalFile:
         try:
             fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                _write(fd, bytes(RESERVE))
+                _write(fd, bytes(RESERVE_BYTES))
             finally:
                 os.close(fd)
         except OSError as e:
@@ -353,9 +353,9 @@ class JournalFile:
         It is named as earlier versions named the files they went on in, so that every reader finds it.
         """
         chosen: deque[bytes] = deque()
-        room = RESERVE - len(self._header)
+        room = RESERVE_BYTES - len(self._header)
         for line in reversed(self._backlog):
-            if not line.startswith(ROW) and len(line) <= room:
+            if not line.startswith(METRICS_PREFIX) and len(line) <= room:
                 chosen.appendleft(line)
                 room -= len(line)
         text = self._header + b"".join(chosen)
@@ -381,7 +381,7 @@ class JournalFile:
         try:
             os.close(fd)
         except OSError as e:  # Linux has released the descriptor all the same
-            self._note(e)
+            self._set_problem(e)
 
     def _unlink(self, path: Path) -> None:
         try:
@@ -393,15 +393,15 @@ class JournalFile:
 def _write(fd: int, data: bytes) -> None:
     """Write all of ``data``."""
     if os.write(fd, data) != len(data):
-        raise _short()
+        raise _short_write()
 
 
-def _short() -> OSError:
+def _short_write() -> OSError:
     """A disk that takes only a part is full."""
     return OSError(errno.ENOSPC, "the disk took only part of a line")
 
 
-def _links(fd: int) -> int:
+def _link_count(fd: int) -> int:
     """How many names the open file has."""
     try:
         return os.fstat(fd).st_nlink
@@ -415,7 +415,7 @@ def _lines_in(fd: int) -> int:
     """How many lines follow the header in an open file."""
     lines = position = 0
     try:
-        while chunk := os.pread(fd, CHUNK, position):
+        while chunk := os.pread(fd, READ_BYTES, position):
             lines += chunk.count(b"\n")
             position += len(chunk)
     except OSError:

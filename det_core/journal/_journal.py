@@ -12,24 +12,24 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from det_core import _clock
-from det_core.errors import ContextClosed, ReportsNotKept
+from det_core.errors import ContextClosed, ReportsLost
 from det_core.journal._devices import HostBuffers, wait_for
 from det_core.journal._file import JournalFile
 from det_core.journal._run_folder import journal_files
 from det_core.journal._scan import next_seq
-from det_core.journal._values import NotPlain, Report, plain, read_numbers
+from det_core.journal._values import NotPlain, Report, read_numbers, to_json_dict
 
 logger = logging.getLogger("det_core")
 
-DEVICE_PATIENCE = 10.0
+DEVICE_TIMEOUT = 10.0
 """Seconds that flushing and closing wait for values that are on their way from a device."""
-REMEMBERED = 1_000
+MAX_CACHED_ROWS = 1_000
 """Rows of a group among which a repeated step is looked for; up to twice as many are kept."""
-REMEMBERED_BYTES = 32 * 2**20
+MAX_CACHED_BYTES = 32 * 2**20
 """What these rows may take at most: of huge rows fewer are kept."""
-STEPS = 2**63
+MAX_STEP = 2**63
 DICTS = frozenset([dict])
-AS_WISHED = ("completed", "stopped", "preempted")
+SUCCESS_OUTCOMES = ("completed", "stopped", "preempted")
 
 
 class Journal:
@@ -74,7 +74,7 @@ class Journal:
         self._flags: int
         self._started = False
         self._groups: dict[str, _Group] = {}
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[_PendingRow] = deque()
         self._buffers = HostBuffers()
         self._lost_values = 0
         self._run_end: Mapping[str, Any] | None = None
@@ -127,7 +127,7 @@ class Journal:
             if (
                 state is not None
                 and type(steps_completed) is int
-                and state.last < steps_completed < STEPS
+                and state.last < steps_completed < MAX_STEP
                 and type(metrics) is dict
                 and (
                     batch_metrics is None
@@ -166,8 +166,8 @@ class Journal:
                     self._file.append(line, now)
                     state.rows[steps_completed] = line[:-1]
                     state.room -= len(line)
-                    if state.room < 0 or len(state.rows) >= REMEMBERED:
-                        state.turn()
+                    if state.room < 0 or len(state.rows) >= MAX_CACHED_ROWS:
+                        state.rotate()
                     return
                 if self._seq == seq + 1:
                     self._seq = seq
@@ -184,7 +184,7 @@ class Journal:
             TypeError, ValueError: the body cannot be stored; the message gives the path.
             ContextClosed: as for :meth:`metrics`.
         """
-        values, nonfinite = plain(body, ("body",))
+        values, nonfinite = to_json_dict(body, ("body",))
         with self._lock:
             self._start()
             self._write_arrived()
@@ -192,15 +192,15 @@ class Journal:
                 self._run_end = values
             self._append(kind, values, nonfinite)
 
-    def flush(self, patience: float = DEVICE_PATIENCE) -> None:
+    def flush(self, timeout: float = DEVICE_TIMEOUT) -> None:
         """Wait for device values, write what is kept in memory and force all of it to the disk.
 
         Never raises for a disk that refuses; :meth:`close` does. Reports do not wait meanwhile.
 
         Args:
-            patience: seconds to wait for device values, 10 at most; rows that still lack some are not written yet.
+            timeout: seconds to wait for device values, 10 at most; rows that still lack some are not written yet.
         """
-        self._wait_for_devices(min(patience, DEVICE_PATIENCE))
+        self._wait_for_devices(min(timeout, DEVICE_TIMEOUT))
         with self._lock:
             if not self._started or self._ended:
                 return
@@ -215,16 +215,16 @@ class Journal:
         Where reports are lost and the run was said to end as wished, it is recorded as ``incomplete``.
 
         Raises:
-            ReportsNotKept: records that could not be written, with their number and the folder, or values that never
+            ReportsLost: records that could not be written, with their number and the folder, or values that never
                 came from their device.
         """
         try:
-            self._wait_for_devices(DEVICE_PATIENCE)
+            self._wait_for_devices(DEVICE_TIMEOUT)
         finally:  # a second Ctrl-C while it waits must not leave the file open
             with self._lock:
                 lost = self._close()
         if lost:
-            raise ReportsNotKept("; ".join(lost))
+            raise ReportsLost("; ".join(lost))
 
     def _close(self) -> list[str]:
         """Close, and return what was lost, in words."""
@@ -237,8 +237,8 @@ class Journal:
         while self._waiting:
             self._write_waiting(self._waiting.popleft())
         self._file.write_backlog()
-        if (self._file.missing() or self._lost_values or self.damage) and self._run_end is not None:
-            self._append_last_words(self._run_end)
+        if (self._file.count_lost() or self._lost_values or self.damage) and self._run_end is not None:
+            self._append_incomplete_end(self._run_end)
         lost = []
         if number := self._file.close():
             lost.append(f"{number} report(s) could not be written to {self._folder}: {self._file.problem}")
@@ -246,9 +246,9 @@ class Journal:
             lost.append(f"{self._lost_values} value(s) never arrived from their device, in {self._folder}")
         return lost
 
-    def _append_last_words(self, end: Mapping[str, Any]) -> None:
+    def _append_incomplete_end(self, end: Mapping[str, Any]) -> None:
         """Say how the run ended once more: a record that lacks reports must not be taken for a whole one."""
-        outcome = "incomplete" if end.get("outcome") in AS_WISHED else end.get("outcome")
+        outcome = "incomplete" if end.get("outcome") in SUCCESS_OUTCOMES else end.get("outcome")
         problem = self._file.problem or self.damage or "values never arrived from their device"
         self._append("run_end", {"outcome": outcome, "detail": f"not all reports were kept: {problem}"})
 
@@ -271,7 +271,7 @@ class Journal:
         with self._lock:
             unknown = self._submit(report)
         if unknown:  # not under the lock: others go on
-            wait_for([value for other in unknown for value in other.pending], DEVICE_PATIENCE)
+            wait_for([value for other in unknown for value in other.pending], DEVICE_TIMEOUT)
             with self._lock:
                 self._submit(report, patient=False)
 
@@ -303,11 +303,11 @@ class Journal:
             if patient and unknown:
                 return unknown
             if report.ready:
-                self._settle(report)
-            report.subtract(known)
+                self._resolve_pending(report)
+            report.drop_repeated(known)
             if not report.keys():
                 return []
-        row = _Waiting(report, self._next_seq(), self._now())
+        row = _PendingRow(report, self._next_seq(), self._now())
         if report.ready:
             self._write_waiting(row)
         else:
@@ -315,15 +315,15 @@ class Journal:
             self._waiting.append(row)
         return []
 
-    def _settle(self, report: Report) -> None:
-        report.settle()
+    def _resolve_pending(self, report: Report) -> None:
+        report.resolve_pending()
         self._lost_values += len(report.lost)
 
-    def _write_waiting(self, row: _Waiting) -> None:
+    def _write_waiting(self, row: _PendingRow) -> None:
         """Write a row whose values are there, or never will be."""
         report = row.report
         if report.pending:
-            self._settle(report)
+            self._resolve_pending(report)
         line = report.line(row.seq, row.time)
         self._file.append(line, row.time)
         if report.steps is not None and (state := self._groups.get(report.group)) is not None:
@@ -334,9 +334,9 @@ class Journal:
         while self._waiting and self._waiting[0].report.ready:
             self._write_waiting(self._waiting.popleft())
 
-    def _wait_for_devices(self, patience: float) -> None:
+    def _wait_for_devices(self, timeout: float) -> None:
         """Write the rows that wait for a device, as far as their values come in time."""
-        deadline = _clock.monotonic() + patience
+        deadline = _clock.monotonic() + timeout
         while True:
             with self._lock:
                 if self._ended:
@@ -349,7 +349,7 @@ class Journal:
             wait_for(waiting[0].report.pending, left)
         if waiting:
             logger.warning(
-                "the values of %d report(s) have not come from their device within %.0f s", len(waiting), patience
+                "the values of %d report(s) have not come from their device within %.0f s", len(waiting), timeout
             )
 
     def _start(self) -> None:
@@ -378,17 +378,17 @@ class Journal:
         own = journal_files(self._folder).get((self._restart, self._rank))
         return own[-1] if own else self._folder / f"journal-{self._restart}-{self._rank}.jsonl"
 
-    def _forked(self) -> None:
+    def close_in_child(self) -> None:
         """In a forked child: let go of the parent's file."""
         self._lock = threading.RLock()
         self._ended = self._ended or "this process was forked from the one that opened it, to which the reports belong"
         self._groups = {}
         self._waiting.clear()
         if self._started:
-            self._file.abandon()
+            self._file.close_in_child()
 
 
-class _Waiting(NamedTuple):
+class _PendingRow(NamedTuple):
     """A row whose place in the record is taken, and which is written when its values are there."""
 
     report: Report
@@ -408,13 +408,13 @@ class _Group:
         room: bytes that it may still take.
     """
 
-    __slots__ = ("_before", "last", "room", "rows")
+    __slots__ = ("_last_earlier", "last", "room", "rows")
 
     def __init__(self) -> None:
         self.last = -1
         self.rows: dict[int, bytes | dict[str, Any]] = {}
-        self._before: dict[int, bytes | dict[str, Any]] = {}
-        self.room = REMEMBERED_BYTES
+        self._last_earlier: dict[int, bytes | dict[str, Any]] = {}
+        self.room = MAX_CACHED_BYTES
 
     def add(self, step: int, line: bytes) -> None:
         """Note a row that was written."""
@@ -425,16 +425,16 @@ class _Group:
             known = self.values_at(step)
             self.rows[step] = {**known, **_values(line)} if known else line
         self.room -= len(line)
-        if self.room < 0 or len(self.rows) >= REMEMBERED:
-            self.turn()
+        if self.room < 0 or len(self.rows) >= MAX_CACHED_ROWS:
+            self.rotate()
 
-    def turn(self) -> None:
+    def rotate(self) -> None:
         """Begin the next generation."""
-        self._before, self.rows, self.room = self.rows, {}, REMEMBERED_BYTES
+        self._last_earlier, self.rows, self.room = self.rows, {}, MAX_CACHED_BYTES
 
     def values_at(self, step: int) -> dict[str, Any]:
         """The values of a step by key, as far as its rows are remembered."""
-        found = self.rows.get(step) or self._before.get(step) or {}
+        found = self.rows.get(step) or self._last_earlier.get(step) or {}
         return _values(found) if isinstance(found, bytes) else found
 
 
@@ -451,7 +451,7 @@ _JOURNALS: weakref.WeakSet[Journal] = weakref.WeakSet()
 def _after_fork() -> None:
     """Close the parent's journals in a child: else a DataLoader worker's end would write its parent's rows."""
     for journal in list(_JOURNALS):
-        journal._forked()
+        journal.close_in_child()
 
 
 os.register_at_fork(after_in_child=_after_fork)

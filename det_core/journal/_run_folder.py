@@ -28,15 +28,15 @@ from det_core.errors import RunError, RunLocked, RunNotFound
 
 logger = logging.getLogger("det_core")
 
-INFO = "run.json"
-LOCK = "run.lock"
-PATIENCE = 1.0
+INFO_FILE = "run.json"
+LOCK_FILE = "run.lock"
+LOCK_TIMEOUT = 1.0
 """Seconds to wait for the lock: a child that a killed holder was just forking may not have let go yet."""
 _ALPHABET = "23456789abcdefghjkmnpqrstuvwxyz"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _JOURNAL = re.compile(r"journal-(\d{1,9})-(\d{1,9})(?:\.(\d{1,9}))?\.jsonl")
 _FLOCK = "hhqqi4x"
-_WHOLE = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+_WRITE_LOCK = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 """The lock: all of the file, for writing."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
@@ -103,7 +103,7 @@ class RunFolder:
         if not _ID.fullmatch(run_id) or not path.is_dir():
             found = [p for p in run_paths(home) if run_id and p.name.startswith(run_id)]
             if len(found) != 1:
-                raise RunNotFound(_not_one(run_id, found, Path(home, "runs")))
+                raise RunNotFound(_lookup_error(run_id, found, Path(home, "runs")))
             path = found[0]
         return cls(path, path.name, read_info(path, quietly=True).get("name", ""))
 
@@ -128,7 +128,7 @@ class RunFolder:
             RunError: the folder cannot be written.
         """
         try:
-            lock = WriterLock(self.path / LOCK, self.run_id)
+            lock = WriterLock(self.path / LOCK_FILE, self.run_id)
             try:
                 self.restart = self._count_restart(start or {})
             except BaseException:
@@ -183,7 +183,7 @@ class WriterLock:
     def __init__(self, path: Path, run_id: str) -> None:
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
         try:
-            if not self._take(path):
+            if not self._acquire(path):
                 who = _holder(path)
                 by = f"pid {who[1]} on {who[0]}" if who else "another process"
                 raise RunLocked(
@@ -204,11 +204,11 @@ class WriterLock:
         if fd >= 0:
             os.close(fd)
 
-    def _take(self, path: Path) -> bool:
-        deadline = _clock.monotonic() + PATIENCE
+    def _acquire(self, path: Path) -> bool:
+        deadline = _clock.monotonic() + LOCK_TIMEOUT
         while True:
             try:
-                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _WHOLE)
+                fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _WRITE_LOCK)
                 return True
             except OSError as e:
                 if e.errno in _NO_LOCKS:
@@ -224,13 +224,13 @@ class WriterLock:
 
 
 @contextmanager
-def hold(folder: Path) -> Iterator[None]:
+def lock_run(folder: Path) -> Iterator[None]:
     """Keep every other process from writing the run.
 
     Raises:
         RunLocked: a process is writing it.
     """
-    lock = WriterLock(folder / LOCK, folder.name)
+    lock = WriterLock(folder / LOCK_FILE, folder.name)
     try:
         yield
     finally:
@@ -239,12 +239,12 @@ def hold(folder: Path) -> Iterator[None]:
 
 def is_live(folder: Path) -> bool:
     """Whether a process is writing the run; takes nothing."""
-    found = open_file(folder / LOCK)
+    found = open_file(folder / LOCK_FILE)
     if found is None:
         return False
     with found:
         try:
-            answer = fcntl.fcntl(found, fcntl.F_OFD_GETLK, _WHOLE)
+            answer = fcntl.fcntl(found, fcntl.F_OFD_GETLK, _WRITE_LOCK)
         except OSError:
             return False
     return bool(struct.unpack(_FLOCK, answer)[0] != fcntl.F_UNLCK)
@@ -313,7 +313,7 @@ def read_info(folder: Path, *, quietly: bool = False) -> dict[str, Any]:
         folder: the run's folder.
         quietly: log nothing, where another reader does.
     """
-    file = open_file(folder / INFO)
+    file = open_file(folder / INFO_FILE)
     if file is None:
         return {}
     try:
@@ -325,7 +325,7 @@ def read_info(folder: Path, *, quietly: bool = False) -> dict[str, Any]:
     if not problem:
         return info  # type: ignore[no-any-return]
     if not quietly:
-        logger.warning("ignoring %s: %s", folder / INFO, problem)
+        logger.warning("ignoring %s: %s", folder / INFO_FILE, problem)
     return {}
 
 
@@ -385,7 +385,7 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes) -> None:
     """Replace a file: whole or not at all, and durable on return.
 
     Raises:
@@ -405,10 +405,10 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def _write_info(folder: Path, info: dict[str, Any]) -> None:
-    write_whole(folder / INFO, json.dumps(info, indent=1).encode() + b"\n")
+    write_atomic(folder / INFO_FILE, json.dumps(info, indent=1).encode() + b"\n")
 
 
-def _not_one(run_id: str, found: Sequence[Path], runs: Path) -> str:
+def _lookup_error(run_id: str, found: Sequence[Path], runs: Path) -> str:
     """Why ``run_id`` names no run."""
     if not found:
         return f"no run {run_id!r} in {runs}; det-core runs list shows those there are"

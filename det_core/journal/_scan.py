@@ -20,13 +20,21 @@ from typing import Any
 
 from det_core._json import same
 from det_core.errors import RunNotFound
-from det_core.journal._run_folder import INFO, count_starts, is_live, journal_files, open_file, read_info, run_paths
-from det_core.journal._values import plain
+from det_core.journal._run_folder import (
+    INFO_FILE,
+    count_starts,
+    is_live,
+    journal_files,
+    open_file,
+    read_info,
+    run_paths,
+)
+from det_core.journal._values import to_json_dict
 
 NO_STEP = -1
-TAIL = 65536
+TAIL_BYTES = 65536
 """Bytes at a file's end in which its last records are looked for."""
-SERIES_TAIL = 8 * 2**20
+SERIES_TAIL_BYTES = 8 * 2**20
 """Bytes at a file's end in which the rows before a checkpoint are looked for: some 50,000 of ten metrics."""
 
 
@@ -79,7 +87,7 @@ class Row:
             record["superseded"] = self.superseded
         if self.batch_metrics is not None:
             record["batch_metrics"] = self.batch_metrics
-        return encode(*plain(record))
+        return encode(*to_json_dict(record))
 
 
 class Record(Mapping[str, Any]):
@@ -229,7 +237,7 @@ class RunRecord(RunSummary):
         """
         yield from self._read(group, self._series(group, superseded=superseded), batches=batches)
 
-    def last(self, group: str) -> tuple[int, Row | None]:
+    def count_and_last(self, group: str) -> tuple[int, Row | None]:
         """How many rows the series of a group has, and the last of them; reads no other."""
         number, found = 0, None
         for number, found in enumerate(self._series(group), 1):  # noqa: B007
@@ -272,23 +280,23 @@ class RunRecord(RunSummary):
         records = self.records(kind)
         return records[-1].get(key) if records else None
 
-    def _series(self, group: str, *, superseded: bool = False) -> Iterator[_Found]:
+    def _series(self, group: str, *, superseded: bool = False) -> Iterator[_RowRef]:
         places = self._scan.places.get(group)
         if places is not None:
             yield from _series(places, self._restored, superseded=superseded)
 
-    def _read(self, group: str, found: Iterable[_Found], *, batches: bool = False) -> Iterator[Row]:
+    def _read(self, group: str, found: Iterable[_RowRef], *, batches: bool = False) -> Iterator[Row]:
         """The rows at such places; what is no record any more is left out."""
         from det_core.journal._format import decode
 
-        with closing(_Lines(self._scan.files)) as lines:
+        with closing(_LineReader(self._scan.files)) as lines:
             for indices, superseded in found:
                 at = self._scan.places[group]
                 here = ((i, lines.read(at.file[i], at.offset[i], at.size[i])) for i in indices)
                 records = [(i, record) for i, line in here if (record := decode(line)) is not None]
                 if records:
                     first = records[0][0]
-                    yield _merged([r for _, r in records], at.restart[first], at.rank[first], superseded, batches)
+                    yield _merge_rows([r for _, r in records], at.restart[first], at.rank[first], superseded, batches)
 
     @cached_property
     def _restored(self) -> dict[int, int]:
@@ -368,7 +376,7 @@ def records_before(folder: Path, restart: int, rank: int, run_id: str) -> Iterat
         if not paths or not is_of_run(paths, run_id):  # several trials may have written into one folder
             continue
         for path in reversed(paths):
-            for line in reversed(_tail(path, SERIES_TAIL)):
+            for line in reversed(_tail(path, SERIES_TAIL_BYTES)):
                 record = decode(line)
                 if record is not None and record["kind"] != "journal":
                     yield record
@@ -384,7 +392,7 @@ def is_of_run(files: Sequence[Path], run_id: str | None) -> bool:
     return header.get("run_id") == run_id
 
 
-def _tail(path: Path, size: int = TAIL) -> list[bytes]:
+def _tail(path: Path, size: int = TAIL_BYTES) -> list[bytes]:
     file = open_file(path)
     if file is None:
         return []
@@ -394,11 +402,11 @@ def _tail(path: Path, size: int = TAIL) -> list[bytes]:
 
 
 def _is_run(path: Path) -> bool:
-    return (path / INFO).exists() or bool(journal_files(path))
+    return (path / INFO_FILE).exists() or bool(journal_files(path))
 
 
 @dataclass
-class _Places:
+class _RowIndex:
     """Where the rows of one group are, as columns."""
 
     restart: array[int] = field(default_factory=lambda: array("i"))
@@ -444,7 +452,7 @@ class _Scan:
 
     def __init__(self, folder: Path) -> None:
         self.files: list[Path] = []
-        self.places: dict[str, _Places] = {}
+        self.places: dict[str, _RowIndex] = {}
         self.records: list[tuple[int, int, dict[str, Any]]] = []
         self.torn_lines = 0
         for (restart, rank), paths in journal_files(folder).items():
@@ -474,7 +482,7 @@ class _Scan:
                 continue
             places = self.places.get(record["group"])
             if places is None:
-                places = self.places[record["group"]] = _Places()
+                places = self.places[record["group"]] = _RowIndex()
             step = record["steps_completed"]
             places.restart.append(restart)
             places.rank.append(rank)
@@ -485,7 +493,7 @@ class _Scan:
             places.size.append(len(line))
 
 
-class _Lines:
+class _LineReader:
     """Reads lines of several files, of which one is open at a time: a run may have more ranks than a process may open
     files."""
 
@@ -507,17 +515,17 @@ class _Lines:
         self._open, self._fd = -1, -1
 
 
-_Found = tuple[list[int], bool]
+_RowRef = tuple[list[int], bool]
 """The places of what is one row of a series, and whether it is superseded."""
 
 
-def _series(places: _Places, restored: Mapping[int, int], *, superseded: bool) -> Iterator[_Found]:
+def _series(places: _RowIndex, restored: Mapping[int, int], *, superseded: bool) -> Iterator[_RowRef]:
     """Yield the rows of a group by restart and step, without reading them.
 
     Those without a step come last in their restart.
     """
     first = places.first_steps()
-    limits = _limits(first, restored)
+    limits = _superseded_from(first, restored)
     late: dict[int, set[int]] = {}  # restart -> steps it reported below that of its first row
     for restart, step in zip(places.restart, places.step, strict=True):
         if step != NO_STEP and step < first[restart]:
@@ -531,7 +539,7 @@ def _series(places: _Places, restored: Mapping[int, int], *, superseded: bool) -
             yield list(same_step), gone
 
 
-def _limits(first: Mapping[int, int], restored: Mapping[int, int]) -> dict[int, float]:
+def _superseded_from(first: Mapping[int, int], restored: Mapping[int, int]) -> dict[int, float]:
     """Restart -> the step from which on its rows of a group are superseded; infinite if none are.
 
     A run that is killed at step 80 and resumed from a checkpoint of step 50 reports steps 51 to 80 again. In each
@@ -551,7 +559,7 @@ def _limits(first: Mapping[int, int], restored: Mapping[int, int]) -> dict[int, 
     return limits
 
 
-def _merged(records: list[dict[str, Any]], restart: int, rank: int, superseded: bool, batches: bool) -> Row:
+def _merge_rows(records: list[dict[str, Any]], restart: int, rank: int, superseded: bool, batches: bool) -> Row:
     """One row from the rows of one restart and step.
 
     Of ranks that differ the lowest one's value stands, and of values of one rank the first.

@@ -32,9 +32,9 @@ Path = tuple[str | int, ...]
 
 MAX_DEPTH = 200
 """Levels of nesting; orjson itself stops at 254."""
-LARGEST = 10_000
+MAX_ELEMENTS = 10_000
 """Elements of a tensor or an array; each is a number in the journal, which takes minutes for millions of them."""
-NEED_STEPS = ("training", "validation")
+GROUPS_WITH_STEPS = ("training", "validation")
 """Groups whose rows belong to a step each; those of the machine, such as ``gpu``, belong to none."""
 BATCHES = "batch_metrics"
 TORCH = ("torch", "torch.nn.parameter")
@@ -58,7 +58,7 @@ def read_numbers(value: Any) -> Any:
         if (module in TORCH and not value.is_cuda) or (module == "numpy" and value.dtype.kind in "biuf"):
             if not value.shape:
                 return value.item()
-            if prod(value.shape) <= LARGEST:
+            if prod(value.shape) <= MAX_ELEMENTS:
                 return value.tolist()
     except (AttributeError, RuntimeError) as e:  # a class of these modules that is no tensor, or a tensor without data
         raise NotPlain from e
@@ -82,8 +82,8 @@ class Report:
     def __init__(self, group: Any, steps: Any, metrics: Any, batch_metrics: Any, buffers: HostBuffers) -> None:
         self.group = _checked_group(group)
         self.steps = _checked_steps(steps, self.group)
-        self._plain = _Plain(buffers)
-        self.metrics = self._plain.mapping(metrics, ("metrics",))
+        self._converter = _JsonConverter(buffers)
+        self.metrics = self._converter.mapping(metrics, ("metrics",))
         self.batch_metrics = None if batch_metrics is None else self._batches(batch_metrics)
         self.lost: list[str] = []
         if self.group == "validation":
@@ -95,12 +95,12 @@ class Report:
     @property
     def pending(self) -> list[PendingValue]:
         """Values that are on their way from a device."""
-        return list(self._plain.pending)
+        return list(self._converter.pending)
 
     @property
     def ready(self) -> bool:
-        """Whether :meth:`settle` returns without waiting."""
-        return all(map(is_ready, self._plain.pending))
+        """Whether :meth:`resolve_pending` returns without waiting."""
+        return all(map(is_ready, self._converter.pending))
 
     def keys(self) -> set[str]:
         """The keys of its metrics; :data:`BATCH_METRICS` stands for batch metrics."""
@@ -108,10 +108,10 @@ class Report:
 
         return {*self.metrics, *([BATCH_METRICS] if self.batch_metrics is not None else [])}
 
-    def settle(self) -> None:
+    def resolve_pending(self) -> None:
         """Take in the values that were pending. One that is not there is left out, and named in ``lost``."""
-        pending = self._plain.pending
-        self._plain.pending = {}
+        pending = self._converter.pending
+        self._converter.pending = {}
         for value, places in pending.items():
             try:
                 if not is_ready(value):
@@ -125,7 +125,7 @@ class Report:
             for place, item in zip(places, items, strict=False):
                 container, key, path = place
                 try:
-                    container[key] = self._plain.value(item, path)
+                    container[key] = self._converter.value(item, path)
                 except Exception as e:
                     self._lose(place, e)
 
@@ -145,9 +145,9 @@ class Report:
             record[BATCHES] = self.batch_metrics
         if self.lost:
             record["lost"] = self.lost
-        return encode(record, self._plain.nonfinite)
+        return encode(record, self._converter.nonfinite)
 
-    def subtract(self, known: Mapping[str, Any]) -> None:
+    def drop_repeated(self, known: Mapping[str, Any]) -> None:
         """Take away what was reported before with the same value. Keys of pending values are not looked at.
 
         Raises:
@@ -158,7 +158,7 @@ class Report:
         record = decode(self.line(0, 0.0))
         assert record is not None
         values = values_by_key(record)
-        unknown = {BATCH_METRICS if path[0] == BATCHES else path[1] for path in self._plain.pending_paths()}
+        unknown = {BATCH_METRICS if path[0] == BATCHES else path[1] for path in self._converter.pending_paths()}
         again = [key for key in values if key in known and key not in unknown]
         for key in again:
             if not same(values[key], known[key]):
@@ -174,8 +174,8 @@ class Report:
             else:
                 del self.metrics[key]
         gone = set(again)
-        self._plain.nonfinite = [
-            p for p in self._plain.nonfinite if (BATCH_METRICS if p[0] == BATCHES else p[1]) not in gone
+        self._converter.nonfinite = [
+            p for p in self._converter.nonfinite if (BATCH_METRICS if p[0] == BATCHES else p[1]) not in gone
         ]
 
     def _batches(self, batches: Any) -> list[Any]:
@@ -184,23 +184,23 @@ class Report:
         for number, batch in enumerate(batches):
             if not isinstance(batch, Mapping):
                 raise TypeError(f"batch_metrics[{number}] must be a dict, not {type(batch).__name__}")
-        return self._plain.sequence(batches, (BATCHES,))
+        return self._converter.sequence(batches, (BATCHES,))
 
     def _refuse_none(self) -> None:
-        pending = set(self._plain.pending_paths())
+        pending = set(self._converter.pending_paths())
         for key, value in self.metrics.items():
             if value is None and ("metrics", key) not in pending:
-                raise ValueError(f"{show(('metrics', key))} is None: a validation metric needs a value")
+                raise ValueError(f"{format_path(('metrics', key))} is None: a validation metric needs a value")
 
     def _lose(self, place: _Place, error: Exception) -> None:
         container, key, path = place
-        logger.warning("%s of group %s, step %s is lost: %s", show(path), self.group, self.steps, error)
-        self.lost.append(show(path))
+        logger.warning("%s of group %s, step %s is lost: %s", format_path(path), self.group, self.steps, error)
+        self.lost.append(format_path(path))
         if isinstance(container, dict):  # in a list None keeps its place
             del container[key]
 
 
-def plain(value: Any, path: Path = ()) -> tuple[dict[str, Any], list[Path]]:
+def to_json_dict(value: Any, path: Path = ()) -> tuple[dict[str, Any], list[Path]]:
     """A dict as it stands in a line, and the paths of its numbers that are not finite.
 
     Args:
@@ -210,14 +210,14 @@ def plain(value: Any, path: Path = ()) -> tuple[dict[str, Any], list[Path]]:
     Raises:
         TypeError, ValueError: JSON cannot hold it; the message gives the path.
     """
-    content = _Plain(HostBuffers())
+    content = _JsonConverter(HostBuffers())
     values = content.mapping(value, path)
     for pending in content.pending_paths():
-        raise TypeError(f"{show(pending)} is on a device: report it as a metric, or give its value")
+        raise TypeError(f"{format_path(pending)} is on a device: report it as a metric, or give its value")
     return values, content.nonfinite
 
 
-def show(path: Path) -> str:
+def format_path(path: Path) -> str:
     """A path as the expression a person would write: ``metrics["a"][3]``."""
     head, *rest = path
     text = str(head) + "".join(f"[{part}]" if isinstance(part, int) else f'["{part}"]' for part in rest)
@@ -228,7 +228,7 @@ _Place = tuple[Any, str | int, Path]
 """Where a pending value is to be put: container and key, and the path to it."""
 
 
-class _Plain:
+class _JsonConverter:
     """Turns values into plain ones.
 
     Args:
@@ -263,13 +263,13 @@ class _Plain:
             ValueError: a value that JSON cannot hold (too large, not UTF-8, nested too deep).
         """
         if not isinstance(value, Mapping):
-            raise TypeError(f"{show(path)} must be a dict, not {_a(value)}")
+            raise TypeError(f"{format_path(path)} must be a dict, not {_with_article(value)}")
         _check_depth(path)
         plain: dict[str, Any] = {}
         for key, item in list(value.items()):
             name = key if type(key) is str and key.isascii() else self._key(key, path)
             if name in plain:
-                raise ValueError(f"{show(path)} has two keys that are {name!r} in JSON")
+                raise ValueError(f"{format_path(path)} has two keys that are {name!r} in JSON")
             if type(item) is float and isfinite(item):  # nearly all there are, and a row may have 100,000
                 plain[name] = item
                 continue
@@ -298,7 +298,7 @@ class _Plain:
         if isinstance(value, int):
             if not -(2**63) <= value < 2**64:
                 raise ValueError(
-                    f"{show(path)}: the integer {str(int(value))[:24]}… is beyond 64 bits; report it as a float"
+                    f"{format_path(path)}: the integer {str(int(value))[:24]}… is beyond 64 bits; report it as a float"
                 )
             return int(value)
         if isinstance(value, float):
@@ -325,7 +325,7 @@ class _Plain:
         if isinstance(key, str):
             return _text(str.__str__(key), (*path, key))
         if isinstance(key, bool) or not hasattr(key, "__index__"):
-            raise TypeError(f"a key of {show(path)} is {key!r}, {_a(key)}: keys must be str")
+            raise TypeError(f"a key of {format_path(path)} is {key!r}, {_with_article(key)}: keys must be str")
         return str(int(key))
 
     def _float(self, value: float, path: Path) -> float | str:
@@ -343,12 +343,14 @@ class _Plain:
             try:
                 return bytes(value).decode()
             except UnicodeDecodeError:
-                raise ValueError(f"{show(path)}: these bytes are not UTF-8 text, which JSON cannot hold") from None
+                raise ValueError(
+                    f"{format_path(path)}: these bytes are not UTF-8 text, which JSON cannot hold"
+                ) from None
         if isinstance(value, (datetime, date, time_of_day)):
             return value.isoformat()
         if isinstance(value, UUID):
             return str(value)
-        raise TypeError(f"{show(path)}: {_a(value)} cannot be stored as JSON")
+        raise TypeError(f"{format_path(path)}: {_with_article(value)} cannot be stored as JSON")
 
     def _array(self, value: Any, path: Path) -> Any:
         if self._tensor_type is not None and isinstance(value, self._tensor_type):
@@ -360,7 +362,7 @@ class _Plain:
         if (kind == "f" and value.dtype.itemsize > 8) or (kind == "V" and value.dtype.names is None):
             value = value.astype("float64")  # a long double; bfloat16 and its like
         elif kind not in "biufU":
-            raise TypeError(f"{show(path)}: {_a(value)} of {value.dtype} cannot be stored as JSON")
+            raise TypeError(f"{format_path(path)}: {_with_article(value)} of {value.dtype} cannot be stored as JSON")
         return self.value(value.tolist(), path)
 
     def _tensor(self, value: Any, path: Path) -> Any:
@@ -377,7 +379,7 @@ class _Plain:
             is_dense = value.layout is self._torch.strided
             if not is_dense or value.dtype.is_complex or value.is_quantized or value.is_meta:
                 kind = "meta" if value.is_meta else str(value.dtype) if is_dense else "sparse"
-                raise TypeError(f"{show(path)}: a {kind} tensor cannot be stored as JSON")
+                raise TypeError(f"{format_path(path)}: a {kind} tensor cannot be stored as JSON")
             # Only torch's own classes: a DTensor or its like knows better how it becomes a list.
             if type(value).__module__ not in TORCH or value.device.type not in BUFFER_TYPES:
                 return self.value(value.tolist(), path)
@@ -402,7 +404,7 @@ def _checked_group(group: Any) -> str:
 
 def _checked_steps(steps: Any, group: str) -> int | None:
     """``steps`` as an int; None stays None where rows may belong to no step."""
-    if steps is None and group not in NEED_STEPS:
+    if steps is None and group not in GROUPS_WITH_STEPS:
         return None
     try:
         # The flags of numpy and torch have an __index__ too.
@@ -425,14 +427,15 @@ def _is_array(value: Any) -> bool:
 def _check_depth(path: Path) -> None:
     """Refuse what contains itself, too."""
     if len(path) > MAX_DEPTH:
-        raise ValueError(f"{show(path[:4])}… is nested deeper than {MAX_DEPTH} levels")
+        raise ValueError(f"{format_path(path[:4])}… is nested deeper than {MAX_DEPTH} levels")
 
 
 def _check_size(value: Any, path: Path) -> None:
-    if (size := prod(value.shape)) > LARGEST:
+    if (size := prod(value.shape)) > MAX_ELEMENTS:
         raise ValueError(
-            f"{show(path)} is {_a(value)} of {size:,} elements, and a metric has {LARGEST:,} at most: report a number "
-            "of it, such as its mean, and save the whole in a checkpoint or a file"
+            f"{format_path(path)} is {_with_article(value)} of {size:,} elements, and a metric has "
+            f"{MAX_ELEMENTS:,} at most: report a number of it, such as its mean, and save the whole in a checkpoint or "
+            "a file"
         )
 
 
@@ -441,10 +444,10 @@ def _text(value: str, path: Path) -> str:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise ValueError(f"{show(path)}: a string with a lone surrogate cannot be stored as JSON") from None
+            raise ValueError(f"{format_path(path)}: a string with a lone surrogate cannot be stored as JSON") from None
     return value
 
 
-def _a(value: Any) -> str:
+def _with_article(value: Any) -> str:
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

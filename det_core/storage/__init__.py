@@ -5,23 +5,24 @@ from det_core.storage._copy import copy_in, digests
 from det_core.storage._directory import DirectoryStore
 from det_core.storage._files import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest
-from det_core.storage._names import check_storage_id, event_files_of_experiment, event_files_of_run, folders_of
-from det_core.storage._open import open_store, public_storage
-from det_core.storage._owner import Owner, host_identity
+from det_core.storage._names import check_storage_id, event_files_of_experiment, event_files_of_run, parent_folders
+from det_core.storage._open import open_store, storage_without_secrets
+from det_core.storage._owner import Owner, host_id
 from det_core.storage._retention import (
     AnyOf,
     Candidate,
     KeepBest,
     KeepEvery,
     KeepLatest,
-    KeepNewer,
+    KeepWithin,
+    RetentionDecision,
     RetentionPolicy,
-    Verdict,
     check_policy,
-    judge,
+    evaluate,
 )
-from det_core.storage._scan import Listing, Selector, Source, scan
-from det_core.storage._store import Staging, Store, StoredCheckpoint
+from det_core.storage._scan import Listing, Selector, SourceFile, scan
+from det_core.storage._staging import Staging
+from det_core.storage._store import Store, StoredCheckpoint
 from det_core.storage._threads import Progress
 
 __all__ = [
@@ -34,29 +35,29 @@ __all__ = [
     "KeepBest",
     "KeepEvery",
     "KeepLatest",
-    "KeepNewer",
+    "KeepWithin",
     "Listing",
     "Manifest",
     "Owner",
     "Progress",
+    "RetentionDecision",
     "RetentionPolicy",
     "Selector",
-    "Source",
+    "SourceFile",
     "Staging",
     "Store",
     "StoredCheckpoint",
-    "Verdict",
     "calls_were_left",
     "check_policy",
     "check_storage_id",
     "copy_in",
     "digests",
+    "evaluate",
     "event_files_of_experiment",
     "event_files_of_run",
-    "folders_of",
-    "host_identity",
-    "judge",
+    "host_id",
     "open_store",
-    "public_storage",
+    "parent_folders",
     "scan",
+    "storage_without_secrets",
 ]

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage._files import Disk
-from det_core.storage._manifest import CHUNK, FileEntry, digest_of
+from det_core.storage._manifest import CHUNK_BYTES, FileEntry, digest_of
 from det_core.storage._scan import Listing
-from det_core.storage._threads import Meter, Progress, in_threads
+from det_core.storage._threads import Progress, ProgressMeter, map_threads
 
-BUFFER = 128 << 10
+BUFFER_BYTES = 128 << 10
 """Bytes read at a time; a file that is not larger is small. With twice as many a copy takes twice as long: the
 kernel then looks for larger pages."""
 PIECE_CHUNKS = 4
@@ -30,11 +30,11 @@ SYNC_THREADS = 16
 """Many: a thread that waits for a disk costs nothing, and the disk takes many requests as one."""
 FICLONE = 0x40049409
 """<linux/fs.h>; Python has no name for it before 3.12."""
-REAL = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
+FATAL_ERRNOS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
 """What is wrong with the disk or the file; any other number says that it cannot be done this way."""
 
 
-class Job(NamedTuple):
+class CopyTask(NamedTuple):
     """A file to copy to ``target``, or, without one, to hash."""
 
     name: str
@@ -46,10 +46,10 @@ class Job(NamedTuple):
     """The digests it must have."""
 
 
-class Piece(NamedTuple):
+class ChunkRange(NamedTuple):
     """Some chunks of a file."""
 
-    job: Job
+    job: CopyTask
     first: int
     chunks: int
 
@@ -58,18 +58,18 @@ class Piece(NamedTuple):
         return min(self.job.size, (self.first + self.chunks) * chunk_size) - self.first * chunk_size
 
 
-def pieces(jobs: Iterable[Job], chunk_size: int = CHUNK, limit: int = PIECE_CHUNKS) -> list[Piece]:
+def pieces(jobs: Iterable[CopyTask], chunk_size: int = CHUNK_BYTES, limit: int = PIECE_CHUNKS) -> list[ChunkRange]:
     """Cut files into pieces of at most ``limit`` chunks; an empty file is one piece."""
-    out: list[Piece] = []
+    out: list[ChunkRange] = []
     for job in jobs:
         chunks = -(-job.size // chunk_size)
-        out.extend(Piece(job, i, min(limit, chunks - i)) for i in range(0, max(1, chunks), limit))
+        out.extend(ChunkRange(job, i, min(limit, chunks - i)) for i in range(0, max(1, chunks), limit))
     return out
 
 
-def share(work: Sequence[Piece], part: int, parts: int, chunk_size: int = CHUNK) -> list[Piece]:
+def split_work(work: Sequence[ChunkRange], part: int, parts: int, chunk_size: int = CHUNK_BYTES) -> list[ChunkRange]:
     """The part of ``work`` that falls to one of ``parts`` ranks: contiguous, about equal in bytes and in files."""
-    weights = [piece.bytes(chunk_size) + BUFFER for piece in work]
+    weights = [piece.bytes(chunk_size) + BUFFER_BYTES for piece in work]
     total, before, out = sum(weights), 0, []
     for piece, weight in zip(work, weights, strict=True):
         if (2 * before + weight) * parts // (2 * total) == part:
@@ -80,12 +80,14 @@ def share(work: Sequence[Piece], part: int, parts: int, chunk_size: int = CHUNK)
 
 def entry_of(data: bytes) -> FileEntry:
     """What the manifest says of a file with these bytes."""
-    return FileEntry(len(data), tuple(digest_of(data[start : start + CHUNK]) for start in range(0, len(data), CHUNK)))
+    return FileEntry(
+        len(data), tuple(digest_of(data[start : start + CHUNK_BYTES]) for start in range(0, len(data), CHUNK_BYTES))
+    )
 
 
 def digests(disk: Disk, listing: Listing, names: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """The digests of some files of a listing, by name."""
-    jobs = [Job(name, listing.files[name].path, listing.files[name].size) for name in names]
+    jobs = [CopyTask(name, listing.files[name].path, listing.files[name].size) for name in names]
     return {name: entry.digests or () for name, entry in Copier(disk, "the folder").run(jobs).items()}
 
 
@@ -107,7 +109,7 @@ class Copier:
         disk: Disk,
         where: str,
         *,
-        chunk_size: int = CHUNK,
+        chunk_size: int = CHUNK_BYTES,
         stored: bool = False,
         growing: bool = False,
         seal: bool = False,
@@ -116,13 +118,13 @@ class Copier:
         from xxhash import xxh3_128
 
         self._hash = xxh3_128
-        self._disk, self._where, self._chunk, self._stored, self._seal = disk, where, chunk_size, stored, seal
+        self._disk, self._describe, self._chunk, self._stored, self._seal = disk, where, chunk_size, stored, seal
         self._growing = growing
         # A stored file may have become a link out of the checkpoint, or a FIFO, at which an open would hang.
         self._flags = os.O_RDONLY | os.O_CLOEXEC | ((os.O_NOFOLLOW | os.O_NONBLOCK) if stored else 0)
         self._progress = progress
 
-    def run(self, jobs: Sequence[Job]) -> dict[str, FileEntry]:
+    def run(self, jobs: Sequence[CopyTask]) -> dict[str, FileEntry]:
         """Copy or hash every file; returns what the manifest says of them, by name.
 
         Raises:
@@ -130,29 +132,29 @@ class Copier:
             CheckpointError: a file was changed meanwhile, so that the copy may be a mixture.
             StorageError: the disk refused.
         """
-        found = self.do([Piece(job, 0, -(-job.size // self._chunk)) for job in jobs])
+        found = self.process([ChunkRange(job, 0, -(-job.size // self._chunk)) for job in jobs])
         return {job.name: FileEntry(job.size, found[job.name, 0]) for job in jobs}
 
-    def do(self, work: Sequence[Piece]) -> dict[tuple[str, int], tuple[str, ...]]:
+    def process(self, work: Sequence[ChunkRange]) -> dict[tuple[str, int], tuple[str, ...]]:
         """Copy, hash or compare pieces; returns the digests of each, by name and first chunk. Raises as :meth:`run`."""
-        meter = Meter(self._progress)
-        large = [piece for piece in work if piece.job.size > BUFFER]
-        small = [piece for piece in work if piece.job.size <= BUFFER]
+        meter = ProgressMeter(self._progress)
+        large = [piece for piece in work if piece.job.size > BUFFER_BYTES]
+        small = [piece for piece in work if piece.job.size <= BUFFER_BYTES]
         threads = SYNC_THREADS if self._seal else COPY_THREADS
         size = max(1, min(BATCH_FILES, -(-len(small) // threads)))
         found: dict[tuple[str, int], tuple[str, ...]] = {}
 
-        def batch(some: list[Piece]) -> None:
-            buffer = memoryview(bytearray(min(BUFFER, max(piece.job.size for piece in some))))
+        def batch(some: list[ChunkRange]) -> None:
+            buffer = memoryview(bytearray(min(BUFFER_BYTES, max(piece.job.size for piece in some))))
             for piece in some:
                 found[piece.job.name, piece.first] = self._one(piece, buffer, meter)
 
         batches = [small[i : i + size] for i in range(0, len(small), size)]
-        in_threads(batch, [[piece] for piece in large], min(COPY_THREADS, len(large)), meter)
-        in_threads(batch, batches, min(threads, len(batches)), meter)
+        map_threads(batch, [[piece] for piece in large], min(COPY_THREADS, len(large)), meter)
+        map_threads(batch, batches, min(threads, len(batches)), meter)
         return found
 
-    def _one(self, piece: Piece, buffer: memoryview, meter: Meter) -> tuple[str, ...]:
+    def _one(self, piece: ChunkRange, buffer: memoryview, meter: ProgressMeter) -> tuple[str, ...]:
         job, do = piece.job, self._disk.do
         source = self._open(job)
         try:
@@ -167,7 +169,7 @@ class Copier:
                 return digests
             mode = found.st_mode & 0o777
             mode = mode & 0o555 | 0o400 if self._seal else mode | 0o200
-            with self._disk.opened(job.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as target:
+            with self._disk.open_fd(job.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as target:
                 digests = self._chunks(piece, source, target, buffer, meter)
                 self._check_unchanged(job, found, source)
                 if self._seal:
@@ -177,7 +179,7 @@ class Copier:
             os.close(source)
 
     def _chunks(
-        self, piece: Piece, source: int, target: int | None, buffer: memoryview, meter: Meter
+        self, piece: ChunkRange, source: int, target: int | None, buffer: memoryview, meter: ProgressMeter
     ) -> tuple[str, ...]:
         job, digests = piece.job, []
         for number in range(piece.first, piece.first + piece.chunks):
@@ -193,47 +195,47 @@ class Copier:
                 offset += got
             digests.append(digest.hexdigest())
             if target is not None and self._seal:
-                with suppress(OSError):  # advice: the kernel begins to write it out, and the sync has less to wait for
+                with suppress(OSError):  # only advice: the kernel begins to write, and the sync waits less
                     os.posix_fadvise(target, start, end - start, os.POSIX_FADV_DONTNEED)
             if job.expected is not None and job.expected[number] != digests[-1]:
                 raise CheckpointCorrupt(
-                    f"{self._where}: {job.name} differs from its manifest between byte {start} and {end}"
+                    f"{self._describe}: {job.name} differs from its manifest between byte {start} and {end}"
                 )
             meter.add(end - start)
         return tuple(digests)
 
-    def _open(self, job: Job) -> int:
+    def _open(self, job: CopyTask) -> int:
         try:
             return self._disk.do("open", job.source, os.open, job.source, self._flags)
         except StorageError as e:
             if self._stored and e.errno == errno.ELOOP:
-                raise CheckpointCorrupt(f"{self._where}: {job.name} is a link") from e
+                raise CheckpointCorrupt(f"{self._describe}: {job.name} is a link") from e
             if self._stored and e.errno in (errno.ENOENT, errno.ENOTDIR):
-                raise CheckpointCorrupt(f"{self._where}: {job.name} is missing") from e
+                raise CheckpointCorrupt(f"{self._describe}: {job.name} is missing") from e
             raise
 
-    def _check(self, job: Job, found: os.stat_result) -> None:
+    def _check(self, job: CopyTask, found: os.stat_result) -> None:
         if self._stored:
-            check_stored(self._where, job.name, job.size, found)
+            check_stored(self._describe, job.name, job.size, found)
         elif found.st_size < job.size or (found.st_size > job.size and not self._growing):
             raise changed(job)
 
-    def _check_unchanged(self, job: Job, before: os.stat_result, source: int) -> None:
+    def _check_unchanged(self, job: CopyTask, before: os.stat_result, source: int) -> None:
         if not (self._stored or self._growing):  # a stored file has digests to compare with
             check_unchanged(self._disk, job, before, source)
 
 
-def check_unchanged(disk: Disk, job: Job, before: os.stat_result, source: int) -> None:
+def check_unchanged(disk: Disk, job: CopyTask, before: os.stat_result, source: int) -> None:
     """Raise CheckpointError if an open file was written to since ``before``, or has not the size that was listed."""
     after = disk.do("look at", job.source, os.fstat, source)
     if after.st_size != job.size or (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
         raise changed(job)
 
 
-def changed(job: Job) -> CheckpointError:
+def changed(job: CopyTask) -> CheckpointError:
     """The error of a file of which only a mixture of states was to be had."""
     return CheckpointError(
-        f"{job.source} was changed while it was copied: save when nothing writes to it, or leave it out by a selector"
+        f"{job.source} was changed while it was copied: save when nothing writes to it, or exclude it by a selector"
     )
 
 
@@ -255,21 +257,21 @@ def copy_in(disk: Disk, listing: Listing, folder: str) -> None:
         StorageError: If the disk refused.
     """
     disk.make_folders(folder, listing.directories)
-    jobs = [Job(name, source.path, source.size, f"{folder}/{name}") for name, source in listing.files.items()]
+    jobs = [CopyTask(name, source.path, source.size, f"{folder}/{name}") for name, source in listing.files.items()]
     if jobs and _clone(disk, jobs[0]):
         jobs = [job for job in jobs[1:] if not _clone(disk, job)]
     Copier(disk, "the folder").run(jobs)
 
 
-def _clone(disk: Disk, job: Job) -> bool:
+def _clone(disk: Disk, job: CopyTask) -> bool:
     """Whether ``job.target`` came to share the blocks of the source; if not, it is not there."""
     import fcntl
 
     assert job.target is not None
-    with disk.opened(job.source, os.O_RDONLY) as source:
+    with disk.open_fd(job.source, os.O_RDONLY) as source:
         before = disk.do("look at", job.source, os.fstat, source)
         try:
-            with disk.opened(
+            with disk.open_fd(
                 job.target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, before.st_mode & 0o777 | 0o200
             ) as target:
                 disk.do("clone", job.target, fcntl.ioctl, target, FICLONE, source)
@@ -277,6 +279,6 @@ def _clone(disk: Disk, job: Job) -> bool:
             return True
         except StorageError as e:
             disk.remove_file(job.target)
-            if e.errno in REAL:
+            if e.errno in FATAL_ERRNOS:
                 raise
     return False

@@ -20,42 +20,53 @@ from typing import Any
 
 from det_core import _clock
 from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
-from det_core.storage._copy import Copier, Job, Piece, check_stored, entry_of, pieces, share
-from det_core.storage._files import Disk, advice
+from det_core.storage._copy import ChunkRange, Copier, CopyTask, check_stored, entry_of, pieces, split_work
+from det_core.storage._files import Disk, directory_advice
 from det_core.storage._manifest import FileEntry, Header, Manifest, encode_metadata
-from det_core.storage._names import ASIDE, INNER, MANIFEST, METADATA, RESERVED, check_storage_id, folders_of
+from det_core.storage._names import (
+    MANIFEST_PATH,
+    META_DIR,
+    METADATA_FILE,
+    RESERVED,
+    STAGING_DIR,
+    check_storage_id,
+    parent_folders,
+)
 from det_core.storage._owner import Owner
-from det_core.storage._scan import Listing, Source, scan
-from det_core.storage._store import BESIDE, Staging, Store, StoredCheckpoint
+from det_core.storage._scan import Listing, SourceFile, scan
+from det_core.storage._staging import Staging
+from det_core.storage._store import TEMP_PREFIX, Store, StoredCheckpoint
 from det_core.storage._threads import Progress
 
 log = logging.getLogger("det_core.storage")
-PATIENCE = 10.0
-GONE = (errno.ENOENT, errno.ENOTDIR)
+VISIBILITY_TIMEOUT = 10.0
+NOT_FOUND = (errno.ENOENT, errno.ENOTDIR)
 
 
 class DirectoryStore(Store):
-    """Checkpoints as folders of one directory, which all ranks share. Nothing is made before the first write.
+    """Checkpoints as folders of one directory, which all ranks split_work. Nothing is made before the first write.
 
     Args:
         root: the directory.
         disk: the file system; tests give one that fails.
-        patience: seconds that a rank waits to see a folder that another one made. On a network file system it may
-            not show at once.
+        visibility_timeout: maximum wait in seconds for a directory that another rank has made: a network file system
+            may not show it at once.
     """
 
-    def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, patience: float = PATIENCE) -> None:
+    def __init__(
+        self, root: str | os.PathLike[str], *, disk: Disk | None = None, visibility_timeout: float = VISIBILITY_TIMEOUT
+    ) -> None:
         super().__init__()
         self.root = os.path.abspath(os.fspath(root))
         self.disk = disk or Disk(self.root)
-        self._patience = patience
+        self._visibility_timeout = visibility_timeout
         self._writer: Owner | None = None
         """For whom all is there that is needed, and who has collected what others left."""
 
     def begin(self, storage_id: str, owner: Owner) -> DirectoryStaging:
         """Make a staging folder; before ``owner``'s first, and whenever the root is gone, make and collect."""
         staging = DirectoryStaging(self, f"{check_storage_id(storage_id)}.{owner.tag}", storage_id, None)
-        self.make_aside_folder(staging.base, owner)
+        self.make_staging_dir(staging.base, owner)
         try:
             self.disk.do("make folder", staging.base, os.mkdir, f"{staging.base}/tree")
         except StorageError:
@@ -63,13 +74,13 @@ class DirectoryStore(Store):
             raise
         return staging
 
-    def make_aside_folder(self, path: str, owner: Owner) -> None:
+    def make_staging_dir(self, path: str, owner: Owner) -> None:
         """Make a folder aside, and before an owner's first what it needs."""
         if self._writer == owner:
             try:
                 return self.disk.do("make folder", path, os.mkdir, path)
             except StorageError as e:
-                if e.errno not in GONE:
+                if e.errno not in NOT_FOUND:
                     raise
         self._make_root()
         try:
@@ -84,33 +95,33 @@ class DirectoryStore(Store):
         parsed = Owner.parse(ticket)
         assert parsed is not None, f"{ticket} is no ticket"
         staging = DirectoryStaging(self, ticket, parsed[0], part)
-        deadline = _clock.monotonic() + self._patience
+        deadline = _clock.monotonic() + self._visibility_timeout
         while not self.disk.is_folder(staging.base):
             if _clock.monotonic() > deadline:
                 raise StorageError(
                     errno.ENOENT,
-                    f"{self._store}: this process does not see {staging.base}, which the chief has just made. A "
+                    f"{self._label}: this process does not see {staging.base}, which the chief has just made. A "
                     "sharded checkpoint needs a directory that every rank has mounted at the same path",
                 )
             time.sleep(0.05)
             self._entries(os.path.dirname(staging.base))  # listing the one above makes a network file system look
         return staging
 
-    def put_beside(self, source: Path, name: str) -> None:
+    def put_file(self, source: Path, name: str) -> None:
         size = self.disk.do("look at", str(source), os.stat, source).st_size
-        with self._in_place_of(self._beside(name)) as aside:
-            Copier(self.disk, str(source), growing=True).run([Job(name, os.fspath(source), size, aside)])
-            with self.disk.opened(aside, os.O_RDONLY) as fd:
+        with self._replacing(self._beside(name)) as aside:
+            Copier(self.disk, str(source), growing=True).run([CopyTask(name, os.fspath(source), size, aside)])
+            with self.disk.open_fd(aside, os.O_RDONLY) as fd:
                 self.disk.do("sync", aside, os.fsync, fd)
 
-    def remove_beside(self, folder: str) -> None:
+    def remove_folder(self, folder: str) -> None:
         self.disk.remove_tree(f"{self.root}/{self._beside(folder)}")
 
-    def validate(self) -> None:
+    def check_writable(self) -> None:
         try:
-            super().validate()
+            super().check_writable()
         except StorageError as e:
-            raise StorageError(e.errno, f"{e.args[-1]}: {advice(self.root)}") from e
+            raise StorageError(e.errno, f"{e.args[-1]}: {directory_advice(self.root)}") from e
 
     # What Store asks for.
 
@@ -118,7 +129,7 @@ class DirectoryStore(Store):
         path = f"{self.root}/{path}"
         try:
             # O_NONBLOCK: where somebody has put a FIFO, an open would hang.
-            with self.disk.opened(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
+            with self.disk.open_fd(path, os.O_RDONLY | os.O_NONBLOCK) as fd:
                 size = self.disk.do("look at", path, os.fstat, fd).st_size
                 start = max(0, size + start) if start < 0 else start
                 end, parts = size if end is None else min(end, size), []
@@ -127,7 +138,7 @@ class DirectoryStore(Store):
                     start += len(part)
                 return b"".join(parts)
         except StorageError as e:
-            if e.errno in GONE:
+            if e.errno in NOT_FOUND:
                 return None
             raise
 
@@ -136,14 +147,14 @@ class DirectoryStore(Store):
             if self.disk.is_folder(os.path.realpath(self.root)):
                 self._make_aside()
             return self.disk.write_file(f"{self.root}/{path}", data, sync=False)
-        with self._in_place_of(path) as aside:
+        with self._replacing(path) as aside:
             self.disk.write_file(aside, data, mode=0o444)
 
     @contextmanager
-    def _in_place_of(self, path: str) -> Iterator[str]:
+    def _replacing(self, path: str) -> Iterator[str]:
         """A name aside; what the block writes there takes the place of ``path`` in one step, durably."""
         self._make_root()
-        aside, target = f"{self.root}/{ASIDE}/{BESIDE}{os.urandom(8).hex()}", f"{self.root}/{path}"
+        aside, target = f"{self.root}/{STAGING_DIR}/{TEMP_PREFIX}{os.urandom(8).hex()}", f"{self.root}/{path}"
         try:
             yield aside
             above = os.path.dirname(target)
@@ -172,9 +183,9 @@ class DirectoryStore(Store):
         # What a link leads to is seen when it is read: asking for it here raises where that is not permitted.
         return [e.name for e in names if e.is_symlink() or e.is_dir()]
 
-    def _marks(self) -> dict[str, float]:
+    def _list_leases(self) -> dict[str, float]:
         now, found = _clock.now(), {}
-        for entry in self._entries(f"{self.root}/{ASIDE}"):
+        for entry in self._entries(f"{self.root}/{STAGING_DIR}"):
             if (status := self.disk.status(entry.path)) is not None:
                 found[entry.name] = now - status.st_mtime
         return found
@@ -184,9 +195,9 @@ class DirectoryStore(Store):
         if not os.path.isdir(path):
             return None
         try:
-            listing = scan(self.disk, path, leave=(INNER,))
+            listing = scan(self.disk, path, exclude=(META_DIR,))
         except ValueError as e:
-            raise CheckpointCorrupt(f"{self._where(storage_id)} cannot be read: {e}") from e
+            raise CheckpointCorrupt(f"{self._describe(storage_id)} cannot be read: {e}") from e
         return Manifest.unverified({p: s.size for p, s in listing.files.items()}, listing.directories)
 
     def _checkpoint(self, storage_id: str, manifest: Manifest) -> DirectoryCheckpoint:
@@ -201,22 +212,22 @@ class DirectoryStore(Store):
         if not self.disk.is_folder(path):
             return
         self._make_aside()
-        self._take_apart(path, storage_id, durable=True)
+        self._unpublish_and_remove(path, storage_id, durable=True)
 
     def _discard(self, storage_id: str, marks: Collection[str]) -> bool:
         for name in marks:
-            self._take_apart(f"{self.root}/{ASIDE}/{name}", storage_id)
+            self._unpublish_and_remove(f"{self.root}/{STAGING_DIR}/{name}", storage_id)
         return True
 
-    def _take_apart(self, path: str, storage_id: str, *, durable: bool = False) -> None:
+    def _unpublish_and_remove(self, path: str, storage_id: str, *, durable: bool = False) -> None:
         """Remove a folder, first from where others find it: a writer that lives after all cannot commit half of it."""
-        aside = f"{self.root}/{ASIDE}/{storage_id}.{Owner.current().tag}"
+        aside = f"{self.root}/{STAGING_DIR}/{storage_id}.{Owner.current().tag}"
         try:
             if path != aside:
                 self.disk.remove_tree(aside)  # what this process failed to remove before
                 self.disk.do("rename", path, os.rename, path, aside)
         except StorageError as e:
-            if e.errno in GONE:
+            if e.errno in NOT_FOUND:
                 return
             raise
         if durable:
@@ -229,7 +240,7 @@ class DirectoryStore(Store):
 
     def _make_aside(self) -> None:
         """Make the folder for what is under way; whoever may write into the root may write into it."""
-        aside = f"{self.root}/{ASIDE}"
+        aside = f"{self.root}/{STAGING_DIR}"
         if not self.disk.is_folder(aside):
             self.disk.make_folders(aside)
             mode = stat.S_IMODE(self.disk.do("look at", self.root, os.stat, self.root).st_mode)
@@ -240,7 +251,7 @@ class DirectoryStore(Store):
         try:
             return self.disk.entries(path)
         except StorageError as e:
-            if e.errno in GONE:
+            if e.errno in NOT_FOUND:
                 return []
             raise
 
@@ -257,7 +268,7 @@ class DirectoryStaging(Staging):
 
     def __init__(self, store: DirectoryStore, ticket: str, storage_id: str, part: int | None) -> None:
         self._store, self._disk = store, store.disk
-        self.base = f"{store.root}/{ASIDE}/{ticket}"
+        self.base = f"{store.root}/{STAGING_DIR}/{ticket}"
         self._tree = f"{self.base}/tree"
         self._own = self._tree if part is None else f"{self.base}/part-{part}"
         self._chief, self._open = not part, True
@@ -271,26 +282,28 @@ class DirectoryStaging(Staging):
         return Path(self._own)
 
     def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        self._stay()
+        self._renew_lease()
         if not self._disk.is_folder(self.base):  # else it would be made again, without what others had put
-            raise self._collected()
+            raise self._lease_lost()
         self._disk.make_folders(self._tree, listing.directories)
-        jobs = [Job(p, s.path, s.size, f"{self._tree}/{p}") for p, s in listing.files.items()]
+        jobs = [CopyTask(p, s.path, s.size, f"{self._tree}/{p}") for p, s in listing.files.items()]
         return self._copier(progress).run(jobs)
 
-    def written(self) -> Listing:
+    def scan_written(self) -> Listing:
         if not self._disk.is_folder(self._own):
             raise CheckpointError(f"the folder {self._own} of checkpoint {self.storage_id} was removed or replaced")
         listing = scan(self._disk, self._own)
-        for ours in (f"{self._own}/{INNER}", f"{self._own}/{METADATA}"):
+        for ours in (f"{self._own}/{META_DIR}", f"{self._own}/{METADATA_FILE}"):
             (self._disk.remove_tree if self._disk.is_folder(ours) else self._disk.remove_file)(ours)
-        self._part_from_others(listing)
-        return Listing({p: Source(f"{self._own}/{p}", s.size) for p, s in listing.files.items()}, listing.directories)
+        self._break_links(listing)
+        return Listing(
+            {p: SourceFile(f"{self._own}/{p}", s.size) for p, s in listing.files.items()}, listing.directories
+        )
 
-    def take(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
+    def seal(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
         """Hash and sync what was written, and move it into the checkpoint."""
-        self._stay()
-        entries = self._copier(progress).run([Job(p, s.path, s.size) for p, s in listing.files.items()])
+        self._renew_lease()
+        entries = self._copier(progress).run([CopyTask(p, s.path, s.size) for p, s in listing.files.items()])
         if self._own != self._tree:
             self._disk.make_folders(self._tree, listing.directories)
             for path, source in listing.files.items():
@@ -304,14 +317,14 @@ class DirectoryStaging(Staging):
         """Write metadata.json and the manifest, sync them and every folder, rename, and sync the root."""
         disk, tree, text = self._disk, self._tree, encode_metadata(metadata)
         if not disk.is_folder(self.base):
-            raise self._collected()
-        disk.make_folders(f"{tree}/{INNER}")
-        manifest = Manifest({**files, METADATA: entry_of(text)}, tuple(directories), header)
-        disk.write_file(f"{tree}/{METADATA}", text, mode=0o444)
-        disk.write_file(f"{tree}/{MANIFEST}", manifest.encode(), mode=0o444)
-        for path in (*manifest.directories, INNER, ""):
+            raise self._lease_lost()
+        disk.make_folders(f"{tree}/{META_DIR}")
+        manifest = Manifest({**files, METADATA_FILE: entry_of(text)}, tuple(directories), header)
+        disk.write_file(f"{tree}/{METADATA_FILE}", text, mode=0o444)
+        disk.write_file(f"{tree}/{MANIFEST_PATH}", manifest.encode(), mode=0o444)
+        for path in (*manifest.directories, META_DIR, ""):
             disk.sync_folder(f"{tree}/{path}".rstrip("/"))
-        list_checkpoint(disk, tree, f"{self._store.root}/{self.storage_id}")
+        publish(disk, tree, f"{self._store.root}/{self.storage_id}")
         self._open = False
         try:
             disk.remove_tree(self.base)
@@ -327,25 +340,25 @@ class DirectoryStaging(Staging):
             for own in (self._own, self._copies):
                 self._disk.remove_tree(own)
             return
-        self._store._given_up.add(self.ticket)
+        self._store._abandoned.add(self.ticket)
         self._disk.remove_tree(self.base)
-        self._store._given_up.discard(self.ticket)
+        self._store._abandoned.discard(self.ticket)
 
     def _touch(self) -> None:
         try:
             self._disk.do("touch", self.base, os.utime, self.base)
         except StorageError as e:
-            raise self._collected() if e.errno in GONE else e from e
+            raise self._lease_lost() if e.errno in NOT_FOUND else e from e
 
     def _copier(self, progress: Progress | None) -> Copier:
-        told = self._while_it_lives(progress)
-        return Copier(self._disk, self._store._where(self.storage_id), seal=True, progress=told)
+        told = self._renewing(progress)
+        return Copier(self._disk, self._store._describe(self.storage_id), seal=True, progress=told)
 
     @property
     def _copies(self) -> str:
         return f"{self.base}/copies-{os.path.basename(self._own)}"
 
-    def _part_from_others(self, listing: Listing) -> None:
+    def _break_links(self, listing: Listing) -> None:
         """Put copies in place of links, and of files that have other names.
 
         ``torch.save`` onto the other name rewrites the bytes that both have.
@@ -355,8 +368,8 @@ class DirectoryStaging(Staging):
             return
         aside = self._copies
         self._disk.make_folders(aside)
-        jobs = [Job(p, s.path, s.size, f"{aside}/{i}") for i, (p, s) in enumerate(shared.items())]
-        Copier(self._disk, self._store._where(self.storage_id)).run(jobs)
+        jobs = [CopyTask(p, s.path, s.size, f"{aside}/{i}") for i, (p, s) in enumerate(shared.items())]
+        Copier(self._disk, self._store._describe(self.storage_id)).run(jobs)
         for link in sorted(listing.links):
             path = f"{self._own}/{link}"
             if self._disk.exists(path) and not self._disk.is_folder(path):
@@ -368,7 +381,7 @@ class DirectoryStaging(Staging):
         self._disk.remove_tree(aside)
 
 
-def list_checkpoint(disk: Disk, tree: str, final: str) -> None:
+def publish(disk: Disk, tree: str, final: str) -> None:
     """Give a complete checkpoint its name; if that cannot be made durable, take it back.
 
     Args:
@@ -408,25 +421,25 @@ class DirectoryCheckpoint(StoredCheckpoint):
         progress: Progress | None = None,
     ) -> None:
         chunk = self.manifest.chunk_size
-        work = share(pieces(self._jobs(names, str(self.path)), chunk), part, parts, chunk)
+        work = split_work(pieces(self._jobs(names, str(self.path)), chunk), part, parts, chunk)
         with self._unless_deleted():
             self._check_folders(piece.job.name for piece in work)
             if digests and self.manifest.verified:
-                self._copier(progress).do(work)
+                self._copier(progress).process(work)
             else:
                 for piece in work:
                     self._check_size(piece)
 
-    def copy_out(
+    def copy_to(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
-        self._store.disk.make_folders(os.fspath(folder), folders_of(names).union(directories))
+        self._store.disk.make_folders(os.fspath(folder), parent_folders(names).union(directories))
         with self._unless_deleted():
             self._check_folders(names)
             self._copier(progress).run(self._jobs(names, str(self.path), folder))
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
+    def check_unchanged(self) -> Iterator[None]:
         """Look at sizes and times before and after: root is not stopped by permissions."""
         before = {name: self._identity(name) for name in self.manifest.files}
         yield
@@ -438,10 +451,10 @@ class DirectoryCheckpoint(StoredCheckpoint):
         except CheckpointNotFound:
             return
         except StorageError as e:
-            return log.warning("whether %s was written to is not known: %s", self._where, e)
+            return log.warning("whether %s was written to is not known: %s", self._label, e)
         if changed:
             raise CheckpointCorrupt(
-                f"{self._where}: {', '.join(changed[:3])}{', …' if changed[3:] else ''} was written to while it was "
+                f"{self._label}: {', '.join(changed[:3])}{', …' if changed[3:] else ''} was written to while it was "
                 "restored from. Only read from the folder of restore_path(); what download() gives may be changed"
             )
 
@@ -452,23 +465,23 @@ class DirectoryCheckpoint(StoredCheckpoint):
     def _copier(self, progress: Progress | None) -> Copier:
         manifest = self.manifest
         stored = manifest.verified
-        return Copier(self._store.disk, self._where, chunk_size=manifest.chunk_size, stored=stored, progress=progress)
+        return Copier(self._store.disk, self._label, chunk_size=manifest.chunk_size, stored=stored, progress=progress)
 
     def _check_folders(self, names: Iterable[str]) -> None:
         """See that no folder of these files has become a link out of the checkpoint."""
         top = os.path.realpath(self.path)
-        for folder in folders_of(names):
+        for folder in parent_folders(names):
             real = os.path.realpath(f"{self.path}/{folder}")
             if real != top and not real.startswith(top + "/"):
-                raise CheckpointCorrupt(f"{self._where}: its folder {folder} leads to {real}, outside the checkpoint")
+                raise CheckpointCorrupt(f"{self._label}: its folder {folder} leads to {real}, outside the checkpoint")
 
-    def _check_size(self, piece: Piece) -> None:
+    def _check_size(self, piece: ChunkRange) -> None:
         job = piece.job
         look = os.lstat if self.manifest.verified else os.stat
         try:
             found = self._store.disk.do("look at", job.source, look, job.source)
         except StorageError as e:
-            if e.errno in GONE:
-                raise CheckpointCorrupt(f"{self._where}: {job.name} is missing") from e
+            if e.errno in NOT_FOUND:
+                raise CheckpointCorrupt(f"{self._label}: {job.name} is missing") from e
             raise
-        check_stored(self._where, job.name, job.size, found)
+        check_stored(self._label, job.name, job.size, found)

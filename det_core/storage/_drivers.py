@@ -23,16 +23,16 @@ from det_core._optional import require
 from det_core.errors import MissingExtra
 from det_core.storage._calls import LOOP_THREAD, Calls, library_loop
 
-PART = 16 << 20
-PATIENT, HASTY = 8, 3
-"""Tries of a request; the hasty ones take a few seconds, the patient ones, with those of s3fs around them, a minute."""
+PART_BYTES = 16 << 20
+DEFAULT_TRIES, PROBE_TRIES = 8, 3
+"""Tries of a request; those of a probe take a few seconds, the others, with those of s3fs around them, a minute."""
 S3FS_RETRIES = 12
 CALL_TIMEOUT = 120.0
 """Seconds for a call over all its tries, beside those for its bytes."""
 SILENT_TIMEOUT = 10.0
 """The same after a call that had no answer, until one has: what is still to be tidied up is not worth minutes."""
-HASTY_TIMEOUT = 15.0
-"""Seconds for all calls of a hasty driver together."""
+PROBE_TIMEOUT = 15.0
+"""Seconds for all calls of a probing driver together."""
 MIN_BYTES_PER_SECOND = 32 << 10
 """A transfer that is slower counts as stalled, as bytes that trickle keep every timeout of a socket from firing."""
 CLOSE_TIMEOUT = 1.0
@@ -67,25 +67,25 @@ class Driver:
         threads: int = 1,
         put_options: Mapping[str, Any] = {},
         left_out: Collection[str] = (),
-        tries: int = PATIENT,
+        tries: int = DEFAULT_TRIES,
     ) -> None:
         self.url, self._base, self._make, self._tries = url, base.rstrip("/"), make, tries
         self._secrets, self.threads, self._put_options = [s for s in secrets if s], threads, dict(put_options)
         self._protocol = url.partition("://")[0]
-        self._left_out = left_out
+        self._warned_unlisted = left_out
         self._calls = Calls()
         self._until: float | None = None
         """When the last call is to be over, on the monotonic clock."""
 
-    def hasty(self) -> Driver:
+    def with_few_tries(self) -> Driver:
         """The same place by a connection that gives up early, for a person who waits."""
         options: dict[str, Any] = {
             "secrets": self._secrets, "threads": self.threads, "put_options": self._put_options,
-            "left_out": self._left_out,
+            "left_out": self._warned_unlisted,
         }  # fmt: skip
-        hasty = Driver(self.url, self._base, self._make, **options, tries=HASTY)
-        hasty._until = _clock.monotonic() + HASTY_TIMEOUT
-        return hasty
+        with_few_tries = Driver(self.url, self._base, self._make, **options, tries=PROBE_TRIES)
+        with_few_tries._until = _clock.monotonic() + PROBE_TIMEOUT
+        return with_few_tries
 
     def limit(self, deadline: Callable[[], float | None]) -> None:
         """Let no call last longer than until ``deadline()``, on the monotonic clock; None: there is no limit yet."""
@@ -110,38 +110,38 @@ class Driver:
         fs = self.__dict__.pop("fs", None)
         session = getattr(fs, "_s3creator", None) or getattr(fs, "_session", None)  # there once one has connected
         if session is not None:
-            leave = partial(session.__aexit__, None, None, None)
+            exclude = partial(session.__aexit__, None, None, None)
             with contextlib.suppress(TimeoutError):  # a server that does not even answer to that
-                self._calls.run(leave, fs.loop, CLOSE_TIMEOUT, past_deadline=True)
+                self._calls.run(exclude, fs.loop, CLOSE_TIMEOUT, past_deadline=True)
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Store a small object."""
         self._make_folder(key)
         self._call("pipe_file", self._path(key), data, size=len(data))
 
-    def put_file(self, source: str, key: str, moved: Callable[[int], None]) -> int:
-        """Store a file; returns how many of its bytes ``moved`` was told. What that raises ends the transfer."""
+    def put_file(self, source: str, key: str, on_progress: Callable[[int], None]) -> int:
+        """Store a file; returns how many of its bytes ``on_progress`` was told. What that raises ends the transfer."""
         self._make_folder(key)
-        callback = _callback(moved)
+        callback = _callback(on_progress)
         try:
             self._put_file(source, key, callback)
         except FileNotFoundError:  # S3: the answer that its parts were put together was lost, and now they are gone
-            moved(-callback.told)
-            callback = _callback(moved)
+            on_progress(-callback.told)
+            callback = _callback(on_progress)
             self._put_file(source, key, callback)
         return int(callback.told)
 
     def _put_file(self, source: str, key: str, callback: Any) -> None:
         size = os.path.getsize(source)
         if "chunksize" in self._put_options:  # the callback hears of each part, and one of s3fs has two on their way
-            size = min(size, 2 * PART)
+            size = min(size, 2 * PART_BYTES)
         path, options = self._path(key), {**self._put_options, "callback": callback}
         self._call("put_file", source, path, size=size, since=lambda: callback.moved_at, **options)
 
     def get(self, key: str, start: int | None = None, end: int | None = None) -> bytes:
         """Bytes of an object; a negative ``start`` counts from its end. Raises FileNotFoundError."""
-        size = max(PART, (end or 0) - (start or 0))
-        # By itself s3fs asks for the size first, by a HEAD, whose answer does not say why it is refused.
+        size = max(PART_BYTES, (end or 0) - (start or 0))
+        # By itself s3fs asks for the size first, by a HEADER_BYTES, whose answer does not say why it is refused.
         options: dict[str, Any] = {"max_concurrency": 1} if self._protocol == "s3" else {}
         return bytes(self._call("cat_file", self._path(key), start=start, end=end, size=size, **options))
 
@@ -193,7 +193,7 @@ class Driver:
                 return
             folder = folder.rpartition("/")[0]
 
-    def abort_parts(self, prefix: str) -> None:
+    def abort_multipart_uploads(self, prefix: str) -> None:
         """Give up uploads below ``prefix`` that were never finished, as when the answer to their begin was lost.
 
         Only S3 keeps their parts, and they cost money. s3fs's ``clear_multipart_uploads`` would abort those of the
@@ -205,7 +205,7 @@ class Driver:
             for upload in found.get("Uploads", ()):
                 self._call("abort_mpu", bucket, upload["Key"], upload["UploadId"])
 
-    def look_for_bucket(self) -> None:
+    def check_bucket(self) -> None:
         """Raise FileNotFoundError if the bucket does not exist. Services without buckets make what is missing."""
         bucket = self._base.partition("/")[0]
         if self._protocol == "s3":
@@ -224,14 +224,14 @@ class Driver:
             return f"{type(self.fs).__name__} would store it under another name: rename the file"
         return None
 
-    def explained(self, error: BaseException) -> tuple[int, str]:
+    def explain_error(self, error: BaseException) -> tuple[int, str]:
         """errno and one line, with what to do and without secrets."""
         cause = error.__cause__ or error  # of s3fs's errors the cause has the server's code, some have no more
         text = " ".join((str(cause) or type(cause).__name__).split())
         for secret in self._secrets:
             text = text.replace(secret, "***")
-        if self._left_out:
-            names = ", ".join(self._left_out)
+        if self._warned_unlisted:
+            names = ", ".join(self._warned_unlisted)
             text += f" (the run's record leaves out the options {names}: name the storage with them)"
         for number, words, hint in HINTS:
             if any(word in f"{type(cause).__name__} {text}" for word in words):
@@ -295,7 +295,7 @@ HINTS = (
       "ConnectionRefused", "Connect call failed"),
      "is the address right, is the server up?"),
 )  # fmt: skip
-"""What to do about errors: errno, words by which they are known, advice. The first that fits counts."""
+"""What to do about errors: errno, words by which they are known, directory_advice. The first that fits counts."""
 
 
 def s3(bucket: str, prefix: str = "", **settings: Any) -> Driver:
@@ -318,12 +318,12 @@ def s3(bucket: str, prefix: str = "", **settings: Any) -> Driver:
             config_kwargs={**S3_CONFIG, "retries": {"mode": "standard", "max_attempts": tries}},
             skip_instance_cache=True, session=session, loop=library_loop(),
         )  # fmt: skip
-        fs.retries = S3FS_RETRIES if tries == PATIENT else 1
+        fs.retries = S3FS_RETRIES if tries == DEFAULT_TRIES else 1
         return fs
 
     base = f"{bucket}/{prefix}".rstrip("/")
     secrets = [settings.get(name) or "" for name in ("secret_key", "session_token")]
-    options = {"chunksize": PART, "max_concurrency": 2}
+    options = {"chunksize": PART_BYTES, "max_concurrency": 2}
     return Driver(f"s3://{base}", base, make, secrets=secrets, threads=16, put_options=options)
 
 
@@ -338,7 +338,7 @@ compared with the manifest's digests, so checksums and signed payloads would onl
 
 def _delay_if_busy(response: Any = None, attempts: int = 1, **_: Any) -> float | None:
     """Return the seconds to the next try of a request that botocore would not try again; None: it decides."""
-    if response is None or response[0].status_code not in (409, 429) or attempts >= PATIENT:
+    if response is None or response[0].status_code not in (409, 429) or attempts >= DEFAULT_TRIES:
         return None
     return float(min(0.1 * 2**attempts, 10.0))
 
@@ -356,14 +356,14 @@ def gcs(bucket: str, prefix: str = "", endpoint_url: str | None = None, anonymou
     class Hasty(gcsfs.GCSFileSystem):  # type: ignore[misc, name-defined]
         """Tries a request three times in four seconds, instead of six times in half a minute."""
 
-        _request = gcsfs.retry_request(retries=HASTY)(gcsfs.GCSFileSystem._request.__wrapped__)
+        _request = gcsfs.retry_request(retries=PROBE_TRIES)(gcsfs.GCSFileSystem._request.__wrapped__)
 
     def make(tries: int) -> Any:
         logging.getLogger("gcsfs").addFilter(_is_of_others)
-        kind = gcsfs.GCSFileSystem if tries == PATIENT else Hasty
+        kind = gcsfs.GCSFileSystem if tries == DEFAULT_TRIES else Hasty
         return kind(**options, use_listings_cache=False, skip_instance_cache=True, loop=library_loop())
 
-    return Driver(f"gs://{base}", base, make, threads=16, put_options={"chunksize": PART})
+    return Driver(f"gs://{base}", base, make, threads=16, put_options={"chunksize": PART_BYTES})
 
 
 def _is_of_others(_: logging.LogRecord) -> bool:
@@ -426,7 +426,7 @@ async def _look_for_container(service: Any, name: str) -> None:
     import asyncio
 
     async with service.get_container_client(name) as container:
-        for tries in range(HASTY, 0, -1):
+        for tries in range(PROBE_TRIES, 0, -1):
             try:
                 async for _ in container.list_blobs(results_per_page=1, retry_total=0):
                     return
@@ -454,7 +454,7 @@ def without_secrets(text: str) -> str:
     return f"{protocol}://{place if ':' in user else host}{slash}{path}"
 
 
-def _callback(moved: Callable[[int], None]) -> Any:
+def _callback(on_progress: Callable[[int], None]) -> Any:
     from fsspec.callbacks import Callback
 
     class Told(Callback):  # type: ignore[misc]
@@ -465,7 +465,7 @@ def _callback(moved: Callable[[int], None]) -> Any:
             new, self.told = self.value - self.told, self.value
             if new > 0:
                 self.moved_at = _clock.monotonic()
-            moved(new)
+            on_progress(new)
 
     return Told()
 

@@ -44,7 +44,7 @@ class Disk:
     # Files.
 
     @contextmanager
-    def opened(self, path: str, flags: int, mode: int = 0o666) -> Iterator[int]:
+    def open_fd(self, path: str, flags: int, mode: int = 0o666) -> Iterator[int]:
         """An open file descriptor, closed at the end of a ``with`` whatever happens."""
         fd = self.do("open", path, os.open, path, flags | os.O_CLOEXEC, mode)
         try:
@@ -63,7 +63,7 @@ class Disk:
 
     def write_file(self, path: str, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
         """Write a small file, and sync it; it must not exist."""
-        with self.opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as fd:
+        with self.open_fd(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as fd:
             self.write_all(fd, path, data)
             if sync:
                 self.do("sync", path, os.fsync, fd)
@@ -93,7 +93,7 @@ class Disk:
 
     def sync_folder(self, path: str) -> None:
         """Make a folder's entries durable."""
-        with self.opened(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
+        with self.open_fd(path, os.O_RDONLY | os.O_DIRECTORY) as fd:
             self.do("sync", path, os.fsync, fd)
 
     def make_folders(self, path: str, below: Iterable[str] = ()) -> None:
@@ -182,7 +182,7 @@ def _lstat(path: str) -> os.stat_result | None:
         return None
 
 
-def advice(root: str) -> str:
+def directory_advice(root: str) -> str:
     """What to do about a directory that cannot be a store: the part of the message that errno's text does not have."""
     above = root
     while not os.path.lexists(above) and above != "/":

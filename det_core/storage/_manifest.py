@@ -20,15 +20,15 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from det_core.errors import CheckpointCorrupt, CheckpointError
-from det_core.storage._names import INNER, METADATA, is_inner_path, parents
+from det_core.storage._names import META_DIR, METADATA_FILE, is_relative_path, parents
 
 VERSION = 1
 ALGORITHM = "xxh3_128"
-CHUNK = 16 << 20
+CHUNK_BYTES = 16 << 20
 """Bytes that one digest stands for."""
-HEAD = 4096
+HEADER_BYTES = 4096
 """Bytes in which the header is looked for."""
-END = b"}]}"
+MANIFEST_END = b"}]}"
 """The last bytes of every manifest; they cannot stand before, outside of a path."""
 _DIGEST = b',"digest":"'
 _REST = b',"chunk_size":'
@@ -56,7 +56,7 @@ class Header:
     storage_id: str
 
     @classmethod
-    def of_head(cls, data: bytes, where: str) -> Header | None:
+    def parse_prefix(cls, data: bytes, where: str) -> Header | None:
         """From the first bytes of a manifest; None: all of it must be decoded. Raises as :meth:`Manifest.decode`."""
         import orjson
 
@@ -79,7 +79,7 @@ class Manifest:
     directories: tuple[str, ...] = ()
     """Relative POSIX paths, each ending in a slash."""
     header: Header | None = None
-    chunk_size: int = CHUNK
+    chunk_size: int = CHUNK_BYTES
 
     @property
     def verified(self) -> bool:
@@ -177,7 +177,7 @@ def _manifest(body: dict[str, Any], where: str) -> Manifest:
     if type(chunk) is not int or chunk < 1:
         raise ValueError(f"chunk_size is {chunk!r}")
     for path in [f["path"] for f in body["files"]] + [d.removesuffix("/") for d in body["directories"]]:
-        if not is_inner_path(path) or path.split("/", 1)[0] == INNER:
+        if not is_relative_path(path) or path.split("/", 1)[0] == META_DIR:
             raise CheckpointCorrupt(f"{where}: its manifest names {path!r}, which is no path inside a checkpoint")
     files = {f["path"]: _entry(f, chunk, where) for f in body["files"]}
     return Manifest(files, tuple(body["directories"]), header, chunk)
@@ -204,7 +204,7 @@ def decode_metadata(data: bytes, where: str) -> dict[str, Any]:
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as e:
-        raise CheckpointCorrupt(f"{where}: {METADATA} is no JSON ({e})") from e
+        raise CheckpointCorrupt(f"{where}: {METADATA_FILE} is no JSON ({e})") from e
     if not isinstance(found, dict):
-        raise CheckpointCorrupt(f"{where}: {METADATA} holds no object")
+        raise CheckpointCorrupt(f"{where}: {METADATA_FILE} holds no object")
     return found

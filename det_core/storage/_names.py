@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-INNER = ".det_core"
+META_DIR = ".det_core"
 """The folder of a checkpoint that holds its manifest; of no checkpoint's files."""
-MANIFEST = ".det_core/manifest.json"
-METADATA = "metadata.json"
-ASIDE = ".det_core-tmp"
+MANIFEST_PATH = ".det_core/manifest.json"
+METADATA_FILE = "metadata.json"
+STAGING_DIR = ".det_core-tmp"
 """The folder of a store's root for what is being written or taken apart, and for marks."""
 EVENT_FILES = "tensorboard"
 RESERVED = (EVENT_FILES,)
@@ -49,14 +49,14 @@ def event_files_of_experiment(cluster_id: str, experiment_id: int) -> str:
     return f"{cluster_id}/{EVENT_FILES}/experiment/{experiment_id}"
 
 
-def is_inner_path(path: object) -> bool:
+def is_relative_path(path: object) -> bool:
     """Whether ``path`` is relative, POSIX, normal, and stays inside the folder it is relative to."""
     if not isinstance(path, str) or not path or "\0" in path:
         return False
     return all(part not in ("", ".", "..") for part in path.split("/"))
 
 
-def folders_of(names: Iterable[str]) -> set[str]:
+def parent_folders(names: Iterable[str]) -> set[str]:
     """The folders that hold relative paths, and the folders above those; each ends in a slash."""
     inner = {name.rpartition("/")[0] for name in names}
     inner.discard("")

@@ -16,7 +16,7 @@ from det_core.storage._store import Store
 
 DRIVERS: dict[str, Callable[..., Driver]] = {"s3": s3, "gcs": gcs, "azure": azure, "fsspec": generic}
 SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
-PUBLIC = frozenset(
+NON_SECRET_KEYS = frozenset(
     ("type", "bucket", "container", "prefix", "endpoint_url", "account_url", "region", "anonymous", "url", "host_path")
     + ("storage_path", "container_path")
 )
@@ -52,12 +52,12 @@ def open_store(
     raise ValueError(f"checkpoint_storage must be a path, a URL or a dict, not {type(checkpoint_storage).__name__}")
 
 
-def public_storage(checkpoint_storage: Any, store: Store) -> Any:
+def storage_without_secrets(checkpoint_storage: Any, store: Store) -> Any:
     """What opens ``store`` again for someone who has credentials of their own, in JSON's types.
 
     Args:
         checkpoint_storage: what the user gave.
-        store: what was opened by it.
+        store: what was open_fd by it.
     """
     if isinstance(store, DirectoryStore):
         return store.root
@@ -65,7 +65,7 @@ def public_storage(checkpoint_storage: Any, store: Store) -> Any:
         return without_secrets(str(checkpoint_storage))
     if "connection_string" in checkpoint_storage:  # which alone says whose container it is
         return store.root
-    found = {k: v for k, v in checkpoint_storage.items() if k in PUBLIC and v is not None}
+    found = {k: v for k, v in checkpoint_storage.items() if k in NON_SECRET_KEYS and v is not None}
     public: dict[str, Any] = {k: v if isinstance(v, bool) else without_secrets(str(v)) for k, v in found.items()}
     options, left_out = _public_options(checkpoint_storage.get("options") or {})
     if options:
@@ -147,13 +147,13 @@ def _from_settings(settings: dict[str, Any], scratch: Path) -> Store:
 
 # The ``checkpoint_storage`` mapping of an experiment's configuration.
 
-UNUSED = ("propagation", "container_path", "checkpoint_path", "tensorboard_path")
+LEGACY_KEYS = ("propagation", "container_path", "checkpoint_path", "tensorboard_path")
 """Keys of ``shared_fs`` in former times, which mean nothing here."""
-COMMON = ("save_experiment_best", "save_trial_best", "save_trial_latest")
+RETENTION_KEYS = ("save_experiment_best", "save_trial_best", "save_trial_latest")
 """For a master to read."""
 KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "directory": (("container_path",), ()),
-    "shared_fs": (("host_path",), ("storage_path", *UNUSED)),
+    "shared_fs": (("host_path",), ("storage_path", *LEGACY_KEYS)),
     "s3": (
         ("bucket",), ("prefix", "endpoint_url", "region", "anonymous", "access_key", "secret_key", "session_token"),
     ),
@@ -180,8 +180,8 @@ def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or name not in KEYS:
         raise ValueError(f"checkpoint_storage.type is {name!r}: det_core opens {', '.join(KEYS)}")
     required, optional = KEYS[name]
-    unused = (*COMMON, *UNUSED) if name == "shared_fs" else COMMON
-    known = (*required, *optional, *COMMON)
+    unused = (*RETENTION_KEYS, *LEGACY_KEYS) if name == "shared_fs" else RETENTION_KEYS
+    known = (*required, *optional, *RETENTION_KEYS)
     problems = [f"{key} is missing" for key in required if given.get(key) in (None, "")]
     used: dict[str, Any] = {"type": name}
     for key, value in given.items():
@@ -194,7 +194,7 @@ def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
             problems.append(f"{key} must be {words}")
         else:
             used[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
-    problems = problems or _mismatches(used)
+    problems = problems or _check_combinations(used)
     if problems:
         raise ValueError("checkpoint_storage: " + "; ".join(problems))
     for key in used.keys() & {"prefix", "container"}:
@@ -202,7 +202,7 @@ def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     return used
 
 
-def _mismatches(used: Mapping[str, Any]) -> list[str]:
+def _check_combinations(used: Mapping[str, Any]) -> list[str]:
     """What is wrong with values that depend on each other, or would lead elsewhere."""
     host = os.path.abspath(used.get("host_path", "/"))
     path = os.path.normpath(os.path.join(host, used.get("storage_path", "")))

@@ -7,11 +7,11 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-HELD = "held."
+READ_LEASE_PREFIX = "held."
 """How a reader's mark begins: ``held.<storage_id>.<owner tag>.<random>``."""
-BELIEVED = 24 * 3600.0
+LEASE_TTL = 24 * 3600.0
 """Seconds for which the mark of a process on another host, of whom nobody knows whether it lives, counts."""
-UNKNOWN = 0
+UNKNOWN_START_TIME = 0
 """The start time of a process that lives, but that /proc hides."""
 
 
@@ -33,7 +33,7 @@ class Owner:
     def current(cls, run_id: str = "", restart: int = 0) -> Owner:
         """This process."""
         host, started = _process(pid := os.getpid())
-        return cls(_short(run_id), restart, host, pid, started)
+        return cls(_short_hash(run_id), restart, host, pid, started)
 
     @property
     def tag(self) -> str:
@@ -51,34 +51,36 @@ class Owner:
 
     def is_here(self) -> bool:
         """Whether it is a process of this host, so that :meth:`is_dead` knows for sure."""
-        return self.host == host_identity()
+        return self.host == host_id()
 
-    def is_dead(self, heir: Owner | None = None) -> bool:
-        """Whether it can never go on: its process is gone, or ``heir`` is a later restart of its run, wherever."""
-        if heir is not None and self.run == heir.run and self.restart < heir.restart:
+    def is_dead(self, successor: Owner | None = None) -> bool:
+        """Whether it can never go on: its process is gone, or ``successor`` is a later restart of its run, wherever."""
+        if successor is not None and self.run == successor.run and self.restart < successor.restart:
             return True
         if not self.is_here():
             return False
         found = _start_time(self.pid)
-        return found is None or found not in (UNKNOWN, self.started)
+        return found is None or found not in (UNKNOWN_START_TIME, self.started)
 
-    def counts(self, age: float, heir: Owner | None = None) -> bool:
+    def is_valid(self, age: float, successor: Owner | None = None) -> bool:
         """Whether a mark of this owner, touched ``age`` seconds ago, still stands for something."""
-        return not self.is_dead(heir) and (self.is_here() or age < BELIEVED)
+        return not self.is_dead(successor) and (self.is_here() or age < LEASE_TTL)
 
 
-def held_by(name: str) -> tuple[str, Owner] | None:
+def parse_read_lease(name: str) -> tuple[str, Owner] | None:
     """The checkpoint that a reader's mark of this name holds, and for whom; None: it is no such mark."""
-    return Owner.parse(name[len(HELD) :].rpartition(".")[0]) if name.startswith(HELD) else None
+    return (
+        Owner.parse(name[len(READ_LEASE_PREFIX) :].rpartition(".")[0]) if name.startswith(READ_LEASE_PREFIX) else None
+    )
 
 
-def _short(text: str) -> str:
+def _short_hash(text: str) -> str:
     import hashlib
 
     return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
-def host_identity() -> str:
+def host_id() -> str:
     """What tells this machine (rather: this boot of a kernel, and name space of processes) from any other."""
     return _process(os.getpid())[0]
 
@@ -91,7 +93,7 @@ def _process(pid: int) -> tuple[str, int]:
         host = f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         host = f"{os.uname().nodename} without /proc"
-    return _short(host), _start_time(pid) or UNKNOWN
+    return _short_hash(host), _start_time(pid) or UNKNOWN_START_TIME
 
 
 def _start_time(pid: int) -> int | None:
@@ -105,6 +107,6 @@ def _start_time(pid: int) -> int | None:
             return None
         except PermissionError:
             pass
-        return UNKNOWN
+        return UNKNOWN_START_TIME
     fields = text[text.rindex(b")") + 2 :].split()
     return None if fields[0] in (b"Z", b"X") else int(fields[19])

@@ -149,7 +149,7 @@ class KeepEvery(RetentionPolicy):
 
 
 @dataclass(frozen=True)
-class KeepNewer(RetentionPolicy):
+class KeepWithin(RetentionPolicy):
     """Keeps those committed within a duration before now.
 
     Args:
@@ -207,7 +207,7 @@ class AnyOf(RetentionPolicy):
         return self.policies
 
 
-class Verdict(NamedTuple):
+class RetentionDecision(NamedTuple):
     """What is to become of a checkpoint."""
 
     candidate: Candidate
@@ -217,9 +217,9 @@ class Verdict(NamedTuple):
     """Those of the reasons that name a metric which no checkpoint has."""
 
 
-def judge(
+def evaluate(
     policy: RetentionPolicy, candidates: Sequence[Candidate], *, run_id: str, in_use: Collection[str], now: float
-) -> list[Verdict]:
+) -> list[RetentionDecision]:
     """Decide on each checkpoint, oldest first.
 
     Whatever the policy says, these stay: the newest that is not known to be damaged (and all, if there is none), one
@@ -247,9 +247,9 @@ def judge(
             reasons.append("the newest that is whole")
         if c.storage_id in in_use:
             reasons.append("in use")
-        verdicts.append(Verdict(c, tuple(reasons), unknown))
+        verdicts.append(RetentionDecision(c, tuple(reasons), unknown))
     others = sorted((c for c in candidates if c.run_id != run_id), key=lambda c: (c.run_id, c.age))
-    return [Verdict(c, ("of another run",)) for c in others] + verdicts
+    return [RetentionDecision(c, ("of another run",)) for c in others] + verdicts
 
 
 def check_policy(policy: object) -> None:

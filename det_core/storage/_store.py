@@ -16,28 +16,32 @@ import dataclasses
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from det_core import _clock
 from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, StorageError
-from det_core.storage._copy import Job, entry_of
+from det_core.storage._copy import CopyTask, entry_of
 from det_core.storage._files import Disk
-from det_core.storage._manifest import END, HEAD, FileEntry, Header, Manifest, decode_metadata
-from det_core.storage._names import ASIDE, MANIFEST, METADATA, check_storage_id, glob_pattern, is_inner_path
-from det_core.storage._owner import BELIEVED, HELD, Owner, held_by
-from det_core.storage._scan import Listing
-from det_core.storage._threads import Progress, in_threads
+from det_core.storage._manifest import HEADER_BYTES, MANIFEST_END, Header, Manifest, decode_metadata
+from det_core.storage._names import (
+    MANIFEST_PATH,
+    METADATA_FILE,
+    STAGING_DIR,
+    check_storage_id,
+    glob_pattern,
+    is_relative_path,
+)
+from det_core.storage._owner import LEASE_TTL, READ_LEASE_PREFIX, Owner, parse_read_lease
+from det_core.storage._staging import Staging
+from det_core.storage._threads import Progress, map_threads
 
 log = logging.getLogger("det_core.storage")
-WHOLE = ("**/*",)
+ALL_FILES = ("**/*",)
 """The globs that delete a whole checkpoint."""
-PROBE, BESIDE = "probe.", "beside."
+PROBE_PREFIX, TEMP_PREFIX = "probe.", "beside."
 """How other names aside begin."""
-TOUCHED = 3600.0
-"""Seconds after which a writer touches its mark again, so that it is not taken for given up after a day."""
 _PROBE_TEXT = b"det_core writes this to see whether it can, and removes it\n"
 
 
@@ -64,11 +68,11 @@ class Store(ABC):
 
     def __init__(self) -> None:
         self._headers: dict[str, Header] = {}
-        self._told: set[str] = set()
+        self._warned_unverified: set[str] = set()
         """Checkpoints of which was said that they are unverified."""
-        self._left_out: set[str] = set()
+        self._warned_unlisted: set[str] = set()
         """Checkpoints of which was said that they are not listed."""
-        self._given_up: set[str] = set()
+        self._abandoned: set[str] = set()
         """Marks of this process that nobody stands behind any more."""
 
     def __repr__(self) -> str:
@@ -93,7 +97,7 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def put_beside(self, source: Path, name: str) -> None:
+    def put_file(self, source: Path, name: str) -> None:
         """Copy one local file to ``<root>/<name>``, beside the checkpoints, in place of what is there, in one step.
 
         Args:
@@ -102,8 +106,8 @@ class Store(ABC):
         """
 
     @abstractmethod
-    def remove_beside(self, folder: str) -> None:
-        """Remove a folder that :meth:`put_beside` has filled. One that is not there is no error.
+    def remove_folder(self, folder: str) -> None:
+        """Remove a folder that :meth:`put_file` has filled. One that is not there is no error.
 
         Args:
             folder: a relative POSIX path.
@@ -127,9 +131,9 @@ class Store(ABC):
         if manifest is None:
             if (manifest := self._contents(storage_id)) is None:
                 raise CheckpointNotFound(f"no checkpoint {storage_id!r} in {self.root}")
-            if storage_id not in self._told:
-                self._told.add(storage_id)
-                log.warning("%s has no manifest (written by others): unverified", self._where(storage_id))
+            if storage_id not in self._warned_unverified:
+                self._warned_unverified.add(storage_id)
+                log.warning("%s has no manifest (written by others): unverified", self._describe(storage_id))
         return self._checkpoint(storage_id, manifest)
 
     def list(self, run_id: str | None = None) -> list[Header]:
@@ -141,9 +145,9 @@ class Store(ABC):
         """
         names = self._names()
         if self._headers:
-            for storage_id in self._unsettled().union(self._headers.keys() - set(names)):
+            for storage_id in self._in_progress().union(self._headers.keys() - set(names)):
                 self._headers.pop(storage_id, None)
-        found = in_threads(self._header, names, self._threads)
+        found = map_threads(self._header, names, self._threads)
         return sorted(header for header in found if header is not None and run_id in (None, header.run_id))
 
     def list_again(self, headers: Collection[Header]) -> builtins.list[Header]:
@@ -155,15 +159,15 @@ class Store(ABC):
         names = [header.storage_id for header in headers]
         for storage_id in names:
             self._headers.pop(storage_id, None)
-        return sorted(header for header in in_threads(self._header, names, self._threads) if header is not None)
+        return sorted(header for header in map_threads(self._header, names, self._threads) if header is not None)
 
     @contextmanager
-    def hold(self, storage_id: str, owner: Owner) -> Iterator[None]:
+    def read_lease(self, storage_id: str, owner: Owner) -> Iterator[None]:
         """While it lasts, :meth:`in_use` of every process names the checkpoint.
 
         A store that may not be written to lets the reader through without a mark, and says so in the debug log.
         """
-        mark = f"{ASIDE}/{HELD}{check_storage_id(storage_id)}.{owner.tag}.{os.urandom(6).hex()}"
+        mark = f"{STAGING_DIR}/{READ_LEASE_PREFIX}{check_storage_id(storage_id)}.{owner.tag}.{os.urandom(6).hex()}"
         try:
             self._write(mark, b"", durable=False)
         except StorageError as e:
@@ -183,18 +187,18 @@ class Store(ABC):
 
         A holder on another host, of whom nobody knows whether it lives, counts for 24 hours.
         """
-        marks = ((held_by(name), age) for name, age in self._marks().items())
-        return {held[0] for held, age in marks if held is not None and held[1].counts(age)}
+        marks = ((parse_read_lease(name), age) for name, age in self._list_leases().items())
+        return {held[0] for held, age in marks if held is not None and held[1].is_valid(age)}
 
     # Deleting.
 
-    def delete(self, storage_id: str, globs: Sequence[str] = WHOLE) -> dict[str, int]:
+    def delete(self, storage_id: str, globs: Sequence[str] = ALL_FILES) -> dict[str, int]:
         """Delete what matches; returns what is left, as resources. One that is not there is no error.
 
         What is deleted stops being listed first.
         """
         check_storage_id(storage_id)
-        if not any(glob in WHOLE for glob in globs):
+        if not any(glob in ALL_FILES for glob in globs):
             try:
                 checkpoint = self.open(storage_id)
             except CheckpointNotFound:
@@ -222,42 +226,42 @@ class Store(ABC):
         useless: builtins.list[str] = []
         living: set[str] = set()
         dead: dict[str, builtins.list[str]] = {}
-        for name, age in self._marks().items():
-            if (held := held_by(name)) is not None:
-                useless += [] if held[1].counts(age) else [name]
-            elif name.startswith((PROBE, BESIDE)):
-                useless += [name] if age > BELIEVED else []
+        for name, age in self._list_leases().items():
+            if (held := parse_read_lease(name)) is not None:
+                useless += [] if held[1].is_valid(age) else [name]
+            elif name.startswith((PROBE_PREFIX, TEMP_PREFIX)):
+                useless += [name] if age > LEASE_TTL else []
             elif (parsed := Owner.parse(name)) is not None:
                 # What this process began to delete, any of its threads may finish: it is all the same who removes it.
-                over = name in self._given_up or parsed[1] == Owner.current() or not parsed[1].counts(age, owner)
+                over = name in self._abandoned or parsed[1] == Owner.current() or not parsed[1].is_valid(age, owner)
                 if over:
                     dead.setdefault(parsed[0], []).append(name)
                 else:
                     living.add(parsed[0])
-        self._remove([f"{ASIDE}/{name}" for name in useless])
+        self._remove([f"{STAGING_DIR}/{name}" for name in useless])
         return sorted(i for i, names in dead.items() if i not in living and self._discard(i, names))
 
     # Whether it works.
 
-    def validate(self) -> None:
+    def check_writable(self) -> None:
         """Write, read back, list and delete a probe.
 
         Raises:
             StorageError: that does not work; one line says what is wrong and what to do.
         """
-        name = f"{PROBE}{os.urandom(8).hex()}"
-        path = f"{ASIDE}/{name}"
+        name = f"{PROBE_PREFIX}{os.urandom(8).hex()}"
+        path = f"{STAGING_DIR}/{name}"
         try:
             self._write(path, _PROBE_TEXT)
-            if self._read(path) != _PROBE_TEXT or name not in self._marks():
-                raise StorageError(5, f"{self._store}: cannot read back {path}: what was just written is not there")
+            if self._read(path) != _PROBE_TEXT or name not in self._list_leases():
+                raise StorageError(5, f"{self._label}: cannot read back {path}: what was just written is not there")
         except BaseException:
             with contextlib.suppress(StorageError):  # what is under way says more
                 self._remove([path])
             raise
         self._remove([path])
 
-    def reach(self) -> None:  # noqa: B027
+    def check_reachable(self) -> None:  # noqa: B027
         """See that there is a place for checkpoints at all, without writing; a folder need not be there yet.
 
         Raises:
@@ -296,7 +300,7 @@ class Store(ABC):
         """The folders in the root that may be checkpoints."""
 
     @abstractmethod
-    def _marks(self) -> dict[str, float]:
+    def _list_leases(self) -> dict[str, float]:
         """What lies aside: its name, and how many seconds ago it was written or touched."""
 
     @abstractmethod
@@ -322,20 +326,20 @@ class Store(ABC):
     # Common.
 
     @property
-    def _store(self) -> str:
+    def _label(self) -> str:
         return f"checkpoint store {self.root}"
 
-    def _where(self, storage_id: str) -> str:
+    def _describe(self, storage_id: str) -> str:
         return f"checkpoint {storage_id} in {self.root}"
 
     def _beside(self, name: str) -> str:
-        if not is_inner_path(name) or name.startswith("."):
+        if not is_relative_path(name) or name.startswith("."):
             raise ValueError(f"{name!r} is no path below {self.root}")
         return name
 
-    def _unsettled(self) -> set[str]:
+    def _in_progress(self) -> set[str]:
         """The checkpoints that somebody writes or deletes."""
-        names = [name for name in self._marks() if held_by(name) is None]
+        names = [name for name in self._list_leases() if parse_read_lease(name) is None]
         return {parsed[0] for name in names if (parsed := Owner.parse(name)) is not None}
 
     def _header(self, storage_id: str) -> Header | None:
@@ -344,8 +348,8 @@ class Store(ABC):
         try:
             found = self._read_header(storage_id)
         except CheckpointError as e:
-            if storage_id not in self._left_out:
-                self._left_out.add(storage_id)
+            if storage_id not in self._warned_unlisted:
+                self._warned_unlisted.add(storage_id)
                 log.warning("not listed: %s", e.args[-1])
             return None
         if found is not None:
@@ -354,23 +358,23 @@ class Store(ABC):
 
     def _read_header(self, storage_id: str) -> Header | None:
         """Read no more than the first and the last bytes of a large manifest: a torn one has no end."""
-        path = f"{storage_id}/{MANIFEST}"
-        head = self._read(path, 0, HEAD)
+        path = f"{storage_id}/{MANIFEST_PATH}"
+        head = self._read(path, 0, HEADER_BYTES)
         if head is None:
             return None
         header = None
-        if len(head) == HEAD and self._read(path, -len(END)) == END:
-            header = Header.of_head(head, self._where(storage_id))
+        if len(head) == HEADER_BYTES and self._read(path, -len(MANIFEST_END)) == MANIFEST_END:
+            header = Header.parse_prefix(head, self._describe(storage_id))
         if header is None:
             manifest = self._manifest(storage_id)
             header = None if manifest is None else manifest.header
         return None if header is None else dataclasses.replace(header, storage_id=storage_id)
 
     def _manifest(self, storage_id: str) -> Manifest | None:
-        data = self._read(f"{storage_id}/{MANIFEST}")
+        data = self._read(f"{storage_id}/{MANIFEST_PATH}")
         if data is None:
             return None
-        manifest = Manifest.decode(data, self._where(storage_id))
+        manifest = Manifest.decode(data, self._describe(storage_id))
         assert manifest.header is not None
         return dataclasses.replace(manifest, header=dataclasses.replace(manifest.header, storage_id=storage_id))
 
@@ -389,106 +393,6 @@ class Store(ABC):
             return True
 
 
-class Staging(ABC):
-    """A checkpoint being written, as one rank sees it. Not listed before :meth:`commit`, and gone after :meth:`abort`.
-
-    One rank makes it with :meth:`Store.begin`; the others join by its ticket. Each rank either puts a folder it has
-    read (:meth:`put`), or writes into its own :attr:`path`, looks at what is :meth:`written` and lets the checkpoint
-    :meth:`take` it. At last the first rank commits.
-
-    Attributes:
-        storage_id: the checkpoint's name.
-        ticket: what the other ranks join with; also the name of the mark.
-    """
-
-    storage_id: str
-    ticket: str
-    _touched: float
-
-    @property
-    @abstractmethod
-    def path(self) -> Path:
-        """A folder of this rank alone, on this machine, to write files into."""
-
-    def start(self) -> None:  # noqa: B027
-        """Do what comes before the first file is put, on the first rank before the others. Again it does nothing.
-
-        A single writer need not call it.
-
-        Raises:
-            StorageError: the store refused.
-        """
-
-    @abstractmethod
-    def put(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        """Copy the files of a foreign folder in, durably; returns size and digests by path."""
-
-    @abstractmethod
-    def written(self) -> Listing:
-        """What lies in :attr:`path`, made fit to be taken.
-
-        Names at its top that are ours are removed. Links, and files that have other names, become copies, so that
-        nobody else has a hand on the bytes; so no source of the listing is ``shared`` and it has no ``links``.
-
-        Raises:
-            ValueError: a link leads out of the folder, or there is what no checkpoint can hold.
-            CheckpointError: the folder is gone.
-        """
-
-    @abstractmethod
-    def take(self, listing: Listing, progress: Progress | None = None) -> dict[str, FileEntry]:
-        """Make files that lie in :attr:`path` part of the checkpoint, durably; returns size and digests by path.
-
-        Called once, with what :meth:`written` gave, but for the files that another rank brings. One pass over the
-        bytes.
-        """
-
-    @abstractmethod
-    def commit(
-        self, files: Mapping[str, FileEntry], directories: Sequence[str], metadata: Mapping[str, Any], header: Header
-    ) -> Manifest:
-        """Write metadata.json and the manifest and make the checkpoint listed, in one step.
-
-        Raises:
-            CheckpointError: somebody collected what was put, as its mark had not been touched for a day.
-            StorageError: the store refused, or has a checkpoint of that id.
-        """
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Give the checkpoint up: on the first rank every byte is removed. Called again it does nothing.
-
-        On another rank what it alone has is removed, as a folder of this machine, and what it did not finish to put.
-        It calls this in the end whatever became of the checkpoint, which stays as it is if it was committed.
-        """
-
-    @abstractmethod
-    def _touch(self) -> None:
-        """Touch the mark; raises as :meth:`_collected` says if it is gone."""
-
-    def _stay(self) -> None:
-        """Touch the mark, if that was not done for an hour."""
-        if _clock.monotonic() - self._touched > TOUCHED:
-            self._touch()
-            self._touched = _clock.monotonic()
-
-    def _while_it_lives(self, progress: Progress | None) -> Progress:
-        """``progress``, which also keeps the mark young."""
-
-        def told(done: int) -> None:
-            self._stay()
-            if progress is not None:
-                progress(done)
-
-        return told
-
-    def _collected(self) -> CheckpointError:
-        return CheckpointError(
-            f"checkpoint {self.storage_id} cannot be saved: what was written of it was removed meanwhile, by a "
-            "restart of its run, or as nobody had touched it for 24 hours"
-        )
-
-
 class StoredCheckpoint(ABC):
     """A checkpoint that can be read.
 
@@ -502,27 +406,27 @@ class StoredCheckpoint(ABC):
 
     def __init__(self, store: Store, storage_id: str, manifest: Manifest) -> None:
         self._store, self.storage_id, self.manifest = store, storage_id, manifest
-        self._where = store._where(storage_id)
+        self._label = store._describe(storage_id)
 
     def metadata(self) -> dict[str, Any]:
         """What metadata.json holds; empty without one. Raises CheckpointCorrupt if it differs from the manifest.
 
         Manifests of earlier versions have no digest of their own, so the steps are compared, too.
         """
-        entry = self.manifest.files.get(METADATA)
+        entry = self.manifest.files.get(METADATA_FILE)
         if entry is None:
             return {}
-        data = self._store._read(f"{self.storage_id}/{METADATA}")
+        data = self._store._read(f"{self.storage_id}/{METADATA_FILE}")
         with self._unless_deleted():
             if data is None or (self.manifest.verified and entry_of(data) != entry):
-                raise CheckpointCorrupt(f"{self._where}: {METADATA} is missing or differs from its manifest")
-            metadata = decode_metadata(data, self._where)
+                raise CheckpointCorrupt(f"{self._label}: {METADATA_FILE} is missing or differs from its manifest")
+            metadata = decode_metadata(data, self._label)
             header = self.manifest.header
             steps = metadata.get("steps_completed")
             if header is not None and steps is not None and steps != header.steps_completed:
                 raise CheckpointCorrupt(
-                    f"{self._where}: its manifest says steps_completed {header.steps_completed}, and {METADATA} says "
-                    f"{steps}"
+                    f"{self._label}: its manifest says steps_completed {header.steps_completed}, and {METADATA_FILE} "
+                    f"says {steps}"
                 )
         return metadata
 
@@ -536,7 +440,7 @@ class StoredCheckpoint(ABC):
         digests: bool = True,
         progress: Progress | None = None,
     ) -> None:
-        """Compare files with the manifest: sizes, and digests if asked for. With ``parts``, one share of them.
+        """Compare files with the manifest: sizes, and digests if asked for. With ``parts``, one split_work of them.
 
         Raises:
             CheckpointCorrupt: a file is missing or differs.
@@ -544,7 +448,7 @@ class StoredCheckpoint(ABC):
         """
 
     @abstractmethod
-    def copy_out(
+    def copy_to(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
         """Copy files into a folder of our own, where they are writable, comparing them with the manifest.
@@ -567,12 +471,12 @@ class StoredCheckpoint(ABC):
             try:
                 self._store.open(self.storage_id)
             except CheckpointNotFound:
-                raise CheckpointNotFound(f"{self._where} was deleted while it was read") from e
+                raise CheckpointNotFound(f"{self._label} was deleted while it was read") from e
             except CheckpointError:
                 pass  # the first error says more
             raise
 
-    def unchanged(self) -> AbstractContextManager[None]:
+    def check_unchanged(self) -> AbstractContextManager[None]:
         """A block in which a script reads :attr:`path`; at its end the files must be as they were.
 
         Raises:
@@ -584,15 +488,15 @@ class StoredCheckpoint(ABC):
         """Delete files: first from the manifest, then their bytes, then the folders that are empty; what is left."""
         left = self.manifest.without(names)
         if left.header is not None:
-            self._store._write(f"{self.storage_id}/{MANIFEST}", left.encode())
+            self._store._write(f"{self.storage_id}/{MANIFEST_PATH}", left.encode())
         gone = sorted(set(self.manifest.directories) - set(left.directories), reverse=True)
         self._store._remove([f"{self.storage_id}/{name}" for name in (*names, *gone)])
         self.manifest = left
         return left.resources
 
-    def _jobs(self, names: Collection[str], top: str, target: Path | None = None) -> list[Job]:
+    def _jobs(self, names: Collection[str], top: str, target: Path | None = None) -> list[CopyTask]:
         files = self.manifest.files
         return [
-            Job(n, f"{top}/{n}", files[n].size, None if target is None else f"{target}/{n}", files[n].digests)
+            CopyTask(n, f"{top}/{n}", files[n].size, None if target is None else f"{target}/{n}", files[n].digests)
             for n in sorted(names)
         ]

@@ -14,11 +14,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Progress = Callable[[int], None]
 """Called in the caller's thread with the number of bytes done since the last call. What it raises stops the work."""
-TICK = 0.1
+PROGRESS_INTERVAL = 0.1
 """Seconds between two ticks."""
 
 
-class Meter:
+class ProgressMeter:
     """Bytes that are done: counted in any thread, told in the one that made this.
 
     Where telling raises, or :meth:`stop` was called, the other threads end at their next :meth:`add`.
@@ -35,9 +35,9 @@ class Meter:
         with self._lock:
             self._done += size
         if threading.get_ident() == self._caller:
-            self.tell()
+            self.report()
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """In the caller's thread: report what came since the last call."""
         with self._lock:
             done, self._done = self._done, 0
@@ -49,8 +49,8 @@ class Meter:
         self._stopped = True
 
 
-def in_threads(
-    work: Callable[[Item], Result], items: Sequence[Item], threads: int, meter: Meter | None = None
+def map_threads(
+    work: Callable[[Item], Result], items: Sequence[Item], threads: int, meter: ProgressMeter | None = None
 ) -> list[Result]:
     """Return ``[work(item) for item in items]``, computed by up to ``threads`` threads.
 
@@ -67,12 +67,12 @@ def in_threads(
         threads: 1 does everything in the caller's thread, where an interrupt hits the work itself.
         meter: told in the caller's thread after each item and at every tick; stopped at the first error.
     """
-    meter = meter or Meter()
+    meter = meter or ProgressMeter()
     results: list[Any] = [None] * len(items)
     if threads <= 1 or not items:
         for number, item in enumerate(items):
             results[number] = work(item)
-            meter.tell()
+            meter.report()
         return results
 
     over: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
@@ -89,10 +89,10 @@ def in_threads(
             over.put(None)
 
     names = [f"det_core-storage-{n}" for n in range(min(threads, len(items)))]
-    crew = [threading.Thread(target=run, name=name, daemon=True) for name in names]
+    workers = [threading.Thread(target=run, name=name, daemon=True) for name in names]
     started = []
     try:
-        for thread in crew:
+        for thread in workers:
             try:
                 thread.start()
             except RuntimeError:  # the process has as many as it may: those that are there do the work
@@ -103,14 +103,14 @@ def in_threads(
         left = len(items)
         while left:
             try:
-                error = over.get(timeout=TICK)
+                error = over.get(timeout=PROGRESS_INTERVAL)
             except queue.Empty:
-                meter.tell()
+                meter.report()
                 continue
             if error is not None:
                 raise error
             left -= 1
-            meter.tell()
+            meter.report()
         return results
     except BaseException:
         cancelled.set()

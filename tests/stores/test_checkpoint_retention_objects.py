@@ -83,7 +83,7 @@ def test_on_a_server(moto_server: S3Server, tmp_path: Path) -> None:
         storage = moto_server.storage(moto_server.make_bucket(), "some/prefix")
         store = opened(open_store(storage, tmp_path, scratch=tmp_path / "scratch"))
         fill(store, tmp_path)
-        with store.hold("c2", Owner.current("reader", 0)):
+        with store.read_lease("c2", Owner.current("reader", 0)):
             assert Retention(core.KeepLatest(2), store, "run").apply() == ["c1"]
         assert Retention(core.KeepLatest(2), store, "run").apply() == ["c2"]
         assert whole(store) == {"another", "c3", "c4"}

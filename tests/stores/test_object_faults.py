@@ -206,7 +206,7 @@ def test_a_collection_that_fails_can_be_repeated(tmp_path: Path) -> None:
             fill(store.begin("dead", dead).path)
             staging = store.begin("half", dead)
             fill(staging.path)
-            staging.take(staging.written())
+            staging.seal(staging.scan_written())
             driver = FaultyDriver(store.driver, at, "EIO")
             try:
                 ObjectStore(driver, tmp_path / "scratch").collect()

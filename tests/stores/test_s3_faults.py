@@ -46,7 +46,7 @@ def restore(store: ObjectStore, folder: Path) -> None:
     """All of a checkpoint, verified."""
     found = store.open("one")
     assert found.metadata() == METADATA
-    found.copy_out(folder / f"out-{os.urandom(4).hex()}", [*FILES], [])
+    found.copy_to(folder / f"out-{os.urandom(4).hex()}", [*FILES], [])
 
 
 def look(store: ObjectStore, folder: Path) -> None:

@@ -57,11 +57,11 @@ def test_a_key_that_may_only_read_can_restore(
         client.put_bucket_policy(Bucket=bucket, Policy=json.dumps({"Version": "2012-10-17", "Statement": [may]}))
     store = opened(rgw_server.storage(bucket, "p", access_key=f"key-{bucket}", secret_key="secret"))
     assert store.list("run")[-1].storage_id == "one"
-    with caplog.at_level(logging.DEBUG), store.hold("one", owner()):
-        store.open("one").copy_out(tmp_path / "out", [*FILES], [])
+    with caplog.at_level(logging.DEBUG), store.read_lease("one", owner()):
+        store.open("one").copy_to(tmp_path / "out", [*FILES], [])
     assert (tmp_path / "out" / "model.pt").read_bytes() == FILES["model.pt"]
     with pytest.raises(StorageError, match=r"cannot write .*PutObject.*ask for a policy") as caught:
-        store.validate()
+        store.check_writable()
     assert caught.value.errno == errno.EACCES and "\n" not in str(caught.value)
     with pytest.raises(StorageError, match="ask for a policy"):
         stored(store, tmp_path, "two")

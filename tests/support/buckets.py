@@ -17,7 +17,7 @@ from det_core.storage._object_store import ObjectStore
 
 CALLS = {
     "put_bytes": "write", "put_file": "write", "get": "read", "find": "list", "folders": "list", "remove": "delete",
-    "abort_parts": "delete the parts", "look_for_bucket": "list",
+    "abort_multipart_uploads": "delete the parts", "check_bucket": "list",
 }  # fmt: skip
 """What a driver does, and how messages name it."""
 
@@ -88,7 +88,7 @@ class Around(Driver):
         """Make a call, or do something else."""
         return call(*args)
 
-    def hasty(self) -> Driver:
+    def with_few_tries(self) -> Driver:
         """No different."""
         return self
 

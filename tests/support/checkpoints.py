@@ -40,7 +40,7 @@ class Recorder(CheckpointEvents):
         """A context on a directory (or on ``store``) that tells this recorder."""
         return CheckpointContext(
             distributed,
-            store or DirectoryStore(root, disk=disk, patience=patience),
+            store or DirectoryStore(root, disk=disk, visibility_timeout=patience),
             run_id=RUN,
             restart=restart,
             events=self,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from det_core.storage import Disk
-from det_core.storage._names import ASIDE
+from det_core.storage._names import STAGING_DIR
 from support.hosts import skip_or_fail
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Gate(Disk):
             self.opened_up.set()
 
     def do(self, operation: str, path: str, function: Callable[..., T], *args: Any) -> T:
-        if operation == self.operation and f"/{ASIDE}/" in path and "/part-" not in path:
+        if operation == self.operation and f"/{STAGING_DIR}/" in path and "/part-" not in path:
             self.reached.set()
             assert self.opened_up.wait(), "the gate was never opened"
         return super().do(operation, path, function, *args)

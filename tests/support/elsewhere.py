@@ -44,11 +44,11 @@ class _Hidden:
         self.metadata = stored.metadata
         self.check = stored.check
 
-    def copy_out(
+    def copy_to(
         self, folder: Path, names: Collection[str], directories: Collection[str], progress: Progress | None = None
     ) -> None:
-        self._stored.copy_out(folder, [], directories, progress)
+        self._stored.copy_to(folder, [], directories, progress)
         for name in names:
             self._store.arriving(name)
-            self._stored.copy_out(folder, [name], [], progress)
+            self._stored.copy_to(folder, [name], [], progress)
             self._store.fetched.append((name, self.manifest.files[name].size))

@@ -110,5 +110,5 @@ def failing(at: int, more: int = 0, **how: Any) -> Iterator[FailingOs]:
         system = FailingOs(at, more, **how)
         patch.setattr("det_core.journal._file.os", system)
         patch.setattr("det_core.journal._file.RETRY_INTERVAL", 0.0)
-        patch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0)
+        patch.setattr("det_core.journal._file.DELETION_CHECK_INTERVAL", 0.0)
         yield system

@@ -52,7 +52,7 @@ class CheckpointStoreSuite(ABC):
         assert set(found.manifest.resources) == {*FILES, *DIRECTORIES, "metadata.json"}
         assert all(found.manifest.resources[path] == len(data) for path, data in FILES.items())
         assert all(found.manifest.resources[path] == 0 for path in DIRECTORIES)
-        found.copy_out(tmp_path / "out", [*FILES], DIRECTORIES)
+        found.copy_to(tmp_path / "out", [*FILES], DIRECTORIES)
         assert tree(tmp_path / "out") == FILES
         assert (tmp_path / "out" / "nothing").is_dir()
 
@@ -63,7 +63,7 @@ class CheckpointStoreSuite(ABC):
         commit_path(staging)
         found = store.open("one")
         found.check([*FILES, "metadata.json"])
-        found.copy_out(tmp_path / "out", [*FILES], DIRECTORIES)
+        found.copy_to(tmp_path / "out", [*FILES], DIRECTORIES)
         assert tree(tmp_path / "out") == FILES
         assert found.metadata() == METADATA
 
@@ -81,7 +81,7 @@ class CheckpointStoreSuite(ABC):
         entry = store.open("one").manifest.files["large"]
         assert entry.size == 100 << 20
         assert entry.digests is not None and len(set(entry.digests)) == 7
-        store.open("one").copy_out(tmp_path / "out", ["large"], [])
+        store.open("one").copy_to(tmp_path / "out", ["large"], [])
         assert (tmp_path / "out" / "large").read_bytes() == (source / "large").read_bytes()
 
     def test_nothing_is_listed_before_the_commit_or_after_an_abort(self, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ class CheckpointStoreSuite(ABC):
         assert store.list() == []
         staging = store.begin("one", owner())
         fill(staging.path)
-        staging.take(staging.written())
+        staging.seal(staging.scan_written())
         assert store.list() == []
         with raises(CheckpointNotFound, "one"):
             store.open("one")
@@ -116,12 +116,12 @@ class CheckpointStoreSuite(ABC):
             (staging.path / "sub").mkdir()
             (staging.path / "sub" / f"rank{rank}").write_text(f"from {rank}")
             (staging.path / "same").write_text("the same on all")
-        written = [staging.written() for staging in stagings]
+        written = [staging.scan_written() for staging in stagings]
         files: dict[str, FileEntry] = {}
         for rank, (staging, listing) in enumerate(zip(stagings, written, strict=True)):
             assert listing.directories == ["sub/"]
             assert set(listing.files) == {f"sub/rank{rank}", "same"}
-            files |= staging.take(listing.without({"same"} if rank else ()))
+            files |= staging.seal(listing.without({"same"} if rank else ()))
         stagings[0].commit(files, ["sub/"], METADATA, header("one"))
         found = store.open("one")
         found.check(found.manifest.files)
@@ -143,8 +143,8 @@ class CheckpointStoreSuite(ABC):
         for staging in stagings.values():
             fill(staging.path)
         for name, staging in stagings.items():
-            listing = staging.written()
-            staging.commit(staging.take(listing), listing.directories, METADATA, header(name))
+            listing = staging.scan_written()
+            staging.commit(staging.seal(listing), listing.directories, METADATA, header(name))
         assert {found.storage_id for found in store.list()} == {"one", "two"}
 
     def test_an_id_is_taken_once(self, tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ class CheckpointStoreSuite(ABC):
             store.open("one").check(FILES)
         store.open("one").check(FILES, digests=False)
         with raises(CheckpointCorrupt, "model.pt"):
-            store.open("one").copy_out(tmp_path / "out", [*FILES], [])
+            store.open("one").copy_to(tmp_path / "out", [*FILES], [])
 
     def test_a_file_of_another_size_is_found(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
@@ -206,7 +206,7 @@ class CheckpointStoreSuite(ABC):
                 with raises(CheckpointCorrupt, "a b.txt"):
                     store.open(name).check(FILES, digests=digests)
             with raises(CheckpointCorrupt, "a b.txt"):
-                store.open(name).copy_out(tmp_path / f"out-{name}", [*FILES], [])
+                store.open(name).copy_to(tmp_path / f"out-{name}", [*FILES], [])
 
     def test_damaged_metadata_is_found(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
@@ -246,7 +246,7 @@ class CheckpointStoreSuite(ABC):
         for read in (
             lambda: found.check(found.manifest.files),
             lambda: found.check(found.manifest.files, digests=False),
-            lambda: found.copy_out(tmp_path / "out", [*FILES], DIRECTORIES),
+            lambda: found.copy_to(tmp_path / "out", [*FILES], DIRECTORIES),
             lambda: found.metadata(),
         ):
             with raises(CheckpointNotFound, "was deleted while it was read"):
@@ -276,7 +276,7 @@ class CheckpointStoreSuite(ABC):
         staging.commit(files, listing.directories, METADATA, header("one"))
         total = sum(map(len, FILES.values()))
         assert sum(done) == total
-        store.open("one").copy_out(tmp_path / "out", [*FILES], [], done.append)
+        store.open("one").copy_to(tmp_path / "out", [*FILES], [], done.append)
         assert sum(done) == 2 * total
         store.open("one").check(FILES, progress=done.append)
         assert sum(done) == 3 * total
@@ -335,11 +335,11 @@ class CheckpointStoreSuite(ABC):
         (staging.path / "folder" / "file").write_bytes(b"file")
         (staging.path / "link").symlink_to("folder")
         os.link(outside, staging.path / "hard")
-        listing = staging.written()
+        listing = staging.scan_written()
         assert not listing.links and not any(source.shared for source in listing.files.values())
         assert {*listing.directories} == {"folder/", "link/"}
         outside.write_bytes(b"another")
-        staging.commit(staging.take(listing), listing.directories, METADATA, header("one"))
+        staging.commit(staging.seal(listing), listing.directories, METADATA, header("one"))
         expected = {"folder/file": b"file", "link/file": b"file", "hard": b"as it was"}
         assert everything(store.open("one"), tmp_path) == expected
 
@@ -359,8 +359,8 @@ class CheckpointStoreSuite(ABC):
         assert store.in_use() == set()
         for name in ("one", "two.with.dots"):
             stored(store, tmp_path, name)
-        with store.hold("one", owner()):
-            with other.hold("one", owner()), other.hold("two.with.dots", owner()):
+        with store.read_lease("one", owner()):
+            with other.read_lease("one", owner()), other.read_lease("two.with.dots", owner()):
                 assert store.in_use() == other.in_use() == {"one", "two.with.dots"}
                 assert store.collect() == []
             assert store.in_use() == {"one"}
@@ -370,7 +370,7 @@ class CheckpointStoreSuite(ABC):
     def test_an_error_lets_go(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
         stored(store, tmp_path, "one")
-        with raises(ArithmeticError, "x"), store.hold("one", owner()):
+        with raises(ArithmeticError, "x"), store.read_lease("one", owner()):
             raise ArithmeticError("x")
         assert store.in_use() == set()
 
@@ -380,7 +380,7 @@ class CheckpointStoreSuite(ABC):
         stored(store, tmp_path, "two")
         dead = Owner(**{**vars(owner()), "pid": 2**22 + 1, "started": 5})
         elsewhere = Owner(**{**vars(dead), "host": "0" * 12})
-        with store.hold("one", dead), store.hold("two", elsewhere):
+        with store.read_lease("one", dead), store.read_lease("two", elsewhere):
             assert store.in_use() == {"two"}, "of another host nobody knows"
             store.collect()
             assert store.in_use() == {"two"}
@@ -390,25 +390,25 @@ class CheckpointStoreSuite(ABC):
         source = tmp_path / "source file"
         for data in (b"one", b"", b"another" * 100_000):
             source.write_bytes(data)
-            store.put_beside(source, "tensorboard/run/rank-0/events 1")
+            store.put_file(source, "tensorboard/run/rank-0/events 1")
             assert self.beside(store, "tensorboard/run/rank-0/events 1") == data
         assert store.list() == []
         assert source.exists()
         with raises(StorageError, "nothing"):
-            store.put_beside(tmp_path / "nothing", "tensorboard/x")
-        store.put_beside(source, "tensorboard/run 2/events")
+            store.put_file(tmp_path / "nothing", "tensorboard/x")
+        store.put_file(source, "tensorboard/run 2/events")
         for _ in range(2):
-            store.remove_beside("tensorboard/run")
+            store.remove_folder("tensorboard/run")
         assert self.beside(store, "tensorboard/run 2/events") == source.read_bytes()
         with raises(FileNotFoundError, ""):
             self.beside(store, "tensorboard/run/rank-0/events 1")
         with raises(ValueError, "is no path below"):
-            store.remove_beside("../elsewhere")
+            store.remove_folder("../elsewhere")
 
     def test_a_store_that_works_is_valid_and_nothing_is_left(self, tmp_path: Path) -> None:
         store = self.make_store(tmp_path / "store")
-        store.validate()
-        store.validate()
+        store.check_writable()
+        store.check_writable()
         assert store.list() == [] and store.collect() == []
 
     def test_a_later_restart_collects_what_an_earlier_left_anywhere(self, tmp_path: Path) -> None:
@@ -459,14 +459,14 @@ def stored(
 
 def commit_path(staging: Staging) -> None:
     """Commit what was written into the path."""
-    listing = staging.written()
-    staging.commit(staging.take(listing), listing.directories, METADATA, header(staging.storage_id))
+    listing = staging.scan_written()
+    staging.commit(staging.seal(listing), listing.directories, METADATA, header(staging.storage_id))
 
 
 def everything(found: StoredCheckpoint, tmp_path: Path) -> dict[str, bytes]:
     """The files of a checkpoint, but for its metadata."""
     out = tmp_path / f"everything-{os.urandom(4).hex()}"
-    found.copy_out(out, set(found.manifest.files) - {"metadata.json"}, found.manifest.directories)
+    found.copy_to(out, set(found.manifest.files) - {"metadata.json"}, found.manifest.directories)
     return tree(out)
 
 

@@ -11,7 +11,7 @@ from det_core.cli.checkpoint._found import on_found
 
 if TYPE_CHECKING:
     from det_core.client import Checkpoints
-    from det_core.storage import RetentionPolicy, Verdict
+    from det_core.storage import RetentionDecision, RetentionPolicy
 
 _EXAMPLES = """
 examples:
@@ -85,7 +85,7 @@ def _collect(args: argparse.Namespace, checkpoints: Checkpoints) -> int:
 
 
 def _policy(args: argparse.Namespace) -> RetentionPolicy:
-    from det_core.storage import AnyOf, KeepBest, KeepEvery, KeepLatest, KeepNewer
+    from det_core.storage import AnyOf, KeepBest, KeepEvery, KeepLatest, KeepWithin
 
     policies: list[RetentionPolicy] = []
     if args.keep_latest is not None:
@@ -99,7 +99,7 @@ def _policy(args: argparse.Namespace) -> RetentionPolicy:
     if args.keep_every is not None:
         policies.append(KeepEvery(args.keep_every))
     if args.keep_newer is not None:
-        policies.append(KeepNewer(args.keep_newer))
+        policies.append(KeepWithin(args.keep_newer))
     if not policies:
         raise ValueError(_HOW)
     return AnyOf(*policies)
@@ -112,7 +112,9 @@ def _smaller(args: argparse.Namespace) -> bool:
     return args.smaller is not False
 
 
-def _delete(checkpoints: Checkpoints, policy: RetentionPolicy, verdicts: list[Verdict], tell: bool) -> list[str]:
+def _delete(
+    checkpoints: Checkpoints, policy: RetentionPolicy, verdicts: list[RetentionDecision], tell: bool
+) -> list[str]:
     with bar("deleting", sum(not v.reasons for v in verdicts), bytes=False) as advance:
 
         def deleted(storage_id: str) -> None:
@@ -123,7 +125,7 @@ def _delete(checkpoints: Checkpoints, policy: RetentionPolicy, verdicts: list[Ve
         return checkpoints.gc(policy, deleted=deleted, judged=verdicts)
 
 
-def _print(checkpoints: Checkpoints, verdicts: list[Verdict], going: int) -> None:
+def _print(checkpoints: Checkpoints, verdicts: list[RetentionDecision], going: int) -> None:
     if not verdicts:
         note(f"no checkpoints in {checkpoints.root}")
         return
@@ -135,7 +137,7 @@ def _print(checkpoints: Checkpoints, verdicts: list[Verdict], going: int) -> Non
     note(f"{going} of {len(verdicts)} checkpoint(s) would be deleted; nothing was")
 
 
-def _as_json(verdict: Verdict, gone: list[str]) -> dict[str, Any]:
+def _as_json(verdict: RetentionDecision, gone: list[str]) -> dict[str, Any]:
     c, reasons = verdict.candidate, verdict.reasons
     return {
         "storage_id": c.storage_id,
@@ -149,7 +151,7 @@ def _as_json(verdict: Verdict, gone: list[str]) -> dict[str, Any]:
     }
 
 
-def _unknown_metric(checkpoints: Checkpoints, verdicts: list[Verdict]) -> str | None:
+def _unknown_metric(checkpoints: Checkpoints, verdicts: list[RetentionDecision]) -> str | None:
     """Which metrics there are, if no checkpoint has the one that was asked for."""
     missing = [reason for v in verdicts for reason in v.unknown]
     if not missing:

@@ -44,7 +44,7 @@ def _last_rows(run: Run) -> dict[str, tuple[int, Row]]:
     """Group -> number of rows and the last of them."""
     last: dict[str, tuple[int, Row]] = {}
     for group in run.groups():
-        count, row = run.record.last(group)
+        count, row = run.record.count_and_last(group)
         if row is not None:
             last[group] = (count, row)
     return last

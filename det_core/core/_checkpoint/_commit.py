@@ -247,7 +247,7 @@ class CheckpointHandle:
     def _filled(self, fill: Callable[[Progress], None], metadata: dict[str, Any]) -> Offering:
         fill(self._tick)
         self._tick(0)
-        return Offering(self._staging.written(), metadata)
+        return Offering(self._staging.scan_written(), metadata)
 
     def _commit(self, offer: Callable[[], Offering]) -> None:
         commits, staging = self._commits, self._staging
@@ -256,7 +256,7 @@ class CheckpointHandle:
             finish = functools.partial(commits.finish, staging)
             write(
                 self._together, commits.store.disk, staging, agreed,
-                lambda listing: staging.take(listing, self._tick), finish,
+                lambda listing: staging.seal(listing, self._tick), finish,
             )  # fmt: skip
         except BaseException as e:
             commits.note_abort(e, self.storage_id, self._metadata)

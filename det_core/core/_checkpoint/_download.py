@@ -13,8 +13,8 @@ from typing import NamedTuple
 from det_core import _clock
 from det_core.core._checkpoint._sharding import Together
 from det_core.errors import StorageError
-from det_core.storage import Disk, Manifest, Owner, Progress, Selector, StoredCheckpoint, folders_of
-from det_core.storage._names import INNER
+from det_core.storage import Disk, Manifest, Owner, Progress, Selector, StoredCheckpoint, parent_folders
+from det_core.storage._names import META_DIR
 
 log = logging.getLogger("det_core.checkpoint")
 TEMPORARY = ".det_core-tmp"
@@ -53,7 +53,7 @@ def download(
     if task.last:
         _collect(disk, os.path.dirname(task.aside), os.path.dirname(arrival.target))
     try:
-        together.each(lambda: checkpoint.copy_out(Path(task.aside), task.files, task.directories, progress))
+        together.each(lambda: checkpoint.copy_to(Path(task.aside), task.files, task.directories, progress))
         together.each(arrival.arrive)
     except BaseException:
         arrival.undo()
@@ -97,7 +97,7 @@ def _check_target(target: str, paths: Iterable[str]) -> None:
     """Raise ValueError if what lies in ``target`` is in the way, or would be written through to another place."""
     folders = {path for path in paths if path.endswith("/")}
     files = {path for path in paths if not path.endswith("/")}
-    for path in sorted(folders | folders_of(files)):
+    for path in sorted(folders | parent_folders(files)):
         place = f"{target}/{path.rstrip('/')}"
         real = os.path.realpath(place)
         if not real.startswith(target.rstrip("/") + "/"):
@@ -122,7 +122,7 @@ class _Arrival:
 
     def __init__(self, disk: Disk, task: _Task, target: str, rank: int) -> None:
         self._disk, self._task, self.target = disk, task, target
-        self._kept = f"{task.aside}/{INNER}/{rank}"  # no file of a checkpoint has such a name
+        self._kept = f"{task.aside}/{META_DIR}/{rank}"  # no file of a checkpoint has such a name
         self._undo: list[Callable[[], None]] = []
 
     def arrive(self) -> None:
@@ -134,7 +134,7 @@ class _Arrival:
                 self._undo.append(lambda: disk.do("rename", target, os.rename, target, task.aside))
             return
         disk.make_folders(self._kept)
-        for name in sorted(folders_of(task.files).union(task.directories)):
+        for name in sorted(parent_folders(task.files).union(task.directories)):
             self._make_folder(f"{target}/{name.rstrip('/')}")
         for number, path in enumerate(task.files):
             self._move(f"{task.aside}/{path}", f"{target}/{path}", f"{self._kept}/{number}")
@@ -181,7 +181,7 @@ def _collect(disk: Disk, *folders: str) -> None:
         for entry in entries:
             parsed = Owner.parse(entry.name) if entry.name.startswith(f"{TEMPORARY}-") else None
             status = disk.status(entry.path) if parsed is not None else None
-            if parsed is not None and status is not None and not parsed[1].counts(now - status.st_mtime):
+            if parsed is not None and status is not None and not parsed[1].is_valid(now - status.st_mtime):
                 clear(disk, entry.path)
 
 

@@ -25,10 +25,10 @@ from det_core.storage import (
     Selector,
     Store,
     StoredCheckpoint,
-    folders_of,
+    parent_folders,
     scan,
 )
-from det_core.storage._names import ASIDE, INNER
+from det_core.storage._names import META_DIR, STAGING_DIR
 
 log = logging.getLogger("det_core.checkpoint")
 LANE = "checkpoint"
@@ -158,7 +158,7 @@ class CheckpointReader:
                 known |= verify(together, checkpoint, selector, known, self._progress)
                 if only_listed:
                     together.chief(lambda: refuse_unlisted(self._store.disk, checkpoint))
-                stack.enter_context(checkpoint.unchanged())
+                stack.enter_context(checkpoint.check_unchanged())
             header = checkpoint.manifest.header
             if header is None:
                 self.note_restore(storage_id, _foreign_steps(checkpoint), None)
@@ -208,13 +208,13 @@ class CheckpointReader:
             return sorted(folders), [(folder, shares[rank]) for rank, (folder, _) in enumerate(votes or [])]
 
         directories, shares = machine.chief(plan)
-        machine.each(lambda: checkpoint.copy_out(own, shares[machine.index][1], directories, self._progress))
+        machine.each(lambda: checkpoint.copy_to(own, shares[machine.index][1], directories, self._progress))
 
         def link() -> None:
             for rank, (folder, names) in enumerate(shares):
                 if rank == machine.index:
                     continue
-                for directory in sorted(folders_of(names)):
+                for directory in sorted(parent_folders(names)):
                     disk.make_folders(f"{own}/{directory.rstrip('/')}")
                 for name in names:
                     try:
@@ -232,8 +232,8 @@ class CheckpointReader:
         """A folder in the scratch folder, where the next to make one removes what the dead have left."""
         assert self._scratch is not None, "a store that is no directory needs a scratch folder"
         owner = Owner.current(f"restored by rank {self._distributed.rank}, {next(self._uses)} of {id(self)}")
-        base = f"{self._scratch.root}/{ASIDE}/{storage_id}.{owner.tag}"
-        self._scratch.make_aside_folder(base, owner)
+        base = f"{self._scratch.root}/{STAGING_DIR}/{storage_id}.{owner.tag}"
+        self._scratch.make_staging_dir(base, owner)
         try:
             path = f"{base}/{storage_id}"
             self._scratch.disk.make_folders(path)
@@ -262,7 +262,7 @@ class CheckpointReader:
 
     def _hold(self, storage_id: str) -> AbstractContextManager[None]:
         """Keep others from deleting a checkpoint that is being read."""
-        return self._store_of(storage_id).hold(storage_id, self._owner())
+        return self._store_of(storage_id).read_lease(storage_id, self._owner())
 
     def _readers(self, call: str, mode: DownloadMode, *, local: bool) -> Together:
         if not isinstance(mode, DownloadMode):
@@ -354,7 +354,7 @@ def refuse_unlisted(disk: Disk, checkpoint: StoredCheckpoint) -> None:
         CheckpointCorrupt: there are some; the message names them.
     """
     try:
-        files = scan(disk, str(checkpoint.path), leave=(INNER,)).files
+        files = scan(disk, str(checkpoint.path), exclude=(META_DIR,)).files
     except ValueError as e:
         raise CheckpointCorrupt(f"checkpoint {checkpoint.path} is not read: {e}") from e
     added = sorted(name for name in {*files}.difference(checkpoint.manifest.files) if "__pycache__/" not in name)

@@ -11,7 +11,7 @@ from typing import Any
 
 from det_core import _clock
 from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, DetCoreError, StorageError
-from det_core.journal import Cursor, cursors
+from det_core.journal import Cursor, open_cursors
 from det_core.storage import (
     AnyOf,
     Candidate,
@@ -19,12 +19,12 @@ from det_core.storage import (
     KeepBest,
     KeepEvery,
     KeepLatest,
-    KeepNewer,
+    KeepWithin,
+    RetentionDecision,
     RetentionPolicy,
     Store,
-    Verdict,
     check_policy,
-    judge,
+    evaluate,
 )
 
 log = logging.getLogger("det_core.checkpoint")
@@ -105,7 +105,7 @@ class Retention:
             self._warn(f"older checkpoints of run {self._run_id} were not looked through, and stay for now: {e}")
             return []
 
-    def judge(self) -> list[Verdict]:
+    def judge(self) -> list[RetentionDecision]:
         """What is to become of each checkpoint of the run, oldest first. Deletes nothing.
 
         Raises:
@@ -188,20 +188,20 @@ class Retention:
         self._known[header.storage_id] = header
         self._committed = header.storage_id
 
-    def _guarded_verdicts(self) -> list[Verdict]:
+    def _guarded_verdicts(self) -> list[RetentionDecision]:
         """Judge what is known; before any goes, ask which are read and which are damaged."""
         verdicts = self._verdicts()
         if all(v.reasons for v in verdicts):
             return verdicts
         return self._verdicts(self._store.in_use(), self._find_damaged(verdicts))
 
-    def _verdicts(self, in_use: Collection[str] = (), damaged: Collection[str] = ()) -> list[Verdict]:
+    def _verdicts(self, in_use: Collection[str] = (), damaged: Collection[str] = ()) -> list[RetentionDecision]:
         found = [
             replace(c, damaged=c.storage_id in damaged) for c in self.candidates(list((self._known or {}).values()))
         ]
-        return judge(self.policy, found, run_id=self._run_id, in_use=in_use, now=_clock.now())
+        return evaluate(self.policy, found, run_id=self._run_id, in_use=in_use, now=_clock.now())
 
-    def _find_damaged(self, verdicts: Sequence[Verdict]) -> set[str]:
+    def _find_damaged(self, verdicts: Sequence[RetentionDecision]) -> set[str]:
         """The newest ones, up to one that is whole, whose files are missing or have another size."""
         damaged = set()
         for storage_id in (v.candidate.storage_id for v in reversed(verdicts)):
@@ -258,7 +258,7 @@ class Retention:
             self._metadata[header.storage_id] = known
         return known
 
-    def _doubt_metric(self, verdicts: Sequence[Verdict]) -> None:
+    def _doubt_metric(self, verdicts: Sequence[RetentionDecision]) -> None:
         """Warn once, from the second checkpoint on, that nothing goes as no checkpoint has a metric.
 
         Validation may come after the first checkpoints. But once one was reported without the metric, or checkpoints
@@ -304,10 +304,10 @@ class Validations:
 
     def refresh(self) -> None:
         """Take in what was reported since the last time, by any rank."""
-        for found in cursors(self._folder, name="unsaved"):
+        for found in open_cursors(self._folder, name="unsaved"):
             cursor = self._cursors.setdefault((found.restart, found.rank), found)
             while lines := cursor.read():
-                cursor.mark(lines)
+                cursor.advance(lines)
                 for line in lines:
                     if line.record["kind"] == "restore" or line.record.get("group") == GROUP:
                         self._take(cursor.restart, cursor.rank, line.decoded())
@@ -373,4 +373,4 @@ def seconds(header: Header) -> float:
         return float("inf")
 
 
-__all__ = ["AnyOf", "KeepBest", "KeepEvery", "KeepLatest", "KeepNewer", "Retention", "RetentionPolicy"]
+__all__ = ["AnyOf", "KeepBest", "KeepEvery", "KeepLatest", "KeepWithin", "Retention", "RetentionPolicy"]

@@ -191,7 +191,7 @@ def write_state(disk: Disk, path: Path, state: Any, tick: Progress = lambda _: N
     import torch
 
     disk.make_folders(os.fspath(path.parent))
-    with disk.opened(os.fspath(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
+    with disk.open_fd(os.fspath(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL) as fd:
         file = _File(disk, os.fspath(path), fd, tick)
         try:
             torch.save(state, file)

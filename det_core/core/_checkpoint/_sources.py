@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from det_core.core._checkpoint._sharding import Offering
-from det_core.storage import Disk, Listing, Selector, Source, copy_in, folders_of, host_identity, scan
-from det_core.storage._names import INNER, METADATA, is_inner_path
+from det_core.storage import Disk, Listing, Selector, SourceFile, copy_in, host_id, parent_folders, scan
+from det_core.storage._names import META_DIR, METADATA_FILE, is_relative_path
 
 FolderOrFolders = str | os.PathLike[str] | Mapping[str, str | os.PathLike[str]]
 
@@ -114,7 +114,7 @@ class Extras:
             self._disk.make_folders(os.fspath(path.parent))
             self._disk.write_file(os.fspath(path), content, sync=False)  # the commit syncs it
         for listing in self._copies:
-            self._disk.make_folders(os.fspath(folder), folders_of(listing.files))
+            self._disk.make_folders(os.fspath(folder), parent_folders(listing.files))
             copy_in(self._disk, listing, os.fspath(folder))
 
     def _listing(self, name: str, path: os.PathLike[str]) -> Listing:
@@ -123,13 +123,13 @@ class Extras:
             return _below(name, self._disk, source, None)
         if not os.path.exists(source):
             raise ValueError(f"files[{name!r}]: {os.fspath(path)} does not exist")
-        return Listing({name: Source(source, self._disk.do("look at", source, os.path.getsize, source))})
+        return Listing({name: SourceFile(source, self._disk.do("look at", source, os.path.getsize, source))})
 
 
 def _refuse_conflicts(files: Sequence[str], copies: Sequence[Listing]) -> None:
     """Raise ValueError if a path is given twice, or both as a file and as a folder."""
     counts = Counter([*files, *(path for listing in copies for path in listing.files)])
-    folders = folders_of(counts).union(*(listing.directories for listing in copies))
+    folders = parent_folders(counts).union(*(listing.directories for listing in copies))
     for path, count in counts.items():
         if count > 1 or f"{path}/" in folders:
             what = "two files" if count > 1 else "a file and a folder"
@@ -138,19 +138,19 @@ def _refuse_conflicts(files: Sequence[str], copies: Sequence[Listing]) -> None:
 
 def check_name(name: str) -> None:
     """Raise ValueError unless a file of a checkpoint can have this name."""
-    if not isinstance(name, str) or not is_inner_path(name) or name.split("/", 1)[0] in (INNER, METADATA):
+    if not isinstance(name, str) or not is_relative_path(name) or name.split("/", 1)[0] in (META_DIR, METADATA_FILE):
         raise ValueError(f"name={name!r}: expected the name of a file in the checkpoint, such as 'state.pt'")
 
 
 def _identity(folder: str) -> Hashable:
     """What tells a folder from any other, also on another host. An inode alone does not, nor does its path."""
     found = os.stat(folder)
-    return host_identity(), found.st_dev, found.st_ino
+    return host_id(), found.st_dev, found.st_ino
 
 
 def _below(name: str, disk: Disk, path: str, selector: Selector | None) -> Listing:
     """What lies in a folder, as it is called in the checkpoint that has it under ``name``."""
     wanted = None if selector is None else lambda inner: selector(f"{name}/{inner}")
-    found = scan(disk, path, wanted, leave=(INNER,))
+    found = scan(disk, path, wanted, exclude=(META_DIR,))
     files = {f"{name}/{inner}": source for inner, source in found.files.items()}
     return Listing(files, [f"{name}/", *(f"{name}/{inner}" for inner in found.directories)])

@@ -180,7 +180,7 @@ async def _delete_event_files(hub: Hub, experiment_id: int) -> list[str]:
 
     def remove(config: Mapping[str, Any] | None) -> None:
         with _opened(hub, config) as store:
-            store.remove_beside(event_files_of_experiment(hub.settings.cluster_id, experiment_id))
+            store.remove_folder(event_files_of_experiment(hub.settings.cluster_id, experiment_id))
 
     problems = []
     for config in await hub.store.read(lambda conn: _storages.of_experiment(conn, experiment_id)):

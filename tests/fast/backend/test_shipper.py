@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from det_core.backend.rest import Credential, Master, MasterSession, ReportCarrier, Shipper
-from det_core.errors import MasterError, MasterUnreachable, ReportsNotKept, ReportsNotShipped
+from det_core.errors import MasterError, MasterUnreachable, ReportsLost, ReportsNotShipped
 from det_core.journal import Cursor, Journal, PendingValue
 from support.foreign_master import ForeignMaster, Trial, foreign_master
 from support.processes import until
@@ -97,8 +97,8 @@ def test_a_value_that_never_comes_from_its_device_holds_nothing_up(
         journal.metrics("training", 2, {"a": 2})
         shipper.drain(3)
         assert [r["avg"] for r in trial.rows] == [{"a": 2}]
-        patch.setattr("det_core.journal._journal.DEVICE_PATIENCE", 0.0)
-        with pytest.raises(ReportsNotKept):
+        patch.setattr("det_core.journal._journal.DEVICE_TIMEOUT", 0.0)
+        with pytest.raises(ReportsLost):
             journal.close()
 
 

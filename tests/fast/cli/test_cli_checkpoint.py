@@ -16,7 +16,7 @@ import pytest
 from det_core import client
 from det_core.cli import main
 from det_core.journal import RunFolder
-from det_core.storage import DirectoryStore, Owner, RetentionPolicy, Verdict
+from det_core.storage import DirectoryStore, Owner, RetentionDecision, RetentionPolicy
 from support import commands
 from support.stored import FILES, put, run_with_checkpoints
 
@@ -66,7 +66,7 @@ def damage(store: Any, storage_id: str, path: str) -> None:
 def test_list(home: Path, tmp_path: Path) -> None:
     run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
     ids = [f"c{step}-{run_id[-6:]}" for step in (20, 10)]
-    with store.hold(ids[1], Owner.current("x", 0)):
+    with store.read_lease(ids[1], Owner.current("x", 0)):
         lines = [line.split() for line in det_core("list").stdout.splitlines()]
     assert lines[0] == ["CHECKPOINT", "STEPS", "SIZE", "FILES", "AGE", "STATE"]
     assert [[line[0], line[1], *line[2:5], *line[7:]] for line in lines[1:]] == [
@@ -260,7 +260,7 @@ def test_rm(home: Path, tmp_path: Path) -> None:
     ids = [f"c{step}-{run_id[-6:]}" for step in (10, 20, 30, 40)]
     assert "--yes" in det_core("rm", "c10", check=2).stderr
     assert "no checkpoint 'nope'" in det_core("rm", "c10", "nope", "--yes", check=1).stderr
-    with store.hold(ids[0], Owner.current("x", 0)):
+    with store.read_lease(ids[0], Owner.current("x", 0)):
         done = det_core("rm", "c10", "c20", "--yes", check=1)
     assert f"{ids[0]}: a process is reading it. Nothing was deleted" in done.stderr
     assert len(store.list()) == 4
@@ -325,7 +325,7 @@ def test_gc_says_why_each_stays_and_deletes_the_rest(home: Path, tmp_path: Path)
     run_id, store = run_with_checkpoints(home, tmp_path, [10, 20, 30, 40, 50], losses=[3, 1, 2, 4, 5])
     ids = {step: f"c{step}-{run_id[-6:]}" for step in (10, 20, 30, 40, 50)}
     keep = ("--keep-latest", 1, "--keep-best", 1, "--metric", "loss", "--keep-every", 40)
-    with store.hold(ids[30], Owner.current("x", 0)):
+    with store.read_lease(ids[30], Owner.current("x", 0)):
         done = det_core("gc", *keep, "--dry-run")
     verdicts = {line.split()[0]: line for line in done.stdout.splitlines()[1:]}
     for step, why in {
@@ -357,7 +357,7 @@ def test_gc_beside_a_training_that_saves_deletes_and_counts_what_was_judged(
     run_id, store = run_with_checkpoints(home, tmp_path, [10, 20, 30])
     really = client.Checkpoints.judge
 
-    def judge_and_save(self: client.Checkpoints, policy: RetentionPolicy) -> list[Verdict]:
+    def judge_and_save(self: client.Checkpoints, policy: RetentionPolicy) -> list[RetentionDecision]:
         verdicts = really(self, policy)
         put(store, f"later-{len(store.list())}", 40, tmp_path, run_id=run_id, ordinal=len(store.list()) + 1)
         return verdicts

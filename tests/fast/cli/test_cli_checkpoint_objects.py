@@ -66,7 +66,7 @@ def test_rm_of_a_run_leaves_nothing_of_it_in_the_bucket(storage: dict[str, str],
     with client.checkpoints() as checkpoints:
         store = checkpoints._store
         assert isinstance(store, ObjectStore)
-        store.put_beside(tmp_path / "events", f"tensorboard/{run_id}/events")
+        store.put_file(tmp_path / "events", f"tensorboard/{run_id}/events")
         done = commands.det_core("runs", "rm", run_id, "--yes")
         where = done.stdout.splitlines()[1].removeprefix("deleted its checkpoints and TensorBoard files in ")
         assert json.loads(where) == {**storage, "prefix": "a/b"}

@@ -242,7 +242,7 @@ def test_rm_deletes_what_a_run_has_in_every_storage_it_was_given(home: Path, tmp
     manifest.write_text("{")
     for number, name in enumerate((other, run_id)):
         for place in (first, second):
-            DirectoryStore(place).put_beside(tmp_path / f"source-of-c{number + 1}0-{name[-6:]}" / "empty",
+            DirectoryStore(place).put_file(tmp_path / f"source-of-c{number + 1}0-{name[-6:]}" / "empty",
                                              f"tensorboard/{name}/rank-1/events")  # fmt: skip
     done = det_core("runs", "rm", run_id, "--yes")
     where = [f"deleted its checkpoints and TensorBoard files in {place}" for place in (first, second)]
@@ -268,7 +268,7 @@ def test_rm_where_a_checkpoint_is_read_or_a_storage_cannot_be_opened_deletes_not
     home: Path, tmp_path: Path
 ) -> None:
     run_id, store = run_with_checkpoints(home, tmp_path, [10, 20], storage=tmp_path / "elsewhere")
-    with store.hold(f"c20-{run_id[-6:]}", Owner.current("reader", 0)):
+    with store.read_lease(f"c20-{run_id[-6:]}", Owner.current("reader", 0)):
         done = det_core("runs", "rm", run_id, "--yes", check=1)
     assert f"run {run_id} was not deleted: a process is reading its checkpoint c20-{run_id[-6:]}" in done.stderr
     later = Journal(home / "runs" / run_id, run_id=run_id, restart=1, rank=0)

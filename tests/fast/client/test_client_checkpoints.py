@@ -237,7 +237,7 @@ def test_gc_leaves_what_is_in_use_and_collects_what_the_dead_left(home: Path, tm
     run_id, store = run_with_checkpoints(home, tmp_path, [10, 20])
     dead = Owner(**{**vars(Owner.current(run_id, 0)), "pid": 2**22 + 1, "started": 5})
     store.begin("half", dead)
-    with store.hold(f"c10-{run_id[-6:]}", Owner.current("x", 0)):
+    with store.read_lease(f"c10-{run_id[-6:]}", Owner.current("x", 0)):
         assert client.checkpoints().gc(core.KeepLatest(1)) == []
     assert [p.name for p in Path(store.root, ".det_core-tmp").iterdir() if p.name.startswith("half")] == []
     assert client.checkpoints().gc(core.KeepLatest(1)) == [f"c10-{run_id[-6:]}"]

@@ -214,7 +214,7 @@ def test_a_call_of_one_rank_fails_for_every_n(job: Job, tmp_path: Path) -> None:
 
         def work(context: CheckpointContext, rank: int, at: int = at, disk: FaultyDisk = disk) -> None:
             if rank == at % 2:
-                context._store = DirectoryStore(job.store, disk=disk, patience=1.0)
+                context._store = DirectoryStore(job.store, disk=disk, visibility_timeout=1.0)
             context.upload(tmp_path / str(at) / f"s{rank}", STEPS, shard=True, blocking=False)
 
         errors = job.errors(2, work)

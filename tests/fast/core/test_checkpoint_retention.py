@@ -139,7 +139,7 @@ def test_delete_of_what_was_to_go_when_judged_spares_what_is_to_stay_now(tmp_pat
 def test_one_in_use_stays_until_it_is_not(tmp_path: Path) -> None:
     store = filled(tmp_path)
     retention = Retention(core.KeepLatest(1), store, "run")
-    with store.hold("c2", Owner.current("reader", 0)):
+    with store.read_lease("c2", Owner.current("reader", 0)):
         assert retention.apply() == ["c1", "c3"]
         assert ids(store) == ["c2", "c4"]
     assert retention.apply() == ["c2"]
@@ -147,7 +147,7 @@ def test_one_in_use_stays_until_it_is_not(tmp_path: Path) -> None:
 
 def test_one_that_a_reader_takes_while_others_go_stays(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    holding = store.hold("c3", Owner.current("reader", 0))
+    holding = store.read_lease("c3", Owner.current("reader", 0))
     retention = Retention(
         core.KeepLatest(1), store, "run", deleted=lambda i, _: holding.__enter__() if i == "c1" else None
     )
@@ -437,7 +437,7 @@ def test_number_in() -> None:
 
 
 def test_the_policies_are_public() -> None:
-    policy: RetentionPolicy = core.AnyOf(core.KeepLatest(1), core.KeepNewer("7d"))
+    policy: RetentionPolicy = core.AnyOf(core.KeepLatest(1), core.KeepWithin("7d"))
     assert isinstance(policy, core.RetentionPolicy)
 
 

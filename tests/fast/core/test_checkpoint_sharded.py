@@ -289,7 +289,7 @@ def test_a_disk_that_fails_on_one_rank_fails_all(job: Job) -> None:
 
         def work(context: CheckpointContext, rank: int, failing: int = failing, disk: FaultyDisk = disk) -> None:
             if rank == failing:
-                context._store = DirectoryStore(job.store, disk=disk, patience=1.0)
+                context._store = DirectoryStore(job.store, disk=disk, visibility_timeout=1.0)
             try:
                 with context.store_path(STEPS, shard=True) as (path, _):
                     fill(path, {f"{rank}/f": b"x"})
@@ -330,7 +330,7 @@ def test_a_bad_argument_on_one_rank_is_told_to_all(job: Job, tmp_path: Path) -> 
 def test_a_rank_that_does_not_see_the_store_is_named(job: Job, tmp_path: Path) -> None:
     def work(context: CheckpointContext, rank: int) -> None:
         if rank == 1:
-            context._store = DirectoryStore(tmp_path / "another disk", patience=0.1)
+            context._store = DirectoryStore(tmp_path / "another disk", visibility_timeout=0.1)
         with context.store_path(STEPS, shard=True):
             raise AssertionError("the block was entered")
 

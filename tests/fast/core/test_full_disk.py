@@ -167,7 +167,7 @@ def test_a_disk_that_stays_full(tmp_path: Path) -> None:
         script.goes_on()
         status, refused = script.ends()
         kept = rows()
-        (lost,) = re.findall(rf"ReportsNotKept: (\d+) report\(s\) could not be written to .*: ({FULL})", script.said())
+        (lost,) = re.findall(rf"ReportsLost: (\d+) report\(s\) could not be written to .*: ({FULL})", script.said())
         assert status == 1 and refused == [*range(110, 301, 10)]
         assert kept == [*range(1, len(kept) + 1)] and len(kept) >= 100
         assert len(kept) + int(lost[0]) == STEPS, "all but rows is kept in the room that was reserved"

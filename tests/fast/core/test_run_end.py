@@ -112,7 +112,7 @@ def test_generator_that_is_left_has_not_failed(last_line: Any) -> None:
 def test_run_folder_moved_is_found_at_the_next_checkpoint(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 3600.0)
+    monkeypatch.setattr("det_core.journal._file.DELETION_CHECK_INTERVAL", 3600.0)
     with core.init(name="a") as ctx:
         ctx.train.report_training_metrics(1, {"loss": 1.0})
         save(ctx, 1)

@@ -85,7 +85,7 @@ def test_a_failure_is_told(tmp_path: Path, home: Path) -> None:
     before = """
 from det_core.storage import _directory
 def full(*_): raise OSError(28, "no room")
-_directory.list_checkpoint = full
+_directory.publish = full
 """
     done = scripts.run(SCRIPT.format(before=before, end=""), tmp_path, json.dumps(str(tmp_path / "store")))
     assert any("was not saved in the background" in line and "no room" in line for line in lines(done.stdout)), (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from det_core.journal import Cursor, Journal, cursors
+from det_core.journal import Cursor, Journal, open_cursors
 from support.journals import failing, open_journal
 
 
@@ -22,7 +22,7 @@ def carry(cursor: Cursor) -> list[int]:
     found = []
     while lines := cursor.read():
         found += [line.seq for line in lines]
-        cursor.mark(lines)
+        cursor.advance(lines)
     cursor.save()
     return found
 
@@ -38,13 +38,13 @@ def test_what_is_new_in_order_and_as_it_stands(tmp_path: Path) -> None:
     assert lines[0].record["metrics"] == {"loss": "NaN", "text": "NaN"}
     assert lines[0].record["nonfinite"] == [["metrics", "loss"]]
     assert repr(lines[0].decoded()["metrics"]) == "{'loss': nan, 'text': 'NaN'}"
-    assert cursor.left() == 2
-    cursor.mark(lines)
-    assert cursor.left() == 0 and cursor.read() == []
+    assert cursor.count_remaining() == 2
+    cursor.advance(lines)
+    assert cursor.count_remaining() == 0 and cursor.read() == []
     assert cursor.offset == (tmp_path / "journal-0-0.jsonl").stat().st_size
     j.metrics("training", 2, {"loss": 1})
     assert carry(cursor) == [2]
-    cursor.mark(lines)
+    cursor.advance(lines)
     assert carry(cursor) == [], "what is marked late, as it was refused, takes nothing back"
     j.close()
 
@@ -65,7 +65,7 @@ def test_it_goes_on_where_another_process_stopped(tmp_path: Path) -> None:
         j.metrics("training", step, {"a": step})
     first = Cursor(tmp_path, 0, 0, to="here")
     lines = first.read()
-    first.mark(lines[:4])
+    first.advance(lines[:4])
     first.save()
     assert carry(Cursor(tmp_path, 0, 0, to="here")) == [4, 5, 6, 7, 8, 9]
     assert carry(Cursor(tmp_path, 0, 0, to="elsewhere")) == list(range(10))
@@ -138,9 +138,9 @@ def test_one_for_each_process_that_wrote(tmp_path: Path) -> None:
         j = journal(tmp_path, restart, rank, run_id)
         j.record("status", {"status": "x"})
         j.close()
-    assert [(c.restart, c.rank) for c in cursors(tmp_path)] == [(0, 0), (0, 1), (1, 0)]
-    assert [(c.restart, c.rank) for c in cursors(tmp_path, run_id="a")] == [(0, 0), (0, 1)]
-    assert cursors(tmp_path / "none") == []
+    assert [(c.restart, c.rank) for c in open_cursors(tmp_path)] == [(0, 0), (0, 1), (1, 0)]
+    assert [(c.restart, c.rank) for c in open_cursors(tmp_path, run_id="a")] == [(0, 0), (0, 1)]
+    assert open_cursors(tmp_path / "none") == []
 
 
 def test_a_header_that_was_torn_comes_again(tmp_path: Path) -> None:
@@ -149,5 +149,5 @@ def test_a_header_that_was_torn_comes_again(tmp_path: Path) -> None:
         for step in range(4):
             j.metrics("training", step, {"a": step})
         j.close()
-    (cursor,) = cursors(tmp_path, run_id="a")
+    (cursor,) = open_cursors(tmp_path, run_id="a")
     assert carry(cursor) == [0, 1, 2, 3]

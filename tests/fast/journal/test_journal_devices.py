@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from det_core.errors import ReportsNotKept
+from det_core.errors import ReportsLost
 from det_core.journal import PendingValue, _devices, read_run
 from support.journals import lines, open_journal, written
 
@@ -40,7 +40,7 @@ class Scripted(PendingValue):
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for a device."""
-    monkeypatch.setattr("det_core.journal._journal.DEVICE_PATIENCE", 0.05)
+    monkeypatch.setattr("det_core.journal._journal.DEVICE_TIMEOUT", 0.05)
 
 
 @pytest.mark.parametrize("by", ["metrics", "device", "flush", "close"])
@@ -98,7 +98,7 @@ def test_a_value_that_never_comes_makes_nobody_wait_for_ever(tmp_path: Path, cap
     with pytest.raises(TypeError, match=r'body\["value"\] is on a device: report it as a metric'):
         journal.record("alert", {"value": never})
     journal.record("run_end", {"outcome": "completed"})
-    with pytest.raises(ReportsNotKept, match=r"1 value\(s\) never arrived"):
+    with pytest.raises(ReportsLost, match=r"1 value\(s\) never arrived"):
         journal.close()
     assert written(tmp_path) == {1: {"a": 5.0, "b": 1}, 2: {"a": 2.0}}
     assert 'metrics["a"] of group training, step 1 is lost: it has not come from its device' in caplog.text
@@ -113,7 +113,7 @@ def test_a_value_that_is_lost_is_named_and_the_rest_of_its_row_is_kept(
     journal.metrics("training", 2, {"a": [Scripted(object()).arrive(), 5]})
     with (
         caplog.at_level(logging.WARNING, "det_core"),
-        pytest.raises(ReportsNotKept, match=r"2 value\(s\) never arrived"),
+        pytest.raises(ReportsLost, match=r"2 value\(s\) never arrived"),
     ):
         journal.close()
     assert written(tmp_path) == {1: {"b": 2}, 2: {"a": [None, 5]}}
@@ -125,7 +125,7 @@ def test_a_lost_value_is_counted_also_where_it_was_waited_for(tmp_path: Path) ->
     journal = open_journal(tmp_path)
     journal.metrics("training", 1, {"b": 2})
     journal.metrics("training", 1, {"a": Scripted(RuntimeError("gone")).arrive(), "b": Scripted(2).arrive()})
-    with pytest.raises(ReportsNotKept, match=r"1 value\(s\) never arrived"):
+    with pytest.raises(ReportsLost, match=r"1 value\(s\) never arrived"):
         journal.close()
     assert written(tmp_path) == {1: {"b": 2}}
 
@@ -155,8 +155,8 @@ def test_no_thread_is_started(tmp_path: Path) -> None:
     for step in range(100):
         journal.metrics("training", step, {"a": Scripted(1) if step % 2 else 1})
     assert threading.active_count() == before
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(ReportsNotKept, match=r"50 value\(s\)"):
-        patch.setattr("det_core.journal._journal.DEVICE_PATIENCE", 0.0)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(ReportsLost, match=r"50 value\(s\)"):
+        patch.setattr("det_core.journal._journal.DEVICE_TIMEOUT", 0.0)
         journal.close()
 
 
@@ -280,7 +280,7 @@ def test_copy_that_fails_is_named_for_each_value(
     device.fails = None
     device.has_arrived = True
     device.report(journal, 2, {"a": torch.tensor(1.0)})
-    with pytest.raises(ReportsNotKept, match=r"2 value\(s\) never arrived"):
+    with pytest.raises(ReportsLost, match=r"2 value\(s\) never arrived"):
         journal.close()
     assert written(tmp_path) == {1: {"b": [None, 3], "c": 4}, 2: {"a": 1.0}}
     assert caplog.text.count("of group training, step 1 is lost: device-side assert") == 2

@@ -126,7 +126,7 @@ def test_further_back_than_a_thousand_rows_another_value_is_a_conflict(tmp_path:
 
 
 def test_huge_rows_are_not_all_kept_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("det_core.journal._journal.REMEMBERED_BYTES", 10_000)
+    monkeypatch.setattr("det_core.journal._journal.MAX_CACHED_BYTES", 10_000)
     journal = open_journal(tmp_path)
     for step in range(100):
         journal.metrics("training", step, {"a": step, "text": "x" * 1000})

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from det_core.errors import ReportsNotKept
+from det_core.errors import ReportsLost
 from det_core.journal import Journal, RunFolder, list_runs, read_run
 from support.disks import fill, small_disk
 from support.journals import Os, failing, lines, open_journal, written
@@ -25,7 +25,7 @@ from support.journals import Os, failing, lines, open_journal, written
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Try again with the next report, look at the link count with each."""
     monkeypatch.setattr("det_core.journal._file.RETRY_INTERVAL", 0.0)
-    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0)
+    monkeypatch.setattr("det_core.journal._file.DELETION_CHECK_INTERVAL", 0.0)
 
 
 def few_bytes(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
@@ -46,7 +46,7 @@ def scenario(folder: Path, journal: Journal, *, delete: bool = False) -> int:
     journal.record("status", {"status": "done"})
     try:
         journal.close()
-    except ReportsNotKept as e:
+    except ReportsLost as e:
         count = re.match(r"(\d+) report\(s\) could not be written to", str(e))
         assert count and str(folder) in str(e)
         return int(count[1])
@@ -116,7 +116,7 @@ def test_a_report_on_a_dead_disk_returns_and_one_warning_appears(
             "are kept in memory, up to 0 MB, and written when that is possible again."
         ]
         with pytest.raises(
-            ReportsNotKept, match=r"500 report\(s\) could not be written to .*run: No space left on device"
+            ReportsLost, match=r"500 report\(s\) could not be written to .*run: No space left on device"
         ):
             journal.close()
     assert not (tmp_path / "run").exists()
@@ -131,7 +131,7 @@ def test_what_is_beyond_the_limit_is_counted_and_the_rest_is_kept(
         for step in range(200):
             journal.metrics("training", step, {"loss": step})
         system.mend()
-        with pytest.raises(ReportsNotKept) as e:
+        with pytest.raises(ReportsLost) as e:
             journal.close()
     found = written(tmp_path)
     assert 3 < len(found) < 200
@@ -143,7 +143,7 @@ def test_what_is_beyond_the_limit_is_counted_and_the_rest_is_kept(
 def test_what_is_deleted_is_written_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 3600.0)  # only flush and close look
+    monkeypatch.setattr("det_core.journal._file.DELETION_CHECK_INTERVAL", 3600.0)  # only flush and close look
     folder = tmp_path / "home" / "runs" / "r"
     journal = open_journal(folder)
     for step in range(1000):
@@ -188,7 +188,7 @@ def test_folder_moved_while_it_is_written_is_written_again(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, look: str, again: bool
 ) -> None:
     """Later checkpoints went to a folder that no list showed, and reports to another one."""
-    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0 if look == "with each report" else 3600.0)
+    monkeypatch.setattr("det_core.journal._file.DELETION_CHECK_INTERVAL", 0.0 if look == "with each report" else 3600.0)
     run = RunFolder.create(home, name="job")
     run.begin_restart()
     journal = Journal(run.path, run_id=run.run_id, restart=0, rank=0)
@@ -217,7 +217,7 @@ def test_folder_moved_while_it_is_written_is_written_again(
 def test_journal_truncated_while_it_is_written_is_incomplete(
     home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, size: Any, look: str, outcome: str
 ) -> None:
-    monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 0.0 if look == "with each report" else 3600.0)
+    monkeypatch.setattr("det_core.journal._file.DELETION_CHECK_INTERVAL", 0.0 if look == "with each report" else 3600.0)
     run = RunFolder.create(home, name="job")
     run.begin_restart()
     journal = Journal(run.path, run_id=run.run_id, restart=0, rank=0)
@@ -263,7 +263,7 @@ def test_inode_numbers_that_change_are_no_move(tmp_path: Path, monkeypatch: pyte
 def test_a_torn_file_that_is_deleted_costs_no_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "run"
     with failing(5, part=True, only="write"):
-        monkeypatch.setattr("det_core.journal._file.LOOK_INTERVAL", 3600.0)
+        monkeypatch.setattr("det_core.journal._file.DELETION_CHECK_INTERVAL", 3600.0)
         monkeypatch.setattr("det_core.journal._file.RETRY_INTERVAL", 3600.0)
         journal = open_journal(folder)
         for step in range(6):  # header, reserve and three rows are whole, the fourth is torn, the others wait in memory
@@ -284,7 +284,7 @@ def test_how_the_run_ended_is_kept_although_the_memory_is_full(tmp_path: Path, m
         journal.record("checkpoint", {"storage_id": "x"})
         journal.record("run_end", {"outcome": "completed"})
         system.mend()
-        with pytest.raises(ReportsNotKept):
+        with pytest.raises(ReportsLost):
             journal.close()
     run = read_run(tmp_path)
     assert run.state == "incomplete" and [r["storage_id"] for r in run.records("checkpoint")] == ["x"]
@@ -301,7 +301,7 @@ def test_a_folder_that_cannot_come_back_is_said_at_the_end(tmp_path: Path) -> No
     for step in range(10, 20):
         journal.metrics("training", step, {"a": step})
     with pytest.raises(
-        ReportsNotKept, match=r"20 report\(s\) could not be written to .*run: (File exists|Not a directory)"
+        ReportsLost, match=r"20 report\(s\) could not be written to .*run: (File exists|Not a directory)"
     ):
         journal.close()
 
@@ -312,7 +312,7 @@ def test_something_else_in_the_files_place_makes_nobody_wait(tmp_path: Path, kin
     path.mkdir() if kind == "folder" else os.mkfifo(path)
     journal = open_journal(tmp_path)
     journal.metrics("training", 1, {"a": 1})
-    with pytest.raises(ReportsNotKept, match=r"1 report\(s\) could not be written"):
+    with pytest.raises(ReportsLost, match=r"1 report\(s\) could not be written"):
         journal.close()
 
 
@@ -343,7 +343,7 @@ def test_a_disk_that_stays_full(tmp_path: Path, outcome: str, state: str) -> Non
             if step % 1000 == 0:
                 journal.record("checkpoint", {"storage_id": str(step)})
         journal.record("run_end", {"outcome": outcome})
-        with pytest.raises(ReportsNotKept, match=r"No space left on device|only part of a line") as e:
+        with pytest.raises(ReportsLost, match=r"No space left on device|only part of a line") as e:
             journal.close()
         found, run = written(disk / "run"), read_run(disk / "run")
         assert list(found) == list(range(len(found)))
@@ -375,7 +375,7 @@ def test_a_disk_that_is_full_at_any_byte_of_a_line(tmp_path: Path, monkeypatch: 
         journal = open_journal(folder)
         for step in range(10):
             journal.metrics("training", step, {"a": step})
-        with pytest.raises(ReportsNotKept) as e:
+        with pytest.raises(ReportsLost) as e:
             journal.close()
         counts.add(len(written(folder)))
         assert f"{10 - len(written(folder))} report(s)" in str(e.value)

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from det_core.errors import RunNotFound
-from det_core.journal import RunFolder, cursors, list_runs, read_run
+from det_core.journal import RunFolder, list_runs, open_cursors, read_run
 from support.journals import lines, one_run, open_journal, written
 
 
@@ -282,8 +282,8 @@ def test_one_damaged_run_hides_no_other(home: Path, caplog: pytest.LogCaptureFix
     assert read_run(damaged.path).state == ("died" if name.startswith("journal") else "completed")
     assert f"{path} is no file, and is passed over" in caplog.text
     assert len(read_run(damaged.path).rows("training")) == (0 if name == "journal-0-0.jsonl" else 3)
-    for cursor in cursors(damaged.path):
-        assert cursor.left() == len(cursor.read())
+    for cursor in open_cursors(damaged.path):
+        assert cursor.count_remaining() == len(cursor.read())
 
 
 WRITER = """

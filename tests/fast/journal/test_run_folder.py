@@ -15,7 +15,7 @@ import pytest
 
 from det_core import _clock
 from det_core.errors import RunError, RunLocked, RunNotFound
-from det_core.journal import Journal, RunFolder, RunSummary, hold, list_runs
+from det_core.journal import Journal, RunFolder, RunSummary, list_runs, lock_run
 
 HOLDER = """
 import os, sys, time
@@ -134,7 +134,7 @@ def test_a_second_writer_is_told_who_writes(home: Path) -> None:
             RunLocked, match=rf"run {folder.run_id} is being written by pid {child.pid} on {os.uname().nodename}"
         ):
             folder.begin_restart()
-        with pytest.raises(RunLocked), hold(folder.path):
+        with pytest.raises(RunLocked), lock_run(folder.path):
             pass
         assert json.loads((folder.path / "run.json").read_text())["restarts"][-1]["restart"] == 0
     finally:

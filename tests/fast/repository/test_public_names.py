@@ -22,7 +22,7 @@ PUBLIC = {
     """,
     "det_core.core": """
         AnyOf CheckpointContext Context DistributedContext DownloadMode EarlyExitReason KeepBest KeepEvery KeepLatest
-        KeepNewer PreemptContext PreemptMode ProfilerContext ResumableLoader RetentionPolicy SearcherContext
+        KeepWithin PreemptContext PreemptMode ProfilerContext ResumableLoader RetentionPolicy SearcherContext
         SearcherMode SearcherOperation TensorboardMode TrainContext Unit current_context init random_state resumable
         set_random_state
     """,
@@ -50,14 +50,14 @@ PUBLIC = {
         experiments run runs trial
     """,
     "det_core.journal": """
-        Cursor Journal Line PendingValue Record Report Row RunFolder RunRecord RunSummary cursors hold list_runs
-        rank_cursors read_run records_before
+        Cursor Journal Line PendingValue Record Report Row RunFolder RunRecord RunSummary list_runs lock_run
+        open_cursors rank_cursors read_run records_before
     """,
     "det_core.storage": """
-        AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepNewer
-        Listing Manifest Owner Progress RetentionPolicy Selector Source Staging Store StoredCheckpoint Verdict
-        calls_were_left check_policy check_storage_id copy_in digests event_files_of_experiment event_files_of_run
-        folders_of host_identity judge open_store public_storage scan
+        AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepWithin
+        Listing Manifest Owner Progress RetentionDecision RetentionPolicy Selector SourceFile Staging Store
+        StoredCheckpoint calls_were_left check_policy check_storage_id copy_in digests evaluate
+        event_files_of_experiment event_files_of_run host_id open_store parent_folders scan storage_without_secrets
     """,
     "det_core.master.scheduler": """
         DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Losses Next Phase ProcessExit Running Start State Step
@@ -85,7 +85,7 @@ ERRORS = """
     CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
     CollectiveMismatch CollectiveTimeout ConfigError ConfigErrors ContextClosed DetCoreError DistributedError
     ExperimentInvalid InfoError InternalException InvalidExperimentException InvalidHP LauncherNotFound MasterDenied
-    MasterError MasterUnreachable MissingExtra PeerLost RendezvousError ReportsNotKept ReportsNotShipped RunError
+    MasterError MasterUnreachable MissingExtra PeerLost RendezvousError ReportsLost ReportsNotShipped RunError
     RunLocked RunNotFound SearchError StorageError StoreConflict StoreError StoreLocked TensorboardError
     UnknownToMaster
 """

@@ -11,7 +11,7 @@ from support.store_suite import CheckpointStoreSuite
 
 class TestDirectoryStore(CheckpointStoreSuite):
     def make_store(self, folder: Path) -> Store:
-        return DirectoryStore(folder, patience=0.2)
+        return DirectoryStore(folder, visibility_timeout=0.2)
 
     def damage(self, store: Store, storage_id: str, path: str, change: Callable[[bytes], bytes] | None) -> None:
         file = Path(store.root, storage_id, path)

@@ -53,14 +53,14 @@ def check(said: str, *parts: str) -> None:
 class TestValidate:
     def test_it_makes_what_is_missing_and_leaves_no_probe(self, tmp_path: Path) -> None:
         store = DirectoryStore(tmp_path / "a" / "b")
-        store.validate()
+        store.check_writable()
         assert [path.name for path in (tmp_path / "a" / "b").rglob("*")] == [".det_core-tmp"]
 
     def test_a_file_is_no_directory(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
         for path in (tmp_path / "file", tmp_path / "file" / "below"):
             with pytest.raises(StorageError) as caught:
-                DirectoryStore(path).validate()
+                DirectoryStore(path).check_writable()
             check(str(caught.value), str(path), f"{tmp_path / 'file'} is no directory", "checkpoint_storage")
 
     def test_a_directory_without_permission(self, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ class TestValidate:
         (tmp_path / "locked").mkdir()
         (tmp_path / "locked").chmod(0o555)
         for path in (tmp_path / "locked", tmp_path / "locked" / "new"):
-            said = as_nobody(DirectoryStore(path).validate)
+            said = as_nobody(DirectoryStore(path).check_writable)
             check(said, str(path), "Permission denied", "(user ", f"write into {tmp_path / 'locked'}")
 
     @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO])
@@ -81,7 +81,7 @@ class TestValidate:
                 return super().do(operation, path, function, *args)
 
         with pytest.raises(StorageError) as caught:
-            DirectoryStore(tmp_path, disk=Refusing(str(tmp_path))).validate()
+            DirectoryStore(tmp_path, disk=Refusing(str(tmp_path))).check_writable()
         assert caught.value.errno == number
         check(str(caught.value), "cannot write", str(tmp_path), os.strerror(number), "name another directory")
         assert list((tmp_path / ".det_core-tmp").iterdir()) == []
@@ -93,13 +93,13 @@ class TestValidate:
                 return found[::-1] if operation == "read" else found
 
         with pytest.raises(StorageError, match="cannot read back"):
-            DirectoryStore(tmp_path, disk=Lying("here")).validate()
+            DirectoryStore(tmp_path, disk=Lying("here")).check_writable()
 
     def test_every_call_fails_once(self, tmp_path: Path) -> None:
         for at in range(1, 100):
             disk = FaultyDisk(str(tmp_path), at)
             try:
-                DirectoryStore(tmp_path / str(at) / "store", disk=disk).validate()
+                DirectoryStore(tmp_path / str(at) / "store", disk=disk).check_writable()
             except StorageError as e:
                 check(str(e), str(tmp_path), "cannot ")
             else:
@@ -149,10 +149,10 @@ class TestInit:
         store = DirectoryStore(tmp_path / "store")
 
         def read() -> None:
-            with store.hold(storage_id, Owner.current("run", 0)):
+            with store.read_lease(storage_id, Owner.current("run", 0)):
                 checkpoint = store.open(storage_id)
                 checkpoint.check(checkpoint.manifest.files)
-            store.validate()
+            store.check_writable()
 
         try:
             check(as_nobody(read), "Permission denied", "(user ")
@@ -166,7 +166,7 @@ def test_a_path_beside_stays_below_the_root(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
     for name in ("", "/etc/x", "../x", "a/../../x", ".det_core-tmp/x", "a//b"):
         with pytest.raises(ValueError, match="no path below"):
-            store.put_beside(tmp_path / "source", name)
+            store.put_file(tmp_path / "source", name)
     assert not (tmp_path / "store").exists()
 
 
@@ -175,10 +175,10 @@ def test_a_call_that_fails_leaves_what_was_beside(tmp_path: Path) -> None:
     (tmp_path / "new").write_bytes(b"new" * 1000)
     for at in range(1, 100):
         root = tmp_path / str(at)
-        DirectoryStore(root).put_beside(tmp_path / "old", "tensorboard/events")
+        DirectoryStore(root).put_file(tmp_path / "old", "tensorboard/events")
         disk = FaultyDisk(str(root), at)
         try:
-            DirectoryStore(root, disk=disk).put_beside(tmp_path / "new", "tensorboard/events")
+            DirectoryStore(root, disk=disk).put_file(tmp_path / "new", "tensorboard/events")
         except StorageError as e:
             check(str(e), str(tmp_path), "cannot ")
         assert (root / "tensorboard" / "events").read_bytes() in (b"old", b"new" * 1000)
@@ -191,7 +191,7 @@ def test_a_call_that_fails_leaves_what_was_beside(tmp_path: Path) -> None:
 
 def test_rests_of_a_dead_probe_are_collected_when_they_are_old(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    store.validate()
+    store.check_writable()
     for name in ("probe.1", "beside.1", "probe.2"):
         (tmp_path / ".det_core-tmp" / name).write_text("x")
     for name in ("probe.1", "beside.1"):
@@ -202,9 +202,9 @@ def test_rests_of_a_dead_probe_are_collected_when_they_are_old(tmp_path: Path) -
 
 def test_the_mark_of_another_host_counts_for_a_day(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    store.validate()
+    store.check_writable()
     away = Owner(**{**vars(Owner.current("run", 0)), "host": "0" * 12})
-    with store.hold("one", away):
+    with store.read_lease("one", away):
         assert store.in_use() == {"one"}
         (mark,) = (tmp_path / ".det_core-tmp").iterdir()
         os.utime(mark, (mark.stat().st_mtime - 23 * 3600,) * 2)

@@ -60,7 +60,7 @@ def test_the_layout_is_one_object_a_file(store: ObjectStore, tmp_path: Path) -> 
 def test_a_store_is_not_touched_before_it_is_used(tmp_path: Path, opened: Callable[[Any], Any]) -> None:
     store = opened(object_store(f"local://{tmp_path}/store", tmp_path / "scratch"))
     assert store.list() == [] and store.collect() == [] and store.in_use() == set()
-    store.reach()
+    store.check_reachable()
     assert not (tmp_path / "store").exists() and not (tmp_path / "scratch").exists()
 
 
@@ -73,7 +73,7 @@ def test_a_foreign_checkpoint_is_read_unverified(store: ObjectStore, tmp_path: P
     assert found.metadata() == {"steps_completed": 9}
     assert found.manifest.resources == {"metadata.json": 22, "model.pt": 5, "sub/": 0, "sub/a": 1}
     found.check(found.manifest.files)
-    found.copy_out(tmp_path / "out", ["model.pt", "sub/a"], ["sub/"])
+    found.copy_to(tmp_path / "out", ["model.pt", "sub/a"], ["sub/"])
     assert tree(tmp_path / "out") == {"model.pt": b"model", "sub/a": b"a"}
 
 
@@ -110,7 +110,7 @@ def test_parts_of_a_foreign_checkpoint_are_deleted(store: ObjectStore) -> None:
 def test_a_commit_refuses_where_a_file_is_gone(store: ObjectStore, change: bytes | None) -> None:
     staging = store.begin("one", owner())
     (staging.path / "file").write_text("ours")
-    files = staging.take(staging.written())
+    files = staging.seal(staging.scan_written())
     if change is None:
         store.driver.remove(["one/file"])
     else:
@@ -124,7 +124,7 @@ def test_a_commit_refuses_where_a_file_is_gone(store: ObjectStore, change: bytes
 def test_the_living_are_left_alone_by_who_collects(store: ObjectStore) -> None:
     staging = store.begin("one", owner())
     (staging.path / "file").write_text("ours")
-    files = staging.take(staging.written())
+    files = staging.seal(staging.scan_written())
     elsewhere = store.begin("two", owner(host="0" * 12))
     elsewhere.start()
     for collector in (None, owner(), Owner.current("another run", 5)):
@@ -154,7 +154,7 @@ def test_a_torn_manifest_of_a_dead_writer_is_no_commit(store: ObjectStore) -> No
 def test_what_is_being_written_is_not_there(store: ObjectStore) -> None:
     staging = store.begin("one", owner())
     (staging.path / "file").write_text("ours")
-    staging.take(staging.written())
+    staging.seal(staging.scan_written())
     with pytest.raises(CheckpointNotFound):
         store.open("one")
     assert store.delete("one") == {}
@@ -168,10 +168,10 @@ def test_what_a_rank_puts_late_is_collected(store: ObjectStore, tmp_path: Path) 
     chief.start()
     rank = object_store(store.root, tmp_path / "other").join(chief.ticket, 1)
     (rank.path / "file").write_text("late")
-    listing = rank.written()
+    listing = rank.scan_written()
     rank.start()
     chief.abort()
-    rank.take(listing)
+    rank.seal(listing)
     rank.abort()
     assert "one/file" in keys(store)
     assert object_store(store.root, tmp_path / "third").collect() == [], "the mark is of one who lives"
@@ -186,7 +186,7 @@ def test_a_rank_leaves_a_committed_checkpoint_as_it_is(store: ObjectStore) -> No
     files = {}
     for name, staging in (("a", chief), ("b", rank)):
         (staging.path / name).write_text(name)
-        files |= staging.take(staging.written())
+        files |= staging.seal(staging.scan_written())
     chief.commit(files, [], METADATA, header("one"))
     rank.abort()
     chief.abort()
@@ -258,7 +258,7 @@ def test_any_name_comes_back(scheme: str, names: list[str], data: bytes, tmp_pat
     with closing() as take:
         store = take(object_store(f"{scheme}{place}/store", place / "scratch"))
         stored(store, "one", place / "source", files)
-        store.open("one").copy_out(place / "out", files, [])
+        store.open("one").copy_to(place / "out", files, [])
         assert tree(place / "out") == files
         store.open("one").check(files)
         assert set(store.delete("one", ["in/**"])) >= {name for name in files if not name.startswith("in/")}
@@ -304,9 +304,9 @@ def test_an_interrupt_ends_an_upload(store: ObjectStore) -> None:
     stuck = through(store, Stuck)
     staging = stuck.begin("one", owner())
     (staging.path / "file").write_text("x")
-    listing = staging.written()
+    listing = staging.scan_written()
     with pytest.raises(KeyboardInterrupt):
-        staging.take(listing)
+        staging.seal(listing)
     staging.abort()
     assert stuck.collect() == ["one"], "a request that was given up may be carried out late"
     assert contents(store) == {}
@@ -334,7 +334,7 @@ def test_bytes_that_the_network_changed_are_fetched_again(store: ObjectStore, tm
     files = {**FILES, "large": os.urandom(1000) * 20_000}
     stored(store, "one", tmp_path / "source", files)
     healing = through(store, Healing)
-    healing.open("one").copy_out(tmp_path / "out", files, [])
+    healing.open("one").copy_to(tmp_path / "out", files, [])
     assert tree(tmp_path / "out") == files
     assert isinstance(healing.driver, Healing) and len(healing.driver.seen) == 4
 
@@ -351,7 +351,7 @@ def test_a_file_that_changes_while_it_is_read_is_told(store: ObjectStore, tmp_pa
     staging = through(store, Changing).begin("one", owner())
     (staging.path / "file").write_text("x")
     with pytest.raises(Exception, match="file was changed while it was read"):
-        staging.take(staging.written())
+        staging.seal(staging.scan_written())
     staging.abort()
 
 
@@ -366,7 +366,7 @@ def test_what_does_not_fit_is_told_before_it_is_fetched(store: ObjectStore, tmp_
     with pytest.raises(
         StorageError, match=r"the disk: cannot write 300000 bytes into .*/out: there are 40960 bytes left"
     ):
-        found.copy_out(tmp_path / "out", ["large"], [])
+        found.copy_to(tmp_path / "out", ["large"], [])
     assert tree(tmp_path / "out") == {}
 
 
@@ -374,7 +374,7 @@ def test_files_are_put_beside_and_nowhere_else(store: ObjectStore, tmp_path: Pat
     (tmp_path / "file").write_bytes(b"x")
     for name in ("../x", "/x", ".det_core-tmp/x", "", "a//b"):
         with pytest.raises(ValueError, match="no path below"):
-            store.put_beside(tmp_path / "file", name)
+            store.put_file(tmp_path / "file", name)
     assert contents(store) == {}
 
 
@@ -382,7 +382,7 @@ def test_marks_that_cannot_be_put_stop_no_reader(store: ObjectStore, tmp_path: P
     stored(store, "one", tmp_path / "source")
     for at in (1, 2):
         driver = FaultyDriver(store.driver, at, "EACCES")
-        with ObjectStore(driver, tmp_path).hold("one", owner()):
+        with ObjectStore(driver, tmp_path).read_lease("one", owner()):
             store.open("one").check(FILES)
         assert driver.struck
 
@@ -392,7 +392,7 @@ def test_what_could_not_be_aborted_is_collected_by_the_same_process(store: Objec
     failing = ObjectStore(driver, tmp_path / "scratch")
     staging = failing.begin("one", owner())
     (staging.path / "file").write_text("ours")
-    staging.take(staging.written())
+    staging.seal(staging.scan_written())
     driver.at, driver.how = driver.calls + 1, "EIO"
     with pytest.raises(StorageError, match="cannot delete"):
         staging.abort()
@@ -405,7 +405,7 @@ def test_what_could_not_be_aborted_is_collected_by_the_same_process(store: Objec
 def test_a_store_that_cannot_be_used_is_told_by_validate(store: ObjectStore, tmp_path: Path, at: int) -> None:
     driver = FaultyDriver(store.driver, at, "EACCES")
     with pytest.raises(StorageError, match=f"{store.root}: cannot .*Permission denied") as caught:
-        ObjectStore(driver, tmp_path).validate()
+        ObjectStore(driver, tmp_path).check_writable()
     assert driver.struck in str(caught.value)
     assert len(contents(store)) == (driver.struck == "delete")
 
@@ -416,7 +416,7 @@ def test_what_is_written_must_be_there_at_once(store: ObjectStore, tmp_path: Pat
             return {} if operation == "list" else call(*args)
 
     with pytest.raises(StorageError, match=r"cannot read back .*is not there"):
-        through(store, Late).validate()
+        through(store, Late).check_writable()
 
 
 def test_a_store_is_closed_twice_and_used_again(store: ObjectStore) -> None:

@@ -17,7 +17,7 @@ def test_what_a_failed_save_leaves_is_collected_by_the_next_one(
     store = object_store(f"memory://{tmp_path.name}/failed", tmp_path / "scratch")
     staging = store.begin("one", owner())
     (staging.path / "file").write_text("ours")
-    staging.take(staging.written())
+    staging.seal(staging.scan_written())
     with monkeypatch.context() as patched:
         patched.setattr(store.driver, "remove", _refuse)
         with pytest.raises(StorageError, match="denied"):

@@ -10,7 +10,7 @@ import pytest
 
 from det_core.storage import Store, open_store
 from det_core.storage._object_store import ObjectStore
-from det_core.storage._threads import in_threads
+from det_core.storage._threads import map_threads
 from support.buckets import closing, keys, put
 from support.servers import S3Server
 from support.store_suite import FILES, CheckpointStoreSuite, stored
@@ -23,7 +23,7 @@ def folders_of_determined(store: ObjectStore, folder: Path, put: Callable[[str, 
         put(key, data)
     found = store.open("theirs")
     assert found.manifest.resources == {"model": 1, "sub/": 0, "sub/empty/": 0, "sub/x": 1}
-    found.copy_out(folder / "out", found.manifest.files, found.manifest.directories)
+    found.copy_to(folder / "out", found.manifest.files, found.manifest.directories)
     assert {str(path.relative_to(folder / "out")) for path in (folder / "out").rglob("*")} == {
         "model", "sub", "sub/x", "sub/empty",
     }  # fmt: skip
@@ -107,7 +107,7 @@ class OnS3(S3, CheckpointStoreSuite):
 
     def test_what_takes_several_pages_is_listed_and_deleted_whole(self, tmp_path: Path) -> None:
         store = self.at(tmp_path, "many")
-        in_threads(lambda number: put(store, f"theirs/{number:04}"), range(1001), 16)
+        map_threads(lambda number: put(store, f"theirs/{number:04}"), range(1001), 16)
         assert len(store.open("theirs").manifest.files) == 1001
         assert store.delete("theirs") == {}
         assert keys(store) == set()

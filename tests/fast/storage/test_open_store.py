@@ -148,7 +148,7 @@ SECRETS = [
 def test_no_secret_is_in_what_is_shown(value: dict[str, Any]) -> None:
     store = open_store(value, Path("/the/default"))
     assert isinstance(store, ObjectStore)
-    with pytest.raises(StorageError, match="cannot read x") as told, store._named("read", "x"):
+    with pytest.raises(StorageError, match="cannot read x") as told, store._translating_errors("read", "x"):
         raise RuntimeError("sesame")
     for text in (repr(store), store.root, str(told.value)):
         assert "sesame" not in text

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from det_core.storage import open_store, public_storage
+from det_core.storage import open_store, storage_without_secrets
 from det_core.storage._object_store import ObjectStore
 
 
@@ -45,7 +45,7 @@ def test_it_opens_the_same_store_and_holds_no_secret(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     store = open_store(given, default=tmp_path)
-    found = public_storage(given, store)
+    found = storage_without_secrets(given, store)
     assert found == (recorded.format(cwd=tmp_path) if isinstance(recorded, str) else recorded)
     assert "SECRET" not in json.dumps(found)
     if "SECRET" not in str(given):
@@ -56,7 +56,7 @@ def test_store_with_options_left_out_names_them_in_its_errors(tmp_path: Path) ->
     recorded = {"type": "fsspec", "url": "github://org:repo@sha/place", "options_left_out": ["token", "password"]}
     store = open_store(recorded, default=tmp_path, scratch=tmp_path)
     assert isinstance(store, ObjectStore)
-    number, text = store.driver.explained(PermissionError("denied"))
+    number, text = store.driver.explain_error(PermissionError("denied"))
     assert (number, "leaves out the options token, password: name the storage with them" in text) == (
         errno.EACCES,
         True,
@@ -66,15 +66,15 @@ def test_store_with_options_left_out_names_them_in_its_errors(tmp_path: Path) ->
 def test_the_account_of_azure_is_named_and_its_key_is_not(tmp_path: Path) -> None:
     store = open_store("memory://c/p", default=tmp_path)  # stands for any that is no directory
     by_key = {"type": "azure", "container": "c", "prefix": "p", "connection_string": "AccountKey=SECRET"}
-    assert public_storage(by_key, store) == store.root
+    assert storage_without_secrets(by_key, store) == store.root
     by_url = {"type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net/?sig=SECRET",
               "credential": "SECRET"}  # fmt: skip
-    assert public_storage(by_url, store) == {
+    assert storage_without_secrets(by_url, store) == {
         "type": "azure", "container": "c", "account_url": "https://me.blob.core.windows.net/",
     }  # fmt: skip
 
 
 def test_a_password_in_a_url_is_left_out_and_a_container_is_not(tmp_path: Path) -> None:
     store = open_store("memory://c/p", default=tmp_path)
-    assert public_storage("sftp://me:SECRET@host/path", store) == "sftp://host/path"
-    assert public_storage("abfs://container@account/path", store) == "abfs://container@account/path"
+    assert storage_without_secrets("sftp://me:SECRET@host/path", store) == "sftp://host/path"
+    assert storage_without_secrets("abfs://container@account/path", store) == "abfs://container@account/path"

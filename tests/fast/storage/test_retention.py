@@ -17,10 +17,10 @@ from det_core.storage import (
     KeepBest,
     KeepEvery,
     KeepLatest,
-    KeepNewer,
+    KeepWithin,
     RetentionPolicy,
     check_policy,
-    judge,
+    evaluate,
 )
 
 RUN = "run"
@@ -31,7 +31,7 @@ policies = st.deferred(
         st.builds(KeepLatest, st.integers(1, 5))
         | st.builds(KeepBest, st.integers(1, 4), st.sampled_from(["loss", "acc"]), st.booleans())
         | st.builds(KeepEvery, st.integers(1, 300))
-        | st.builds(KeepNewer, st.floats(1, 2e6))
+        | st.builds(KeepWithin, st.floats(1, 2e6))
         | st.lists(policies, min_size=1, max_size=3).map(lambda several: AnyOf(*several))
     )
 )
@@ -102,7 +102,7 @@ def test_a_union_keeps_what_either_keeps(a: RetentionPolicy, b: RetentionPolicy,
 
 @given(policies, histories())
 def test_each_that_stays_has_a_reason(policy: RetentionPolicy, candidates: list[Candidate]) -> None:
-    verdicts = judge(policy, candidates, run_id=RUN, in_use=set(), now=NOW)
+    verdicts = evaluate(policy, candidates, run_id=RUN, in_use=set(), now=NOW)
     assert {v.candidate.storage_id for v in verdicts} == {c.storage_id for c in candidates}
     going = _going(policy, candidates, run_id=RUN, in_use=set(), now=NOW)
     assert [v.candidate.storage_id for v in verdicts if not v.reasons] == going
@@ -160,13 +160,13 @@ def test_every_multiple_is_kept(steps: int, candidates: list[Candidate]) -> None
 def test_newer_than_a_duration() -> None:
     candidates = [candidate(n, age=hours * 3600) for n, hours in enumerate([200, 168, 24, 1, -5])]
     for week in ("7d", "1w", "168h", "6d 24h", 7 * 86400, timedelta(days=7)):
-        assert KeepNewer(week).keep(candidates, NOW) == {"c1", "c2", "c3", "c4"}
-    assert KeepNewer("0.5h").keep(candidates, NOW) == {"c4"}, "a time that is yet to come is new"
+        assert KeepWithin(week).keep(candidates, NOW) == {"c1", "c2", "c3", "c4"}
+    assert KeepWithin("0.5h").keep(candidates, NOW) == {"c4"}, "a time that is yet to come is new"
 
 
 def test_a_clock_that_jumps_takes_nothing_that_counts() -> None:
     candidates = [candidate(n, age=age) for n, age in enumerate([0.0, -5e5, 9e8])]
-    assert _going(KeepNewer("1h"), candidates, run_id=RUN, in_use=(), now=NOW + 1e9) == ["c0", "c1"]
+    assert _going(KeepWithin("1h"), candidates, run_id=RUN, in_use=(), now=NOW + 1e9) == ["c0", "c1"]
     assert _going(KeepLatest(1), candidates, run_id=RUN, in_use=(), now=0.0) == ["c0", "c1"]
 
 
@@ -184,7 +184,7 @@ def test_a_metric_that_no_checkpoint_has_deletes_nothing() -> None:
     assert _going(misspelt, candidates, run_id=RUN, in_use=(), now=NOW) == []
     nan = [candidate(n, metrics={"loss": math.nan}) for n in range(3)]
     assert _going(misspelt, nan, run_id=RUN, in_use=(), now=NOW) == []
-    verdicts = judge(misspelt, candidates, run_id=RUN, in_use=(), now=NOW)
+    verdicts = evaluate(misspelt, candidates, run_id=RUN, in_use=(), now=NOW)
     assert {v.reasons[-1] for v in verdicts[:2]} == {"no checkpoint has the metric loss"}
 
 
@@ -196,7 +196,7 @@ def test_policies_say_what_they_keep() -> None:
     assert policy == AnyOf(*policy.parts())
     assert repr(KeepLatest(1) | KeepEvery(5)) == "AnyOf(KeepLatest(n=1), KeepEvery(steps=5))"
     newer = {"7d": "7d", 5400.0: "1.5h", timedelta(weeks=2): "2w", 0.5: "0.5s", 1e300: f"{1e300 / 604800:g}w"}
-    assert {d: str(KeepNewer(d)) for d in newer} == {d: f"newer than {text}" for d, text in newer.items()}
+    assert {d: str(KeepWithin(d)) for d in newer} == {d: f"newer than {text}" for d, text in newer.items()}
 
 
 @pytest.mark.parametrize("bad", [0, -1, True, 1.5, "3", None])
@@ -211,7 +211,7 @@ def test_a_count_that_is_none(bad: object) -> None:
 )
 def test_a_duration_that_is_none(bad: object) -> None:
     with pytest.raises(ValueError, match="is no duration: give it seconds, a timedelta, or a text such as"):
-        KeepNewer(bad)
+        KeepWithin(bad)
 
 
 def test_what_is_no_policy() -> None:
@@ -236,7 +236,7 @@ def test_a_policy_of_ones_own() -> None:
         def __str__(self) -> str:
             return "even ones"
 
-    verdicts = judge(KeepEven() | KeepLatest(1), [candidate(n) for n in range(5)], run_id=RUN, in_use=(), now=NOW)
+    verdicts = evaluate(KeepEven() | KeepLatest(1), [candidate(n) for n in range(5)], run_id=RUN, in_use=(), now=NOW)
     assert [v.reasons for v in verdicts] == [
         ("even ones",), (), ("even ones",), (), ("even ones", "the latest", "the newest that is whole"),
     ]  # fmt: skip
@@ -246,5 +246,5 @@ def _going(
     policy: RetentionPolicy, candidates: Sequence[Candidate], *, run_id: str, in_use: Collection[str], now: float
 ) -> list[str]:
     """The storage_ids that go, oldest first."""
-    verdicts = judge(policy, candidates, run_id=run_id, in_use=in_use, now=now)
+    verdicts = evaluate(policy, candidates, run_id=run_id, in_use=in_use, now=now)
     return [verdict.candidate.storage_id for verdict in verdicts if not verdict.reasons]

@@ -45,7 +45,7 @@ def no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 def refusal(store: Store, number: int, *words: str) -> str:
     """The one line with which a store is refused."""
     with pytest.raises(StorageError) as caught:
-        store.validate()
+        store.check_writable()
     text = str(caught.value)
     assert caught.value.errno == number, text
     assert store.root in text and "\n" not in text
@@ -97,7 +97,7 @@ def test_request_that_conflicts_or_comes_too_soon_is_tried_again(
     with proxy_before(moto_server.url) as proxy:
         store = opened(moto_server.storage(bucket, endpoint_url=proxy.url))
         proxy.begin(lambda number, request: fault if number == 1 else None)
-        store.validate()
+        store.check_writable()
         assert proxy.requests[0] == proxy.requests[1]
 
 
@@ -109,5 +109,5 @@ def test_name_that_the_library_would_change_is_refused_before_it_is_sent(
     with proxy_before(moto_server.url) as proxy:
         store = opened(moto_server.storage(bucket, endpoint_url=proxy.url))
         with pytest.raises(StorageError, match=r"cannot write w\?versionId=3: .*another name: rename the file"):
-            store.put_beside(tmp_path / "file", "w?versionId=3")
+            store.put_file(tmp_path / "file", "w?versionId=3")
         assert not proxy.requests

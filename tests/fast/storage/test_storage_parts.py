@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from det_core.errors import CheckpointCorrupt, CheckpointError, StorageError
 from det_core.storage import Disk, FileEntry, Header, Manifest, Owner, scan
-from det_core.storage._copy import Copier, Job, pieces, share
+from det_core.storage._copy import Copier, CopyTask, pieces, split_work
 from det_core.storage._manifest import decode_metadata, encode_metadata
-from det_core.storage._names import glob_pattern, is_inner_path, parents
-from det_core.storage._threads import Meter, in_threads
+from det_core.storage._names import glob_pattern, is_relative_path, parents
+from det_core.storage._threads import ProgressMeter, map_threads
 
 HEADER = Header("run", 0, 1, "2026-11-21T12:00:00.000000+00:00", 7, "id")
 NAME = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8).filter(
@@ -31,12 +31,12 @@ PATH = st.lists(NAME, min_size=1, max_size=4).map("/".join)
 class TestNames:
     @given(PATH)
     def test_a_path_of_names_is_inner(self, path: str) -> None:
-        assert is_inner_path(path)
+        assert is_relative_path(path)
         assert os.path.normpath(path) == path
 
     @pytest.mark.parametrize("path", ["", "/", "/a", "a/", "a//b", "./a", "a/..", "../a", "a/./b", "a\0b", None, 3])
     def test_others_are_not(self, path: object) -> None:
-        assert not is_inner_path(path)
+        assert not is_relative_path(path)
 
     def test_parents(self) -> None:
         assert parents("a") == []
@@ -116,14 +116,14 @@ class TestManifest:
         data = orjson.dumps(earlier(manifest))
         assert b'"digest":' not in data
         assert Manifest.decode(data, "here") == manifest
-        assert Header.of_head(data, "here") == HEADER
+        assert Header.parse_prefix(data, "here") == HEADER
 
     def test_manifest_with_any_bit_flipped_is_refused_or_means_the_same(self) -> None:
         manifest = Manifest({"a": FileEntry(3, ("ab",)), "b/c": FileEntry(0, ())}, ("b/", "d/"), HEADER)
         data, harmless = bytearray(manifest.encode()), 0
         for bit in range(8 * len(data)):
             data[bit // 8] ^= 1 << bit % 8
-            assert Header.of_head(bytes(data), "here") in (HEADER, None), f"bit {bit}"
+            assert Header.parse_prefix(bytes(data), "here") in (HEADER, None), f"bit {bit}"
             try:
                 assert Manifest.decode(bytes(data), "here") == manifest, f"bit {bit}: {data.decode()}"
                 harmless += 1
@@ -179,11 +179,11 @@ class TestOwner:
 class TestThreads:
     @pytest.mark.parametrize("threads", [1, 4])
     def test_results_are_in_order(self, threads: int) -> None:
-        assert in_threads(lambda n: n * n, range(50), threads) == [n * n for n in range(50)]
+        assert map_threads(lambda n: n * n, range(50), threads) == [n * n for n in range(50)]
 
     def test_no_more_threads_than_allowed(self) -> None:
         seen: set[int] = set()
-        in_threads(lambda _: seen.add(threading.get_ident()), range(100), 3)
+        map_threads(lambda _: seen.add(threading.get_ident()), range(100), 3)
         assert len(seen) <= 3
 
     def test_the_first_error_stops_the_rest(self) -> None:
@@ -196,19 +196,19 @@ class TestThreads:
             threading.Event().wait(0.001)
 
         with pytest.raises(ArithmeticError):
-            in_threads(work, range(10_000), 2)
+            map_threads(work, range(10_000), 2)
         assert len(begun) < 10_000
 
     def test_the_caller_hears_ticks_while_it_waits(self) -> None:
         ticks: list[tuple[int, int]] = []
-        meter = Meter(lambda done: ticks.append((done, threading.get_ident())))
+        meter = ProgressMeter(lambda done: ticks.append((done, threading.get_ident())))
 
         def work(_: int) -> None:
             meter.add(5)
             while not ticks:
                 threading.Event().wait(0.01)
 
-        in_threads(work, [1, 2], 2, meter)
+        map_threads(work, [1, 2], 2, meter)
         assert sum(done for done, _ in ticks) == 10 and {caller for _, caller in ticks} == {threading.get_ident()}
 
     def test_a_tick_that_raises_stops_the_rest(self) -> None:
@@ -217,7 +217,7 @@ class TestThreads:
         def told(done: int) -> None:
             raise ArithmeticError
 
-        meter = Meter(told)
+        meter = ProgressMeter(told)
 
         def work(n: int) -> None:
             begun.append(n)
@@ -226,13 +226,13 @@ class TestThreads:
                 threading.Event().wait(0.01)
 
         with pytest.raises(ArithmeticError):
-            in_threads(work, range(100), 2, meter)
+            map_threads(work, range(100), 2, meter)
         assert len(begun) == 2
 
     def test_threads_end_before_it_returns(self) -> None:
         before = set(threading.enumerate())
         with pytest.raises(ZeroDivisionError):
-            in_threads(lambda n: 1 // n, [1, 2, 0, 3], 4)
+            map_threads(lambda n: 1 // n, [1, 2, 0, 3], 4)
         assert set(threading.enumerate()) == before
 
 
@@ -243,7 +243,7 @@ class TestCopier:
     def test_pieces_make_the_whole(self, size: int, tmp_path: Path) -> None:
         data = os.urandom(size)
         (tmp_path / "source").write_bytes(data)
-        job = Job("f", str(tmp_path / "source"), size, str(tmp_path / "target"))
+        job = CopyTask("f", str(tmp_path / "source"), size, str(tmp_path / "target"))
         entry = Copier(Disk("here"), "here", chunk_size=10, seal=True).run([job])["f"]
         assert (tmp_path / "target").read_bytes() == data
         from xxhash import xxh3_128_hexdigest
@@ -254,7 +254,7 @@ class TestCopier:
 
     def test_each_chunk_is_compared(self, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(bytes(95))
-        job = Job("f", str(tmp_path / "source"), 95)
+        job = CopyTask("f", str(tmp_path / "source"), 95)
         digests = Copier(Disk("here"), "here", chunk_size=10).run([job])["f"].digests
         assert digests is not None
         for position in range(95):
@@ -283,7 +283,7 @@ class TestCopier:
                     self.read += 1
                 return super().do(operation, path, function, *args)
 
-        jobs = [Job(name, str(tmp_path / name), size, str(tmp_path / f"{name}-copy")) for name in "ab"]
+        jobs = [CopyTask(name, str(tmp_path / name), size, str(tmp_path / f"{name}-copy")) for name in "ab"]
         disk = Slow("here")
         with pytest.raises(ArithmeticError, match="enough"):
             Copier(disk, "here", chunk_size=chunk, progress=progress).run(jobs)
@@ -294,18 +294,20 @@ class TestCopier:
     def test_file_of_another_size_than_listed_is_an_error(self, listed: int, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"12345")
         with pytest.raises(CheckpointError, match=f"{tmp_path}/source was changed while it was copied"):
-            Copier(Disk("here"), "here").run([Job("f", str(tmp_path / "source"), listed, str(tmp_path / "target"))])
+            Copier(Disk("here"), "here").run(
+                [CopyTask("f", str(tmp_path / "source"), listed, str(tmp_path / "target"))]
+            )
 
     def test_file_that_may_grow_is_copied_as_it_was(self, tmp_path: Path) -> None:
         (tmp_path / "source").write_bytes(b"12345")
-        job = Job("f", str(tmp_path / "source"), 3, str(tmp_path / "target"))
+        job = CopyTask("f", str(tmp_path / "source"), 3, str(tmp_path / "target"))
         Copier(Disk("here"), "here", growing=True).run([job])
         assert (tmp_path / "target").read_bytes() == b"123"
 
     @given(st.lists(st.integers(0, 300), max_size=30), st.integers(1, 9))
     def test_shares_are_a_partition(self, sizes: list[int], parts: int) -> None:
-        work = pieces([Job(str(i), "", size) for i, size in enumerate(sizes)], 10)
-        shares = [share(work, part, parts, 10) for part in range(parts)]
+        work = pieces([CopyTask(str(i), "", size) for i, size in enumerate(sizes)], 10)
+        shares = [split_work(work, part, parts, 10) for part in range(parts)]
         assert [piece for one in shares for piece in one] == work
         assert max(map(len, shares)) <= -(-len(work) // parts) + 1
 

@@ -181,7 +181,7 @@ def test_what_a_writer_elsewhere_left_is_collected_after_a_day(
 ) -> None:
     staging = store.begin("one", AWAY)
     fill(staging.path)
-    files = staging.take(staging.written())
+    files = staging.seal(staging.scan_written())
     later(monkeypatch, 23)
     assert store.collect() == []
     later(monkeypatch, 25)
@@ -197,14 +197,14 @@ def test_what_a_writer_elsewhere_left_is_collected_after_a_day(
 def test_a_writer_touches_its_mark(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     staging = store.begin("one", AWAY)
     fill(staging.path)
-    before = store._marks()
+    before = store._list_leases()
     for name in before:
         if isinstance(store, DirectoryStore):
             os.utime(tmp_path / "store" / ".det_core-tmp" / name, (0, 0))
     passed = 3700 + time.monotonic()
     monkeypatch.setattr("det_core._clock.monotonic", lambda: passed)
-    files = staging.take(staging.written())
-    assert max(store._marks().values()) < 3600
+    files = staging.seal(staging.scan_written())
+    assert max(store._list_leases().values()) < 3600
     assert store.collect() == []
     staging.commit(files, [], METADATA, header("one"))
     store.open("one").check(FILES)
@@ -214,14 +214,14 @@ def test_a_writer_touches_its_mark(store: Store, tmp_path: Path, monkeypatch: py
 def test_a_writer_hears_that_it_was_taken_for_dead(store: Store, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
     staging = store.begin("one", owner())
     fill(staging.path)
-    listing = staging.written()
+    listing = staging.scan_written()
     staging.start()
-    files = {} if step == "put" else staging.take(listing)
+    files = {} if step == "put" else staging.seal(listing)
     assert store.collect(Owner.current("run", 1)) == ["one"], "a restart of the run, wherever it is"
     later(monkeypatch, 2)
     with pytest.raises(CheckpointError, match="removed meanwhile"):
         if step == "put":
-            staging.take(listing)
+            staging.seal(listing)
         else:
             staging.commit(files, [], METADATA, header("one"))
     staging.abort()
@@ -246,7 +246,7 @@ def test_a_rank_that_cannot_remove_its_part_gives_nothing_of_the_chief_up(
     store = DirectoryStore(tmp_path / "store")
     chief = store.begin("one", owner())
     fill(chief.path)
-    files = chief.take(chief.written())
+    files = chief.seal(chief.scan_written())
     other = store.join(chief.ticket, 1)
     fill(other.path)
     with monkeypatch.context() as patched:
@@ -264,11 +264,11 @@ def test_a_mark_that_stays_after_the_commit_is_collected_alone(tmp_path: Path) -
         store = ObjectStore(FaultyDriver(plain.driver, 1, "EIO", ("delete",)), tmp_path / "scratch")
         staging = store.begin("one", owner())
         fill(staging.path)
-        staging.commit(staging.take(staging.written()), [], METADATA, header("one"))
-        assert len(store._marks()) == 1
+        staging.commit(staging.seal(staging.scan_written()), [], METADATA, header("one"))
+        assert len(store._list_leases()) == 1
         assert not [path for path in (tmp_path / "scratch").rglob("*") if path.is_file()]
         assert store.collect() == []
-        assert store._marks() == {}
+        assert store._list_leases() == {}
         store.open("one").check(FILES)
 
 
@@ -316,11 +316,11 @@ def test_writing_into_a_restored_checkpoint_is_told(home: Path, tmp_path: Path) 
 def test_what_is_deleted_meanwhile_was_not_written_to(globs: list[str], tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path / "store")
     stored(store, tmp_path, "one")
-    with store.open("one").unchanged():
+    with store.open("one").check_unchanged():
         assert "empty" not in DirectoryStore(tmp_path / "store").delete("one", globs)
     with pytest.raises(CheckpointCorrupt, match="empty"):
         stored(store, tmp_path, "two")
-        with store.open("two").unchanged():
+        with store.open("two").check_unchanged():
             (tmp_path / "store" / "two" / "empty").unlink()
 
 
@@ -338,7 +338,7 @@ def test_another_user_cannot_write_into_a_restored_checkpoint(tmp_path: Path) ->
             store = DirectoryStore(tmp_path / "store")
             staging = store.begin("one", owner())
             (staging.path / "model.pt").write_bytes(b"model")
-            staging.commit(staging.take(staging.written()), [], METADATA, header("one"))
+            staging.commit(staging.seal(staging.scan_written()), [], METADATA, header("one"))
             with pytest.raises(PermissionError):
                 (tmp_path / "store" / "one" / "model.pt").write_bytes(b"of the next epoch")
             store.open("one").check(["model.pt"])

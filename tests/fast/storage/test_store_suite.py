@@ -21,7 +21,7 @@ class Forgetful(DirectoryStore):
 
 class Suite(CheckpointStoreSuite):
     def make_store(self, folder: Path) -> Store:
-        return Forgetful(folder, patience=0.1)
+        return Forgetful(folder, visibility_timeout=0.1)
 
     def damage(self, store: Store, storage_id: str, path: str, change: Callable[[bytes], bytes] | None) -> None:
         """This store's bytes cannot be damaged, it says."""

@@ -241,7 +241,7 @@ def test_delete_of_an_experiment_removes_event_files_from_every_storage_of_its_t
         for number in (first, second):
             assert await b.ended(number) == "COMPLETED"
         with monkeypatch.context() as patched:
-            patched.setattr(storage.DirectoryStore, "remove_beside", refuse)
+            patched.setattr(storage.DirectoryStore, "remove_folder", refuse)
             await b.service.delete_experiment(first)
             while (view := await b.service.experiment(first))["state"] == "DELETING":
                 await asyncio.sleep(0.01)
