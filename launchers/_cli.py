@@ -1,4 +1,4 @@
-"""What all launchers share: the command line, the variables of every rank, and how mistakes are told.
+"""What all launchers share: the command line, the variables of every rank, and how mistakes are run_and_report.
 
 A launcher is a :class:`Framework` and a ``main`` of one line; the simplest is ``deepspeed.py``.
 """
@@ -24,16 +24,16 @@ from det_core._notices import open_standard_streams, write_quietly
 from det_core.errors import DetCoreError
 
 from . import _job
-from ._hosts import CannotStart, Place, UsageError, check_reachable, find_place, gpus, write_hostfile
+from ._hosts import CannotStart, Layout, UsageError, check_reachable, find_layout, gpus, write_hostfile
 from ._links import LINK_TIMEOUT, Link
 from ._output import PREFIX
 
-GRACE = 60.0
+DEFAULT_GRACE = 60.0
 """Seconds that scripts get to save and exit, if neither ``--grace`` nor ``DET_CORE_GRACE`` says otherwise."""
-TAIL = 20
+DEFAULT_TAIL = 20
 TRIALS = ("torch_distributed", "horovod", "deepspeed")
 """The launchers under which trial classes run."""
-PROMISES = """\
+BEHAVIOR = """\
   every line of output starts with [rank=N], and no line is cut by another rank's;
   SIGTERM, Ctrl-C or SIGHUP reaches each script once, and all have --grace seconds to save; a third Ctrl-C kills;
   when one rank fails, on any machine, the others have --grace seconds to end;
@@ -57,8 +57,8 @@ OPTIONS = f"""\
   -m, --module         run a module, as python -m does
   --no-python          run the script as a command, whatever it is
   --grace SECONDS      how long scripts may take to save and exit after SIGTERM, Ctrl-C or SIGHUP, or when another rank
-                       has failed; what still runs then is killed (default: DET_CORE_GRACE, else {GRACE:g})
-  --tail LINES         how many of the last lines of the first failed rank are shown at the end (default: {TAIL})
+                       has failed; what still runs then is killed (default: DET_CORE_GRACE, else {DEFAULT_GRACE:g})
+  --tail LINES         how many last lines of the first failed rank are shown at the end (default: {DEFAULT_TAIL})
 
 The first word that is no option is the script; all after it is the script's, and so is a later --.
 """
@@ -72,12 +72,12 @@ class Framework:
     """The name of our module."""
     help: str
     """What ``--help`` prints before the options."""
-    variables: Callable[[Place, Words, Environment], list[dict[str, str]]]
+    variables: Callable[[Layout, CommandLine, Environment], list[dict[str, str]]]
     """What each rank of this machine gets besides what all get. It may raise UsageError (exit status 2), or
     CannotStart or a DetCoreError (exit status 1)."""
-    adjust: Callable[[Place, Words], Place] = lambda place, words: place
+    adjust: Callable[[Layout, CommandLine], Layout] = lambda layout, command_line: layout
     """Changes how many ranks there are."""
-    command: Callable[[Place, list[str]], list[str]] = lambda place, script: script
+    command: Callable[[Layout, list[str]], list[str]] = lambda layout, script: script
     """Returns the command that each rank of this machine runs, given that of the script."""
     add_options: Callable[[Parser], object] = lambda parser: None
     """Adds options of its own, or its own spellings: ``parser.add_argument("-H", dest="hosts")``."""
@@ -85,7 +85,7 @@ class Framework:
     """The framework's own launcher, if options of that one may stand before a ``--``."""
     unknown: str = ""
     """What to add where an option is not known."""
-    never: tuple[str, ...] = ()
+    unset: tuple[str, ...] = ()
     """Variables that ranks do not inherit."""
     hostfile: str = ""
     """The variable that names ranks a file with all machines, if the framework has one."""
@@ -94,24 +94,24 @@ class Framework:
 def launch(framework: Framework, arguments: list[str] | None = None) -> int:
     """Run a launcher on ``arguments`` (default: this process's) and return its exit status."""
     words = sys.argv[1:] if arguments is None else arguments
-    return told(lambda: _launch(framework, words), framework.help + OPTIONS)
+    return run_and_report(lambda: _launch(framework, words), framework.help + OPTIONS)
 
 
 def _launch(framework: Framework, arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
-        raise HelpWanted
+        raise HelpRequested
     environment = read_environment()
     parser = Parser(framework, environment.grace)
-    words = parser.split(arguments)
-    place = framework.adjust(find_place(words.asked, environment), words)
-    if place.node_rank:
-        check_reachable(place.chief, place.port)
+    command_line = parser.split(arguments)
+    layout = framework.adjust(find_layout(command_line.options, environment), command_line)
+    if layout.node_rank:
+        check_reachable(layout.chief, layout.port)
     link = None
-    if place.several and environment.secret:
-        meet = words.asked.launcher_port or place.port + 1
-        link = Link(place, meet, environment.secret, words.asked.link_timeout)
+    if layout.multi_node and environment.secret:
+        meet = command_line.options.launcher_port or layout.port + 1
+        link = Link(layout, meet, environment.secret, command_line.options.link_timeout)
     try:
-        job = _prepare(framework, place, words, environment)
+        job = _prepare(framework, layout, command_line, environment)
     except (UsageError, CannotStart, DetCoreError) as e:
         if link is None:
             raise
@@ -120,43 +120,43 @@ def _launch(framework: Framework, arguments: list[str]) -> int:
     return _job.run(replace(job, link=link))
 
 
-def _prepare(framework: Framework, place: Place, words: Words, environment: Environment) -> _job.Job:
+def _prepare(framework: Framework, layout: Layout, command_line: CommandLine, environment: Environment) -> _job.Job:
     """Return this machine's part of the job, of which nothing runs yet."""
-    run = words.run  # a script that is missing is the first thing to say
-    common, notice = job_variables(place, words, environment)
-    inherited = {name: value for name, value in os.environ.items() if name not in framework.never}
-    own = framework.variables(place, words, environment)
+    run = command_line.command  # a script that is missing is the first thing to say
+    common, notice = job_variables(layout, command_line, environment)
+    inherited = {name: value for name, value in os.environ.items() if name not in framework.unset}
+    own = framework.variables(layout, command_line, environment)
     folder = ""
-    if framework.hostfile and place.several:
+    if framework.hostfile and layout.multi_node:
         folder = tempfile.mkdtemp(prefix="det-core-")  # nobody else's, and removed with the job
-        common[framework.hostfile] = write_hostfile(f"{folder}/hosts", place.hosts)
-    command = framework.command(place, run)
+        common[framework.hostfile] = write_hostfile(f"{folder}/hosts", layout.hosts)
+    command = framework.command(layout, run)
     ranks = [
-        _job.Start(place.first_rank + local, command, {**inherited, **common, **variables})
+        _job.RankSpec(layout.first_rank + local, command, {**inherited, **common, **variables})
         for local, variables in enumerate(own)
     ]
     return _job.Job(
         ranks,
-        words.asked.grace,
-        words.asked.tail,
+        command_line.options.grace,
+        command_line.options.tail,
         notice=notice,
         batch=_shares_processors(ranks, environment),
         folder=folder,
     )
 
 
-def _shares_processors(ranks: list[_job.Start], environment: Environment) -> bool:
+def _shares_processors(ranks: list[_job.RankSpec], environment: Environment) -> bool:
     """Whether ranks that wait for each other by spinning, as gloo's do, take the processor from those that compute."""
     return len(ranks) > 1 and len(ranks) >= len(os.sched_getaffinity(0)) and not gpus(environment)
 
 
-def told(run: Callable[[], int], help: str) -> int:
+def run_and_report(run: Callable[[], int], help: str) -> int:
     """What ``run`` returns; where it cannot, one line on stderr, and 2 for a mistake of the user's, else 1."""
     open_standard_streams()
     try:
         _require_working_directory()
         return run()
-    except HelpWanted:
+    except HelpRequested:
         write_quietly(help, sys.stdout)
         return 0
     except (UsageError, CannotStart, DetCoreError) as e:
@@ -189,58 +189,58 @@ def read_environment() -> Environment:
         raise UsageError(str(e)) from e
 
 
-def job_variables(place: Place, words: Words, environment: Environment) -> tuple[dict[str, str], str]:
+def job_variables(layout: Layout, command_line: CommandLine, environment: Environment) -> tuple[dict[str, str], str]:
     """Variables that every rank gets, whatever the framework, and what to say."""
-    notice, made = place.notice, secrets.token_hex(32)
+    notice, made = layout.notice, secrets.token_hex(32)
     found = {
-        "DET_CORE_COMMAND": words.typed,  # what a run that ends early says to type again
+        "DET_CORE_COMMAND": command_line.text,  # what a run that ends early says to type again
         # A print has to be seen when it is made, and not be lost with a process that is killed.
         "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1",
     }
-    if place.several:
-        found["DET_CHIEF_IP"] = place.chief
+    if layout.multi_node:
+        found["DET_CHIEF_IP"] = layout.chief
     if environment.secret:
         found["DET_CORE_SECRET"] = environment.secret  # wherever it stood
-    elif not place.several:
+    elif not layout.multi_node:
         found["DET_CORE_SECRET"] = made
     else:
         notice += (
             "\nthere is no DET_CORE_SECRET: the launchers do not hear of failures on other machines, and det_core's "
             "ranks do not talk across machines. "
         )
-        if place.node_rank:  # one command only: secrets have to be equal
+        if layout.node_rank:  # one command only: secrets have to be equal
             notice += "Set the same on each: machine 0's launcher shows the command"
         else:
             notice += f"Set the same on each, with this one command\n    export DET_CORE_SECRET={made}"
     return found, notice.strip("\n")
 
 
-class HelpWanted(Exception):
+class HelpRequested(Exception):
     """``--help`` stands among the options."""
 
 
 @dataclass(frozen=True)
-class Words:
+class CommandLine:
     """What a command line says."""
 
-    asked: argparse.Namespace
+    options: argparse.Namespace
     """Every option of the parser as it was given; None where it was not."""
-    theirs: list[str]
+    framework_options: list[str]
     """Options that are not ours, which stood before a ``--``: the framework's."""
     script: list[str]
     """The script and its arguments."""
-    typed: str
+    text: str
     """The whole command line, to be typed again."""
 
     @cached_property
-    def run(self) -> list[str]:
+    def command(self) -> list[str]:
         """The command that each rank runs.
 
         Raises:
             UsageError: If there is no such script. That is not known of the other machines, so it is looked at only
-                when they can be told.
+                when they can be run_and_report.
         """
-        asked = self.asked
+        asked = self.options
         return script_command(self.script[0], self.script[1:], module=asked.module, no_python=asked.no_python)
 
 
@@ -269,8 +269,8 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--link-timeout", type=_seconds, default=LINK_TIMEOUT)
         self.add_argument("--hostfile")
         self.add_argument("--hosts")
-        self.add_argument("--grace", type=_seconds, default=GRACE if grace is None else grace)
-        self.add_argument("--tail", type=number("a number of lines", 0), default=TAIL)
+        self.add_argument("--grace", type=_seconds, default=DEFAULT_GRACE if grace is None else grace)
+        self.add_argument("--tail", type=number("a number of lines", 0), default=DEFAULT_TAIL)
         framework.add_options(self)
 
     def error(self, message: str) -> NoReturn:
@@ -282,7 +282,7 @@ class Parser(argparse.ArgumentParser):
             message = f"{' '.join([option, *value])}: {message[match.end() :]}"
         raise UsageError(f"{message} (see --help)")
 
-    def split(self, words: list[str]) -> Words:
+    def split(self, words: list[str]) -> CommandLine:
         """Read ``words``: the first one that is no option is the script, and all words after it are the script's.
 
         Options that are not known here may be the framework's, and need a ``--`` before the script then, as only the
@@ -290,7 +290,7 @@ class Parser(argparse.ArgumentParser):
 
         Raises:
             UsageError: an option cannot be read, or there is no script.
-            HelpWanted: there is ``--help`` before the script.
+            HelpRequested: there is ``--help`` before the script.
         """
         end, unknown = self._end_of_options(words)
         program = self._framework.program
@@ -302,7 +302,7 @@ class Parser(argparse.ArgumentParser):
         self._words = words[:end]
         asked, theirs = self.parse_known_args(words[:end])
         if asked.help:
-            raise HelpWanted
+            raise HelpRequested
         rest = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
         if asked.trial is not None:
             rest = ["--trial", asked.trial, *rest]
@@ -310,7 +310,7 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"--trial: trial classes run under {', '.join(TRIALS)}, not under {self._framework.name}")
         if not rest:
             raise UsageError("no script to run (see --help)")
-        return Words(asked, theirs, rest, f"{self.prog} {shlex.join(words)}")
+        return CommandLine(asked, theirs, rest, f"{self.prog} {shlex.join(words)}")
 
     def _end_of_options(self, words: list[str]) -> tuple[int, str]:
         """Where the options that are known end, and the one there that is not known."""
@@ -388,18 +388,18 @@ def script_command(script: str, arguments: list[str], *, module: bool = False, n
         return [_find(script), *arguments]
     if re.fullmatch(r"python(\d+(\.\d+)*)?t?", os.path.basename(script)):
         if arguments and not arguments[0].startswith("-"):
-            _must_exist(arguments[0])
+            _check_exists(arguments[0])
         return [_find(script), *arguments]
     if not script.endswith(".py"):
         if os.path.isfile(script) and os.access(script, os.X_OK):
             return [os.path.abspath(script), *arguments]
         if not os.path.exists(script) and "/" not in script and (found := shutil.which(script)):
             return [found, *arguments]
-    _must_exist(script)
+    _check_exists(script)
     return [sys.executable, script, *arguments]
 
 
-def _must_exist(script: str) -> None:
+def _check_exists(script: str) -> None:
     if not os.path.exists(script):
         raise UsageError(f"the script {script} does not exist (working directory: {os.getcwd()})")
 

@@ -18,7 +18,7 @@ from det_core._slurm import expand_counts, expand_nodes
 
 PORT = 29500
 """Where the ranks of several machines meet if nothing says otherwise; as torchrun's and deepspeed's."""
-ONE = "no GPU is visible: starting 1 process (--nproc-per-node N starts N)"
+NO_GPU_NOTICE = "no GPU is visible: starting 1 process (--nproc-per-node N starts N)"
 """What to say where there is one rank for want of GPUs."""
 _NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?|[0-9a-fA-F:]*:[0-9a-fA-F:.]*")
 
@@ -42,35 +42,35 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Place:
+class Layout:
     """The machines of a job in the order of their ranks, and which of them this is."""
 
-    where: str
+    source: str
     """What told of them, as a person knows it ("Slurm job 17")."""
     hosts: tuple[Host, ...]
     node_rank: int = 0
     """The index of this machine."""
     port: int = 0
     """Where the ranks meet, on the first machine; 0: any free one, as there is no other machine."""
-    known: bool = True
+    hosts_are_addresses: bool = True
     """Whether the names of ``hosts`` are addresses; else only the first one's is."""
     notice: str = ""
     """What a person should know of it."""
 
     @property
-    def here(self) -> Host:
+    def this_host(self) -> Host:
         """This machine."""
         return self.hosts[self.node_rank]
 
     @property
-    def several(self) -> bool:
+    def multi_node(self) -> bool:
         """Whether there is another machine."""
         return len(self.hosts) > 1
 
     @property
     def chief(self) -> str:
         """The address of the first machine; that of the loopback where there is no other."""
-        return self.hosts[0].name if self.several else "127.0.0.1"
+        return self.hosts[0].name if self.multi_node else "127.0.0.1"
 
     @property
     def size(self) -> int:
@@ -89,7 +89,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LayoutRequest:
     """What a finder of the place knows."""
 
     options: argparse.Namespace
@@ -98,7 +98,7 @@ class Asked:
     def slots(self) -> tuple[int, str]:
         """How many ranks this machine gets if nothing else tells, and a notice."""
         count = self.options.nproc_per_node or gpus(self.environment)
-        return (int(count), "") if count else (1, ONE)
+        return (int(count), "") if count else (1, NO_GPU_NOTICE)
 
     def number(self, name: str) -> int:
         """The number in a variable."""
@@ -108,28 +108,35 @@ class Asked:
         return int(text)
 
 
-def find_place(options: argparse.Namespace, environment: Environment) -> Place:
+def find_layout(options: argparse.Namespace, environment: Environment) -> Layout:
     """Where the job runs, as the first of these says that applies.
 
     Raises:
         UsageError: options or variables contradict each other, or some are missing.
     """
-    asked = Asked(options, environment)
+    request = LayoutRequest(options, environment)
     # Open MPI before Slurm, as it may run inside a job of Slurm's; Slurm before PMI, as srun sets PMI's variables too.
-    finders: tuple[Callable[[Asked], Place | None], ...] = (_named, _numbered, _allocation, _open_mpi, _slurm, _pmi)
-    place = next((found for find in finders if (found := find(asked))), None) or _bare(asked)
-    if options.master_addr is not None and place.several:
-        place = replace(place, hosts=(Host(options.master_addr, place.hosts[0].slots), *place.hosts[1:]))
+    finders: tuple[Callable[[LayoutRequest], Layout | None], ...] = (
+        _named,
+        _numbered,
+        _allocation,
+        _open_mpi,
+        _slurm,
+        _pmi,
+    )
+    layout = next((found for find in finders if (found := find(request))), None) or _single_node(request)
+    if options.master_addr is not None and layout.multi_node:
+        layout = replace(layout, hosts=(Host(options.master_addr, layout.hosts[0].slots), *layout.hosts[1:]))
     port = options.master_port
     if port is None:
-        port = (place.port or PORT) if place.several else 0
-    return replace(place, port=port)
+        port = (layout.port or PORT) if layout.multi_node else 0
+    return replace(layout, port=port)
 
 
-def _named(asked: Asked) -> Place | None:
+def _named(request: LayoutRequest) -> Layout | None:
     """``--hostfile FILE`` or ``--hosts A:2,B:2``."""
-    file, names, slots = asked.options.hostfile, asked.options.hosts, asked.options.nproc_per_node
-    nnodes, rank = asked.options.nnodes, asked.options.node_rank
+    file, names, slots = request.options.hostfile, request.options.hosts, request.options.nproc_per_node
+    nnodes, rank = request.options.nnodes, request.options.node_rank
     if file is None and names is None:
         return None
     if file is not None and names is not None:
@@ -142,50 +149,50 @@ def _named(asked: Asked) -> Place | None:
         rank = index_of_this_machine(hosts, where) if len(hosts) > 1 else 0
     if rank >= len(hosts):
         raise UsageError(f"--node-rank {rank}: {where} names {len(hosts)} hosts, of which 0 is the first")
-    return Place(where, hosts, rank)
+    return Layout(where, hosts, rank)
 
 
-def _numbered(asked: Asked) -> Place | None:
+def _numbered(request: LayoutRequest) -> Layout | None:
     """``--nnodes N --node-rank R --master-addr A``: so many machines like this one."""
-    nnodes, rank = asked.options.nnodes, asked.options.node_rank
+    nnodes, rank = request.options.nnodes, request.options.node_rank
     if nnodes is None or nnodes == 1:
-        return None if nnodes is None else _bare(asked)
+        return None if nnodes is None else _single_node(request)
     if rank is None:
         raise UsageError(f"--nnodes {nnodes}: say which of them this is, from 0 on, with --node-rank R")
     if rank >= nnodes:
         raise UsageError(f"--node-rank {rank} is not below --nnodes {nnodes}")
-    if asked.options.master_addr is None:
+    if request.options.master_addr is None:
         raise UsageError(f"--nnodes {nnodes}: give the address of the first one with --master-addr HOST")
-    return _alike("--nnodes", asked, nnodes, rank, asked.options.master_addr)
+    return _uniform("--nnodes", request, nnodes, rank, request.options.master_addr)
 
 
-def _allocation(asked: Asked) -> Place | None:
+def _allocation(request: LayoutRequest) -> Layout | None:
     """An allocation of a master of the wire contract's kind: slots and addresses stand in its files."""
     if (info := get_cluster_info()) is None:
         return None
-    own, notice = asked.slots()
-    slots = [asked.options.nproc_per_node or count or own for count in info.container_slot_counts]
+    own, notice = request.slots()
+    slots = [request.options.nproc_per_node or count or own for count in info.container_slot_counts]
     hosts = tuple(Host(address, count) for address, count in zip(info.container_addrs, slots, strict=True))
     port = int(os.environ.get("C10D_PORT") or 29400)
     where = f"allocation {info.allocation_id}"
-    return Place(where, hosts, info.container_rank, port, notice="" if info.slot_ids else notice)
+    return Layout(where, hosts, info.container_rank, port, notice="" if info.slot_ids else notice)
 
 
-def _open_mpi(asked: Asked) -> Place | None:
+def _open_mpi(request: LayoutRequest) -> Layout | None:
     """``mpirun`` has started this launcher, once on each machine."""
-    return _mpi(asked, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    return _mpi(request, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE")
 
 
-def _pmi(asked: Asked) -> Place | None:
+def _pmi(request: LayoutRequest) -> Layout | None:
     """The same under MPICH, Intel MPI, or ``srun --mpi=pmi2``."""
-    return _mpi(asked, "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
+    return _mpi(request, "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS")
 
 
-def _mpi(asked: Asked, rank: str, size: str, local_size: str) -> Place | None:
-    launch = asked.environment.launch
+def _mpi(request: LayoutRequest, rank: str, size: str, local_size: str) -> Layout | None:
+    launch = request.environment.launch
     if not launch.get(rank) or not launch.get(size):
         return None
-    nodes, chief = asked.number(size), asked.options.master_addr or asked.environment.chief_ip
+    nodes, chief = request.number(size), request.options.master_addr or request.environment.chief_ip
     if nodes > 1 and launch.get(local_size, "1") != "1":
         raise UsageError(
             f"mpirun started {launch[local_size]} launchers on this machine, and each would start all ranks of it: "
@@ -194,16 +201,16 @@ def _mpi(asked: Asked, rank: str, size: str, local_size: str) -> Place | None:
         )
     if nodes > 1 and not chief:
         raise UsageError("MPI does not tell the address of the first machine: add --master-addr HOST")
-    return _alike("mpirun", asked, nodes, asked.number(rank), chief or "127.0.0.1")
+    return _uniform("mpirun", request, nodes, request.number(rank), chief or "127.0.0.1")
 
 
-def _slurm(asked: Asked) -> Place | None:
+def _slurm(request: LayoutRequest) -> Layout | None:
     """A job of Slurm: its nodes, and its tasks or GPUs on them; in a step of ``srun``, or in an ``sbatch`` script."""
-    launch = asked.environment.launch
+    launch = request.environment.launch
     if not launch.get("SLURM_JOB_ID") or not launch.get("SLURM_JOB_NODELIST"):
         return None
     step = bool(launch.get("SLURM_STEP_ID") and launch.get("SLURM_STEP_TASKS_PER_NODE"))
-    nodes, tasks = _nodes_and_tasks(asked, step)
+    nodes, tasks = _nodes_and_tasks(request, step)
     if step and max(tasks) > 1:
         raise UsageError(f"srun started {sum(tasks)} launchers, and one starts all ranks of a machine: srun "
                          "--ntasks-per-node=1")  # fmt: skip
@@ -212,25 +219,25 @@ def _slurm(asked: Asked) -> Place | None:
             f"the job has {len(nodes)} nodes, and this launcher runs on one of them alone: start one on each, "
             "with srun --ntasks-per-node=1 before the command (or use this node alone: --nnodes 1)"
         )
-    own, notice = asked.slots()
+    own, notice = request.slots()
     counts = tasks
-    if asked.options.nproc_per_node:
-        counts = [asked.options.nproc_per_node] * len(nodes)
+    if request.options.nproc_per_node:
+        counts = [request.options.nproc_per_node] * len(nodes)
     elif launch.get("SLURM_GPUS_ON_NODE", "0") not in ("", "0"):
-        counts = [asked.number("SLURM_GPUS_ON_NODE")] * len(nodes)
+        counts = [request.number("SLURM_GPUS_ON_NODE")] * len(nodes)
     elif max(tasks) == 1:
         counts = [own] * len(nodes)
     hosts = tuple(Host(node, slots) for node, slots in zip(nodes, counts, strict=True))
     # Another one for each job, the same on all nodes; the one after it is the launchers', so not the next job's.
     port = 20000 + 2 * (int(launch["SLURM_JOB_ID"].strip() or 0) % 5000)
     where = f"Slurm job {launch['SLURM_JOB_ID']}"
-    return Place(where, hosts, asked.number("SLURM_NODEID") if step else 0, port,
+    return Layout(where, hosts, request.number("SLURM_NODEID") if step else 0, port,
                  notice=notice if max(counts) == 1 else "")  # fmt: skip
 
 
-def _nodes_and_tasks(asked: Asked, step: bool) -> tuple[list[str], list[int]]:
+def _nodes_and_tasks(request: LayoutRequest, step: bool) -> tuple[list[str], list[int]]:
     """The nodes of a job, or of its step, and how many tasks each has."""
-    launch = asked.environment.launch
+    launch = request.environment.launch
     name = "SLURM_STEP_TASKS_PER_NODE" if step else "SLURM_TASKS_PER_NODE"
     try:
         nodes = expand_nodes(launch["SLURM_JOB_NODELIST"])
@@ -244,17 +251,17 @@ def _nodes_and_tasks(asked: Asked, step: bool) -> tuple[list[str], list[int]]:
     return nodes, tasks
 
 
-def _bare(asked: Asked) -> Place:
+def _single_node(request: LayoutRequest) -> Layout:
     """This machine alone."""
-    slots, notice = asked.slots()
-    return Place("this machine", (Host("127.0.0.1", slots),), notice=notice)
+    slots, notice = request.slots()
+    return Layout("this machine", (Host("127.0.0.1", slots),), notice=notice)
 
 
-def _alike(where: str, asked: Asked, nodes: int, rank: int, chief: str) -> Place:
+def _uniform(where: str, request: LayoutRequest, nodes: int, rank: int, chief: str) -> Layout:
     """So many machines with as many slots as this one; whether they agree on that is seen when launchers link."""
-    slots, notice = asked.slots()
+    slots, notice = request.slots()
     hosts = (Host(chief, slots), *(Host(f"node{number}", slots) for number in range(1, nodes)))
-    return Place(where, hosts, rank, known=False, notice=notice)
+    return Layout(where, hosts, rank, hosts_are_addresses=False, notice=notice)
 
 
 def gpus(environment: Environment) -> int:
@@ -378,11 +385,11 @@ def _read(path: str) -> str:
         return ""
 
 
-def hold_port(place: Place) -> int:
+def reserve_master_port(layout: Layout) -> int:
     """The port where the ranks meet. On the first machine it is held as long as this process lives."""
-    if place.node_rank:
-        return place.port
-    held = reserve(place.port)
+    if layout.node_rank:
+        return layout.port
+    held = reserve(layout.port)
     port = int(held.getsockname()[1])
     held.detach()  # stays open, here and in the supervisor
     return port

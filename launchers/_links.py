@@ -6,7 +6,7 @@ process ids and statuses.
 
 ============  =====================================================================================
 ``hello``     to machine 0: which machine this is, its det_core, and how many ranks it takes the job to have
-``beat``      each second; after :data:`SILENCE` of them in vain a machine counts as lost
+``beat``      each second; after :data:`MAX_MISSED_HEARTBEATS` of them in vain a machine counts as lost
 ``failed``    a rank has failed, or a machine was lost: the others are to end. Machine 0 hands it on
 ``bye``       this launcher leaves, and that is no failure
 ============  =====================================================================================
@@ -31,15 +31,15 @@ from typing import Any
 
 import det_core
 
-from ._hosts import Place
-from ._outcome import Rank
+from ._hosts import Layout
+from ._outcome import RankOutcome
 
-SILENCE = 8
+MAX_MISSED_HEARTBEATS = 8
 """Beats that are said without hearing one. Beats, not seconds: a launcher that was itself stopped for a while would
 else take all others for dead."""
-_BEAT = 1.0
+_HEARTBEAT_INTERVAL = 1.0
 """Seconds between two beats."""
-_ANSWER = 10.0
+_HANDSHAKE_TIMEOUT = 10.0
 """Seconds that the other side has to connect and to prove itself."""
 _NOTICE_DELAY = 10.0
 """Seconds after which it is said which machines have not linked."""
@@ -49,7 +49,7 @@ _BROKEN = (OSError, EOFError, ValueError, KeyError, TypeError, asyncio.LimitOver
 """How a connection ends, or turns out not to be a launcher's."""
 
 
-class Refused(ValueError):
+class AuthenticationFailed(ValueError):
     """The other side has another secret."""
 
 
@@ -59,33 +59,33 @@ class Link:
     A thread does the talking: it never waits for the caller, nor the caller for it, but for :meth:`leave`.
 
     Args:
-        place: all machines of the job, and which of them this is.
+        layout: all machines of the job, and which of them this is.
         port: where the first machine's launcher listens.
         secret: the job's.
         timeout: seconds in which all machines have to link.
 
     Attributes:
         node: the number of this machine.
-        fd: a file descriptor that is readable when there is something to :meth:`hear`, or ``others`` has changed.
+        fd: a file descriptor that is readable when there is something to :meth:`receive`, or ``others`` has changed.
         others: the machines that are linked with this one, by number.
         pending: the machines that this one has not linked with yet and has to: machine 0, on that one all others.
             What fails meanwhile is told to them when they have.
     """
 
-    def __init__(self, place: Place, port: int, secret: str, timeout: float = LINK_TIMEOUT) -> None:
-        self.node = place.node_rank
-        self._place = place
+    def __init__(self, layout: Layout, port: int, secret: str, timeout: float = LINK_TIMEOUT) -> None:
+        self.node = layout.node_rank
+        self._layout = layout
         self._port = port
         self._secret = secret.encode()
         self._timeout = timeout
         self.fd, self._wake = os.pipe()
-        self.pending = {0} if self.node else set(range(1, len(place.hosts)))
+        self.pending = {0} if self.node else set(range(1, len(layout.hosts)))
         self.others: dict[int, _Peer] = {}
         self._greetings = 0  # connections whose other side has not said yet which machine it is
         self._refused: set[str] = set()  # addresses of launchers with another secret
         self._accepted: set[asyncio.Task[None]] = set()
-        self._heard: queue.SimpleQueue[Rank | str] = queue.SimpleQueue()
-        self._failures: dict[tuple[int, int | None], Rank] = {}  # of all machines, by machine and rank
+        self._heard: queue.SimpleQueue[RankOutcome | str] = queue.SimpleQueue()
+        self._failures: dict[tuple[int, int | None], RankOutcome] = {}  # of all machines, by machine and rank
         self._left = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
@@ -94,22 +94,22 @@ class Link:
         """Begin to listen, or to look for machine 0."""
         self._thread.start()
 
-    def hear(self) -> list[Rank | str]:
+    def receive(self) -> list[RankOutcome | str]:
         """What is new: ranks that have failed elsewhere, machines that were lost, and notices."""
         os.read(self.fd, 4096)
         return [self._heard.get() for _ in range(self._heard.qsize())]
 
-    def tell(self, rank: Rank) -> None:
+    def send_failure(self, rank: RankOutcome) -> None:
         """Tell the others that a rank of this machine has failed."""
-        self._loop.call_soon_threadsafe(self._learn, rank, self.node)
+        self._loop.call_soon_threadsafe(self._on_failure, rank, self.node)
 
-    def failed(self) -> list[Rank]:
+    def failed(self) -> list[RankOutcome]:
         """All ranks elsewhere, and machines, that are known to have failed."""
         return [rank for rank in list(self._failures.values()) if rank.rank is None or rank.node != self.node]
 
-    def has_heard_of(self, rank: int) -> bool:
+    def knows_failure_of(self, rank: int) -> bool:
         """Return whether a rank of another machine, or its whole machine, is known to have failed."""
-        node = self._place.node_of(rank)
+        node = self._layout.node_of(rank)
         return (node, rank) in self._failures or (node, None) in self._failures
 
     def leave(self) -> None:
@@ -128,7 +128,7 @@ class Link:
         )
         self._loop.run_until_complete(self._work())
 
-    def _say(self, *what: Rank | str) -> None:
+    def _say(self, *what: RankOutcome | str) -> None:
         for each in what:
             self._heard.put(each)
         os.write(self._wake, b".")
@@ -142,7 +142,7 @@ class Link:
             deadline.cancel()
             try:
                 link.result()
-            except Refused as e:
+            except AuthenticationFailed as e:
                 self._give_up(0, str(e))
             except OSError as e:
                 self._give_up(self.node, f"cannot link with the others: {e}")
@@ -161,7 +161,7 @@ class Link:
     async def _watch_pending(self) -> None:
         """Name the machines that have not linked after a while, and end the job if they have not by the deadline."""
         await asyncio.sleep(min(_NOTICE_DELAY, self._timeout))
-        chief = f"{self._place.chief}:{self._port}"
+        chief = f"{self._layout.chief}:{self._port}"
         if self.pending:
             limit = f"the job ends if that is so after {self._timeout:g} s (--link-timeout)"
             if self.node:
@@ -175,14 +175,14 @@ class Link:
             self._give_up(node, f"did not {where} within {self._timeout:g} s")
 
     def _name(self, node: int) -> str:
-        known = self._place.known or node == 0
-        return f"machine {node} ({self._place.hosts[node].name})" if known else f"machine {node}"
+        known = self._layout.hosts_are_addresses or node == 0
+        return f"machine {node} ({self._layout.hosts[node].name})" if known else f"machine {node}"
 
     def _give_up(self, node: int, cause: str) -> None:
         """Wait for no machine any more, and let the job end for one of them."""
         self.pending.clear()
-        host = socket.gethostname() if node == self.node else self._place.hosts[node].name
-        self._learn(Rank(None, status=1, words=cause, host=host, node=node), None)
+        host = socket.gethostname() if node == self.node else self._layout.hosts[node].name
+        self._on_failure(RankOutcome(None, status=1, description=cause, host=host, node=node), None)
 
     async def _serve(self) -> None:
         try:
@@ -205,10 +205,10 @@ class Link:
         peer = _Peer(reader, writer, server=True)
         self._greetings += 1
         try:
-            await asyncio.wait_for(peer.prove(self._secret), _ANSWER)
-            hello = await asyncio.wait_for(peer.read(), _ANSWER)
+            await asyncio.wait_for(peer.authenticate(self._secret), _HANDSHAKE_TIMEOUT)
+            hello = await asyncio.wait_for(peer.read(), _HANDSHAKE_TIMEOUT)
             node, host, size = int(hello["node"]), str(hello["host"]), int(hello["size"])
-        except Refused:
+        except AuthenticationFailed:
             self._on_refused(str(writer.get_extra_info("peername")[0]))
             writer.close()
             return
@@ -220,33 +220,33 @@ class Link:
         if node in self.others:
             words = f"cannot join, as another launcher is machine {node}: name the same hosts in the same order on all "
             words += "machines, or give each its own --node-rank"
-            twin = Rank(None, status=1, words=words, host=host, node=node)
+            twin = RankOutcome(None, status=1, description=words, host=host, node=node)
             self._say(f"{twin.name} {words}")
-            peer.say("failed", **twin.facts())
+            peer.say("failed", **twin.to_message())
             peer.say("bye")
             return peer.close()
         version = hello.get("version")
         if version != det_core.__version__:
             words = f"has det_core {version}, and machine 0 {det_core.__version__}: install the same on each"
-            self._learn(Rank(None, status=1, words=words, host=host, node=node), None)
-        elif size != self._place.size:  # each took the others to have as many GPUs as it has itself
-            sizes = f"takes the job to have {size} ranks, and this one {self._place.size}"
+            self._on_failure(RankOutcome(None, status=1, description=words, host=host, node=node), None)
+        elif size != self._layout.size:  # each took the others to have as many GPUs as it has itself
+            sizes = f"takes the job to have {size} ranks, and this one {self._layout.size}"
             words = f"{sizes}: say --nproc-per-node on all machines"
-            self._learn(Rank(None, status=1, words=words, host=host, node=node), None)
+            self._on_failure(RankOutcome(None, status=1, description=words, host=host, node=node), None)
         await self._listen(peer, node, host)
 
     async def _connect(self) -> None:
-        chief = self._place.chief
+        chief = self._layout.chief
         while True:
             try:
-                peer = _Peer(*await asyncio.wait_for(asyncio.open_connection(chief, self._port), _ANSWER))
-                await asyncio.wait_for(peer.prove(self._secret), _ANSWER)
-            except Refused:
+                peer = _Peer(*await asyncio.wait_for(asyncio.open_connection(chief, self._port), _HANDSHAKE_TIMEOUT))
+                await asyncio.wait_for(peer.authenticate(self._secret), _HANDSHAKE_TIMEOUT)
+            except AuthenticationFailed:
                 raise
             except (*_BROKEN, asyncio.TimeoutError):
                 await asyncio.sleep(0.3)
             else:
-                facts = {"host": socket.gethostname(), "size": self._place.size, "version": det_core.__version__}
+                facts = {"host": socket.gethostname(), "size": self._layout.size, "version": det_core.__version__}
                 peer.say("hello", node=self.node, **facts)
                 return await self._listen(peer, 0, chief)
 
@@ -261,22 +261,22 @@ class Link:
         is_last = self.pending == {node}
         self.pending.discard(node)
         if is_last and self.node == 0:
-            count = len(self._place.hosts) - 1
+            count = len(self._layout.hosts) - 1
             self._say(f"linked with {count} other machine{'' if count == 1 else 's'}")
         else:
             self._say()
         for rank in self._failures.values():  # what it has missed
-            peer.say("failed", **rank.facts())
+            peer.say("failed", **rank.to_message())
         beats = asyncio.create_task(self._beat(peer))
         try:
             while (message := await peer.read()).pop("kind") != "bye":
-                peer.unheard = 0
+                peer.missed = 0
                 if message:
-                    self._learn(Rank(**message), node)
+                    self._on_failure(RankOutcome.from_message(message), node)
         except _BROKEN:
             if not self._left.is_set():
                 words = "was lost: its launcher has died or does not answer"
-                self._learn(Rank(None, status=1, words=words, host=host, node=node), node)
+                self._on_failure(RankOutcome(None, status=1, description=words, host=host, node=node), node)
         finally:
             del self.others[node]
             beats.cancel()
@@ -284,13 +284,13 @@ class Link:
             self._say()
 
     async def _beat(self, peer: _Peer) -> None:
-        while peer.unheard < SILENCE:
+        while peer.missed < MAX_MISSED_HEARTBEATS:
             peer.say("beat")
-            peer.unheard += 1
-            await asyncio.sleep(_BEAT)
+            peer.missed += 1
+            await asyncio.sleep(_HEARTBEAT_INTERVAL)
         peer.abort()
 
-    def _learn(self, rank: Rank, source: int | None) -> None:
+    def _on_failure(self, rank: RankOutcome, source: int | None) -> None:
         """Remember a failure, and tell those who may not know of it: the caller, and machines it does not come from."""
         if (rank.node, rank.rank) in self._failures:
             return
@@ -300,7 +300,7 @@ class Link:
             self._say(rank)
         for other, peer in self.others.items():
             if other != source:
-                peer.say("failed", **rank.facts())
+                peer.say("failed", **rank.to_message())
 
 
 class _Peer:
@@ -309,13 +309,13 @@ class _Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, server: bool = False) -> None:
         self._reader, self._writer, self._server = reader, writer, server
         self._key, self._said, self._read = b"", 0, 0
-        self.unheard = 0
+        self.missed = 0
 
-    async def prove(self, secret: bytes) -> None:
+    async def authenticate(self, secret: bytes) -> None:
         """Prove the secret to each other, and agree on a key for this connection alone.
 
         Raises:
-            Refused: the other side has another secret.
+            AuthenticationFailed: the other side has another secret.
         """
         mine = secrets.token_bytes(32)
         self._writer.write(mine)
@@ -331,7 +331,7 @@ class _Peer:
         if self._server:  # which proves itself to nobody who has not done so first
             self._writer.write(server if proved else bytes(32))
         if not proved:
-            raise Refused("has another DET_CORE_SECRET: set the same on each machine")
+            raise AuthenticationFailed("has another DET_CORE_SECRET: set the same on each machine")
 
     def say(self, kind: str, **content: object) -> None:
         """Queue a message. Where it cannot be sent, reading fails."""

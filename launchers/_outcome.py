@@ -15,7 +15,7 @@ _PEER_LOST = re.compile(rb"PeerLost: rank (\d+) ")
 
 
 @dataclass
-class Rank:
+class RankOutcome:
     """A rank of this machine, or of another one as its launcher has told; or a whole machine that was lost."""
 
     rank: int | None
@@ -24,7 +24,7 @@ class Rank:
     """The script's process id, which is its session's and its group's, too."""
     status: int | None = None
     """Exit status, or minus the signal that killed it; None while it runs."""
-    words: str = ""
+    description: str = ""
     """How it ended, where the status does not tell."""
     host: str = field(default_factory=socket.gethostname)
     node: int = 0
@@ -38,9 +38,15 @@ class Rank:
     lost: int = 0
     """Bytes of its output that could not be written."""
 
-    def facts(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         """What launchers of other machines hear of it."""
-        return {name: getattr(self, name) for name in ("rank", "pid", "status", "words", "host", "node", "peer")}
+        message = {name: getattr(self, name) for name in ("rank", "pid", "status", "host", "node", "peer")}
+        return {**message, "words": self.description}
+
+    @classmethod
+    def from_message(cls, message: dict[str, Any]) -> RankOutcome:
+        """Return the outcome that another launcher sent."""
+        return cls(**{"description" if name == "words" else name: value for name, value in message.items()})
 
     @property
     def name(self) -> str:
@@ -52,8 +58,8 @@ class Rank:
     @property
     def ending(self) -> str:
         """How it ended, in words that may stand behind "failed first"."""
-        if self.words:
-            return self.words
+        if self.description:
+            return self.description
         if self.status is None:
             return "did not end"
         return f"killed by {signal_name(-self.status)}" if self.status < 0 else f"with status {self.status}"
@@ -61,27 +67,27 @@ class Rank:
     @property
     def failure(self) -> str:
         """The same as the predicate of a sentence."""
-        if self.words or self.status is None:
+        if self.description or self.status is None:
             return self.ending
         text = f"{'was' if self.status < 0 else 'failed'} {self.ending}"
         return text if self.peer is None else f"{text}, as it lost rank {self.peer}"
 
 
-def failures(ranks: list[Rank]) -> list[Rank]:
+def failures(ranks: list[RankOutcome]) -> list[RankOutcome]:
     """The ranks that did not end with status 0, the one to blame first, the others as they ended.
 
     A rank that raises tells its peers before its process has ended, so that they may end before it does. Whoever ended
     of PeerLost therefore stands behind the rank which that error names, or the machine that was lost with it.
     """
     failed = sorted((rank for rank in ranks if rank.status != 0), key=lambda rank: rank.ended)
-    blamed = _to_blame(failed)
+    blamed = _root_cause(failed)
     return sorted(failed, key=lambda rank: rank is not blamed)
 
 
-def _to_blame(failed: list[Rank]) -> Rank | None:
+def _root_cause(failed: list[RankOutcome]) -> RankOutcome | None:
     by_number = {rank.rank: rank for rank in failed if rank.rank is not None}
     machine = next((rank for rank in failed if rank.rank is None), None)
-    blamed, seen = next(iter(failed), None), list[Rank]()
+    blamed, seen = next(iter(failed), None), list[RankOutcome]()
     while blamed is not None and blamed.peer is not None and blamed not in seen:
         seen.append(blamed)
         blamed = by_number.get(blamed.peer) or machine or blamed
@@ -94,7 +100,7 @@ def lost_peer(tail: bytes) -> int | None:
     return int(found[-1]) if found else None
 
 
-def exit_status(ranks: list[Rank]) -> int:
+def exit_status(ranks: list[RankOutcome]) -> int:
     """0 if every rank ended with 0, else that of the first failure, as a shell would give it."""
     failed = failures(ranks)
     return shell_status(failed[0].status) if failed else 0
@@ -107,7 +113,7 @@ def shell_status(status: int | None) -> int:
     return status if status >= 0 else 128 - status
 
 
-def summary(ranks: list[Rank], tail: int, stop: int = 0, node: int = 0) -> list[tuple[str, bytes]]:
+def summary(ranks: list[RankOutcome], tail: int, stop: int = 0, node: int = 0) -> list[tuple[str, bytes]]:
     """What to say at the end: notices, each with the lines to show below it.
 
     Args:

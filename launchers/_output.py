@@ -20,7 +20,7 @@ import time
 from collections import deque
 
 PREFIX = "[launcher] "
-LONGEST_LINE = 64 << 20
+MAX_LINE_BYTES = 64 << 20
 """Bytes after which a line that does not end is cut, so that memory stays bounded."""
 _CHUNK = 128 << 10
 """Bytes read at a time; copies of more leave the processor's cache."""
@@ -55,12 +55,12 @@ class Output(threading.Thread):
         super().__init__(name="output", daemon=True)
         self.done, self._end = os.pipe()
         self.failure: BaseException | None = None
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, _RankStream] = {}
         self._tails: dict[int | None, _Tail] = {}
         self._lost: dict[int | None, int] = {}
         self._locks = {fd: _lockable(fd) for fd in (1, 2)} if shared else {}
         self._interactive = interactive
-        self._prompting: _Stream | None = None  # the stream whose prompt is the last that was written
+        self._prompting: _RankStream | None = None  # the stream whose prompt is the last that was written
         self._notices: deque[bytes] = deque()
         self._finishing = False
         self._woken, self._wake = os.pipe()
@@ -72,7 +72,7 @@ class Output(threading.Thread):
         source, end = os.pipe()
         with contextlib.suppress(OSError):  # this user's share of the memory for pipes is used up
             fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, _PIPE)
-        self._streams[source] = _Stream(rank, source, target)
+        self._streams[source] = _RankStream(rank, source, target)
         self._tails.setdefault(rank, _Tail())
         self._poll.register(source, select.POLLIN)
         return end
@@ -145,14 +145,14 @@ class Output(threading.Thread):
                     self._prompting = stream
         return min(pending) * 1000 + 1 if pending else None
 
-    def _end_prompt(self, next_stream: _Stream | None = None) -> None:
+    def _end_prompt(self, next_stream: _RankStream | None = None) -> None:
         """End the line of a prompt, unless its own stream goes on: whoever answers has ended it by the Enter key."""
         if self._prompting is not None and self._prompting is not next_stream:
             with contextlib.suppress(OSError):
                 write_all(self._prompting.target, b"\n", self._locks.get(self._prompting.target))
         self._prompting = None
 
-    def _step(self, stream: _Stream) -> bool:
+    def _step(self, stream: _RankStream) -> bool:
         """Carry what can be read now; whether there is more to read than should have to wait."""
         data = os.read(stream.source, _CHUNK)
         stream.read_at = time.monotonic()
@@ -161,9 +161,9 @@ class Output(threading.Thread):
             self._poll.unregister(stream.source)
             os.close(stream.source)
             del self._streams[stream.source]
-        return not data or len(data) >= stream.much
+        return not data or len(data) >= stream.busy_bytes
 
-    def _write(self, stream: _Stream, lines: bytes) -> bool:
+    def _write(self, stream: _RankStream, lines: bytes) -> bool:
         """Write whole lines; False if nobody reads any more."""
         if not lines:
             return True
@@ -184,7 +184,7 @@ class Output(threading.Thread):
                 write_all(2, self._notices.popleft(), self._locks.get(2))
 
 
-class _Stream:
+class _RankStream:
     """One stream of one rank."""
 
     def __init__(self, rank: int, source: int, target: int) -> None:
@@ -192,7 +192,7 @@ class _Stream:
         self.lines = Prefixer(b"[rank=%d] " % rank, terminal=os.isatty(target))
         self.is_file = stat.S_ISREG(os.fstat(target).st_mode)  # where nobody reads who could answer
         self.read_at = 0.0
-        self.much = min(_CHUNK, fcntl.fcntl(source, fcntl.F_GETPIPE_SZ) // 4)
+        self.busy_bytes = min(_CHUNK, fcntl.fcntl(source, fcntl.F_GETPIPE_SZ) // 4)
 
 
 class Prefixer:
@@ -247,7 +247,7 @@ class Prefixer:
             if data:
                 self._begun.append(data)
             self._begun_size += len(data)
-            return end_of_prompt + (self.flush() if self._begun_size > LONGEST_LINE else b"")
+            return end_of_prompt + (self.flush() if self._begun_size > MAX_LINE_BYTES else b"")
         lines = b"".join([*self._begun, data[:cut]])
         self._begun, self._begun_size = [data[cut:]] if cut < len(data) else [], len(data) - cut
         if b"\r" in lines and self._terminal:

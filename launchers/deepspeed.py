@@ -7,8 +7,8 @@ import os
 from det_core._env import Environment
 from det_core._optional import demand
 
-from ._cli import PROMISES, Framework, Parser, Words, launch, number
-from ._hosts import Place, hold_port
+from ._cli import BEHAVIOR, CommandLine, Framework, Parser, launch, number
+from ._hosts import Layout, reserve_master_port
 
 __all__ = ["main"]
 
@@ -19,7 +19,7 @@ usage: python -m det_core.launch.deepspeed [OPTIONS] [--] script.py [ARGS...]
        python -m det_core.launch.deepspeed [OPTIONS] --trial model_def:MyTrial [--config FILE ...]
 
 Starts one process per GPU (else --num_gpus) with the variables that deepspeed's launcher gives its ranks, and besides:
-{PROMISES}
+{BEHAVIOR}
 examples:
   # as many processes as there are GPUs
   python -m det_core.launch.deepspeed train.py --lr 0.1
@@ -35,23 +35,23 @@ options (deepspeed's -H, --num_gpus and --num_nodes are other names of --hostfil
 """
 
 
-def variables(place: Place, words: Words, environment: Environment) -> list[dict[str, str]]:
+def variables(layout: Layout, command_line: CommandLine, environment: Environment) -> list[dict[str, str]]:
     """As deepspeed's ``launcher/launch.py`` sets them; see the wire contract, section 14.3."""
     demand("deepspeed", "torch", extra="deepspeed", purpose="this launcher")
-    slots = place.here.slots
+    slots = layout.this_host.slots
     common = {
-        "MASTER_ADDR": place.chief,
-        "MASTER_PORT": str(hold_port(place)),
+        "MASTER_ADDR": layout.chief,
+        "MASTER_PORT": str(reserve_master_port(layout)),
         "USE_DEEPSPEED": "1",
-        "WORLD_SIZE": str(place.size),
+        "WORLD_SIZE": str(layout.size),
         "LOCAL_SIZE": str(slots),
-        "CROSS_RANK": str(place.node_rank),
-        "CROSS_SIZE": str(len(place.hosts)),
+        "CROSS_RANK": str(layout.node_rank),
+        "CROSS_SIZE": str(len(layout.hosts)),
     }
     interface = os.environ.get("DET_INTER_NODE_NETWORK_INTERFACE", "")
     if environment.cuda_visible_devices and interface and not os.environ.get("NCCL_SOCKET_IFNAME", "").strip():
         common["NCCL_SOCKET_IFNAME"] = interface
-    return [{**common, "RANK": str(place.first_rank + local), "LOCAL_RANK": str(local)} for local in range(slots)]
+    return [{**common, "RANK": str(layout.first_rank + local), "LOCAL_RANK": str(local)} for local in range(slots)]
 
 
 def add_options(parser: Parser) -> None:

@@ -17,8 +17,8 @@ from det_core._optional import demand, require
 from det_core._standalone.processes import signal_at_parents_death
 
 from . import _await_host
-from ._cli import PROMISES, Framework, Parser, Words, launch, number
-from ._hosts import CannotStart, Host, Place, UsageError, reserve
+from ._cli import BEHAVIOR, CommandLine, Framework, Parser, launch, number
+from ._hosts import CannotStart, Host, Layout, UsageError, reserve
 
 __all__ = ["main"]
 
@@ -29,7 +29,7 @@ usage: python -m det_core.launch.horovod [OPTIONS] script.py [ARGS...]
        python -m det_core.launch.horovod [OPTIONS] --trial model_def:MyTrial [--config FILE ...]
 
 Starts one process per GPU (else -np) with the variables that horovodrun --gloo gives its ranks, and besides:
-{PROMISES}
+{BEHAVIOR}
 examples:
   # as many processes as there are GPUs
   python -m det_core.launch.horovod train.py
@@ -50,27 +50,29 @@ _GLOO_TIMEOUT = 240
 """Seconds that ranks wait for each other: its --gloo-timeout-seconds there."""
 
 
-def variables(place: Place, words: Words, environment: Environment) -> list[dict[str, str]]:
+def variables(layout: Layout, command_line: CommandLine, environment: Environment) -> list[dict[str, str]]:
     """As horovod's ``runner/gloo_run.py`` sets them; see the wire contract, section 14.2."""
-    if words.asked.autohorovod and place.size == 1:
-        os.execvp(words.run[0], words.run)
+    if command_line.options.autohorovod and layout.size == 1:
+        os.execvp(command_line.command[0], command_line.command)
     demand("horovod", extra="horovod", purpose="this launcher")
     hosts, gloo_run = _of_horovod("common.util.hosts"), _of_horovod("gloo_run")
-    text = ",".join(f"{host.name if place.several else 'localhost'}:{host.slots}" for host in place.hosts)
-    plan = hosts.get_host_assignments(hosts.parse_hosts(text), place.size)
-    chosen, interfaces = _chosen(["--gloo-timeout-seconds", str(_GLOO_TIMEOUT), *_of_the_trial(), *words.theirs])
-    interfaces = interfaces or [_interface(place)]
+    text = ",".join(f"{host.name if layout.multi_node else 'localhost'}:{host.slots}" for host in layout.hosts)
+    plan = hosts.get_host_assignments(hosts.parse_hosts(text), layout.size)
+    chosen, interfaces = _chosen(
+        ["--gloo-timeout-seconds", str(_GLOO_TIMEOUT), *_of_the_trial(), *command_line.framework_options]
+    )
+    interfaces = interfaces or [_interface(layout)]
     common = {
         **chosen,
         "USE_HOROVOD": "1",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": _address(place.chief),
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(_rendezvous(plan, place)),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": _address(layout.chief),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(_rendezvous(plan, layout)),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
         "HOROVOD_GLOO_IFACE": interfaces[0],
         "NCCL_SOCKET_IFNAME": ",".join(interfaces),
     }
-    mine = plan[place.first_rank :][: place.here.slots]
+    mine = plan[layout.first_rank :][: layout.this_host.slots]
     return [{**common, **gloo_run.create_slot_env_vars(slot)} for slot in mine]
 
 
@@ -94,14 +96,14 @@ def _chosen(options: list[str]) -> tuple[dict[str, str], list[str]]:
     return _of_horovod("common.util.config_parser").set_env_from_args({}, asked), sorted(asked.nics or ())
 
 
-def _rendezvous(plan: list[Any], place: Place) -> int:
+def _rendezvous(plan: list[Any], layout: Layout) -> int:
     """The port of horovod's own server, by which ranks learn each other's addresses: a child of the first launcher."""
-    if place.node_rank:
-        return place.port
-    if place.several:
-        reserve(place.port).close()
+    if layout.node_rank:
+        return layout.port
+    if layout.multi_node:
+        reserve(layout.port).close()
     server = _of_horovod("http.http_server")
-    at = ("", place.port) if place.several else ("127.0.0.1", 0)
+    at = ("", layout.port) if layout.multi_node else ("127.0.0.1", 0)
     httpd = server.RendezvousHTTPServer(at, server.RendezvousHandler, 0)
     httpd.init(plan)
     launcher = os.getpid()
@@ -118,11 +120,11 @@ def _rendezvous(plan: list[Any], place: Place) -> int:
     return port
 
 
-def command(place: Place, script: list[str]) -> list[str]:
+def command(layout: Layout, script: list[str]) -> list[str]:
     """Return the command of each rank: it runs the script once the rendezvous answers, without which ranks give up."""
-    if not place.node_rank:
+    if not layout.node_rank:
         return script
-    where = [f"{_START_TIMEOUT:g}", place.chief, str(place.port)]
+    where = [f"{_START_TIMEOUT:g}", layout.chief, str(layout.port)]
     return [sys.executable, "-I", "-S", _await_host.__file__, *where, *script]
 
 
@@ -133,41 +135,41 @@ def _address(name: str) -> str:
         raise CannotStart(f"host {name} has no address: {e.strerror}") from e
 
 
-def _interface(place: Place) -> str:
+def _interface(layout: Layout) -> str:
     """The network interface by which this machine reaches the first one; on that one, by which it reaches the last."""
-    if not place.several:
+    if not layout.multi_node:
         return "lo"
     import psutil  # horovod needs it, too
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((_address(place.hosts[0 if place.node_rank else -1].name), 9))  # no packet is sent
+        probe.connect((_address(layout.hosts[0 if layout.node_rank else -1].name), 9))  # no packet is sent
         own = probe.getsockname()[0]
     names = [name for name, found in psutil.net_if_addrs().items() if own in (each.address for each in found)]
     return names[0] if names else "lo"
 
 
-def filled(place: Place, words: Words) -> Place:
+def limit_to_np(layout: Layout, command_line: CommandLine) -> Layout:
     """The place with as many ranks in all as ``-np`` says; the first machines get as many as they have slots."""
-    if (ranks := words.asked.processes) is None:
-        return place
-    if place.where == "this machine":
-        return replace(place, hosts=(replace(place.here, slots=ranks),), notice="")
-    if ranks > place.size:
-        raise UsageError(f"{ranks} processes are asked for, and {place.where} has {place.size} slots")
+    if (ranks := command_line.options.processes) is None:
+        return layout
+    if layout.source == "this machine":
+        return replace(layout, hosts=(replace(layout.this_host, slots=ranks),), notice="")
+    if ranks > layout.size:
+        raise UsageError(f"{ranks} processes are asked for, and {layout.source} has {layout.size} slots")
     hosts: list[Host] = []
-    for host in place.hosts:
+    for host in layout.hosts:
         if slots := min(host.slots, ranks - sum(h.slots for h in hosts)):
             hosts.append(replace(host, slots=slots))
-    if place.node_rank >= len(hosts):
-        raise UsageError(f"-np {ranks} leaves no process for this machine, {place.here.name}")
-    return replace(place, hosts=tuple(hosts), notice="")
+    if layout.node_rank >= len(hosts):
+        raise UsageError(f"-np {ranks} leaves no process for this machine, {layout.this_host.name}")
+    return replace(layout, hosts=tuple(hosts), notice="")
 
 
-def named(place: Place, words: Words) -> Place:
+def require_host_names(layout: Layout, command_line: CommandLine) -> Layout:
     """The place that ``-np`` fills, whose machines have to be known by name."""
-    if place.several and not place.known:
+    if layout.multi_node and not layout.hosts_are_addresses:
         raise UsageError("every machine has to know all others: name them with --hosts A:2,B:2 or --hostfile FILE")
-    return filled(place, words)
+    return limit_to_np(layout, command_line)
 
 
 def _of_the_trial() -> list[str]:
@@ -198,7 +200,13 @@ def add_options(parser: Parser) -> None:
 
 
 FRAMEWORK = Framework(
-    "horovod", HELP, variables, adjust=named, command=command, add_options=add_options, program="horovodrun"
+    "horovod",
+    HELP,
+    variables,
+    adjust=require_host_names,
+    command=command,
+    add_options=add_options,
+    program="horovodrun",
 )
 
 

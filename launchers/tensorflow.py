@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from det_core._env import Environment
 
-from ._cli import PROMISES, Framework, Parser, Words, launch, port
-from ._hosts import Place, UsageError, reserve
+from ._cli import BEHAVIOR, CommandLine, Framework, Parser, launch, port
+from ._hosts import Layout, UsageError, reserve
 
 __all__ = ["main"]
 
@@ -23,7 +23,7 @@ usage: python -m det_core.launch.tensorflow [OPTIONS] [--] script.py [ARGS...]
 Starts one process on this machine, which is to use all of its GPUs. With several machines one launcher runs on each,
 and the environment variable TF_CONFIG tells every process where the others are, as tf.distribute's
 MultiWorkerMirroredStrategy reads it. And besides:
-{PROMISES}
+{BEHAVIOR}
 A script gets its ranks, and that strategy, from core.DistributedContext.from_tf_config().
 
 examples:
@@ -38,23 +38,25 @@ options (--port P is where each machine listens for the others; default: C10D_PO
 """
 
 
-def one_per_machine(place: Place, words: Words) -> Place:
+def one_per_machine(layout: Layout, command_line: CommandLine) -> Layout:
     """The place with one rank on each machine, and TensorFlow's port."""
-    if words.asked.nproc_per_node not in (None, 1):
-        raise UsageError(f"--nproc-per-node {words.asked.nproc_per_node}: TensorFlow has one process on each machine")
-    if place.several and not place.known:
+    if command_line.options.nproc_per_node not in (None, 1):
+        raise UsageError(
+            f"--nproc-per-node {command_line.options.nproc_per_node}: TensorFlow has one process on each machine"
+        )
+    if layout.multi_node and not layout.hosts_are_addresses:
         raise UsageError("every machine has to know all others: name them with --hosts A,B or --hostfile FILE")
-    hosts = tuple(replace(host, slots=1) for host in place.hosts)
-    meet = words.asked.master_port or int(os.environ.get("C10D_PORT") or PORT)
-    return replace(place, hosts=hosts, port=meet, notice="")
+    hosts = tuple(replace(host, slots=1) for host in layout.hosts)
+    meet = command_line.options.master_port or int(os.environ.get("C10D_PORT") or PORT)
+    return replace(layout, hosts=hosts, port=meet, notice="")
 
 
-def variables(place: Place, words: Words, environment: Environment) -> list[dict[str, str]]:
+def variables(layout: Layout, command_line: CommandLine, environment: Environment) -> list[dict[str, str]]:
     """The cluster, where there is one."""
-    if not place.several:
+    if not layout.multi_node:
         return [{}]
-    reserve(place.port).close()  # where it is in use, that is one line here, and many of TensorFlow's
-    return [{"TF_CONFIG": tf_config([host.name for host in place.hosts], place.port, place.node_rank)}]
+    reserve(layout.port).close()  # where it is in use, that is one line here, and many of TensorFlow's
+    return [{"TF_CONFIG": tf_config([host.name for host in layout.hosts], layout.port, layout.node_rank)}]
 
 
 def tf_config(hosts: list[str], port: int, index: int) -> str:
@@ -69,7 +71,7 @@ def add_options(parser: Parser) -> None:
 
 
 FRAMEWORK = Framework(
-    "tensorflow", HELP, variables, adjust=one_per_machine, add_options=add_options, never=("TF_CONFIG",)
+    "tensorflow", HELP, variables, adjust=one_per_machine, add_options=add_options, unset=("TF_CONFIG",)
 )
 
 

@@ -6,8 +6,8 @@ import os
 
 from det_core._env import Environment
 
-from ._cli import PROMISES, Framework, Parser, Words, launch
-from ._hosts import Place, hold_port
+from ._cli import BEHAVIOR, CommandLine, Framework, Parser, launch
+from ._hosts import Layout, reserve_master_port
 
 __all__ = ["main"]
 
@@ -18,7 +18,7 @@ usage: python -m det_core.launch.torch_distributed [OPTIONS] [--] script.py [ARG
        python -m det_core.launch.torch_distributed [OPTIONS] -- --trial model_def:MyTrial [--config FILE ...]
 
 Starts one process per GPU (else --nproc-per-node) with the variables that torchrun gives its ranks, and besides:
-{PROMISES}
+{BEHAVIOR}
 examples:
   # as many processes as there are GPUs
   python -m det_core.launch.torch_distributed train.py --lr 0.1
@@ -37,19 +37,19 @@ options (torchrun's --standalone says what is so anyway):
 """
 
 
-def variables(place: Place, words: Words, environment: Environment) -> list[dict[str, str]]:
+def variables(layout: Layout, command_line: CommandLine, environment: Environment) -> list[dict[str, str]]:
     """As ``LocalElasticAgent._start_workers`` of ``torch.distributed.elastic`` sets them for a job without restarts."""
-    slots = place.here.slots
+    slots = layout.this_host.slots
     common = {
-        "MASTER_ADDR": place.chief,
-        "MASTER_PORT": str(hold_port(place)),
+        "MASTER_ADDR": layout.chief,
+        "MASTER_PORT": str(reserve_master_port(layout)),
         "USE_TORCH_DISTRIBUTED": "True",
-        "WORLD_SIZE": str(place.size),
+        "WORLD_SIZE": str(layout.size),
         "LOCAL_WORLD_SIZE": str(slots),
-        "GROUP_RANK": str(place.node_rank),
-        "GROUP_WORLD_SIZE": str(len(place.hosts)),
+        "GROUP_RANK": str(layout.node_rank),
+        "GROUP_WORLD_SIZE": str(len(layout.hosts)),
         "ROLE_NAME": "default",
-        "ROLE_WORLD_SIZE": str(place.size),
+        "ROLE_WORLD_SIZE": str(layout.size),
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "none",
@@ -59,7 +59,7 @@ def variables(place: Place, words: Words, environment: Environment) -> list[dict
     }
     if slots > 1:  # else each would take all processors
         common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
-    ranks = [(str(place.first_rank + local), str(local)) for local in range(slots)]
+    ranks = [(str(layout.first_rank + local), str(local)) for local in range(slots)]
     return [{**common, "RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": local} for rank, local in ranks]
 
 

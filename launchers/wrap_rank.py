@@ -7,9 +7,9 @@ import math
 import os
 import sys
 
-from ._cli import HelpWanted, script_command, told
+from ._cli import HelpRequested, run_and_report, script_command
 from ._hosts import CannotStart, UsageError
-from ._job import Job, Start, run
+from ._job import Job, RankSpec, run
 
 __all__ = ["main"]
 
@@ -36,12 +36,12 @@ options:
 
 def main(words: list[str] | None = None) -> int:
     """Run the script that ``words`` (default: this process's arguments) name, and return its exit status."""
-    return told(lambda: _run(list(sys.argv[1:] if words is None else words)), HELP)
+    return run_and_report(lambda: _run(list(sys.argv[1:] if words is None else words)), HELP)
 
 
 def _run(words: list[str]) -> int:
     if words[:1] in (["-h"], ["--help"]):
-        raise HelpWanted
+        raise HelpRequested
     redirect = True
     while words and words[0].startswith("-") and words[0] != "--":
         option = words.pop(0)
@@ -52,10 +52,10 @@ def _run(words: list[str]) -> int:
     words = words[1:] if words[:1] == ["--"] else words
     if not variables or not words:
         raise CannotStart("no script to run: RANK and a script are needed (see --help)")
-    start = Start(rank_of(variables), script_command(words[0], words[1:]), dict(os.environ))
+    start = RankSpec(rank_of(variables), script_command(words[0], words[1:]), dict(os.environ))
     if redirect:
         write_to_the_clusters_files(LOGS)
-    return run(Job([start], grace=math.inf, tail=0, alone=True))
+    return run(Job([start], grace=math.inf, tail=0, single_rank=True))
 
 
 def rank_of(variables: str) -> int:

@@ -15,12 +15,12 @@ from det_core import _clock
 from det_core._env import Environment
 from det_core._optional import is_installed
 from det_core.core._environments import (
-    NUMBERS,
+    RANK_FIELDS,
     Launcher,
+    assign_nodes,
     check_process_group,
-    find,
-    launcher_of,
-    number_machines,
+    detect_launcher,
+    launcher_for,
 )
 from det_core.core._main_guard import exit_if_importing_script
 from det_core.core._script_call import script_call
@@ -75,7 +75,7 @@ class DistributedContext:
 
     Raises:
         ValueError: the numbers contradict each other; the message names the argument.
-        RendezvousError: the ranks cannot find or trust each other.
+        RendezvousError: the ranks cannot detect_launcher or trust each other.
         PeerLost: a rank died during the rendezvous.
     """
 
@@ -98,7 +98,7 @@ class DistributedContext:
         _job: tuple[str, ...] = (),
         _environment: Environment | None = None,
     ) -> None:
-        numbers = dict(zip(NUMBERS, (rank, size, local_rank, local_size, cross_rank, cross_size), strict=True))
+        numbers = dict(zip(RANK_FIELDS, (rank, size, local_rank, local_size, cross_rank, cross_size), strict=True))
         check_numbers(**numbers)
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout={timeout!r}: expected seconds above 0, or None to wait while every rank lives")
@@ -204,7 +204,7 @@ class DistributedContext:
             MissingExtra: ``strategy``, and TensorFlow is not installed.
         """
         environment = Environment.read()
-        tensorflow = launcher_of("from_tf_config", environment.launch)
+        tensorflow = launcher_for("from_tf_config", environment.launch)
         given = bool(environment.launch.get("TF_CONFIG"))
         several = given and tensorflow.ranks(environment.launch).numbers["size"] > 1
         made = _make_strategy(several=several, required=strategy)  # before the ranks meet: it may raise
@@ -219,8 +219,8 @@ class DistributedContext:
             chief_ip: address of the chief (or ``DET_CHIEF_IP``), needed with more than one machine.
         """
         launch = Environment.read().launch
-        numbers = {name: getattr(hvd, name)() for name in NUMBERS}
-        return cls(**numbers, chief_ip=chief_ip, _job=launcher_of("from_horovod", launch).job_of(launch))
+        numbers = {name: getattr(hvd, name)() for name in RANK_FIELDS}
+        return cls(**numbers, chief_ip=chief_ip, _job=launcher_for("from_horovod", launch).job_of(launch))
 
     @classmethod
     def detect(cls, chief_ip: str | None = None) -> DistributedContext:
@@ -234,12 +234,12 @@ class DistributedContext:
                 one this is; the message says what to set.
         """
         environment = Environment.read()
-        return cls._of(find(environment.launch), environment, chief_ip)
+        return cls._of(detect_launcher(environment.launch), environment, chief_ip)
 
     @classmethod
-    def _from(cls, maker: str, chief_ip: str | None) -> DistributedContext:
+    def _from(cls, constructor: str, chief_ip: str | None) -> DistributedContext:
         environment = Environment.read()
-        return cls._of(launcher_of(maker, environment.launch), environment, chief_ip)
+        return cls._of(launcher_for(constructor, environment.launch), environment, chief_ip)
 
     @classmethod
     def _of(cls, launcher: Launcher | None, environment: Environment, chief_ip: str | None) -> DistributedContext:
@@ -254,7 +254,7 @@ class DistributedContext:
         if context.cross_size > 1 and not launcher.knows_machines:
             try:
                 places = context.lane("init").allgather((socket.gethostname(), context.local_rank, context.local_size))
-                machines = number_machines(places)
+                machines = assign_nodes(places)
             except BaseException as e:
                 context.close(failure=e)
                 raise

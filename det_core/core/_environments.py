@@ -20,7 +20,7 @@ from det_core._env import Environment
 from det_core._slurm import expand_counts, expand_nodes
 from det_core.errors import LauncherNotFound
 
-NUMBERS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+RANK_FIELDS = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 """The rank arguments of a DistributedContext, in the order of the table."""
 _Launch = Mapping[str, str]
 _Place = tuple[list[int], str | None]
@@ -42,17 +42,17 @@ class Launcher:
 
     Attributes:
         command: as a person knows it.
-        maker: the class method of DistributedContext that reads it, as a script calls it.
-        marks: the variables that no other launcher sets together: where all of them are, it was this one.
+        constructor: the class method of DistributedContext that reads it, as a script calls it.
+        required_variables: the variables that no other launcher sets together: where all of them are, it was this one.
         variables: those that a rank needs.
         job: those that tell one job on a machine from another, as far as they are set.
         read: reads the numbers from ``variables``.
-        also: what has to hold beside the marks.
+        also: what has to hold beside the required_variables.
     """
 
     command: str
-    maker: str
-    marks: tuple[str, ...]
+    constructor: str
+    required_variables: tuple[str, ...]
     variables: tuple[str, ...]
     job: tuple[str, ...]
     read: Callable[[_Launch, tuple[str, ...]], _Place]
@@ -61,7 +61,7 @@ class Launcher:
     @property
     def line(self) -> str:
         """The expression that makes the DistributedContext."""
-        return f"core.DistributedContext.{self.maker}"
+        return f"core.DistributedContext.{self.constructor}"
 
     @property
     def knows_machines(self) -> bool:
@@ -70,7 +70,7 @@ class Launcher:
 
     def started(self, launch: _Launch) -> bool:
         """Whether this launcher started the process."""
-        return all(map(launch.get, self.marks)) and self.also(launch)
+        return all(map(launch.get, self.required_variables)) and self.also(launch)
 
     def ranks(self, launch: _Launch) -> Ranks:
         """Read the ranks.
@@ -86,14 +86,14 @@ class Launcher:
                 "any launcher, and is one rank where there is none"
             )
         numbers, chief_ip = self.read(launch, self.variables)
-        return Ranks(self, dict(zip(NUMBERS, numbers, strict=True)), chief_ip)
+        return Ranks(self, dict(zip(RANK_FIELDS, numbers, strict=True)), chief_ip)
 
     def job_of(self, launch: _Launch) -> tuple[str, ...]:
         """What tells the job of this process from others on the machine."""
         return tuple(f"{name}={launch[name]}" for name in self.job if launch.get(name))
 
 
-def find(launch: _Launch) -> Launcher | None:
+def detect_launcher(launch: _Launch) -> Launcher | None:
     """Return the first launcher of the table that is recognised; None: this process is alone.
 
     Raises:
@@ -108,15 +108,15 @@ def find(launch: _Launch) -> Launcher | None:
     return None
 
 
-def launcher_of(maker: str, launch: _Launch) -> Launcher:
-    """The launcher whose ``maker`` begins so: of several the one that started this process, else the first."""
-    those = [each for each in LAUNCHERS if each.maker.startswith(maker)]
+def launcher_for(constructor: str, launch: _Launch) -> Launcher:
+    """The launcher whose ``constructor`` begins so: of several the one that started this process, else the first."""
+    those = [each for each in LAUNCHERS if each.constructor.startswith(constructor)]
     return next((each for each in those if each.started(launch)), those[0])
 
 
 def launched_ranks(environment: Environment) -> Ranks | None:
     """The ranks that the environment says there are; None: this process is alone."""
-    found = find(environment.launch)
+    found = detect_launcher(environment.launch)
     ranks = None if found is None else found.ranks(environment.launch)
     return ranks if ranks is not None and ranks.numbers["size"] > 1 else None
 
@@ -211,7 +211,7 @@ def _four(launch: _Launch, names: tuple[str, ...]) -> _Place:
     return [*numbers, machine, machines], chief_ip
 
 
-def number_machines(places: Sequence[tuple[str, int, int]]) -> list[int]:
+def assign_nodes(places: Sequence[tuple[str, int, int]]) -> list[int]:
     """Which machine each rank is on, numbered by their lowest ranks, from each rank's host, local rank and local size.
 
     Raises:
@@ -280,7 +280,7 @@ _MPI = ("PMIX_NAMESPACE", "PMI_ID", "PMI_PORT", "PMI_JOBID")
 _SLURM = ("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT")
 _GLOO = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT")
 _LOCAL_OF_TORCH = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-_OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name.upper()}" for name in NUMBERS[:4])
+_OPEN_MPI = tuple(f"OMPI_COMM_WORLD_{name.upper()}" for name in RANK_FIELDS[:4])
 _HYDRA = ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS")
 
 LAUNCHERS = (
@@ -296,7 +296,7 @@ LAUNCHERS = (
     ),
     Launcher(
         "horovodrun", "from_horovod(hvd)", ("HOROVOD_RANK", "HOROVOD_SIZE"),
-        tuple(f"HOROVOD_{name.upper()}" for name in NUMBERS),
+        tuple(f"HOROVOD_{name.upper()}" for name in RANK_FIELDS),
         (*_GLOO, *_MPI, *_SLURM), _six,
     ),
     Launcher(  # its workers are on machines of their own, and meet at the chief's address and port: no name of a job
@@ -318,7 +318,7 @@ LAUNCHERS = (
 _SEVERAL = (
     _Evidence("RANK", "WORLD_SIZE", ("MASTER_ADDR",), _LOCAL_OF_TORCH[2:]),
     _Evidence("LOCAL_RANK", "WORLD_SIZE", ("MASTER_ADDR",), ("RANK", "LOCAL_WORLD_SIZE")),
-    _Evidence("HOROVOD_RANK", "HOROVOD_SIZE", (), tuple(f"HOROVOD_{name.upper()}" for name in NUMBERS[2:])),
+    _Evidence("HOROVOD_RANK", "HOROVOD_SIZE", (), tuple(f"HOROVOD_{name.upper()}" for name in RANK_FIELDS[2:])),
     _Evidence(_OPEN_MPI[0], _OPEN_MPI[1], (), _OPEN_MPI[2:]),
     _Evidence(_HYDRA[0], _HYDRA[1], (), _HYDRA[2:]),
     _Evidence(  # a batch script has a SLURM_PROCID too, but is no task of a step

@@ -10,7 +10,7 @@ import pytest
 from det_core import core
 from det_core._env import Environment
 from det_core._slurm import expand_counts
-from det_core.core._environments import Launcher, find, launched_ranks, launcher_of, number_machines
+from det_core.core._environments import Launcher, assign_nodes, detect_launcher, launched_ranks, launcher_for
 from support.processes import free_port
 from support.ranks import running
 
@@ -105,7 +105,9 @@ def test_rank_of_a_launcher_without_any_variable_is_recognised_or_refused(name: 
 
 def test_process_with_the_four_variables_of_torch_alone_is_told_which_to_set() -> None:
     with pytest.raises(ValueError, match=r"RANK=0, WORLD_SIZE=2.*not set: LOCAL_RANK, LOCAL_WORLD_SIZE"):
-        core.DistributedContext._of(find(environment(of_torch(0, WORLD_SIZE="2")).launch), environment({}), None)
+        core.DistributedContext._of(
+            detect_launcher(environment(of_torch(0, WORLD_SIZE="2")).launch), environment({}), None
+        )
     with pytest.raises(ValueError, match="0 and 1 where it is the only one"):
         launched_ranks(environment(of_torch(1)))
 
@@ -172,8 +174,8 @@ def environment(variables: dict[str, str]) -> Environment:
 )
 def test_each_launcher_is_recognised(variables: dict[str, str], name: str, chief_ip: str | None) -> None:
     launch = environment(variables).launch
-    found = find(launch)
-    assert found is not None and found.maker.startswith(f"from_{name}")
+    found = detect_launcher(launch)
+    assert found is not None and found.constructor.startswith(f"from_{name}")
     ranks = found.ranks(launch)
     alone = {"local_rank": 0, "local_size": 1, "cross_rank": 3, "cross_size": 4}
     assert ranks.numbers == (PLACE | alone if name == "tf_config" else PLACE)
@@ -196,7 +198,7 @@ def test_one_process_of_a_launcher_is_no_several_ranks() -> None:
 def test_the_line_to_add_is_one_that_exists(name: str) -> None:
     from det_core import core
 
-    line = launcher_of(f"from_{name}", {}).line
+    line = launcher_for(f"from_{name}", {}).line
     method = line.removeprefix("core.DistributedContext.").partition("(")[0]
     assert line.startswith("core.DistributedContext.") and callable(getattr(core.DistributedContext, method))
 
@@ -214,7 +216,7 @@ def test_the_line_to_add_is_one_that_exists(name: str) -> None:
 )
 def test_two_jobs_are_told_apart(variables: dict[str, str], change: dict[str, str]) -> None:
     def job(launch: dict[str, str]) -> Any:
-        found: Launcher | None = find(environment(launch).launch)
+        found: Launcher | None = detect_launcher(environment(launch).launch)
         assert found is not None
         return found.job_of(launch)
 
@@ -226,10 +228,10 @@ def test_two_jobs_are_told_apart(variables: dict[str, str], change: dict[str, st
     "variables, name", [(TORCHRUN, "torch_distributed"), (SRUN, "slurm"), (DEEPSPEED, "deepspeed")]
 )
 def test_what_is_missing_is_named(variables: dict[str, str], name: str) -> None:
-    for variable in launcher_of(f"from_{name}", {}).variables:
+    for variable in launcher_for(f"from_{name}", {}).variables:
         launch = environment({k: v for k, v in variables.items() if k != variable}).launch
         with pytest.raises(ValueError, match=f"not set: {variable}"):
-            launcher_of(f"from_{name}", {}).ranks(launch)
+            launcher_for(f"from_{name}", {}).ranks(launch)
 
 
 def test_a_variable_that_is_no_number_is_named() -> None:
@@ -266,12 +268,12 @@ def test_a_rank_of_mpi_never_takes_another_machine_for_the_chiefs(size: int, loc
     ],
 )
 def test_machines_are_numbered_by_their_lowest_ranks(places: list[tuple[str, int, int]], machines: list[int]) -> None:
-    assert number_machines(places) == machines
+    assert assign_nodes(places) == machines
 
 
 def test_machines_that_cannot_be_told_apart() -> None:
     with pytest.raises(ValueError, match="Give the ranks yourself"):
-        number_machines([("x", 0, 2), ("x", 0, 1), ("x", 1, 2)])
+        assign_nodes([("x", 0, 2), ("x", 0, 1), ("x", 1, 2)])
 
 
 UNEQUAL = """
@@ -324,4 +326,4 @@ def test_counts_that_are_none() -> None:
 )
 def test_the_first_host(nodes: str, first: str | None) -> None:
     launch = environment({**SRUN, "SLURM_STEP_NODELIST": nodes}).launch
-    assert launcher_of("from_slurm", {}).ranks(launch).chief_ip == first
+    assert launcher_for("from_slurm", {}).ranks(launch).chief_ip == first

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from det_core._env import Environment
-from det_core.launch._cli import Framework, HelpWanted, Parser, job_variables, number, script_command
-from det_core.launch._hosts import Host, Place, UsageError
+from det_core.launch._cli import Framework, HelpRequested, Parser, job_variables, number, script_command
+from det_core.launch._hosts import Host, Layout, UsageError
 from det_core.launch.torch_distributed import FRAMEWORK as TORCH
 
 
@@ -50,26 +50,26 @@ RUN = [sys.executable, "train.py"]
 )
 def test_options_end_where_the_script_begins(words: list[str], run: list[str], theirs: list[str]) -> None:
     read = parser().split(words)
-    assert (read.run, read.theirs) == (run, theirs)
+    assert (read.command, read.framework_options) == (run, theirs)
 
 
 def test_options_are_read_and_those_not_given_are_none() -> None:
     options = ["--nnodes=2", "--node-rank", "0", "--master-addr", "a", "--master-port", "4711", "--grace", "7"]
     words = [*options, "--tail", "3", "--launcher-port", "4712", "train.py"]
-    asked = parser(grace=9.0).split(words).asked
+    asked = parser(grace=9.0).split(words).options
     assert (asked.nnodes, asked.node_rank, asked.master_addr, asked.master_port) == (2, 0, "a", 4711)
     assert (asked.nproc_per_node, asked.processes, asked.hostfile, asked.hosts) == (None, None, None, None)
     assert (asked.grace, asked.tail, asked.launcher_port) == (7.0, 3, 4712)
-    assert parser(grace=9.0).split(["train.py"]).asked.grace == 9.0
-    assert parser().split(["train.py"]).asked.grace == 60.0
+    assert parser(grace=9.0).split(["train.py"]).options.grace == 9.0
+    assert parser().split(["train.py"]).options.grace == 60.0
 
 
 def test_what_was_typed_can_be_typed_again() -> None:
-    assert parser().split(["train.py", "a b"]).typed == "python -m det_core.launch.some train.py 'a b'"
+    assert parser().split(["train.py", "a b"]).text == "python -m det_core.launch.some train.py 'a b'"
 
 
 def test_a_number_of_all_processes_in_the_programs_own_spelling() -> None:
-    assert parser().split(["-np", "4", "train.py"]).asked.processes == 4
+    assert parser().split(["-np", "4", "train.py"]).options.processes == 4
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_number_of_all_processes_in_the_programs_own_spelling() -> None:
 )
 def test_mistakes_are_one_line_that_names_the_word(words: list[str], message: str) -> None:
     with pytest.raises(UsageError) as error:
-        print(parser().split(words).run)
+        print(parser().split(words).command)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -113,7 +113,7 @@ def test_an_option_of_the_program_says_where_it_has_to_stand() -> None:
 
 @pytest.mark.parametrize("words", [["-h"], ["--help"], ["--nproc-per-node", "2", "-h", "train.py"]])
 def test_help_among_the_options(words: list[str]) -> None:
-    with pytest.raises(HelpWanted):
+    with pytest.raises(HelpRequested):
         parser().split(words)
 
 
@@ -182,23 +182,24 @@ def test_a_module_is_not_run_without_python() -> None:
 def test_options_behind_a_trial_are_those_of_the_harness(before: list[str]) -> None:
     """As torch_distributed takes them; options of the launcher count on both sides of the class."""
     harness = [sys.executable, "-m", "det_core.exec.harness", "model_def:T"]
-    assert Parser(TORCH).split([*before, "model_def:T", "--config", "a.yaml"]).run == [*harness, "--config", "a.yaml"]
+    command = Parser(TORCH).split([*before, "model_def:T", "--config", "a.yaml"]).command
+    assert command == [*harness, "--config", "a.yaml"]
     read = Parser(TORCH).split(["--trial", "model_def:T", "--nproc-per-node", "3", "--config=a"])
-    assert read.run == [*harness, "--config=a"] and read.asked.nproc_per_node == 3
+    assert read.command == [*harness, "--config=a"] and read.options.nproc_per_node == 3
 
 
 def test_options_of_torchrun_are_named_with_the_command_that_takes_them() -> None:
     message = "unknown option: --max-restarts .*torchrun … --no-python python -m det_core.launch.wrap_rank RANK"
     with pytest.raises(UsageError, match=message):
         Parser(TORCH).split(["--max-restarts", "3", "train.py"])
-    assert Parser(TORCH).split(["--standalone", "train.py"]).run == RUN
+    assert Parser(TORCH).split(["--standalone", "train.py"]).command == RUN
 
 
 def test_a_secret_is_made_for_one_machine_and_several_without_one_are_told(tmp_path: Path) -> None:
     none, some = Environment(home=tmp_path), Environment(home=tmp_path, secret="the secret of a job")
     words = parser().split(["train.py"])
-    one = Place("here", (Host("127.0.0.1", 2),), notice="a notice")
-    two = Place("there", (Host("10.0.0.1", 2), Host("10.0.0.2", 2)))
+    one = Layout("here", (Host("127.0.0.1", 2),), notice="a notice")
+    two = Layout("there", (Host("10.0.0.1", 2), Host("10.0.0.2", 2)))
     made = [job_variables(one, words, none) for _ in range(2)]
     first, second = (found["DET_CORE_SECRET"] for found, _ in made)
     assert len(bytes.fromhex(first)) == 32 and first != second

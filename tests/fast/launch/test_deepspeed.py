@@ -15,7 +15,7 @@ import pytest
 from det_core._env import Environment
 from det_core.launch import _hosts, deepspeed
 from det_core.launch._cli import Parser
-from det_core.launch._hosts import CannotStart, Host, Place
+from det_core.launch._hosts import CannotStart, Host, Layout
 from support.launcher import launched, write
 from support.processes import free_port
 
@@ -49,15 +49,15 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
         os.close(fd)
 
 
-def variables(place: Place, *options: str, **environ: str) -> list[dict[str, str]]:
+def variables(layout: Layout, *options: str, **environ: str) -> list[dict[str, str]]:
     """What the ranks of this machine get."""
     words = Parser(deepspeed.FRAMEWORK).split([*options, "--no-python", "true"])
-    return deepspeed.variables(place, words, Environment.read(environ))
+    return deepspeed.variables(layout, words, Environment.read(environ))
 
 
 @pytest.mark.usefixtures("installed")
 def test_one_machine_meets_at_a_port_of_its_own() -> None:
-    place = Place("this machine", (Host("127.0.0.1", 3),))
+    place = Layout("this machine", (Host("127.0.0.1", 3),))
     first, second = variables(place), variables(place)
     assert [rank["RANK"] for rank in first] == [rank["LOCAL_RANK"] for rank in first] == ["0", "1", "2"]
     assert first[0]["MASTER_PORT"] != second[0]["MASTER_PORT"]
@@ -68,7 +68,7 @@ def test_one_machine_meets_at_a_port_of_its_own() -> None:
 @pytest.mark.usefixtures("installed")
 def test_two_machines() -> None:
     port = free_port()
-    (last,) = variables(Place("--hosts", TWO, 1, port))
+    (last,) = variables(Layout("--hosts", TWO, 1, port))
     assert (last["RANK"], last["LOCAL_RANK"], last["WORLD_SIZE"], last["LOCAL_SIZE"]) == ("2", "0", "3", "1")
     assert (last["CROSS_RANK"], last["MASTER_ADDR"], last["MASTER_PORT"]) == ("1", "127.0.0.1", str(port))
     with socket.socket() as used:
@@ -76,8 +76,8 @@ def test_two_machines() -> None:
         used.listen()
         port = used.getsockname()[1]
         with pytest.raises(CannotStart, match=f"port {port} is in use"):
-            variables(Place("--hosts", TWO, 0, port))
-        assert variables(Place("--hosts", TWO, 1, port)), "the first one's matters"
+            variables(Layout("--hosts", TWO, 0, port))
+        assert variables(Layout("--hosts", TWO, 1, port)), "the first one's matters"
 
 
 @pytest.mark.usefixtures("installed")
@@ -115,13 +115,13 @@ def test_the_network_that_nccl_uses(
         monkeypatch.delenv(name, raising=False)
     for name, text in given.items():
         monkeypatch.setenv(name, text)
-    (found,) = variables(Place("here", (Host("127.0.0.1", 1),)), **given)
+    (found,) = variables(Layout("here", (Host("127.0.0.1", 1),)), **given)
     assert found.get("NCCL_SOCKET_IFNAME", given.get("NCCL_SOCKET_IFNAME")) == expected
 
 
 def test_deepspeeds_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parser = Parser(deepspeed.FRAMEWORK)
-    asked = parser.split(["-H", "hosts", "--num_gpus", "3", "--num_nodes=2", "--no-python", "true"]).asked
+    asked = parser.split(["-H", "hosts", "--num_gpus", "3", "--num_nodes=2", "--no-python", "true"]).options
     assert (asked.hostfile, asked.nproc_per_node, asked.nnodes) == ("hosts", 3, 2)
 
 

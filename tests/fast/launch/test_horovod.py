@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from det_core.launch import _await_host, horovod
-from det_core.launch._hosts import Host, Place
+from det_core.launch._hosts import Host, Layout
 from support.launcher import launched, write
 from support.processes import until
 
@@ -58,7 +58,7 @@ def test_autohorovod_with_more_slots_needs_horovod(tmp_path: Path) -> None:
     assert "needs horovod" in job.err
 
 
-PLACE = Place("a test", (Host("127.0.0.1", 1), Host("h", 1)))
+PLACE = Layout("a test", (Host("127.0.0.1", 1), Host("h", 1)))
 
 
 @pytest.fixture

@@ -16,10 +16,10 @@ from det_core.launch._cli import Parser
 from det_core.launch._hosts import (
     CannotStart,
     Host,
-    Place,
+    Layout,
     UsageError,
     check_reachable,
-    find_place,
+    find_layout,
     index_of_this_machine,
     is_here,
     read_hostfile,
@@ -141,9 +141,9 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DET_CORE_INFO_DIR", str(tmp_path / "info"))
 
 
-def place(*options: str, **variables: str) -> Place:
-    asked = Parser(torch_distributed.FRAMEWORK).split([*options, "s.py"]).asked
-    return find_place(asked, Environment.read({"DET_CORE_HOME": "/tmp", "CUDA_VISIBLE_DEVICES": "", **variables}))
+def place(*options: str, **variables: str) -> Layout:
+    asked = Parser(torch_distributed.FRAMEWORK).split([*options, "s.py"]).options
+    return find_layout(asked, Environment.read({"DET_CORE_HOME": "/tmp", "CUDA_VISIBLE_DEVICES": "", **variables}))
 
 
 def refusal(*options: str, **variables: str) -> str:
@@ -153,19 +153,19 @@ def refusal(*options: str, **variables: str) -> str:
     return str(error.value)
 
 
-def of_horovod(*options: str) -> Place:
+def of_horovod(*options: str) -> Layout:
     """The place with as many ranks as ``-np`` says."""
     words = Parser(horovod.FRAMEWORK).split([*options, "s.py"])
-    return horovod.named(find_place(words.asked, Environment.read({"CUDA_VISIBLE_DEVICES": ""})), words)
+    return horovod.require_host_names(find_layout(words.options, Environment.read({"CUDA_VISIBLE_DEVICES": ""})), words)
 
 
-def slots(found: Place) -> dict[str, int]:
+def slots(found: Layout) -> dict[str, int]:
     return {host.name: host.slots for host in found.hosts}
 
 
 def test_the_bare_machine() -> None:
     alone = place()
-    assert (alone.hosts, alone.node_rank, alone.chief, alone.size, alone.several) == (
+    assert (alone.hosts, alone.node_rank, alone.chief, alone.size, alone.multi_node) == (
         (Host("127.0.0.1", 1),), 0, "127.0.0.1", 1, False,
     )  # fmt: skip
     assert "no GPU is visible: starting 1 process" in alone.notice
@@ -178,7 +178,7 @@ def test_several_machines_by_number() -> None:
     options = ["--nnodes", "3", "--node-rank", "1", "--master-addr", "first", "--nproc-per-node", "2"]
     found = place(*options)
     assert (found.size, found.node_rank, found.chief, found.first_rank, found.port) == (6, 1, "first", 2, 29500)
-    assert not found.known
+    assert not found.hosts_are_addresses
     assert place(*options, "--master-port", "4711").port == 4711
     assert "with --node-rank R" in refusal("--nnodes", "2")
     assert "not below --nnodes 2" in refusal("--nnodes", "2", "--node-rank", "2")
@@ -190,7 +190,7 @@ def test_several_machines_by_number() -> None:
 def test_several_machines_by_name() -> None:
     Path("hosts").write_text(f"203.0.113.1 slots=2\n{socket.gethostname()} slots=3\n")
     found = place("--hostfile", "hosts")
-    assert (found.node_rank, found.chief, found.here.slots, found.first_rank) == (1, "203.0.113.1", 3, 2)
+    assert (found.node_rank, found.chief, found.this_host.slots, found.first_rank) == (1, "203.0.113.1", 3, 2)
     assert place("--hostfile", "hosts", "--node-rank", "0").node_rank == 0
     assert [h.slots for h in place("--hostfile", "hosts", "--nproc-per-node", "4").hosts] == [4, 4]
     named = ["--hosts", "a:2,b:2", "--node-rank"]
@@ -224,7 +224,7 @@ def test_an_allocation_of_a_master(tmp_path: Path) -> None:
     for name, content in (("cluster", cluster), ("trial", trial), ("rendezvous", rendezvous)):
         (info / f"{name}.json").write_text(json.dumps(content))
     found = place(**BATCH)
-    assert (found.where, slots(found), found.node_rank) == ("allocation t.1", {"10.0.0.1": 4, "10.0.0.2": 2}, 1)
+    assert (found.source, slots(found), found.node_rank) == ("allocation t.1", {"10.0.0.1": 4, "10.0.0.2": 2}, 1)
     assert (found.chief, found.port, found.notice) == ("10.0.0.1", 29400, "")
     assert slots(place("--nproc-per-node", "1")) == {"10.0.0.1": 1, "10.0.0.2": 1}
     assert place("--hosts", "localhost:5").size == 5, "what is asked for comes first"
@@ -235,7 +235,7 @@ def test_an_allocation_of_a_master(tmp_path: Path) -> None:
 
 def test_a_step_of_slurm_with_a_launcher_on_each_node() -> None:
     found = place(**STEP)
-    assert (found.where, slots(found), found.node_rank) == ("Slurm job 17", {"gpu03": 1, "gpu04": 1}, 1)
+    assert (found.source, slots(found), found.node_rank) == ("Slurm job 17", {"gpu03": 1, "gpu04": 1}, 1)
     assert found.chief == "gpu03"
     assert "no GPU" in found.notice
     assert slots(place(**STEP, SLURM_GPUS_ON_NODE="4")) == {"gpu03": 4, "gpu04": 4}
@@ -257,7 +257,7 @@ def test_the_script_of_an_sbatch() -> None:
 @pytest.mark.parametrize("variables", [MPI, PMI], ids=["OMPI", "PMI"])
 def test_launchers_that_mpirun_started(variables: dict[str, str]) -> None:
     found = place("--nproc-per-node", "2", **variables, DET_CHIEF_IP="10.0.0.1")
-    assert (found.node_rank, found.size, found.chief, found.known) == (1, 4, "10.0.0.1", False)
+    assert (found.node_rank, found.size, found.chief, found.hosts_are_addresses) == (1, 4, "10.0.0.1", False)
     assert place("--master-addr", "10.0.0.9", **variables).chief == "10.0.0.9"
     assert "--master-addr HOST" in refusal(**variables)
     crowded = {k: "2" if "LOCAL" in k else v for k, v in variables.items()}
@@ -265,8 +265,8 @@ def test_launchers_that_mpirun_started(variables: dict[str, str]) -> None:
 
 
 def test_open_mpi_comes_before_slurm_and_slurm_before_pmi() -> None:
-    assert place(**STEP, **MPI, DET_CHIEF_IP="x").where == "mpirun"
-    assert place(**STEP, **PMI).where == "Slurm job 17"
+    assert place(**STEP, **MPI, DET_CHIEF_IP="x").source == "mpirun"
+    assert place(**STEP, **PMI).source == "Slurm job 17"
 
 
 @pytest.mark.parametrize(

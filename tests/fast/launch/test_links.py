@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import det_core
-from det_core.launch._hosts import Host, Place
+from det_core.launch._hosts import Host, Layout
 from det_core.launch._links import Link, _Peer
-from det_core.launch._outcome import Rank
+from det_core.launch._outcome import RankOutcome
 from support.launcher import TORCH, Launched, launched, write
 from support.processes import free_port, suspend, until
 
@@ -306,7 +306,7 @@ def test_a_signal_to_the_first_machine_alone_is_told_without_internals(machines:
     assert re.search(r"rank [01] \(.*\) was killed by SIGTERM: the job ends here too", machines.jobs[1].err)
 
 
-PLACE = Place("a test", (Host("127.0.0.1", 1), Host("h", 1)))
+PLACE = Layout("a test", (Host("127.0.0.1", 1), Host("h", 1)))
 
 
 @contextmanager
@@ -327,11 +327,11 @@ def _answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def heard(link: Link) -> list[Rank | str]:
+def heard(link: Link) -> list[RankOutcome | str]:
     """What is heard next."""
     while True:
         select.select([link.fd], [], [])
-        if found := link.hear():
+        if found := link.receive():
             return found
 
 
@@ -340,7 +340,7 @@ async def introduced(port: int, version: str = det_core.__version__) -> AsyncIte
     """Another machine, which has proved itself."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     peer = _Peer(reader, writer)
-    await peer.prove(SECRET.encode())
+    await peer.authenticate(SECRET.encode())
     peer.say("hello", node=1, host="h", size=2, version=version)
     yield peer
     peer.close()
@@ -359,17 +359,17 @@ def test_strangers_disturb_nothing() -> None:
 
         async def comes() -> None:
             async with introduced(port) as peer:
-                peer.say("failed", **Rank(5, 77, 3, host="h", node=1).facts())
+                peer.say("failed", **RankOutcome(5, 77, 3, host="h", node=1).to_message())
                 assert (await peer.read())["kind"] == "beat"
 
         asyncio.run(comes())
-        entries: list[Rank | str] = []
+        entries: list[RankOutcome | str] = []
         while len(entries) < 3:
             entries += heard(link)
         notice, linked, news = entries[:3]  # another may say that the machine was lost: it left without a word
         assert notice == "a launcher at 127.0.0.1 has another DET_CORE_SECRET: set the same on each machine"
         assert linked == "linked with 1 other machine"
-        assert isinstance(news, Rank) and (news.rank, news.status, news.node) == (5, 3, 1)
+        assert isinstance(news, RankOutcome) and (news.rank, news.status, news.node) == (5, 3, 1)
 
 
 def test_a_machine_that_is_there_already_is_told_so() -> None:
@@ -385,7 +385,7 @@ def test_a_machine_that_is_there_already_is_told_so() -> None:
     with listening() as (link, port):
         asyncio.run(comes(port))
         assert link.failed() == []
-        entries: list[Rank | str] = []
+        entries: list[RankOutcome | str] = []
         while len(entries) < 2:
             entries += heard(link)
         assert re.match(r"machine 1 \(h\) cannot join, as another launcher is machine 1: ", str(entries[1]))
@@ -403,11 +403,11 @@ def test_a_message_that_was_changed_on_its_way_ends_the_link() -> None:
 
     with listening() as (link, port):
         asyncio.run(comes(port))
-        entries: list[Rank | str] = []
+        entries: list[RankOutcome | str] = []
         while len(entries) < 2:
             entries += heard(link)
         news = entries[1]  # the first says that it has linked
-        assert isinstance(news, Rank) and news.name == "machine 1 (h)" and "was lost" in news.ending
+        assert isinstance(news, RankOutcome) and news.name == "machine 1 (h)" and "was lost" in news.ending
 
 
 def test_one_that_cannot_know_the_secret_learns_nothing() -> None:
@@ -430,17 +430,17 @@ def test_another_version_is_named_on_both_sides() -> None:
     with listening() as (link, port):
         asyncio.run(comes(port))
         (news,) = link.failed()
-    assert news.words.endswith(f"{det_core.__version__}: install the same on each") and news.node == 1
+    assert news.description.endswith(f"{det_core.__version__}: install the same on each") and news.node == 1
 
 
 def test_a_rank_of_a_lost_machine_counts_as_heard_of() -> None:
-    place = Place("a test", (Host("127.0.0.1", 2), Host("a", 2), Host("b", 2)), node_rank=1)
+    place = Layout("a test", (Host("127.0.0.1", 2), Host("a", 2), Host("b", 2)), node_rank=1)
     link = Link(place, free_port(), SECRET)
     link.start()
     try:
-        assert not link.has_heard_of(4)
-        link.tell(Rank(None, status=1, words="was lost", host="b", node=2))
+        assert not link.knows_failure_of(4)
+        link.send_failure(RankOutcome(None, status=1, description="was lost", host="b", node=2))
         until(lambda: link.failed())
-        assert link.has_heard_of(4) and link.has_heard_of(5) and not link.has_heard_of(0)
+        assert link.knows_failure_of(4) and link.knows_failure_of(5) and not link.knows_failure_of(0)
     finally:
         link.leave()

@@ -6,11 +6,11 @@ import signal
 
 import pytest
 
-from det_core.launch._outcome import Rank, exit_status, failures, lost_peer, summary
+from det_core.launch._outcome import RankOutcome, exit_status, failures, lost_peer, summary
 
 
-def rank(number: int | None, status: int | None, ended: float = 1.0, **more: object) -> Rank:
-    return Rank(number, pid=200 + (number or 0), status=status, ended=ended, host="h", **more)  # type: ignore[arg-type]
+def rank(number: int | None, status: int | None, ended: float = 1.0, **more: object) -> RankOutcome:
+    return RankOutcome(number, pid=200 + (number or 0), status=status, ended=ended, host="h", **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def rank(number: int | None, status: int | None, ended: float = 1.0, **more: obj
         ([rank(0, 0), rank(None, 1)], 1),
     ],
 )
-def test_exit_status(ranks: list[Rank], status: int) -> None:
+def test_exit_status(ranks: list[RankOutcome], status: int) -> None:
     assert exit_status(ranks) == status
 
 
@@ -62,7 +62,7 @@ def test_a_rank_that_ended_for_the_loss_of_another_does_not_come_before_it() -> 
 
 
 def test_a_rank_that_ended_for_the_loss_of_one_of_a_lost_machine_does_not_come_before_that() -> None:
-    lost = rank(None, 1, 2.0, node=1, words="was lost: its launcher has died or does not answer")
+    lost = rank(None, 1, 2.0, node=1, description="was lost: its launcher has died or does not answer")
     ranks = [rank(0, 3, 1.0, peer=2), lost]
     assert failures(ranks)[0] is lost
     assert summary(ranks, 20)[0][0] == "machine 1 (h) was lost: its launcher has died or does not answer"

@@ -98,7 +98,7 @@ def test_a_line_of_10_mb_stays_one_line() -> None:
 
 
 def test_a_line_without_end_is_cut_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_output, "LONGEST_LINE", 10)
+    monkeypatch.setattr(_output, "MAX_LINE_BYTES", 10)
     assert prefixed([b"12345678", b"9012", b"34\n"]) == P + b"123456789012\n" + P + b"34\n"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from det_core.core import DistributedContext
-from det_core.core._environments import find
+from det_core.core._environments import detect_launcher
 from det_core.errors import MissingExtra
 from support.launcher import launched, write
 from support.processes import free_port
@@ -123,7 +123,7 @@ def test_a_tf_config_that_is_none(variables: pytest.MonkeyPatch, text: str, mess
     variables.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match=message):
         DistributedContext.from_tf_config()
-    assert find({"TF_CONFIG": text}) is None, "core.init() without distributed= goes on"
+    assert detect_launcher({"TF_CONFIG": text}) is None, "core.init() without distributed= goes on"
 
 
 def test_a_strategy_that_is_asked_for_needs_tensorflow(variables: pytest.MonkeyPatch) -> None:
@@ -132,8 +132,8 @@ def test_a_strategy_that_is_asked_for_needs_tensorflow(variables: pytest.MonkeyP
 
 
 def test_several_workers_are_recognised() -> None:
-    found = find({"TF_CONFIG": config()})
-    assert found is not None and found.maker.startswith("from_tf_config")
+    found = detect_launcher({"TF_CONFIG": config()})
+    assert found is not None and found.constructor.startswith("from_tf_config")
     ranks = found.ranks({"TF_CONFIG": config()})
     place = {"rank": 1, "size": 2, "local_rank": 0, "local_size": 1, "cross_rank": 1, "cross_size": 2}
     assert (ranks.numbers, ranks.chief_ip) == (place, "10.0.0.1")
