@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from support import ROOT
+from support.language import code_lines
 from support.stats import WHEN, circles, read
 
 PACKAGE = ROOT / "det_core"
@@ -125,7 +126,8 @@ def test_files_and_functions_stay_small() -> None:
         for node in _nodes(path)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
-    long_files = [str(p) for _, p in _sources() if len(p.read_text().splitlines()) > 600]
+    # Of code alone: a docstring or a comment more is no reason to split a module.
+    long_files = [str(p) for _, p in _sources() if code_lines(p.read_text()) > 450]
     small = sum((f.end_lineno or f.lineno) - f.lineno < 40 for _, f in functions)
     assert not long_files
     assert small / len(functions) >= 0.95
