@@ -182,7 +182,7 @@ def opened(trainer: TrainingLoop) -> Iterator[None]:
         yield
     except RuntimeError:
         if session.several and session.ranks is not None:  # torch only says that a connection was closed
-            session.ranks.distributed.raise_if_left()
+            session.ranks.distributed.raise_if_peer_failed()
         raise
     finally:
         run, session.is_open = session.run, False

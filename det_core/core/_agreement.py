@@ -19,7 +19,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 SIGNAL, MASTER = "signal", "master"
-FINAL = (MASTER, SIGNAL)
+PREEMPTION_REASONS = (MASTER, SIGNAL)
 """The reasons that are preemptions: they outweigh a script's own, and stay."""
 
 
@@ -30,12 +30,12 @@ class Stop(NamedTuple):
     reason: str
 
     @property
-    def stays(self) -> bool:
+    def is_preemption(self) -> bool:
         """Whether it is a preemption."""
-        return self.reason in FINAL
+        return self.reason in PREEMPTION_REASONS
 
 
-class RankSide:
+class RankState:
     """What one rank knows. Its training thread writes ``calls`` and ``round``, its ipc thread most of the rest.
 
     A call first counts, then reads ``attention``; asking first sets ``attention``, then reads the count. So a call that
@@ -50,11 +50,11 @@ class RankSide:
         chief_left: the chief has closed: the job ends, and nobody decides any more.
     """
 
-    __slots__ = ("_asked", "_decided", "_own", "attention", "calls", "chief_left", "final", "round", "stops")
+    __slots__ = ("_asked", "_decided", "_own", "calls", "chief_left", "final", "needs_slow_path", "round", "stops")
 
     def __init__(self) -> None:
         self.calls = self.round = 0
-        self.attention = True
+        self.needs_slow_path = True
         self.stops: deque[Stop] = deque()
         self.final = self.chief_left = False
         # Numbers of stops: announced here; when what the chief has asked about, and what was requested here, is decided
@@ -65,36 +65,36 @@ class RankSide:
         """Whether the next call has to wait for a decision."""
         return max(self._asked, self._own) > self._decided and not self.chief_left
 
-    def asked(self) -> int:
+    def on_ask(self) -> int:
         """The chief asks: how many calls have begun? Returns the answer."""
         self._asked = self._decided + 1
-        self.attention = True
+        self.needs_slow_path = True
         return self.calls
 
-    def announced(self, stop: Stop) -> None:
+    def on_stop(self, stop: Stop) -> None:
         """The chief has decided."""
         if not self.final:
-            self.final = stop.stays
+            self.final = stop.is_preemption
             self.stops.append(stop)
         self._decided += 1
-        self.attention = True
+        self.needs_slow_path = True
 
     def request(self) -> None:
         """A stop is requested at this rank, in whichever thread, or in a signal handler: its next call waits."""
         self._own = max(self._own, self.round + 1)
-        self.attention = True
+        self.needs_slow_path = True
 
-    def verdict(self) -> Stop | None:
+    def pending_stop(self) -> Stop | None:
         """The stop because of which the call just counted returns True. One that does not stay is over with that."""
         if not self.stops or self.calls < self.stops[0].call:
             return None
-        if self.stops[0].stays:
+        if self.stops[0].is_preemption:
             return self.stops[0]
         self.round += 1
         return self.stops.popleft()
 
 
-class ChiefSide:
+class ChiefState:
     """What the chief collects: one answer or one final count from every rank, itself included.
 
     Attributes:
@@ -111,12 +111,12 @@ class ChiefSide:
         self._final = self.open = False
         self.unanswered: frozenset[int] = frozenset()
 
-    def requested(self, reason: str, round_: int) -> frozenset[int]:
+    def on_request(self, reason: str, round_: int) -> frozenset[int]:
         """A stop is requested by a rank that is in ``round_``: the ranks to ask now, if they were not asked before.
 
         Safe in a signal handler, and in a thread beside the one that calls :meth:`decide`: the reason is there first.
         """
-        if self._final or (round_ < self.round and reason not in FINAL):
+        if self._final or (round_ < self.round and reason not in PREEMPTION_REASONS):
             return frozenset()
         self._reasons.append(reason)
         if self.open:
@@ -125,16 +125,16 @@ class ChiefSide:
         self.open = True
         return self.unanswered
 
-    def answered(self, rank: int, calls: int) -> Stop | None:
+    def on_answer(self, rank: int, calls: int) -> Stop | None:
         """``rank`` has begun ``calls`` calls. Returns the decision if this makes it."""
         self.unanswered -= {rank}
         self._counts[rank] = max(calls, self._counts[rank])
         return self.decide()
 
-    def left(self, rank: int, calls: int) -> Stop | None:
+    def on_leave(self, rank: int, calls: int) -> Stop | None:
         """``rank`` closed after ``calls`` calls: it is not asked any more. Returns the decision if this makes it."""
         self._present.discard(rank)
-        return self.answered(rank, calls)
+        return self.on_answer(rank, calls)
 
     def decide(self, call: int | None = None) -> Stop | None:
         """The decision, once, as soon as a round is open and every rank has answered; at ``call`` without asking."""
@@ -146,6 +146,6 @@ class ChiefSide:
             return None
         self._last = max(*self._counts.values(), self._last) + 1 if call is None else call
         self.round += 1
-        stop = Stop(self._last, next((reason for reason in FINAL if reason in reasons), reasons[0]))
-        self._final = stop.stays
+        stop = Stop(self._last, next((reason for reason in PREEMPTION_REASONS if reason in reasons), reasons[0]))
+        self._final = stop.is_preemption
         return stop

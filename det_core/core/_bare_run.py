@@ -15,16 +15,16 @@ from det_core.backend import LocalBackend
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief
 from det_core.core._run import (
+    InitArguments,
     Run,
-    Wanted,
     changed_settings,
-    ending_of,
+    describe_outcome,
+    describe_start,
     how_to_resume,
     is_printable,
     is_script,
-    recordable,
     script,
-    started_as,
+    to_recordable,
 )
 from det_core.journal import Journal, Record, RunFolder, RunRecord, read_run
 from det_core.storage import Store, event_files_of_run, open_store, storage_without_secrets
@@ -32,7 +32,7 @@ from det_core.storage import Store, event_files_of_run, open_store, storage_with
 MAX_UNLISTED = 5
 """Checkpoints that are looked for although the store does not list them: of a store that was moved it lists none."""
 NO_SCRIPT = "python -c, a notebook or stdin"
-NEVER_ASKED = "it had not called should_preempt() yet, and before that a signal ends a process at once"
+NO_HANDLER_YET = "it had not called should_preempt() yet, and before that a signal ends a process at once"
 ASKED_TOO_SELDOM = (
     "it had got a signal to stop, and was killed before its next should_preempt() call: call that after every batch, "
     "or set a longer grace period (DET_CORE_GRACE, --grace)"
@@ -52,7 +52,9 @@ class _Opened(NamedTuple):
     remarks: tuple[str, ...]
 
 
-def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wanted: Wanted, undo: ExitStack) -> Run:
+def open_bare_run(
+    distributed: DistributedContext, info: ClusterInfo | None, wanted: InitArguments, undo: ExitStack
+) -> Run:
     """Start a run, or take up the one that was asked for, on all ranks together.
 
     Args:
@@ -76,7 +78,7 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         folder, earlier = _open_folder(wanted)
         chiefs.append(folder)
         undo.callback(folder.release)
-        start = started_as(wanted.command)
+        start = describe_start(wanted.command)
         remarks = _remarks(earlier, wanted, start["argv"], distributed.size, storage)
         recorded: list[str] = []
         suspects: frozenset[str] = frozenset()
@@ -109,22 +111,22 @@ def open_bare_run(distributed: DistributedContext, info: ClusterInfo | None, wan
         journal=Journal(path, run_id=opened.run_id, restart=opened.restart, rank=distributed.rank),
         journal_restart=opened.restart,
         backend=LocalBackend(
-            path, length=length, searcher_metric=wanted.metric, smaller_is_better=wanted.smaller_is_better
+            path, length=length, searcher_metric=wanted.searcher_metric, smaller_is_better=wanted.smaller_is_better
         ),
         store=store,
         storage=storage,
         latest_checkpoint=opened.latest_checkpoint,
         steps_completed=opened.steps_completed,
-        metric=wanted.metric,
+        metric=wanted.searcher_metric,
         smaller_is_better=wanted.smaller_is_better,
         units=units,
         hparams=wanted.hparams,
         agent_id=os.uname().nodename,
         remarks=opened.remarks,
-        first_line=lambda start: _first_line(opened, start),
-        last_line=lambda outcome, detail: _last_line(opened.run_id, wanted, outcome, detail, distributed.size),
+        start_notice=lambda start: _start_notice(opened, start),
+        end_notice=lambda outcome, detail: _end_notice(opened.run_id, wanted, outcome, detail, distributed.size),
         release=chiefs[0].release if chiefs else lambda: None,
-        beside=None if wanted.store is None else event_files_of_run(opened.run_id),
+        tensorboard_prefix=None if wanted.store is None else event_files_of_run(opened.run_id),
         unlisted_checkpoints=opened.unlisted,
         suspect_checkpoints=opened.suspects,
         info=info,
@@ -144,7 +146,7 @@ def cause_of_death(run: RunRecord) -> str:
         return ""
     calls = of_last("should_preempt")
     if not calls:
-        return NEVER_ASKED
+        return NO_HANDLER_YET
     answered = {record.rank for record in calls if record.get("stopped")}
     requested = {record.rank for record in of_last("preempt_request")}
     return ASKED_TOO_SELDOM if requested - answered - ended else ""
@@ -154,7 +156,7 @@ def _own_store(path: Path) -> Store:
     return open_store(None, default=path / "checkpoints")
 
 
-def _open_folder(wanted: Wanted) -> tuple[RunFolder, RunRecord | None]:
+def _open_folder(wanted: InitArguments) -> tuple[RunFolder, RunRecord | None]:
     """Find or make the folder of the run, and return it with what earlier starts have recorded there."""
     home = wanted.environment.home
     resume = wanted.resume or wanted.environment.resume
@@ -196,14 +198,14 @@ def _unlisted(recorded: Sequence[str], latest: str | None) -> tuple[str, ...]:
     return tuple(after[-MAX_UNLISTED:][::-1])
 
 
-def _name(wanted: Wanted) -> str:
+def _name(wanted: InitArguments) -> str:
     name = wanted.name or script()
     if not is_printable(name):
         raise ValueError(f"the script's path {name!r} cannot be printed as the name of a run: pass core.init(name=)")
     return name
 
 
-def _remarks(run: RunRecord | None, wanted: Wanted, argv: Sequence[str], size: int, storage: Any) -> list[str]:
+def _remarks(run: RunRecord | None, wanted: InitArguments, argv: Sequence[str], size: int, storage: Any) -> list[str]:
     """Return how this start of a run differs from the ones before, as lines for a person.
 
     Args:
@@ -239,22 +241,24 @@ def _remarks(run: RunRecord | None, wanted: Wanted, argv: Sequence[str], size: i
     changes = []
     if (before := shlex.join(run.argv) or NO_SCRIPT) != command:
         changes.append(f"{head} {how}, as: {before}; it goes on as: {command}")
-    if (changed := changed_settings(run.last_settings("hparams"), recordable("hparams", wanted.hparams))) is not None:
+    if (
+        changed := changed_settings(run.last_settings("hparams"), to_recordable("hparams", wanted.hparams))
+    ) is not None:
         changes.append(f"{head} {how}, with the hparams {changed[0]}; it goes on with {changed[1]}")
     if not changes and run.state == "completed":
         changes.append(f"{head} {how}, with the same command")
     return lines + changes
 
 
-def _first_line(run: _Opened, start: str | None) -> str:
+def _start_notice(run: _Opened, start: str | None) -> str:
     if run.restart == 0:
         return f"run {run.run_id} in {run.path}"
     begin = f"its newest checkpoint is {start}" if start else "it has no checkpoint to start from"
     return f"run {run.run_id} started again (restart {run.restart}) in {run.path}; {begin}"
 
 
-def _last_line(run_id: str, wanted: Wanted, outcome: str, detail: str, size: int) -> str:
-    ending = ending_of(outcome, detail)
+def _end_notice(run_id: str, wanted: InitArguments, outcome: str, detail: str, size: int) -> str:
+    ending = describe_outcome(outcome, detail)
     if outcome in ("completed", "invalid_hp"):
         return f"run {run_id} {ending}; to look at it: det-core runs show {run_id}"
     how = how_to_resume(run_id, wanted.command)

@@ -17,20 +17,22 @@ from det_core.core._distributed import DistributedContext
 from det_core.core._end import end_in_time, note_status
 from det_core.core._preemption import PreemptContext
 from det_core.core._profiler import ProfilerContext
-from det_core.core._ranks import raise_if_ended
-from det_core.core._run import Run, changed_settings, recordable
+from det_core.core._ranks import exit_if_job_ended
+from det_core.core._run import Run, changed_settings, to_recordable
 from det_core.core._searcher import SearcherContext
 from det_core.core._train import EarlyExitReason, TrainContext
 from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsLost, ReportsNotShipped
 
 logger = logging.getLogger("det_core.core")
-NEVER_CLOSED = "it was not closed, so whether it completed is not known: use `with core.init() as ctx:`, or ctx.close()"
+UNCLOSED_DETAIL = (
+    "it was not closed, so whether it completed is not known: use `with core.init() as ctx:`, or ctx.close()"
+)
 WORKER_LOST = (
     "nothing was saved after the signal to stop: it also reached a DataLoader worker that was still starting, and the "
     "loader failed; what was trained since the last checkpoint is lost, and trained again by a resume. Next time, "
     "signal the script alone: kill PID"
 )
-_AS_WISHED = ("completed", "stopped", "preempted")
+SUCCESS_OUTCOMES = ("completed", "stopped", "preempted")
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -84,7 +86,7 @@ class Context:
         self._closed = False
         self._outer: Context | None = None
         self._pid = os.getpid()
-        _note_open(self)
+        _register_open(self)
 
     def __enter__(self) -> Context:
         if self._closed:
@@ -143,7 +145,7 @@ class Context:
         """
         if self._closed:
             raise ContextClosed("set_config() was called on a context that is closed")
-        recorded = recordable("config", config)
+        recorded = to_recordable("config", config)
         self._run.journal.record("settings", {"config": recorded})
         if self.managed:
             return
@@ -192,16 +194,16 @@ class Context:
     def _end_job(self, error: InvalidHP) -> None:
         """Report the early exit, and tell every other rank to exit with status 0 as well."""
         self.train.report_early_exit(EarlyExitReason.INVALID_HP)
-        if self.distributed.star is not None:
+        if self.distributed.communicator is not None:
             reason = f"rank {self.distributed.rank} raised InvalidHP: {error}"
-            self.distributed.star.end_job("invalid_hp", reason)
+            self.distributed.communicator.end_job("invalid_hp", reason)
 
     def _close(self, error: BaseException | None, *, unclosed: bool = False) -> None:
         if self._closed:
             return
         self._closed = True
         _OPEN.discard(self)
-        outcome, detail = ("unclosed", NEVER_CLOSED) if unclosed else self._outcome(error)
+        outcome, detail = ("unclosed", UNCLOSED_DETAIL) if unclosed else self._outcome(error)
         reported = self._run.journal.newest_step
         failures: dict[str, BaseException] = {}
         interrupt = _finish(self._sources(), failures)
@@ -209,11 +211,11 @@ class Context:
             detail = f"{detail}; {unsaved}" if detail else unsaved
         interrupt = _finish(self._sinks(outcome, detail, error), failures) or interrupt
         if self.distributed.rank == 0:
-            if isinstance(lost := failures.get("journal"), ReportsLost) and outcome in _AS_WISHED:
+            if isinstance(lost := failures.get("journal"), ReportsLost) and outcome in SUCCESS_OUTCOMES:
                 outcome, detail = "incomplete", str(lost)  # as the journal itself records it
-            elif (damage := self._run.journal.damage) and outcome in _AS_WISHED:
+            elif (damage := self._run.journal.damage) and outcome in SUCCESS_OUTCOMES:
                 outcome, detail = "incomplete", f"not all reports were kept: {damage}"
-            print_notice(self._run.last_line(outcome, detail))
+            print_notice(self._run.end_notice(outcome, detail))
             if is_worker_loss(error) and self._is_unsaved_since(self.preempt.requested_at):
                 print_notice(WORKER_LOST)
         drop_unwritable()
@@ -232,7 +234,7 @@ class Context:
             ("checkpoint", self.checkpoint.close),
             ("preempt", self.preempt.close),
             ("train", self.train.close),
-            *(("checkpoint store", store.close) for store in (self._run.store, *self._run.elsewhere.values())),
+            *(("checkpoint store", store.close) for store in (self._run.store, *self._run.other_stores.values())),
         ]
 
     def _sinks(self, outcome: str, detail: str, error: BaseException | None) -> list[_Closer]:
@@ -242,7 +244,7 @@ class Context:
         end = {"outcome": outcome, **({"detail": detail} if detail else {})}
         return [
             *([] if says_nothing else [("run", lambda: self._run.journal.record("run_end", end))]),
-            ("distributed", lambda: self.distributed.close(farewell=end, failure=failure)),
+            ("distributed", lambda: self.distributed.close(exit_info=end, failure=failure)),
             ("journal", self._run.journal.close),
             ("master", self._run.backend.close),
             ("run folder", self._run.release),
@@ -281,7 +283,7 @@ class Context:
         if not left and not (isinstance(error, SystemExit) and error.code in (0, None)):
             return "failed", f"{type(error).__name__}: {error}".splitlines()[0]
         try:
-            raise_if_ended(self.distributed)
+            exit_if_job_ended(self.distributed)
         except SystemExit:
             return "invalid_hp", "reported by another rank"
         for rank, farewell in sorted(self.distributed.departed().items()):
@@ -317,7 +319,7 @@ _OPEN: set[Context] = set()
 """Those of this process that are not closed, be they forgotten by the script."""
 
 
-def _note_open(context: Context) -> None:
+def _register_open(context: Context) -> None:
     """Note a context, and have those that are never closed closed when the main thread has ended."""
     _OPEN.add(context)
     end_in_time(_close_unclosed)

@@ -33,7 +33,7 @@ PORT = 12360
 """The port between machines where neither ``pub_port`` nor the environment names one."""
 
 
-class LaneLike(Protocol):
+class Collectives(Protocol):
     """Collectives with a sequence of their own: a lane of a star, or of a job of one rank."""
 
     def gather(self, obj: Any, *, timeout: float | None = None) -> list[Any] | None:
@@ -125,7 +125,7 @@ class DistributedContext:
             from det_core.ipc import connect
 
             port = pub_port or environment.port or PORT
-            self._refuse_a_second_of((os.getpid(), rank, port, _job))
+            self._check_not_duplicate((os.getpid(), rank, port, _job))
             self._links = connect(
                 **numbers,
                 chief_ip=chief_ip,
@@ -137,15 +137,15 @@ class DistributedContext:
                 timeout=self.timeout,
             )
             self._links.describe_calls(script_call)
-            _linked.add(self)
-        self._user = self.lane("user")
-        self._local_user = self.local_lane("user")
+            _open_contexts.add(self)
+        self._user = self.channel("user")
+        self._local_user = self.local_channel("user")
 
-    def _refuse_a_second_of(self, place: tuple[Any, ...]) -> None:
+    def _check_not_duplicate(self, place: tuple[Any, ...]) -> None:
         """The chief would refuse it too, but name this very process as the one that is there already."""
         self._place = place  # with the process: a forked child has copies of its parent's contexts
-        others = [each for each in tuple(_linked) if each._place == place and not each._closed]
-        if self.rank and any(each.star is not None and each.star.trouble is None for each in others):
+        others = [each for each in tuple(_open_contexts) if each._place == place and not each._closed]
+        if self.rank and any(each.communicator is not None and each.communicator.trouble is None for each in others):
             raise RendezvousError(
                 f"this process has a DistributedContext for rank {self.rank} of this job already. Use that one, or "
                 "close it first; for links of another job give this one a pub_port of its own"
@@ -253,7 +253,9 @@ class DistributedContext:
         context = cls(**ranks.numbers, chief_ip=address, _job=job, _environment=environment)
         if context.cross_size > 1 and not launcher.knows_machines:
             try:
-                places = context.lane("init").allgather((socket.gethostname(), context.local_rank, context.local_size))
+                places = context.channel("init").allgather(
+                    (socket.gethostname(), context.local_rank, context.local_size)
+                )
                 machines = assign_nodes(places)
             except BaseException as e:
                 context.close(failure=e)
@@ -326,20 +328,20 @@ class DistributedContext:
     # for the other contexts
 
     @property
-    def star(self) -> Star | None:
+    def communicator(self) -> Star | None:
         """The links between all ranks; None in a job of one."""
         return None if self._links is None else self._links.everyone
 
-    def lane(self, name: str) -> LaneLike:
+    def channel(self, name: str) -> Collectives:
         """Collectives of all ranks, on a sequence of their own that any one thread may use."""
         if self._links is None:
-            return _SoloLane(self._check_open)
+            return SingleRankCollectives(self._check_open)
         return self._links.lane(name)
 
-    def local_lane(self, name: str) -> LaneLike:
+    def local_channel(self, name: str) -> Collectives:
         """Collectives of the ranks of this machine, on a sequence of their own."""
         if self._links is None or self.local_size == 1:
-            return _SoloLane(self.check)
+            return SingleRankCollectives(self.check)
         return self._links.local_lane(name)
 
     def check(self) -> None:
@@ -358,7 +360,7 @@ class DistributedContext:
         """The ranks that have said goodbye so far, each with the ``farewell`` it gave to :meth:`close`."""
         return {} if self._closed or self._links is None else self._links.everyone.departed()
 
-    def raise_if_left(self, within: float = 2.0) -> None:
+    def raise_if_peer_failed(self, within: float = 2.0) -> None:
         """Raise if another rank has left with an error, or died.
 
         A framework's own collective says only that a connection was closed; who closed it, and why, is known here a
@@ -367,7 +369,7 @@ class DistributedContext:
             try:
                 loss.backward()
             except RuntimeError as e:
-                ctx.distributed.raise_if_left()
+                ctx.distributed.raise_if_peer_failed()
                 raise
 
         Args:
@@ -410,11 +412,11 @@ class DistributedContext:
         if self._closed:
             raise ContextClosed("this DistributedContext is closed")
 
-    def close(self, *, farewell: Mapping[str, Any] | None = None, failure: BaseException | None = None) -> None:
+    def close(self, *, exit_info: Mapping[str, Any] | None = None, failure: BaseException | None = None) -> None:
         """Say goodbye and let go of the other ranks; waits until they have what was sent to them. Idempotent.
 
         Args:
-            farewell: what the other ranks can read in ``star.departed()``.
+            exit_info: what the other ranks can read in :meth:`departed`.
             failure: why this rank stops, for the message of a rank that still needs it.
         """
         if self._closed:
@@ -425,7 +427,7 @@ class DistributedContext:
         finally:
             self._closed = True
             if self._links is not None:
-                self._links.close(farewell=farewell, failure=failure)
+                self._links.close(farewell=exit_info, failure=failure)
 
     def __enter__(self) -> DistributedContext:
         return self
@@ -436,11 +438,11 @@ class DistributedContext:
         self.close(failure=error)
 
 
-_linked: weakref.WeakSet[DistributedContext] = weakref.WeakSet()
+_open_contexts: weakref.WeakSet[DistributedContext] = weakref.WeakSet()
 """The contexts of this process that are linked to other ranks."""
 
 
-class _SoloLane:
+class SingleRankCollectives:
     """A lane of one rank, which loads nothing of what links ranks: everything comes back as it is."""
 
     def __init__(self, check: Callable[[], None]) -> None:

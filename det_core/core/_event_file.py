@@ -55,7 +55,7 @@ class EventFile:
         self._size = 0
         self._fd: int | None = None
 
-    def begin_again(self) -> None:
+    def reset(self) -> None:
         """Begin with an empty file, under the same name."""
         self.close()
         self._waiting, self._size = [], 0
@@ -112,7 +112,7 @@ class EventFile:
         head = 0 if self._size else len(self._head)
         return self._size + head + sum(map(len, self._waiting))
 
-    def is_gone(self) -> bool:
+    def was_deleted(self) -> bool:
         """Whether somebody has deleted it."""
         return self._size > 0 and not self.path.exists()
 

@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("det_core.core")
 
-INTERVAL = 1.0
+POLL_INTERVAL = 1.0
 """Seconds between two looks at what is new."""
-MAX_WAITING = 100_000
+MAX_QUEUED_CALLS = 100_000
 """Calls of ``write_scalars`` that wait for the thread; what is beyond is counted and left out."""
-PATIENCE = 5.0
+FLUSH_TIMEOUT = 5.0
 """Seconds that ``flush`` and ``close`` wait for the thread."""
 
 Scalar = float | Callable[[], float]
@@ -74,9 +74,9 @@ class EventWriter:
         self._undrawn: deque[_Session] = deque()
         self._begin()
         self._points: deque[Row] = deque()
-        self._left_out = 0
+        self._dropped = 0
         self._file: EventFile | None = None
-        self._trouble = ""
+        self._last_error = ""
         self._asked: deque[threading.Event] = deque()
         self._wake = threading.Event()
         self._closing = False
@@ -119,8 +119,8 @@ class EventWriter:
             done = threading.Event()
             self._asked.append(done)
             self._wake.set()
-            if not done.wait(PATIENCE):
-                logger.warning("the event file in %s is not up to date after %.0f s", self._folder, PATIENCE)
+            if not done.wait(FLUSH_TIMEOUT):
+                logger.warning("the event file in %s is not up to date after %.0f s", self._folder, FLUSH_TIMEOUT)
 
     def close(self) -> bool:
         """Draw what is left and end the thread; False if it takes longer than 5 seconds, and is left behind.
@@ -132,11 +132,11 @@ class EventWriter:
         if self._thread is None or self._pid != os.getpid():
             return True
         self._wake.set()
-        self._thread.join(PATIENCE)
+        self._thread.join(FLUSH_TIMEOUT)
         in_time = not self._thread.is_alive()
-        lacks = [self._trouble] if self._trouble else []
-        lacks += [] if in_time else [f"it was not written within {PATIENCE:.0f} s"]
-        lacks += [f"write_scalars() was too fast for it {self._left_out} times"] if self._left_out else []
+        lacks = [self._last_error] if self._last_error else []
+        lacks += [] if in_time else [f"it was not written within {FLUSH_TIMEOUT:.0f} s"]
+        lacks += [f"write_scalars() was too fast for it {self._dropped} times"] if self._dropped else []
         if lacks:
             logger.warning(
                 "the event file in %s lacks points; the journal has all metrics: %s", self._folder, "; ".join(lacks)
@@ -148,12 +148,12 @@ class EventWriter:
             self.start()
         if self._closing or self._pid != os.getpid():
             return
-        if len(self._points) < MAX_WAITING:
+        if len(self._points) < MAX_QUEUED_CALLS:
             self._points.append((time.time(), steps, values))
             return
-        if not self._left_out:
+        if not self._dropped:
             logger.warning("event files in %s: write_scalars() is too fast, and points are left out", self._folder)
-        self._left_out += 1
+        self._dropped += 1
 
     def _start_if_undrawn(self) -> None:
         """Begin to draw where nothing is reported here, but an earlier process has left rows."""
@@ -163,36 +163,36 @@ class EventWriter:
     def _run(self) -> None:
         ended = False
         while not ended:
-            self._wake.wait(INTERVAL)
+            self._wake.wait(POLL_INTERVAL)
             self._wake.clear()
             ended = self._closing
             asked = [self._asked.popleft() for _ in range(len(self._asked))]
             try:
-                self._draw()
+                self._write_new()
             except Exception as e:  # of the disk, or of a package that is broken: the record is whole without it
-                if not self._trouble:
+                if not self._last_error:
                     logger.warning(
                         "no event file can be written in %s (%s: %s); the journal has all metrics, and it is written "
                         "from there once that is over", self._folder, type(e).__name__, e,
                     )  # fmt: skip
-                self._trouble = f"{type(e).__name__}: {e}"
+                self._last_error = f"{type(e).__name__}: {e}"
             else:
-                self._trouble = ""
+                self._last_error = ""
             for done in asked:
                 done.set()
         if self._file is not None:
             self._file.close()
 
-    def _draw(self) -> None:
+    def _write_new(self) -> None:
         """Bring all that is new into the file. What the disk refuses waits there, and is not drawn again."""
         if self._file is None:
             from det_core.core._event_file import EventFile
 
             self._file = EventFile(self._folder)
         file = self._file
-        if file.is_gone():  # its name stays: it comes where it was among those of other writers
+        if file.was_deleted():  # its name stays: it comes where it was among those of other writers
             logger.warning("%s was deleted; it is written again from the journal", file.path)
-            file.begin_again()
+            file.reset()
             self._begin()
         file.flush()
         while len(self._undrawn) > 1:

@@ -22,9 +22,9 @@ from det_core.core._environments import check_process_group, launched_ranks
 from det_core.core._main_guard import exit_if_importing_script
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
-from det_core.core._run import Run, Wanted, close_quietly, is_printable, recordable, without_our_frames
+from det_core.core._run import InitArguments, Run, close_quietly, hide_internal_frames, is_printable, to_recordable
 from det_core.core._searcher import SearcherContext, configured_length
-from det_core.core._tensorboard import Tensorboard, TensorboardMode, chosen_mode
+from det_core.core._tensorboard import TensorboardFiles, TensorboardMode, resolve_mode
 from det_core.core._train import TrainContext
 from det_core.journal import rank_cursors
 from det_core.storage import RetentionPolicy, check_policy, open_store
@@ -32,7 +32,7 @@ from det_core.storage import RetentionPolicy, check_policy, open_store
 logger = logging.getLogger("det_core.core")
 
 
-@without_our_frames
+@hide_internal_frames
 def init(
     *,
     distributed: DistributedContext | None = None,
@@ -42,12 +42,11 @@ def init(
     max_length: int | Mapping[str, int] | None = None,
     name: str | None = None,
     resume: str | None = None,
-    metric: str | None = None,
     searcher_metric: str | None = None,
     smaller_is_better: bool = True,
     retention: RetentionPolicy | None = None,
     hparams: Mapping[str, Any] | None = None,
-    validate: bool = False,
+    check_storage: bool = False,
 ) -> Context:
     """Build the :class:`Context` of a training script. Use it as ``with core.init() as ctx:``.
 
@@ -65,29 +64,29 @@ def init(
             stdin or ``python -c`` the working directory, by which ``latest`` does not go.
         resume: ``"latest"`` or the id of a run to continue. Left out: ``DET_CORE_RESUME``, else a new run. An id in
             ``DET_CORE_RESUME`` comes before ``"latest"`` here.
-        metric: the validation metric of ``ctx.searcher.metric`` and ``ctx.train.get_experiment_best_validation()`` in
-            a bare run. Left out, the latter goes by the metric that operations are completed with.
-        searcher_metric: another name of ``metric``.
+        searcher_metric: the validation metric of ``ctx.searcher.metric`` and
+            ``ctx.train.get_experiment_best_validation()`` in a bare run. Left out, the latter goes by the metric that
+            operations are completed with.
         smaller_is_better: which end of that metric is best.
         retention: which of this run's checkpoints stay, such as ``core.KeepLatest(3) | core.KeepBest(1, "loss")``.
             Applied whenever a new one is complete. Left out: all stay.
         hparams: the hyperparameters of a bare run: they are ``ctx.hparams``, and stand in its record
             (``det-core runs show``), where what JSON cannot hold is its ``str()``. A resumed run whose earlier start
             had others is told so, and each start's stand in the record.
-        validate: try out whether checkpoints can be written, before training starts. Left out: it shows at the first
-            write, so that a script that only restores needs no permission to write.
+        check_storage: try out whether checkpoints can be written, before training starts. Left out: it shows at the
+            first write, so that a script that only restores needs no permission to write.
 
     Raises:
         ValueError, TypeError: an argument cannot be used, or the environment says that there are more ranks.
-        StorageError: the bucket for checkpoints does not exist or cannot be reached, or ``validate`` has found that
-            checkpoints cannot be written; on every rank, in one line that says why, and what to do.
+        StorageError: the bucket for checkpoints does not exist or cannot be reached, or ``check_storage`` has found
+            that checkpoints cannot be written; on every rank, in one line that says why, and what to do.
         RunNotFound, RunLocked: the run to resume is not there, or is being written.
         MasterError: this is a trial of an experiment, and its master does not answer, or refuses.
         SystemExit: This process is a child of spawn or forkserver that is importing the script: the lines that train
             have to stand under ``if __name__ == "__main__":``.
 
-    In a trial of an experiment the master says what ``name``, ``resume``, ``metric``, ``smaller_is_better`` and
-    ``hparams`` say elsewhere, and they are not looked at (a ``smaller_is_better=False`` that the configuration
+    In a trial of an experiment the master says what ``name``, ``resume``, ``searcher_metric``, ``smaller_is_better``
+    and ``hparams`` say elsewhere, and they are not looked at (a ``smaller_is_better=False`` that the configuration
     contradicts is warned of); nor is ``max_length``, if the experiment's configuration has one.
     ``checkpoint_storage``, left out, is that of the configuration.
     """
@@ -95,10 +94,8 @@ def init(
     open_standard_streams()
     end_in_time()
     environment = Environment.read()
-    texts = {"name": name, "resume": resume, "metric": metric, "searcher_metric": searcher_metric}
+    texts = {"name": name, "resume": resume, "searcher_metric": searcher_metric}
     _check(distributed, preempt_mode, tensorboard_mode, hparams, texts, environment)
-    if None not in (metric, searcher_metric) and metric != searcher_metric:
-        raise ValueError(f"metric={metric!r} and searcher_metric={searcher_metric!r} are two names of one argument")
     if retention is not None:
         check_policy(retention)
     length = configured_length(1 if max_length is None else max_length)
@@ -112,10 +109,10 @@ def init(
         if checkpoint_storage is not None:
             store = open_store(checkpoint_storage, default=environment.home, scratch=environment.home / "scratch")
             undo.callback(close_quietly, store)
-        wanted = Wanted(
+        wanted = InitArguments(
             environment=environment, store=store, checkpoint_storage=checkpoint_storage, max_length=max_length,
-            length=length, name=name, resume=resume, metric=searcher_metric if metric is None else metric,
-            smaller_is_better=smaller_is_better, hparams=dict(hparams or {}), validate=validate,
+            length=length, name=name, resume=resume, searcher_metric=searcher_metric,
+            smaller_is_better=smaller_is_better, hparams=dict(hparams or {}), check_storage=check_storage,
         )  # fmt: skip
         if info is not None and info.task_type == "TRIAL":
             from det_core.core._managed_run import open_managed_run
@@ -147,15 +144,16 @@ def _compose(
         suspects=run.suspect_checkpoints,
         info=run.info,
     )
-    tensorboard = Tensorboard(
-        chosen_mode(tensorboard_mode),
+    prefix = run.tensorboard_prefix
+    tensorboard = TensorboardFiles(
+        resolve_mode(tensorboard_mode),
         journals=lambda: rank_cursors(
             run.path, run.journal_restart, distributed.rank, name="drawn", run_id=run.journal.run_id
         ),
-        settle=run.journal.flush,
+        flush_journal=run.journal.flush,
         local=run.path / "tensorboard" / f"rank-{distributed.rank}",
-        kept=None if run.beside is None else lambda source, name: run.store.put_file(source, f"{run.beside}/{name}"),
-        where=f"{run.store.root}/{run.beside}",
+        put=None if prefix is None else lambda source, name: run.store.put_file(source, f"{prefix}/{name}"),
+        where=f"{run.store.root}/{prefix}",
         rank=distributed.rank,
         is_resumed=run.latest_checkpoint is not None,
         start_step=lambda: start.steps_completed,
@@ -167,19 +165,19 @@ def _compose(
         launched=environment.command is not None,
     )  # fmt: skip
     deadline = StopDeadline(lambda: preempt.requested_at, environment.grace, is_limited=not run.managed)
-    for store in (run.store, *run.elsewhere.values()):
+    for store in (run.store, *run.other_stores.values()):
         store.limit(deadline)
     say = print_notice if chief else logger.debug
     checks = ScriptChecks(distributed, run, start, say)
     events = RunEvents(run, tensorboard, retention, checks)
     checkpoint = CheckpointContext(
         distributed, run.store, run_id=run.run_id, restart=run.restart, events=events,
-        start=start, elsewhere=run.elsewhere, scratch=environment.home / "scratch",
+        start=start, elsewhere=run.other_stores, scratch=environment.home / "scratch",
         deadline=deadline, say=say,
     )  # fmt: skip
     checkpoint.choose_start()
     if chief:
-        for line in (*run.remarks, run.first_line(start.peek())):
+        for line in (*run.remarks, run.start_notice(start.peek())):
             print_notice(line)
     _record_start(distributed, run)
     context = Context(
@@ -207,7 +205,7 @@ def _record_start(distributed: DistributedContext, run: Run) -> None:
         start["notes_should_preempt"] = True  # its absence says something, but not in a record of an older version
     run.journal.record("run_start", start)
     if distributed.rank == 0 and (run.hparams or run.restart) and not run.managed:
-        run.journal.record("settings", {"hparams": recordable("hparams", run.hparams)})
+        run.journal.record("settings", {"hparams": to_recordable("hparams", run.hparams)})
 
 
 def _check(

@@ -23,21 +23,26 @@ from det_core.backend.rest import (
     write_task,
 )
 from det_core.core._distributed import DistributedContext
-from det_core.core._managed_storage import lent, master_storage, opened, storage_of_start
+from det_core.core._managed_storage import (
+    master_storage,
+    open_configured_store,
+    open_start_store,
+    start_checkpoint_storage,
+)
 from det_core.core._ranks import on_chief
-from det_core.core._run import Run, Wanted, close_quietly, ending_of, started_as
+from det_core.core._run import InitArguments, Run, close_quietly, describe_outcome, describe_start
 from det_core.core._searcher import Unit
-from det_core.core._signals import EndSafely
+from det_core.core._signals import FlushOnSigterm
 from det_core.journal import Journal, RunFolder, rank_cursors
 from det_core.storage import event_files_of_experiment, storage_without_secrets
 
 logger = logging.getLogger("det_core.core")
 
-TERM_PATIENCE = 3.0
+SIGTERM_SHIP_TIMEOUT = 3.0
 """Seconds that a SIGTERM may take to bring reports to the master."""
 
 
-class _Known(NamedTuple):
+class _ChiefInfo(NamedTuple):
     """What the chief finds out, for all ranks."""
 
     master: Master
@@ -49,7 +54,7 @@ class _Known(NamedTuple):
     """How often this allocation's script was started before."""
 
 
-def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted: Wanted, undo: ExitStack) -> Run:
+def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted: InitArguments, undo: ExitStack) -> Run:
     """Get ready to record one run of a trial, on all ranks together.
 
     Args:
@@ -72,10 +77,10 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
     undo.callback(hold.close)
     known = on_chief(distributed, "init", lambda: _prepare(info, session, wanted, task, hold))
     if distributed.rank == 0:
-        _warn_of_another_end(wanted, task.searcher)
-    store = wanted.store or opened(configured, environment, foreign=not known.master.ours)
+        _warn_of_opposite_goal(wanted, task.searcher)
+    store = wanted.store or open_configured_store(configured, environment, foreign=not known.master.ours)
     undo.callback(close_quietly, store)
-    elsewhere = lent(info.latest_checkpoint, known.start, store, environment)
+    other_stores = open_start_store(info.latest_checkpoint, known.start, store, environment)
     path = Path(known.path)
     if not path.is_dir():  # on another machine, without the chief's file system
         path = environment.run_dir or environment.home / "runs" / path.name
@@ -88,7 +93,7 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         ship_timeout=environment.ship_timeout, heir=environment.run_dir is not None and known.master.ours,
     )  # fmt: skip
     undo.callback(close_quietly, backend)
-    hold.callback(EndSafely(lambda: shipper.drain(TERM_PATIENCE)).restore)
+    hold.callback(FlushOnSigterm(lambda: shipper.drain(SIGTERM_SHIP_TIMEOUT)).restore)
     return Run(
         run_id=info.task_id,
         restart=trial.trial_run_id,
@@ -106,23 +111,23 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
         hparams=trial.hparams,
         agent_id=info.agent_id,
         remarks=(),
-        first_line=lambda start: _first_line(info, start, None if environment.run_dir else path),
-        last_line=lambda outcome, detail: f"trial {trial.trial_id} {ending_of(outcome, detail)}",
+        start_notice=lambda start: _start_notice(info, start, None if environment.run_dir else path),
+        end_notice=lambda outcome, detail: f"trial {trial.trial_id} {describe_outcome(outcome, detail)}",
         release=hold.close,
-        beside=f"{event_files_of_experiment(info.cluster_id, trial.experiment_id)}/trial/{trial.trial_id}",
-        elsewhere=elsewhere,
+        tensorboard_prefix=f"{event_files_of_experiment(info.cluster_id, trial.experiment_id)}/trial/{trial.trial_id}",
+        other_stores=other_stores,
         info=info,
         managed=True,
     )
 
 
-def _warn_of_another_end(wanted: Wanted, searcher: Mapping[str, Any]) -> None:
+def _warn_of_opposite_goal(wanted: InitArguments, searcher: Mapping[str, Any]) -> None:
     """Say that the search keeps the smallest where the script wants the largest: it would keep the worst trials.
 
     The other way round the script may just have left ``smaller_is_better`` out.
     """
     metric, smaller = searcher.get("metric"), searcher.get("smaller_is_better", True) is not False
-    if smaller and not wanted.smaller_is_better and wanted.metric in (None, metric):
+    if smaller and not wanted.smaller_is_better and wanted.searcher_metric in (None, metric):
         logger.warning(
             "the script says core.init(smaller_is_better=False), but the search goes by the configuration: "
             "the smallest %s is the best there. If that is wrong, set searcher.smaller_is_better: false in it",
@@ -130,7 +135,9 @@ def _warn_of_another_end(wanted: Wanted, searcher: Mapping[str, Any]) -> None:
         )
 
 
-def _prepare(info: ClusterInfo, session: MasterSession, wanted: Wanted, task: Task, hold: ExitStack) -> _Known:
+def _prepare(
+    info: ClusterInfo, session: MasterSession, wanted: InitArguments, task: Task, hold: ExitStack
+) -> _ChiefInfo:
     """The chief's part: tell the master, take the run's folder for writing, see that checkpoints can be kept.
 
     Args:
@@ -145,8 +152,8 @@ def _prepare(info: ClusterInfo, session: MasterSession, wanted: Wanted, task: Ta
     write_task(folder.path, info.master_url, master.cluster_id, task)
     if wanted.store is None:
         configured = info.trial.config.get("checkpoint_storage")
-        wanted.check_store(opened(configured, wanted.environment, foreign=not master.ours))
-    return _Known(master, storage_id, start, str(folder.path), folder.restart)
+        wanted.check_store(open_configured_store(configured, wanted.environment, foreign=not master.ours))
+    return _ChiefInfo(master, storage_id, start, str(folder.path), folder.restart)
 
 
 def _session(environment: Environment, info: ClusterInfo) -> MasterSession:
@@ -174,7 +181,7 @@ def _task(info: ClusterInfo, max_length: int | Mapping[str, int] | None) -> Task
 
 
 def _register(
-    info: ClusterInfo, session: MasterSession, master: Master, wanted: Wanted
+    info: ClusterInfo, session: MasterSession, master: Master, wanted: InitArguments
 ) -> tuple[int | None, dict[str, Any] | None]:
     """Tell the master that this run starts and where its checkpoints go.
 
@@ -187,7 +194,7 @@ def _register(
     storage = master_storage(chosen, wanted.store, foreign=not master.ours)
     body = {"runId": info.trial.trial_id, "checkpointStorage": storage}
     storage_id = session.call("POST", "/api/v1/runs/start", body).get("storageId")
-    start = storage_of_start(session, info.latest_checkpoint, storage) if master.ours else None
+    start = start_checkpoint_storage(session, info.latest_checkpoint, storage) if master.ours else None
     return None if storage_id is None else int(storage_id), start
 
 
@@ -197,12 +204,12 @@ def _open_folder(environment: Environment, info: ClusterInfo, command: str | Non
     path = environment.run_dir or environment.home / "runs" / f"managed-{trial.trial_id}-{trial.trial_run_id}"
     path.mkdir(parents=True, exist_ok=True)
     folder = RunFolder(path, info.allocation_id, f"trial {trial.trial_id}")
-    folder.begin_restart(started_as(command))
+    folder.begin_restart(describe_start(command))
     return folder
 
 
 def _shipper(
-    info: ClusterInfo, session: MasterSession, known: _Known, path: Path, journal: Journal, rank: int
+    info: ClusterInfo, session: MasterSession, known: _ChiefInfo, path: Path, journal: Journal, rank: int
 ) -> Shipper:
     """Carries this rank's journal, after what earlier starts of the script in this allocation have left."""
     trial, to = info.trial, f"{info.master_url} {info.allocation_id}"
@@ -224,7 +231,7 @@ def _units(task: Task) -> Unit | None:
     return Unit.__members__.get(str(name).upper())
 
 
-def _first_line(info: ClusterInfo, start: str | None, path: Path | None) -> str:
+def _start_notice(info: ClusterInfo, start: str | None, path: Path | None) -> str:
     """Return which run this is; ``path`` if the person who reads it does not know where its journal lies."""
     trial = info.trial
     begin = f"with checkpoint {start} to start from" if start else "from scratch"

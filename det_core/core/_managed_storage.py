@@ -12,11 +12,11 @@ from det_core.backend.rest import MasterSession, storage_settings
 from det_core.errors import CheckpointError, MissingExtra, UnknownToMaster
 from det_core.storage import DirectoryStore, Store, open_store
 
-MOUNTED = Path("/determined_shared_fs")
+SHARED_FS_MOUNT = Path("/determined_shared_fs")
 """Where a foreign cluster's containers find a storage of type ``shared_fs`` (wire contract, §3.2)."""
 
 
-def opened(configured: Mapping[str, Any] | None, environment: Environment, *, foreign: bool) -> Store:
+def open_configured_store(configured: Mapping[str, Any] | None, environment: Environment, *, foreign: bool) -> Store:
     """The store of the experiment's configuration; without one, a folder in the home folder.
 
     Args:
@@ -28,7 +28,7 @@ def opened(configured: Mapping[str, Any] | None, environment: Environment, *, fo
         ValueError: the section names no store that det_core can open.
     """
     default = environment.home / "checkpoints"
-    if foreign and configured and configured.get("type") == "shared_fs" and MOUNTED.is_dir():
+    if foreign and configured and configured.get("type") == "shared_fs" and SHARED_FS_MOUNT.is_dir():
         return DirectoryStore(_inside(configured))
     chosen = configured if configured and configured.get("type") else None
     return open_store(chosen, default=default, scratch=environment.home / "scratch")
@@ -39,7 +39,7 @@ def _inside(configured: Mapping[str, Any]) -> Path:
     path = str(configured.get("storage_path") or "")
     if os.path.isabs(path):
         path = os.path.relpath(path, str(configured["host_path"]))
-    return MOUNTED / path
+    return SHARED_FS_MOUNT / path
 
 
 def master_storage(chosen: Any, given: Store | None, *, foreign: bool) -> dict[str, Any] | None:
@@ -57,7 +57,7 @@ def master_storage(chosen: Any, given: Store | None, *, foreign: bool) -> dict[s
     return storage_settings(str(chosen), foreign=foreign) if chosen else None
 
 
-def storage_of_start(session: MasterSession, storage_id: str | None, own: Any) -> dict[str, Any] | None:
+def start_checkpoint_storage(session: MasterSession, storage_id: str | None, own: Any) -> dict[str, Any] | None:
     """Where the checkpoint to start from lies, if that is another storage than this run's own.
 
     It was made by another experiment, or before this one's configuration was changed.
@@ -76,10 +76,10 @@ def storage_of_start(session: MasterSession, storage_id: str | None, own: Any) -
     except UnknownToMaster:
         return None
     storage = found.get("storage") if isinstance(found, Mapping) else None
-    return None if not storage or _place(storage) == _place(own) else dict(storage)
+    return None if not storage or _location(storage) == _location(own) else dict(storage)
 
 
-def lent(
+def open_start_store(
     storage_id: str | None, start: Mapping[str, Any] | None, own: Store, environment: Environment
 ) -> dict[str, Store]:
     """The store of the checkpoint to start from, by its storage_id; empty if it lies in this run's own.
@@ -90,7 +90,7 @@ def lent(
     if storage_id is None or start is None:
         return {}
     try:
-        store = opened(start, environment, foreign=False)
+        store = open_configured_store(start, environment, foreign=False)
     except (ValueError, MissingExtra) as e:
         raise CheckpointError(
             f"checkpoint {storage_id}, to start from, lies in a storage that cannot be opened: {e}"
@@ -100,7 +100,7 @@ def lent(
     return {storage_id: store}
 
 
-def _place(storage: Any) -> dict[str, Any]:
+def _location(storage: Any) -> dict[str, Any]:
     """A storage's configuration without what says how many checkpoints stay, and without what is not set."""
     given = storage if isinstance(storage, Mapping) else {}
     return {key: value for key, value in given.items() if value is not None and not key.startswith("save_")}

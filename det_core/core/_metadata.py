@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-MAX_STRING, MAX_KEY, MAX_ARRAY, MAX_DEPTH, MAX_LEAVES = 5000, 50, 100, 10, 1000
+MAX_STRING_CHARS, MAX_KEY, MAX_ARRAY, MAX_DEPTH, MAX_LEAVES = 5000, 50, 100, 10, 1000
 _FORBIDDEN = "$.[]"
 
 
-def checked_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def validate_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """``metadata`` as a dictionary of its own, or every reason why not.
 
     Raises:
@@ -65,7 +65,11 @@ def _leaf_problem(value: Any) -> str | None:
     if value is None or isinstance(value, bool):
         return None
     if isinstance(value, str):
-        return None if len(value) <= MAX_STRING else f"is a string of {len(value)} characters; at most {MAX_STRING}"
+        return (
+            None
+            if len(value) <= MAX_STRING_CHARS
+            else f"is a string of {len(value)} characters; at most {MAX_STRING_CHARS}"
+        )
     if isinstance(value, int):
         return None if -(2**63) <= value < 2**64 else "is an integer beyond 64 bits"
     if isinstance(value, float):

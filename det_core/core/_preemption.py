@@ -15,9 +15,9 @@ from typing import Any
 
 from det_core import _clock
 from det_core.backend import Backend
-from det_core.core._agreement import FINAL, MASTER, SIGNAL, ChiefSide, RankSide, Stop
+from det_core.core._agreement import MASTER, PREEMPTION_REASONS, SIGNAL, ChiefState, RankState, Stop
 from det_core.core._distributed import DistributedContext
-from det_core.core._signals import SignalWatch
+from det_core.core._signals import PreemptionSignals
 from det_core.core._worker_signals import protect_workers
 from det_core.errors import CollectiveTimeout, ContextClosed, DetCoreError
 
@@ -25,13 +25,13 @@ logger = logging.getLogger("det_core.core")
 
 WARN_AFTER = 10.0
 """Seconds of waiting for other ranks after which a warning names them."""
-TICK = 0.5
+POLL_INTERVAL = 0.5
 """Seconds between two looks at deadline and warning while a call waits."""
 CLOSE_TIMEOUT = 10.0
 """Seconds that other threads get when the context is closed."""
-POLL_HOLD = 60.0
+LONG_POLL_TIMEOUT = 60.0
 """Seconds that the master may hold a question before it says that there is nothing to say."""
-FIRST_PAUSE, LONGEST_PAUSE = 0.25, 3.0
+MIN_RETRY_DELAY, MAX_RETRY_DELAY = 0.25, 3.0
 """Seconds before a question that was not answered is asked again, doubled each time."""
 
 
@@ -85,14 +85,14 @@ class PreemptContext:
     ) -> None:
         # Numbered, as the last words of a context that was closed may reach the next one on other ranks.
         self._topic = f"preempt {distributed.attach('PreemptContext', self.close)}"
-        self._distributed, self._star = distributed, distributed.star
+        self._distributed, self._communicator = distributed, distributed.communicator
         self._mode = preempt_mode
         self._acknowledge, self._record = acknowledge, record
-        self._side = RankSide()
-        self._chief = ChiefSide(range(distributed.size)) if distributed.rank == 0 else None
-        self._signals = SignalWatch(partial(self._ask_for, SIGNAL)) if signals and master is None else None
-        self._talks = self._chief is not None or preempt_mode is PreemptMode.WorkersAskMaster  # to the master
-        self._master = master if self._talks else None
+        self._side = RankState()
+        self._chief = ChiefState(range(distributed.size)) if distributed.rank == 0 else None
+        self._signals = PreemptionSignals(partial(self._request_stop, SIGNAL)) if signals and master is None else None
+        self._asks_master = self._chief is not None or preempt_mode is PreemptMode.WorkersAskMaster  # to the master
+        self._master = master if self._asks_master else None
         self._grace = grace
         self._launched = launched
         self._poll: threading.Thread | None = None
@@ -103,14 +103,14 @@ class PreemptContext:
         self._reason: str | None = None
         self._stopped_at = 0
         self._stop_seen_at: float | None = None  # when a call returned True for the stop that counts now
-        self._left = self._acknowledged = self._gave_up = False
+        self._left = self._acknowledged = self._timed_out = False
         # For warnings: on the chief the ranks whose first call was not heard of, on a worker whom a decision waits for.
         in_step = self._chief is not None and preempt_mode is PreemptMode.WorkersAskChief
-        self._silent = set(range(1, distributed.size)) if in_step else set()
+        self._never_called = set(range(1, distributed.size)) if in_step else set()
         self._missing = "rank 0"
-        if self._star is not None:
-            self._star.subscribe(self._topic, self._on_message)
-            self._star.on_trouble(self._wake)
+        if self._communicator is not None:
+            self._communicator.subscribe(self._topic, self._on_message)
+            self._communicator.on_trouble(self._wake)
 
     def start(self) -> None:
         """Protect the workers of loaders, and begin to wait for a master's request; :meth:`close` ends the latter."""
@@ -173,9 +173,9 @@ class PreemptContext:
         """
         side = self._side
         side.calls += 1
-        if not side.attention:
+        if not side.needs_slow_path:
             return False
-        return self._look(auto_ack)
+        return self._should_preempt_slow(auto_ack)
 
     def request(self, reason: str = "") -> None:
         """Ask for a stop of the whole job: early stopping, NaN on one rank, a button. Any rank may, in any thread.
@@ -196,11 +196,11 @@ class PreemptContext:
         """
         if not isinstance(reason, str):
             raise TypeError(f"reason must be a string, not {type(reason).__name__}")
-        if reason in FINAL:
+        if reason in PREEMPTION_REASONS:
             raise ValueError(f"reason={reason!r} stands for a preemption that the script did not ask for")
         if self._closing.is_set():
             raise ContextClosed("request() was called on a context that is closed")
-        self._ask_for(reason)
+        self._request_stop(reason)
 
     def acknowledge_preemption_signal(self) -> None:
         """Say that this process stops, unfinished, because it was asked to, and expects to be run again."""
@@ -226,17 +226,17 @@ class PreemptContext:
             if self._poll is not None and self._master is not None:
                 self._master.stop_waiting()
                 self._poll.join(CLOSE_TIMEOUT)
-            self._leave()
+            self._send_final_count()
         finally:
-            self._side.attention = True
+            self._side.needs_slow_path = True
             if self._signals is not None:
-                is_one_of_many = self._launched or self._star is not None
+                is_one_of_many = self._launched or self._communicator is not None
                 self._signals.restore(may_repeat=self._broken or (is_one_of_many and self._side.final))
         self._raise_poll_failure()
 
     # The slow path of should_preempt(): the first call, and the calls around a request.
 
-    def _look(self, auto_ack: bool) -> bool:
+    def _should_preempt_slow(self, auto_ack: bool) -> bool:
         side = self._side
         if self._closing.is_set():
             raise ContextClosed("should_preempt() was called on a context that is closed")
@@ -245,26 +245,26 @@ class PreemptContext:
             raise RuntimeError(f"rank {rank} called should_preempt(), which the mode ChiefOnly allows on rank 0 alone")
         if self._first_call_at is None:
             self._begin()
-        if self._star is None and self._chief is not None:
+        if self._communicator is None and self._chief is not None:
             self._announce(self._chief.decide(side.calls))
         self._await_decision()
         # Before any stop is believed: a launcher's SIGTERM comes a tenth of a second after the death of a rank.
         self._distributed.check()
         self._raise_poll_failure()
-        stop = side.verdict()
-        side.attention = False  # first off, then on again: what happens in between must not be passed over
-        if side.waiting or side.stops or self._broken or self._poll_failure or self._some_are_silent():
-            side.attention = True
+        stop = side.pending_stop()
+        side.needs_slow_path = False  # first off, then on again: what happens in between must not be passed over
+        if side.waiting or side.stops or self._broken or self._poll_failure or self._check_never_called():
+            side.needs_slow_path = True
         if stop is None:
             return False
         self._reason = stop.reason
         if stop.reason == SIGNAL and self._stop_seen_at is None:
             self._note_answer()
-        if self._stop_seen_at is None or not stop.stays:
+        if self._stop_seen_at is None or not stop.is_preemption:
             self._stop_seen_at = _clock.monotonic()
-        if not stop.stays:
+        if not stop.is_preemption:
             self._stopped_at = side.calls
-        elif auto_ack and self._talks:
+        elif auto_ack and self._asks_master:
             self.acknowledge_preemption_signal()
         return True
 
@@ -291,29 +291,29 @@ class PreemptContext:
         if self._chief is None:
             self._post("began")
 
-    def _some_are_silent(self) -> bool:
+    def _check_never_called(self) -> bool:
         """On the chief, whether to look for ranks that never call; after a while they are named, once."""
         is_late = self._side.calls > 2 and _clock.monotonic() - (self._first_call_at or 0.0) > WARN_AFTER
-        if is_late and (silent := sorted(tuple(self._silent))):
-            self._silent.clear()
+        if is_late and (silent := sorted(tuple(self._never_called))):
+            self._never_called.clear()
             logger.warning(
                 "rank 0 calls should_preempt(), and rank %s never did: each rank has to, in step, or it will not stop "
                 "with the others. If rank 0 alone is to ask: core.init(preempt_mode=core.PreemptMode.ChiefOnly)",
                 ", ".join(map(str, silent)),
             )
-        return bool(self._silent)
+        return bool(self._never_called)
 
     def _await_decision(self) -> None:
         """Wait for as long as a decision is open and every rank lives; say for whom."""
         side, timeout = self._side, self._distributed.timeout
         began, warned, asked = _clock.monotonic(), "", self._chief is not None
-        while self._star is not None and side.waiting and not self._broken:
-            if self._changed.wait(TICK):
+        while self._communicator is not None and side.waiting and not self._broken:
+            if self._changed.wait(POLL_INTERVAL):
                 self._changed.clear()
                 continue
             waited, missing = _clock.monotonic() - began, self._unanswered() or self._missing
             if timeout is not None and waited >= timeout:
-                self._gave_up = True
+                self._timed_out = True
                 raise CollectiveTimeout(
                     f"should_preempt() (call {side.calls}) took longer than {timeout:g} s: waits for {missing}"
                 )
@@ -331,19 +331,21 @@ class PreemptContext:
 
     def _unanswered(self) -> str:
         """On the chief, whom an open decision waits for."""
-        if self._chief is None or self._star is None:
+        if self._chief is None or self._communicator is None:
             return ""
-        return ", ".join(f"rank {r} (last call: {self._star.last_call(r)})" for r in sorted(self._chief.unanswered))
+        return ", ".join(
+            f"rank {r} (last call: {self._communicator.last_call(r)})" for r in sorted(self._chief.unanswered)
+        )
 
-    # Requests. _ask_for runs in a signal handler, in the thread that asks the master, or in one of the script's; all
-    # else on the ipc thread, or, where there is none, in the next call.
+    # Requests. _request_stop runs in a signal handler, in the thread that asks the master, or in one of the script's;
+    # all else on the ipc thread, or, where there is none, in the next call.
 
-    def _ask_for(self, reason: str) -> None:
-        if reason in FINAL and self._requested_at is None:
+    def _request_stop(self, reason: str) -> None:
+        if reason in PREEMPTION_REASONS and self._requested_at is None:
             self._requested_at = _clock.monotonic()
             if reason == SIGNAL:  # all that is known of it, if the process is killed before its next call
                 self._record("preempt_request", {})
-        side, star = self._side, self._star
+        side, star = self._side, self._communicator
         round_ = side.round
         if star is None:
             self._request(reason, round_)
@@ -358,8 +360,8 @@ class PreemptContext:
         if chief is None:
             self._post("request", round_, reason)
         elif not self._left:
-            to_ask = chief.requested(reason, self._side.round if only else round_)  # the only rank that makes calls
-            if self._star is None:
+            to_ask = chief.on_request(reason, self._side.round if only else round_)  # the only rank that makes calls
+            if self._communicator is None:
                 return  # the next call decides
             if self._mode is not PreemptMode.WorkersAskChief:
                 self._announce(chief.decide(0))  # the next call, even one that waits for this already
@@ -368,7 +370,7 @@ class PreemptContext:
                 if rank:
                     self._post("ask", to=rank)
                 else:
-                    self._announce(chief.answered(0, self._side.asked()))
+                    self._announce(chief.on_answer(0, self._side.on_ask()))
 
     def _on_message(self, rank: int, message: tuple[str, int, str]) -> None:
         """``rank`` has said something: a worker to the chief, or the chief to a worker."""
@@ -376,19 +378,19 @@ class PreemptContext:
         if (chief := self._chief) is not None:
             match word:
                 case "began":
-                    self._silent.discard(rank)
+                    self._never_called.discard(rank)
                 case "request":
                     self._request(text, number)
                 case "count":
-                    self._announce(chief.answered(rank, number))
+                    self._announce(chief.on_answer(rank, number))
                 case "left":
-                    self._announce(chief.left(rank, number))
+                    self._announce(chief.on_leave(rank, number))
                 case "who":
                     self._post("missing", text=self._unanswered(), to=rank)
             return
         match word:
             case "ask":
-                self._post("count", self._side.asked())
+                self._post("count", self._side.on_ask())
             case "stop":
                 self._announce(Stop(number, text))
             case "missing":
@@ -401,29 +403,29 @@ class PreemptContext:
         """A stop is decided, if it is: on the chief tell the others."""
         if stop is None:
             return
-        if stop.stays:
+        if stop.is_preemption:
             self._requested_at = self._requested_at or _clock.monotonic()
         if self._chief is not None and self._mode is not PreemptMode.ChiefOnly and not self._left:
             self._post("stop", stop.call, stop.reason)
-        self._side.announced(stop)
+        self._side.on_stop(stop)
         self._changed.set()
 
     def _post(self, word: str, number: int = 0, text: str = "", to: int | None = None) -> None:
-        if self._star is not None:
-            self._star.post(self._topic, (word, number, text), to=to)
+        if self._communicator is not None:
+            self._communicator.post(self._topic, (word, number, text), to=to)
 
     @property
     def _broken(self) -> bool:
         # Asked of the star: a collective of the main thread may raise before _wake() is called.
-        return self._star is not None and self._star.trouble is not None
+        return self._communicator is not None and self._communicator.trouble is not None
 
     def _wake(self) -> None:
-        self._side.attention = True
+        self._side.needs_slow_path = True
         self._changed.set()
 
-    def _leave(self) -> None:
+    def _send_final_count(self) -> None:
         """Finish an open agreement, and tell the others that no more calls are made here."""
-        star, said = self._star, threading.Event()
+        star, said = self._communicator, threading.Event()
         if star is None or self._broken:  # nobody agrees any more; or this is a forked child
             return
 
@@ -431,11 +433,11 @@ class PreemptContext:
             self._left = True
             self._post("left", self._side.calls)
             if self._chief is not None:
-                self._announce(self._chief.left(0, self._side.calls))
+                self._announce(self._chief.on_leave(0, self._side.calls))
             said.set()
 
         try:
-            if not self._gave_up:
+            if not self._timed_out:
                 self._await_decision()
         finally:
             star.call_soon(leave)
@@ -446,12 +448,12 @@ class PreemptContext:
     def _ask_master(self, master: Backend) -> None:
         """Ask, in a thread, until it says yes. A question without an answer is asked again; what else fails is kept."""
         jitter = SystemRandom()  # the global generator's numbers are the script's
-        hold, pause, warned = 0.0, FIRST_PAUSE, False  # answered at once, to learn whether there are answers
+        hold, pause, warned = 0.0, MIN_RETRY_DELAY, False  # answered at once, to learn whether there are answers
         while not self._closing.is_set():
             try:
                 if master.preempted(hold):
-                    return self._ask_for(MASTER)
-                hold, pause, warned = POLL_HOLD, FIRST_PAUSE, False
+                    return self._request_stop(MASTER)
+                hold, pause, warned = LONG_POLL_TIMEOUT, MIN_RETRY_DELAY, False
             except Exception as e:
                 if self._closing.is_set():
                     return
@@ -462,7 +464,7 @@ class PreemptContext:
                 logger.log(level, "whether to stop cannot be asked, and is asked again and again: %s", e)
                 warned = True
                 self._closing.wait(pause * jitter.uniform(0.5, 1.0))  # so that many trials do not come together
-                pause = min(2 * pause, LONGEST_PAUSE)
+                pause = min(2 * pause, MAX_RETRY_DELAY)
 
     def _raise_poll_failure(self) -> None:
         failure, self._poll_failure = self._poll_failure, None

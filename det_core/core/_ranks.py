@@ -18,21 +18,21 @@ def on_chief(distributed: DistributedContext, lane: str, work: Callable[[], T]) 
         Exception: whatever ``work`` raised, on every rank alike; nobody waits for an answer that will not come.
     """
     if distributed.rank != 0:
-        outcome = distributed.lane(lane).broadcast(None)
+        outcome = distributed.channel(lane).broadcast(None)
     else:
         try:
             outcome = (work(), None)
         except Exception as e:
-            distributed.lane(lane).broadcast((None, _portable(e)))
+            distributed.channel(lane).broadcast((None, _picklable(e)))
             raise
-        distributed.lane(lane).broadcast(outcome)
+        distributed.channel(lane).broadcast(outcome)
     result, error = outcome
     if error is not None:
         raise error
     return result  # type: ignore[no-any-return]
 
 
-def raise_if_ended(distributed: DistributedContext) -> None:
+def exit_if_job_ended(distributed: DistributedContext) -> None:
     """End this rank if another one has ended the whole job, as InvalidHP does; a lost rank is left to the collectives.
 
     Raises:
@@ -44,7 +44,7 @@ def raise_if_ended(distributed: DistributedContext) -> None:
         return
 
 
-def _portable(error: Exception) -> Exception:
+def _picklable(error: Exception) -> Exception:
     """``error``, or one that says the same where it cannot be pickled."""
     import pickle
 

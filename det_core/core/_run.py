@@ -29,12 +29,12 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _UNPRINTABLE = frozenset(["Cc", "Cs", "Zl", "Zp"])
-GIT_PATIENCE = 2.0
+GIT_TIMEOUT = 2.0
 """Seconds that git may take to say which commit is trained, and whether files differ from it."""
 
 
 @dataclass(frozen=True)
-class Wanted:
+class InitArguments:
     """What ``core.init()`` was asked for, checked, and the environment that it was asked in.
 
     Attributes:
@@ -42,7 +42,7 @@ class Wanted:
         checkpoint_storage: what the script said of it.
         max_length: the length of a bare run's one operation, as the script said it.
         length: the same as a number with its unit; 1 where the script does not say.
-        name, resume, metric, smaller_is_better, hparams, validate: as ``core.init()`` takes them.
+        name, resume, searcher_metric, smaller_is_better, hparams, check_storage: as ``core.init()`` takes them.
     """
 
     environment: Environment
@@ -52,21 +52,21 @@ class Wanted:
     length: tuple[int, Unit | None]
     name: str | None
     resume: str | None
-    metric: str | None
+    searcher_metric: str | None
     smaller_is_better: bool
     hparams: dict[str, Any]
-    validate: bool
+    check_storage: bool
 
     @property
     def command(self) -> str | None:
         """What to type to start this job again; None where no command starts it: a notebook, stdin, ``python -c``."""
         if self.environment.command is not None:
             return self.environment.command
-        return shlex.join(_typed()) if is_script() else None
+        return shlex.join(_command_line()) if is_script() else None
 
     def check_store(self, store: Store) -> None:
         """See whether a store is there, and, if that is wanted, whether it can be written."""
-        if self.validate:
+        if self.check_storage:
             store.check_writable()
         else:
             store.check_reachable()
@@ -93,14 +93,15 @@ class Run:
         hparams: the hyperparameters.
         agent_id: names the machine in the profiler's metrics.
         remarks: lines for a person, before the first line.
-        first_line: the line for a person when it starts, by the checkpoint that it starts from.
-        last_line: what a person is told when it ends, by outcome and detail.
+        start_notice: the line for a person when it starts, by the checkpoint that it starts from.
+        end_notice: what a person is told when it ends, by outcome and detail.
         release: lets another process write the run.
-        beside: the folder below the store's root that event files are copied to; None: they stay in the run's folder.
+        tensorboard_prefix: the folder below the store's root that event files are copied to; None: they stay in
+            the run's folder.
         unlisted_checkpoints: those that this run has recorded after ``latest_checkpoint`` and its store does not list,
             newest first.
         suspect_checkpoints: those that an earlier start has found damaged when it restored them.
-        elsewhere: by storage_id, the stores of checkpoints that lie in another one.
+        other_stores: by storage_id, the stores of checkpoints that lie in another one.
         info: what the cluster says of this task.
         managed: whether a master says when to stop; else signals do.
         earlier_config: what ``set_config()`` was given last in its earlier starts; the chief of a bare run knows.
@@ -122,19 +123,19 @@ class Run:
     hparams: dict[str, Any]
     agent_id: str
     remarks: tuple[str, ...]
-    first_line: Callable[[str | None], str]
-    last_line: Callable[[str, str], str]
+    start_notice: Callable[[str | None], str]
+    end_notice: Callable[[str, str], str]
     release: Callable[[], None]
-    beside: str | None
+    tensorboard_prefix: str | None
     unlisted_checkpoints: tuple[str, ...] = ()
     suspect_checkpoints: frozenset[str] = frozenset()
-    elsewhere: Mapping[str, Store] = field(default_factory=dict)
+    other_stores: Mapping[str, Store] = field(default_factory=dict)
     info: ClusterInfo | None = None
     managed: bool = False
     earlier_config: Mapping[str, Any] = field(default_factory=dict)
 
 
-def without_our_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
+def hide_internal_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """The function, whose errors for its user show the user's line and what they say, not how we came to it.
 
     Python adds the one frame that raises. How we came to it is in the log, at level DEBUG.
@@ -159,14 +160,14 @@ def close_quietly(what: Store | Backend) -> None:
         logger.warning("%s", e)
 
 
-def ending_of(outcome: str, detail: str) -> str:
+def describe_outcome(outcome: str, detail: str) -> str:
     """An outcome of a run in words."""
     if outcome == "stopped":
         return f"stopped by the script: {detail}" if detail else "stopped by the script"
     return outcome.replace("_", " ") + (f" ({detail})" if detail else "")
 
 
-def recordable(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def to_recordable(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as the journal takes them, with texts for what JSON cannot hold: they are recorded for people."""
     if not isinstance(settings, Mapping):
         raise TypeError(f"{name} must be a mapping, not {type(settings).__name__}")
@@ -179,7 +180,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple
     """Return the settings that differ, as two texts such as ``lr=0.1`` and ``lr=0.01``; None: none does.
 
     Args:
-        before, now: as :func:`recordable` gives them.
+        before, now: as :func:`to_recordable` gives them.
     """
     names = [name for name in {**before, **now} if name not in before or name not in now]
     names += [name for name in before if name in now and not same(before[name], now[name])]
@@ -195,7 +196,7 @@ def _values(names: Sequence[str], settings: Mapping[str, Any]) -> str:
     )
 
 
-def started_as(command: str | None) -> dict[str, Any]:
+def describe_start(command: str | None) -> dict[str, Any]:
     """What run.json says of a start: the command, the working directory, and the commit of the script's repository."""
     return {"argv": shlex.split(command or ""), "cwd": os.getcwd(), "git": _commit(Path(script()))}
 
@@ -229,7 +230,7 @@ def script() -> str:
     return os.path.abspath(sys.argv[0]) if is_script() else os.getcwd()
 
 
-def _typed() -> list[str]:
+def _command_line() -> list[str]:
     """Return what was typed to start this process, without the path of the interpreter.
 
     That is what Python itself was given where it names the script that runs, or where ``sys.argv`` does not: a wrapper,
@@ -256,7 +257,7 @@ def _commit(place: Path) -> dict[str, Any] | None:
         return None
     command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-uno"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=GIT_PATIENCE, check=True).stdout
+        said = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     lines = said.splitlines()

@@ -111,7 +111,7 @@ class SearcherContext:
 
     Attributes:
         metric: the validation metric that is searched over, as the experiment's configuration or
-            ``core.init(metric=)`` says; None: nothing says.
+            ``core.init(searcher_metric=)`` says; None: nothing says.
         smaller_is_better: which end of it is best.
     """
 
@@ -239,7 +239,7 @@ class SearcherContext:
         if self.metric is None:
             raise RuntimeError(
                 "report_completed() without a number takes that of the last validation, and nothing names it: pass "
-                "core.init(metric=), or the number"
+                "core.init(searcher_metric=), or the number"
             )
         return self.metric_of(self._backend.last_validation_metrics())
 

@@ -19,14 +19,14 @@ from det_core import _clock
 from det_core._notices import write_in_handler
 from det_core._standalone.stop_signals import SAME_INTERRUPT, STOP_SIGNALS, is_worker_loss
 
-LATE_SIGNAL = 30.0
+LATE_SIGNAL_WINDOW = 30.0
 """Seconds after an agreed stop, or a rank's loss, in which one more signal of each kind is taken to belong to it."""
-SETTLE_TIMEOUT = 5.0
+SIGTERM_FLUSH_TIMEOUT = 5.0
 """Seconds that SIGTERM waits under a master until the reports are safe. A second one does not wait."""
 _FIRST_INTERRUPT = "\nstopping at the next should_preempt(); Ctrl-C again to interrupt now\n"
 
 
-class SignalWatch:
+class PreemptionSignals:
     """Calls ``on_signal()`` from the handler of each stop signal, between install and restore.
 
     A handler written in Python that is found there is called as well; the default ones are not. A signal that the
@@ -46,7 +46,7 @@ class SignalWatch:
         self._interrupted_at: float | None = None
         self._forked = False
         # Set when the watch is over: until then each handler ignores one signal.
-        self._late_until: float | None = None
+        self._ignore_signals_until: float | None = None
 
     def install(self) -> bool:
         """Install the handlers. False when this is not the main thread, where Python allows none."""
@@ -54,7 +54,10 @@ class SignalWatch:
             return False
         for number in STOP_SIGNALS:
             found = signal.getsignal(number)
-            if isinstance(of := getattr(found, "__self__", None), SignalWatch) and of._late_until is not None:
+            if (
+                isinstance(of := getattr(found, "__self__", None), PreemptionSignals)
+                and of._ignore_signals_until is not None
+            ):
                 found = of._found.get(number, signal.SIG_DFL)  # what that one would put back
                 atexit.unregister(of._ignore_at_exit)
             if found is not None and found is not signal.SIG_IGN:
@@ -72,7 +75,7 @@ class SignalWatch:
                 lost: a rank that has stopped, or is about to report who died, must not be killed by its share of that.
         """
         if not _on_main_thread():  # Python restores none there: each handler gives way to the first signal it gets
-            self._late_until = 0.0
+            self._ignore_signals_until = 0.0
             return
         _watches.discard(self)
         if signal.getsignal(signal.SIGCHLD) == self._handle_sigchld:
@@ -86,16 +89,16 @@ class SignalWatch:
             else:
                 signal.signal(number, found)
         if self._found:
-            self._late_until = _clock.monotonic() + LATE_SIGNAL
+            self._ignore_signals_until = _clock.monotonic() + LATE_SIGNAL_WINDOW
             _watches.add(self)
             atexit.register(self._ignore_at_exit)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._forked:
             return
-        if self._late_until is not None:
+        if self._ignore_signals_until is not None:
             signal.signal(number, self._found.get(number, signal.SIG_DFL))
-            if _clock.monotonic() > self._late_until:
+            if _clock.monotonic() > self._ignore_signals_until:
                 os.kill(os.getpid(), number)
             return
         self._take_sigchld()
@@ -127,7 +130,7 @@ class SignalWatch:
     def _ignore_at_exit(self) -> None:
         # An interpreter that ends lets go of its handlers some time before the process is gone.
         for number in self._found:
-            if signal.getsignal(number) == self._handle and _clock.monotonic() < (self._late_until or 0.0):
+            if signal.getsignal(number) == self._handle and _clock.monotonic() < (self._ignore_signals_until or 0.0):
                 signal.signal(number, signal.SIG_IGN)
 
     def after_fork(self) -> None:
@@ -139,17 +142,17 @@ class SignalWatch:
                 signal.signal(number, found)
 
 
-class EndSafely:
-    """On SIGTERM, calls ``settle()`` in a thread, then lets the signal end the process as without us.
+class FlushOnSigterm:
+    """On SIGTERM, calls ``flush()`` in a thread, then lets the signal end the process as without us.
 
     Stands only where nothing else does: a handler that the script installs takes its place.
 
     Args:
-        settle: makes the reports safe; may take :data:`SETTLE_TIMEOUT`.
+        flush: makes the reports safe; may take :data:`SIGTERM_FLUSH_TIMEOUT`.
     """
 
-    def __init__(self, settle: Callable[[], None]) -> None:
-        self._settle = settle
+    def __init__(self, flush: Callable[[], None]) -> None:
+        self._flush = flush
         self._pid = os.getpid()
         if _on_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._handle)
@@ -168,14 +171,14 @@ class EndSafely:
         threading.Thread(target=self._end, args=(number,), name="det-core-term-end", daemon=True).start()
 
     def _end(self, number: int) -> None:
-        work = threading.Thread(target=self._settle_and_say, name="det-core-term", daemon=True)
+        work = threading.Thread(target=self._flush_and_report, name="det-core-term", daemon=True)
         work.start()
-        work.join(SETTLE_TIMEOUT)
+        work.join(SIGTERM_FLUSH_TIMEOUT)
         os.kill(os.getpid(), number)
 
-    def _settle_and_say(self) -> None:
+    def _flush_and_report(self) -> None:
         try:
-            self._settle()
+            self._flush()
         except Exception as e:
             write_in_handler(f"det_core: at the end of this process: {type(e).__name__}: {e}\n")
 
@@ -184,7 +187,7 @@ def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-_watches: weakref.WeakSet[SignalWatch] = weakref.WeakSet()
+_watches: weakref.WeakSet[PreemptionSignals] = weakref.WeakSet()
 _masks = threading.local()
 
 

@@ -20,7 +20,7 @@ logger = logging.getLogger("det_core.core")
 
 Put = Callable[[Path, str], None]
 """Copies one local file to a relative POSIX path, in place of what is there, in one step."""
-_PART = ".part"
+_PARTIAL_SUFFIX = ".part"
 """The end of the name of a copy under way; TensorBoard does not read such a file."""
 
 
@@ -33,7 +33,7 @@ class TensorboardMode(enum.Enum):
     """The script writes its own, and copies them with ``upload_tensorboard_files()``."""
 
 
-def chosen_mode(mode: TensorboardMode | None) -> TensorboardMode:
+def resolve_mode(mode: TensorboardMode | None) -> TensorboardMode:
     """The mode that ``core.init(tensorboard_mode=)`` means on this machine.
 
     Left out, it is AUTO where the extra is installed. AUTO without the extra is MANUAL, with a warning.
@@ -47,15 +47,15 @@ def chosen_mode(mode: TensorboardMode | None) -> TensorboardMode:
     return TensorboardMode.MANUAL
 
 
-class Tensorboard:
+class TensorboardFiles:
     """The event files of one rank: those that are written here, and those of a writer of the script's beside them.
 
     Args:
         mode: see :class:`TensorboardMode`.
         journals: opens the journals of this rank, oldest first, the last of them that of this process.
-        settle: brings what was reported into the journal's file, as far as it can be.
+        flush_journal: brings what was reported into the journal's file, as far as it can be.
         local: this rank's folder for event files.
-        kept: copies a file to where they are kept, given its name there; None: ``local`` is itself kept with the run.
+        put: copies a file to where they are kept, given its name there; None: ``local`` is itself kept with the run.
         where: how messages name that place.
         rank: this rank.
         is_resumed: whether an earlier session may have kept event files there.
@@ -70,31 +70,31 @@ class Tensorboard:
         mode: TensorboardMode,
         *,
         journals: Callable[[], list[Cursor]],
-        settle: Callable[[], None],
+        flush_journal: Callable[[], None],
         local: Path,
-        kept: Put | None,
+        put: Put | None,
         where: str,
         rank: int,
         is_resumed: bool = False,
         start_step: Callable[[], int] = lambda: 0,
     ) -> None:
         self._mode = mode
-        self._settle = settle
+        self._flush_journal = flush_journal
         self._local = local
-        self._kept = kept
+        self._put = put
         self._where = where
         self._rank = rank
         self._start_step = start_step
-        self.draws = self._unmarked = mode is TensorboardMode.AUTO and rank == 0
-        self._writer = EventWriter(local, journals() if self.draws else (), is_resumed=is_resumed)
+        self.enabled = self._unmarked = mode is TensorboardMode.AUTO and rank == 0
+        self._writer = EventWriter(local, journals() if self.enabled else (), is_resumed=is_resumed)
         self._copied: dict[Path, tuple[int, int]] = {}
         self._copying = threading.Lock()  # checkpoints are committed in a thread of their own
 
-    def draw(self) -> None:
+    def start(self) -> None:
         """Have what is reported drawn, from now on."""
         self._writer.start()
 
-    def points(self, steps: int, values: Mapping[str, Any]) -> None:
+    def add_scalars(self, steps: int, values: Mapping[str, Any]) -> None:
         """Draw one point for each tag, in whichever mode; what is no number is left out. Never raises."""
         self._writer.add(steps, values)
 
@@ -109,18 +109,18 @@ class Tensorboard:
         return self._local
 
     def sync(self) -> None:
-        """As :meth:`ship`, in the mode AUTO alone: with a checkpoint."""
-        if self.draws:
-            self.ship()
+        """As :meth:`upload_changed`, in the mode AUTO alone: with a checkpoint."""
+        if self.enabled:
+            self.upload_changed()
 
-    def ship(self) -> None:
+    def upload_changed(self) -> None:
         """Bring the copy up to date with all that is in the folder now, whoever has written it.
 
         Raises:
             TensorboardError: a file cannot be read or copied; the message names it.
         """
-        if self.draws:
-            self._settle()
+        if self.enabled:
+            self._flush_journal()
         self._writer.flush()
         self._copy_changed()
 
@@ -131,7 +131,7 @@ class Tensorboard:
             RuntimeError: in the mode AUTO.
             ValueError: ``mangler`` returns an absolute path, one that leads upwards, or the same path for two files.
                 Nothing has been copied then.
-            TensorboardError: as :meth:`ship`.
+            TensorboardError: as :meth:`upload_changed`.
         """
         if self._mode is TensorboardMode.AUTO:
             raise RuntimeError(
@@ -152,9 +152,9 @@ class Tensorboard:
 
         Never raises for a disk or a store that refuses: the run's record is whole, so that is a warning.
         """
-        draws, self.draws = self.draws, False
+        draws, self.enabled = self.enabled, False
         if draws:
-            self._settle()
+            self._flush_journal()
         if self._writer.close() and draws:  # one that hangs in the disk would hang the copy, too
             try:
                 self._copy_changed()
@@ -163,7 +163,7 @@ class Tensorboard:
 
     def _copy_changed(self) -> None:
         """Copy the files whose size or time of change is another one than when they were copied last."""
-        if self._kept is None:
+        if self._put is None:
             return
         below = f"rank-{self._rank}/" if self._rank else ""
         with self._copying:
@@ -179,7 +179,7 @@ class Tensorboard:
 
     def _copy(self, path: Path, name: str) -> None:
         where = self._local.parent / "uploaded"
-        put, place = (_putter(where), where) if self._kept is None else (self._kept, self._where)
+        put, place = (_putter(where), where) if self._put is None else (self._put, self._where)
         try:
             put(self._local / path, name)
         except OSError as e:
@@ -192,7 +192,7 @@ def _files(source: Path) -> Iterator[Path]:
         folders.sort()
         for name in sorted(names):
             path = Path(folder, name)
-            if not name.endswith(_PART) and path.is_file():
+            if not name.endswith(_PARTIAL_SUFFIX) and path.is_file():
                 yield path.relative_to(source)
 
 
@@ -208,7 +208,7 @@ def _putter(folder: Path) -> Put:
 
     def put(source: Path, name: str) -> None:
         target = folder / name
-        aside = target.with_name(f".{target.name}.{os.getpid()}{_PART}")
+        aside = target.with_name(f".{target.name}.{os.getpid()}{_PARTIAL_SUFFIX}")
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             shutil.copyfile(source, aside)

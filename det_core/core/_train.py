@@ -10,9 +10,9 @@ from typing import Any
 
 from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
-from det_core.core._metadata import checked_metadata
-from det_core.core._ranks import raise_if_ended
-from det_core.core._tensorboard import Tensorboard
+from det_core.core._metadata import validate_metadata
+from det_core.core._ranks import exit_if_job_ended
+from det_core.core._tensorboard import TensorboardFiles
 from det_core.errors import ContextClosed
 from det_core.journal import Journal
 
@@ -37,16 +37,16 @@ class TrainContext:
     """
 
     def __init__(
-        self, distributed: DistributedContext, journal: Journal, backend: Backend, tensorboard: Tensorboard
+        self, distributed: DistributedContext, journal: Journal, backend: Backend, tensorboard: TensorboardFiles
     ) -> None:
         self._distributed = distributed
         self._journal = journal
         self._backend = backend
         self._tensorboard = tensorboard
         self._closed = False
-        self._look_after = tensorboard.draws
-        if distributed.star is not None:
-            distributed.star.on_trouble(self._on_trouble)
+        self._check_after_report = tensorboard.enabled
+        if distributed.communicator is not None:
+            distributed.communicator.on_trouble(self._on_abort)
 
     def report_training_metrics(
         self,
@@ -67,13 +67,13 @@ class TrainContext:
                 group and step already have another value for a key.
         """
         self._journal.metrics("training", steps_completed, metrics, batch_metrics)
-        if self._look_after:
+        if self._check_after_report:
             self._after_report()
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
         """Report validation metrics. Arguments and errors as in :meth:`report_training_metrics`."""
         self._journal.metrics("validation", steps_completed, metrics)
-        if self._look_after:
+        if self._check_after_report:
             self._after_report()
 
     def report_metrics(self, group: str, steps_completed: int, metrics: Mapping[str, Any]) -> None:
@@ -85,7 +85,7 @@ class TrainContext:
             metrics: as in :meth:`report_training_metrics`.
         """
         self._journal.metrics(group, steps_completed, metrics)
-        if self._look_after:
+        if self._check_after_report:
             self._after_report()
 
     def set_status(self, status: str) -> None:
@@ -116,7 +116,7 @@ class TrainContext:
                 100, 10 levels, 1,000 values.
         """
         self._require_open("set_metadata")
-        checked = checked_metadata(metadata)
+        checked = validate_metadata(metadata)
         self._journal.record("metadata", {"metadata": checked})
         return self._backend.set_metadata(checked)
 
@@ -175,7 +175,7 @@ class TrainContext:
             steps_completed: the step of the points.
             values: tag and number; what is no number is left out.
         """
-        self._tensorboard.points(steps_completed, values)
+        self._tensorboard.add_scalars(steps_completed, values)
 
     def sync_tensorboard(self) -> None:
         """Bring what this rank has of event files now to where they are kept, in both modes.
@@ -189,7 +189,7 @@ class TrainContext:
             TensorboardError: a file cannot be read or copied; the message names it.
         """
         self._require_open("sync_tensorboard")
-        self._tensorboard.ship()
+        self._tensorboard.upload_changed()
 
     def close(self) -> None:
         """Finish the event files."""
@@ -197,14 +197,14 @@ class TrainContext:
         self._tensorboard.close()
 
     def _after_report(self) -> None:
-        if self._tensorboard.draws:
-            self._tensorboard.draw()
-        raise_if_ended(self._distributed)
+        if self._tensorboard.enabled:
+            self._tensorboard.start()
+        exit_if_job_ended(self._distributed)
 
-    def _on_trouble(self) -> None:
-        self._look_after = True
+    def _on_abort(self) -> None:
+        self._check_after_report = True
 
     def _require_open(self, method: str) -> None:
         if self._closed:
             raise ContextClosed(f"{method}() was called on a context that is closed")
-        raise_if_ended(self._distributed)
+        exit_if_job_ended(self._distributed)

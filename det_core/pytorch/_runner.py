@@ -134,7 +134,7 @@ class Runner:
             raise
         except RuntimeError as e:
             if self._distributed.size > 1 and is_broken_collective(e):
-                self._distributed.raise_if_left()
+                self._distributed.raise_if_peer_failed()
             raise
         finally:
             self._context._batches_before = self._counters.step

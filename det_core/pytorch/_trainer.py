@@ -52,7 +52,8 @@ def init(
         aggregation_frequency: batches whose gradients are aggregated before optimizers step.
         enable_tensorboard_logging: write metrics as TensorBoard events, where the extra ``tensorboard`` is installed.
         core_context: the context to train in. Left out: the one that is open, else one is opened and closed here.
-        core_options: further arguments of ``core.init()``: ``name``, ``resume``, ``checkpoint_storage``, ``metric``, …
+        core_options: further arguments of ``core.init()``: ``name``, ``resume``, ``checkpoint_storage``,
+            ``searcher_metric``, …
 
     Raises:
         ValueError: the launcher says that there are several ranks, and their process group cannot be made; or
@@ -193,7 +194,8 @@ class Trainer:
             max_length: how long to train in all. Needed in a bare run.
             reporting_period: report training metrics likewise; they are reported at every other boundary too.
             checkpoint_policy: after a validation, save ``"all"``, ``"none"``, or only the ``"best"`` so far, which is
-                the default and needs the searcher's metric (in a bare run: ``pytorch.init(metric=…)``; else all are).
+                the default and needs the searcher's metric (in a bare run:
+                ``pytorch.init(searcher_metric=…)``; else all are).
             latest_checkpoint: the checkpoint to start from; None: none. Left out: that of the run that is resumed, or
                 what the master hands over.
             step_zero_validation: validate before the first batch.
@@ -261,7 +263,7 @@ class Trainer:
         if self._context._core.searcher.metric is not None:
             return "best"
         level = logging.INFO if policy is None else logging.WARNING
-        logger.log(level, "nothing says which metric is best (pytorch.init(metric=)): every validation is saved")
+        logger.log(level, "no best metric is known (pytorch.init(searcher_metric=)): every validation is saved")
         return "all"
 
     def _check_trial(self) -> None:

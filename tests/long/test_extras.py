@@ -28,7 +28,7 @@ REPORT = """
 SAVE = """
 from det_core import core
 storage = STORAGE
-with core.init(name="stored", checkpoint_storage=storage, validate=True) as ctx:
+with core.init(name="stored", checkpoint_storage=storage, check_storage=True) as ctx:
     with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, storage_id):
         (path / "model.bin").write_bytes(bytes(1000))
 with core.init(name="stored", checkpoint_storage=storage, resume="latest") as ctx:
@@ -37,9 +37,9 @@ with core.init(name="stored", checkpoint_storage=storage, resume="latest") as ct
         assert (path / "model.bin").read_bytes() == bytes(1000)
 """
 MISSING = (
-    ("azure", "core.init(checkpoint_storage='az://c', validate=True)"),
-    ("gcs", "core.init(checkpoint_storage='gs://b', validate=True)"),
-    ("s3", "core.init(checkpoint_storage='s3://b', validate=True)"),
+    ("azure", "core.init(checkpoint_storage='az://c', check_storage=True)"),
+    ("gcs", "core.init(checkpoint_storage='gs://b', check_storage=True)"),
+    ("s3", "core.init(checkpoint_storage='s3://b', check_storage=True)"),
     ("master", "client.experiments()"),
     ("profiler", "core.init().profiler.on()"),
     ("torch", "from det_core import pytorch"),
@@ -159,7 +159,7 @@ def test_azure(extra: Extra, tmp_path: Path) -> None:
         key = "DefaultEndpointsProtocol=http;AccountName=a;AccountKey=a2V5;"
         key += f"BlobEndpoint=http://127.0.0.1:{nobody.getsockname()[1]}/a"
         storage = {"type": "azure", "container": "c", "connection_string": key}
-        code = CAUGHT.replace("CODE", f"core.init(checkpoint_storage={storage}, validate=True)")
+        code = CAUGHT.replace("CODE", f"core.init(checkpoint_storage={storage}, check_storage=True)")
         said = runs(python, code.replace("MissingExtra", "StorageError"), tmp_path)
     assert "checkpoint store az://c: cannot write " in said
 

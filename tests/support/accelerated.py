@@ -91,7 +91,7 @@ ONE_RUN = """
 RUN = 1
 if __name__ == "__main__":
     distributed = core.DistributedContext.detect() if SIZE > 1 else None
-    with core.init(name="it", resume="latest", metric="eval_loss_epoch", distributed=distributed):
+    with core.init(name="it", resume="latest", searcher_metric="eval_loss_epoch", distributed=distributed):
         ema = ModelEmaCallback(decay=0.9, update_every="step", save_path="ema.pt")
         best = SaveBestModelCallback(core_upload=True)
         train(trainer(net(), [TerminateOnNaNCallback, Told, ema, EarlyStoppingCallback(100), best]))

@@ -49,7 +49,7 @@ class Trial(Pipelined if KIND.startswith("pipe") else Tiny):
 
 if __name__ == "__main__":
     torch.manual_seed(11)
-    with deepspeed.init(name="engines", resume="latest", hparams={}, metric="error") as context:
+    with deepspeed.init(name="engines", resume="latest", hparams={}, searcher_metric="error") as context:
         trial = Trial(context)
         deepspeed.Trainer(trial, context).fit(
             max_length=Batch(LENGTH), validation_period=Batch(6), checkpoint_period=Batch(5),

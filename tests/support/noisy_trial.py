@@ -69,7 +69,7 @@ class Trial(pytorch.PyTorchTrial):
 if __name__ == "__main__":
     random.seed(3)
     torch.manual_seed(3)
-    with pytorch.init(name="resumed", resume="latest", metric="error") as context:
+    with pytorch.init(name="resumed", resume="latest", searcher_metric="error") as context:
         pytorch.Trainer(Trial(context), context).fit(
             max_length=pytorch.Epoch(int(os.environ["EPOCHS"])), validation_period=pytorch.Epoch(1),
             checkpoint_period=pytorch.Batch(7), reporting_period=pytorch.Batch(3), checkpoint_policy="none",

@@ -403,7 +403,7 @@ from det_core import core
 class Leaves(TrainerCallback):
     def on_update(self, trainer, **kwargs):
         if SIZE == 1 and trainer.steps_completed == 10:
-            core.current_context().preempt._ask_for("signal")
+            core.current_context().preempt._request_stop("signal")
 
 SIZE = int(os.environ["WORLD_SIZE"])
 distributed = core.DistributedContext.detect() if SIZE > 1 else None

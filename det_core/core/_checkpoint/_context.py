@@ -36,7 +36,7 @@ from det_core.core._checkpoint._sources import Extras, Folder, FolderOrFolders, 
 from det_core.core._checkpoint._start import StartCheckpoint
 from det_core.core._checkpoint._start_search import StartSearch
 from det_core.core._distributed import DistributedContext
-from det_core.core._ranks import raise_if_ended
+from det_core.core._ranks import exit_if_job_ended
 from det_core.errors import ContextClosed
 from det_core.storage import Owner, Progress, Selector, Staging, Store, copy_in
 
@@ -531,7 +531,7 @@ class CheckpointContext:
         self._commits.check_process()
         rank, size = self._distributed.rank, self._distributed.size
         if shard and size > 1:
-            return Together(call, self._distributed.lane(LANE), rank=rank, index=rank, size=size)
+            return Together(call, self._distributed.channel(LANE), rank=rank, index=rank, size=size)
         if rank != 0:
             raise RuntimeError(
                 f"checkpoint.{call}(shard=False) was called on rank {rank}, but only the chief (rank 0) may: call it "
@@ -576,7 +576,7 @@ class CheckpointContext:
         except BaseException:
             remove(staging)
             raise
-        ending = together.on(self._distributed.lane(UPLOAD_LANE)) if together.shared else together
+        ending = together.on(self._distributed.channel(UPLOAD_LANE)) if together.shared else together
         return self._commits.opened(CheckpointHandle(self._commits, ending, staging, path, metadata))
 
     def _plain(self, metadata: Mapping[str, Any] | None, shard: bool) -> dict[str, Any]:
@@ -590,7 +590,7 @@ class CheckpointContext:
     def _check(self) -> None:
         if self._closed:
             raise ContextClosed("this CheckpointContext is closed")
-        raise_if_ended(self._distributed)
+        exit_if_job_ended(self._distributed)
 
     def _owner(self) -> Owner:
         return Owner.current(self._run_id, self._restart)

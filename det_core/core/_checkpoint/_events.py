@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from det_core.core._checkpoint._retention import Retention
     from det_core.core._checkpoint._script_checks import ScriptChecks
     from det_core.core._run import Run
-    from det_core.core._tensorboard import Tensorboard
+    from det_core.core._tensorboard import TensorboardFiles
 
 logger = logging.getLogger("det_core.core")
 
@@ -103,7 +103,7 @@ class RunEvents(CheckpointEvents):
     """
 
     def __init__(
-        self, run: Run, tensorboard: Tensorboard, policy: RetentionPolicy | None, checks: ScriptChecks
+        self, run: Run, tensorboard: TensorboardFiles, policy: RetentionPolicy | None, checks: ScriptChecks
     ) -> None:
         self._run = run
         self._checks = checks

@@ -271,9 +271,9 @@ class CheckpointReader:
         if mode is DownloadMode.NoSharedDownload:
             return Together.alone(call, ranks.rank)
         if local:
-            lane, index, size = ranks.local_lane(LANE), ranks.local_rank, ranks.local_size
+            lane, index, size = ranks.local_channel(LANE), ranks.local_rank, ranks.local_size
         else:
-            lane, index, size = ranks.lane(LANE), ranks.rank, ranks.size
+            lane, index, size = ranks.channel(LANE), ranks.rank, ranks.size
         return Together(call, lane, rank=ranks.rank, index=index, size=size)
 
 

@@ -50,8 +50,8 @@ class ScriptChecks:
         self._first_rows: dict[tuple[str, bool], _FirstRow] = {}  # by group, and whether it is the chief's
         self._warned: set[str] = set()
         run.journal.on_first_row = self._on_first_row
-        if distributed.rank == 0 and distributed.star is not None:
-            distributed.star.subscribe(TOPIC, self._on_other_rank)
+        if distributed.rank == 0 and distributed.communicator is not None:
+            distributed.communicator.subscribe(TOPIC, self._on_other_rank)
 
     @property
     def name(self) -> str:
@@ -91,9 +91,9 @@ class ScriptChecks:
         values = {key: value for key, value in row.metrics.items() if isinstance(value, (int, float, str))}
         first = _FirstRow(self._distributed.rank, row.group, row.steps, values)
         if self._distributed.rank != 0:
-            if self._distributed.star is not None:
+            if self._distributed.communicator is not None:
                 with suppress(DistributedError):
-                    self._distributed.star.post(TOPIC, first.to_message())
+                    self._distributed.communicator.post(TOPIC, first.to_message())
             return
         self._first_rows[row.group, True] = first
         self._compare_ranks(row.group)

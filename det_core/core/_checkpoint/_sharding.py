@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from det_core import _json, errors
-from det_core.core._distributed import LaneLike
+from det_core.core._distributed import Collectives
 from det_core.errors import CheckpointConflict, CheckpointError, DistributedError, StorageError
 from det_core.storage import Disk, FileEntry, Listing, Staging, digests
 
@@ -36,7 +36,7 @@ class Together:
         size: how many take part.
     """
 
-    def __init__(self, call: str, lane: LaneLike | None, *, rank: int, index: int, size: int) -> None:
+    def __init__(self, call: str, lane: Collectives | None, *, rank: int, index: int, size: int) -> None:
         self._call, self._lane, self._rank = call, lane, rank
         self.index, self.size = index, size
 
@@ -45,7 +45,7 @@ class Together:
         """A rank that asks nobody."""
         return cls(call, None, rank=rank, index=0, size=1)
 
-    def on(self, lane: LaneLike) -> Together:
+    def on(self, lane: Collectives) -> Together:
         """The same ranks on another lane."""
         return Together(self._call, lane if self.shared else None, rank=self._rank, index=self.index, size=self.size)
 
@@ -116,7 +116,7 @@ class Together:
             return e
         return None
 
-    def _exchange(self, lane: LaneLike, outcome: Any) -> tuple[list[Any] | None, list[_Failure]]:
+    def _exchange(self, lane: Collectives, outcome: Any) -> tuple[list[Any] | None, list[_Failure]]:
         gathered = lane.gather((self._call, self._rank, *outcome))
         if gathered is None:
             return None, lane.broadcast(None)

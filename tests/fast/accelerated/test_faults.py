@@ -253,7 +253,7 @@ def test_an_evaluation_by_another_trainer_is_at_the_trainings_step() -> None:
 class Leaves(TrainerCallback):
     def on_update(self, trainer: Any, **kwargs: Any) -> None:
         if trainer.steps_completed == 6 and (context := core.current_context()) is not None:
-            context.preempt._ask_for("signal")
+            context.preempt._request_stop("signal")
 
 
 def test_an_evaluation_while_passing_over_is_not_reported(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ class Leave(TrainerCallback):
 
     def on_update(self, trainer: Trainer, **kwargs: Any) -> None:
         if trainer.steps_completed == self.at:
-            core.current_context().preempt._ask_for("signal")
+            core.current_context().preempt._request_stop("signal")
 
 
 def assert_resumed_as_straight(at: int, script: Callable[[TrainerCallback], Trainer]) -> None:

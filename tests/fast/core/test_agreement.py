@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from det_core.core._agreement import SIGNAL, ChiefSide, RankSide, Stop
+from det_core.core._agreement import SIGNAL, ChiefState, RankState, Stop
 
 
 @dataclass
@@ -19,8 +19,8 @@ class World:
     total: int
     goes_on: bool = False
     """Whether a rank goes on after a stop that only the script asked for."""
-    sides: list[RankSide] = field(init=False)
-    chief: ChiefSide = field(init=False)
+    sides: list[RankState] = field(init=False)
+    chief: ChiefState = field(init=False)
     to_rank: list[list[tuple[str, object]]] = field(init=False)
     to_chief: list[list[tuple[str, object]]] = field(init=False)
     results: list[list[Stop | None]] = field(init=False)
@@ -30,10 +30,10 @@ class World:
     """Of each request: the rank, how many of its calls had ended, the reason."""
 
     def __post_init__(self) -> None:
-        self.sides = [RankSide() for _ in range(self.size)]
+        self.sides = [RankState() for _ in range(self.size)]
         for side in self.sides:
-            side.attention = False
-        self.chief = ChiefSide(range(self.size))
+            side.needs_slow_path = False
+        self.chief = ChiefState(range(self.size))
         self.to_rank = [[] for _ in range(self.size)]
         self.to_chief = [[] for _ in range(self.size)]
         self.results = [[] for _ in range(self.size)]
@@ -52,7 +52,7 @@ class World:
                 self.end_call(rank)
             return
         last = results[-1] if results else None
-        if len(results) == self.total or (last is not None and (last.stays or not self.goes_on)):
+        if len(results) == self.total or (last is not None and (last.is_preemption or not self.goes_on)):
             self.leave(rank)
             return
         self.begin_call(rank)
@@ -60,17 +60,17 @@ class World:
     def begin_call(self, rank: int) -> None:
         side = self.sides[rank]
         side.calls += 1
-        if side.attention and side.waiting:
+        if side.needs_slow_path and side.waiting:
             self.waiting[rank] = True
-        elif side.attention:
+        elif side.needs_slow_path:
             self.end_call(rank)
         else:
             self.results[rank].append(None)
 
     def end_call(self, rank: int) -> None:
         side = self.sides[rank]
-        self.results[rank].append(side.verdict())
-        side.attention = bool(side.waiting or side.stops)
+        self.results[rank].append(side.pending_stop())
+        side.needs_slow_path = bool(side.waiting or side.stops)
 
     def leave(self, rank: int) -> None:
         if self.sides[rank].waiting:
@@ -79,7 +79,7 @@ class World:
         if rank == 0:
             for queue in self.to_rank[1:]:
                 queue.append(("left", self.sides[0].calls))
-            self.decided(self.chief.left(0, self.sides[0].calls))
+            self.decided(self.chief.on_leave(0, self.sides[0].calls))
         else:
             self.to_chief[rank].append(("left", self.sides[rank].calls))
 
@@ -103,15 +103,15 @@ class World:
     def request_at_chief(self, reason: str, round_: int) -> None:
         if self.left[0]:
             return
-        for rank in sorted(self.chief.requested(reason, round_)):
+        for rank in sorted(self.chief.on_request(reason, round_)):
             if rank:
                 self.to_rank[rank].append(("ask", 0))
             else:
-                self.decided(self.chief.answered(0, self.sides[0].asked()))
+                self.decided(self.chief.on_answer(0, self.sides[0].on_ask()))
 
     def decided(self, stop: Stop | None) -> None:
         if stop is not None:
-            self.sides[0].announced(stop)
+            self.sides[0].on_stop(stop)
             for queue in self.to_rank[1:] if not self.left[0] else ():
                 queue.append(("stop", stop))
 
@@ -120,9 +120,9 @@ class World:
         if self.to_rank[rank]:
             word, what = self.to_rank[rank].pop(0)
             if word == "ask":
-                self.to_chief[rank].append(("count", self.sides[rank].asked()))
+                self.to_chief[rank].append(("count", self.sides[rank].on_ask()))
             elif isinstance(what, Stop):
-                self.sides[rank].announced(what)
+                self.sides[rank].on_stop(what)
             else:
                 self.sides[rank].chief_left = True
         if self.to_chief[rank]:
@@ -174,7 +174,7 @@ def test_every_rank_returns_true_at_the_same_calls_for_the_same_reasons(
 def test_what_is_asked_for_is_answered_by_a_later_call_of_that_rank(data: st.DataObject, size: int) -> None:
     world = worlds(data, size, 1000, goes_on=True)
     for rank, results in enumerate(world.results):
-        if results and (last := results[-1]) is not None and last.stays:
+        if results and (last := results[-1]) is not None and last.is_preemption:
             # Asked for once more after that call, it is answered by the same verdict, should there be another call.
             world.begin_call(rank)
             assert not world.waiting[rank] and results[-1] == last
@@ -202,34 +202,34 @@ def test_a_request_stops_ranks_in_step_at_most_two_calls_later(seed: int, size: 
 
 
 def test_a_rank_alone_stops_at_its_next_call() -> None:
-    chief, side = ChiefSide([0]), RankSide()
-    chief.requested("mine", side.round)
-    assert chief.requested(SIGNAL, side.round) == frozenset()
+    chief, side = ChiefState([0]), RankState()
+    chief.on_request("mine", side.round)
+    assert chief.on_request(SIGNAL, side.round) == frozenset()
     side.calls += 1
     stop = chief.decide(side.calls)
     assert stop == Stop(1, SIGNAL), "a preemption outweighs the script's request"
-    side.announced(stop)
-    assert side.verdict() == side.verdict() == stop
+    side.on_stop(stop)
+    assert side.pending_stop() == side.pending_stop() == stop
 
 
 def test_a_request_that_comes_late_is_answered_by_the_stop_that_was_decided() -> None:
-    chief = ChiefSide([0, 1])
-    assert chief.requested("first", 0) == {0, 1}
-    assert chief.answered(0, 4) is None
-    assert chief.answered(1, 5) == Stop(6, "first")
-    assert chief.requested("second", 0) == frozenset() and not chief.open
-    assert chief.requested("third", 1) == {0, 1}
-    assert chief.answered(0, 4) is None
-    assert chief.answered(1, 5) == Stop(7, "third"), "no two stops at one call"
+    chief = ChiefState([0, 1])
+    assert chief.on_request("first", 0) == {0, 1}
+    assert chief.on_answer(0, 4) is None
+    assert chief.on_answer(1, 5) == Stop(6, "first")
+    assert chief.on_request("second", 0) == frozenset() and not chief.open
+    assert chief.on_request("third", 1) == {0, 1}
+    assert chief.on_answer(0, 4) is None
+    assert chief.on_answer(1, 5) == Stop(7, "third"), "no two stops at one call"
 
 
 def test_a_script_that_goes_on_after_its_own_stop_is_stopped_again() -> None:
-    side = RankSide()
-    side.announced(Stop(2, "mine"))
-    side.announced(Stop(3, SIGNAL))
+    side = RankState()
+    side.on_stop(Stop(2, "mine"))
+    side.on_stop(Stop(3, SIGNAL))
     found = []
     for _ in range(4):
         side.calls += 1
-        stop = side.verdict()
+        stop = side.pending_stop()
         found.append(None if stop is None else stop.reason)
     assert found == [None, "mine", SIGNAL, SIGNAL]

@@ -95,7 +95,7 @@ INVALID = """
             elif distributed.rank == 1:
                 ctx.preempt.should_preempt()
             else:
-                distributed.lane("user").gather(step)
+                distributed.channel("user").gather(step)
             time.sleep(0.001)
 """
 
@@ -264,7 +264,7 @@ FAILS = """
         if distributed.rank == 1:
             raise ValueError("my bug")
         with suppress(PeerLost):
-            distributed.raise_if_left(within=600)
+            distributed.raise_if_peer_failed(within=600)
 """
 
 

@@ -39,9 +39,9 @@ def test_every_method(size: int) -> None:
             distributed.allgather_local(rank),
             distributed.broadcast(rank),
             distributed.broadcast_local(rank),
-            distributed.lane("mine").allgather(rank),
-            distributed.local_lane("mine").broadcast(rank),
-            (distributed.star is None, distributed.check()),
+            distributed.channel("mine").allgather(rank),
+            distributed.local_channel("mine").broadcast(rank),
+            (distributed.communicator is None, distributed.check()),
         )
 
     for rank, out in enumerate(as_ranks(size, work)):
@@ -111,8 +111,8 @@ CALLS: list[Callable[[core.DistributedContext], Any]] = [
     lambda d: d.gather_local(1),
     lambda d: d.allgather_local(1),
     lambda d: d.broadcast_local(1),
-    lambda d: d.lane("x").broadcast(1),
-    lambda d: d.local_lane("x").broadcast(1),
+    lambda d: d.channel("x").broadcast(1),
+    lambda d: d.local_channel("x").broadcast(1),
     lambda d: d.check(),
 ]
 
@@ -134,12 +134,12 @@ def test_closing_tells_the_others_farewell_and_failure() -> None:
     def work(distributed: core.DistributedContext) -> Any:
         distributed.allgather(0)
         if distributed.rank == 1:
-            distributed.close(farewell={"calls": 3}, failure=ValueError("bad batch"))
+            distributed.close(exit_info={"calls": 3}, failure=ValueError("bad batch"))
             return None
         with pytest.raises(PeerLost, match=r"rank 1 .*ValueError: bad batch"):
             distributed.allgather(1)
-        assert distributed.star is not None
-        return distributed.star.departed()[1]
+        assert distributed.communicator is not None
+        return distributed.communicator.departed()[1]
 
     assert as_ranks(2, work)[0] == {"calls": 3}
 
@@ -217,7 +217,7 @@ def test_from_horovods_module() -> None:
 
 def test_without_a_launcher_detect_gives_one_rank() -> None:
     with core.DistributedContext.detect() as distributed:
-        assert (distributed.rank, distributed.size, distributed.star) == (0, 1, None)
+        assert (distributed.rank, distributed.size, distributed.communicator) == (0, 1, None)
 
 
 def test_a_missing_launcher_is_named() -> None:
@@ -286,7 +286,7 @@ def test_a_barrier_says_its_name_and_who_is_missing(missing: int) -> None:
             come.wait()
             return
         with pytest.raises(CollectiveTimeout) as e:
-            distributed.lane("user").barrier("evaluation is done", timeout=0.3)
+            distributed.channel("user").barrier("evaluation is done", timeout=0.3)
         said.append(str(e.value))
         come.set()
 
@@ -354,7 +354,7 @@ LEFT = """
                 elif how == "gather":
                     ctx.distributed.gather(None)
                 else:
-                    ctx.distributed.raise_if_left(10)
+                    ctx.distributed.raise_if_peer_failed(10)
             except PeerLost as e:
                 print("raised", type(e).__name__, e, flush=True)
 
@@ -369,7 +369,12 @@ LEFT = """
 
 @pytest.mark.parametrize(
     ("how", "where", "culprit"),
-    [("barrier", "thread", 0), ("gather", "main", 1), ("raise_if_left", "main", 0), ("raise_if_left", "thread", 1)],
+    [
+        ("barrier", "thread", 0),
+        ("gather", "main", 1),
+        ("raise_if_peer_failed", "main", 0),
+        ("raise_if_peer_failed", "thread", 1),
+    ],
 )
 def test_who_waits_for_a_rank_that_raised_is_told_its_name_and_message(
     tmp_path: Path, how: str, where: str, culprit: int
@@ -397,7 +402,7 @@ TORCH = """
             try:
                 model(torch.ones(2, 4)).sum().backward()
             except RuntimeError as e:
-                ctx.distributed.raise_if_left()
+                ctx.distributed.raise_if_peer_failed()
                 raise
 """
 
@@ -412,12 +417,12 @@ def test_who_broke_a_collective_of_torchs(tmp_path: Path) -> None:
 
 def test_nobody_has_left() -> None:
     def work(distributed: core.DistributedContext) -> None:
-        distributed.raise_if_left(within=0.05)
+        distributed.raise_if_peer_failed(within=0.05)
         distributed.barrier()
 
     as_ranks(2, work)
     alone = core.DistributedContext.detect()
-    alone.raise_if_left()
+    alone.raise_if_peer_failed()
     alone.close()
     with pytest.raises(ContextClosed):
-        alone.raise_if_left()
+        alone.raise_if_peer_failed()

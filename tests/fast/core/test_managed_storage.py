@@ -7,22 +7,24 @@ from pathlib import Path
 import pytest
 
 from det_core._env import Environment
-from det_core.core._managed_storage import lent
+from det_core.core._managed_storage import open_start_store
 from det_core.errors import CheckpointError
 from det_core.storage import DirectoryStore
 
 
 def test_another_storage_is_opened_and_the_own_one_is_not_opened_twice(tmp_path: Path) -> None:
     own, environment = DirectoryStore(tmp_path / "own"), Environment.read()
-    assert lent(None, None, own, environment) == lent("a", None, own, environment) == {}
+    assert open_start_store(None, None, own, environment) == open_start_store("a", None, own, environment) == {}
     same = {"type": "shared_fs", "host_path": str(tmp_path), "storage_path": "own"}
-    assert lent("a", same, own, environment) == {}
-    (store,) = lent("a", {"type": "directory", "container_path": str(tmp_path / "b")}, own, environment).values()
+    assert open_start_store("a", same, own, environment) == {}
+    (store,) = open_start_store(
+        "a", {"type": "directory", "container_path": str(tmp_path / "b")}, own, environment
+    ).values()
     assert store.root == str(tmp_path / "b")
 
 
 def test_a_storage_that_cannot_be_opened_is_named_in_one_line_with_the_checkpoint(tmp_path: Path) -> None:
     settings = {"type": "fsspec", "url": "nosuch://place/prefix"}
     with pytest.raises(CheckpointError, match=r"^checkpoint abc, to start from, .*nosuch") as error:
-        lent("abc", settings, DirectoryStore(tmp_path), Environment.read())
+        open_start_store("abc", settings, DirectoryStore(tmp_path), Environment.read())
     assert "\n" not in str(error.value)

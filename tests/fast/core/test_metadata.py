@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_core.core._metadata import checked_metadata
+from det_core.core._metadata import validate_metadata
 
 leaves = (
     st.none()
@@ -21,7 +21,7 @@ trees = st.recursive(leaves, lambda t: st.lists(t, max_size=3) | st.dictionaries
 
 @given(st.dictionaries(keys, trees, max_size=3))
 def test_what_fits_comes_back_equal(metadata: dict[str, Any]) -> None:
-    assert checked_metadata(metadata) == metadata
+    assert validate_metadata(metadata) == metadata
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_what_fits_comes_back_equal(metadata: dict[str, Any]) -> None:
 )
 def test_what_does_not_fit_is_named(metadata: Any, said: str) -> None:
     with pytest.raises(ValueError) as e:
-        checked_metadata(metadata)
+        validate_metadata(metadata)
     assert said in str(e.value)
 
 
@@ -48,24 +48,24 @@ def test_depth() -> None:
     fits: Any = 1
     for _ in range(10):
         fits = {"a": fits}
-    assert checked_metadata(fits) == fits
+    assert validate_metadata(fits) == fits
     with pytest.raises(ValueError, match="deeper than 10"):
-        checked_metadata({"a": fits})
+        validate_metadata({"a": fits})
 
 
 def test_every_problem_is_said_at_once() -> None:
     with pytest.raises(ValueError) as e:
-        checked_metadata({"a": float("inf"), "b": {"$": 1}})
+        validate_metadata({"a": float("inf"), "b": {"$": 1}})
     assert "metadata['a']" in str(e.value) and "'$'" in str(e.value)
 
 
 def test_no_mapping() -> None:
     with pytest.raises(TypeError, match="not list"):
-        checked_metadata([1])  # type: ignore[arg-type]
+        validate_metadata([1])  # type: ignore[arg-type]
 
 
 def test_the_copy_is_not_shared() -> None:
     mine = {"a": [1]}
-    checked = checked_metadata(mine)
+    checked = validate_metadata(mine)
     mine["a"].append(2)
     assert checked == {"a": [1]}

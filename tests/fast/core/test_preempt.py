@@ -165,7 +165,7 @@ def test_after_a_loss_one_sigterm_passes_and_the_next_one_ends_the_process(tmp_p
         from det_core import core
 
         distributed = core.DistributedContext.from_torch_distributed()
-        distributed.star.on_trouble(lambda: time.sleep(1))  # the gather raises before all have heard
+        distributed.communicator.on_trouble(lambda: time.sleep(1))  # the gather raises before all have heard
         try:
             with core.init(distributed=distributed) as ctx:
                 ctx.preempt.should_preempt()
@@ -475,9 +475,9 @@ def test_after_the_deadline_close_waits_no_more_and_lets_the_others_go_on() -> N
 
     def work(distributed: core.DistributedContext) -> bool:
         preempt = core.PreemptContext(distributed)
-        assert not preempt.should_preempt() and distributed.star is not None
+        assert not preempt.should_preempt() and distributed.communicator is not None
         if distributed.rank == 1:
-            distributed.star.call_soon(suspend)
+            distributed.communicator.call_soon(suspend)
             preempt.request("on rank 1")
         else:
             blocked.wait()

@@ -252,7 +252,7 @@ MODES = """
         for round in range(5):
             distributed.barrier(f"round {round}")
             if distributed.rank == asker:
-                distributed.star.call_soon(lambda: time.sleep(0.02))  # the next call comes before the decision
+                distributed.communicator.call_soon(lambda: time.sleep(0.02))  # the next call comes before the decision
                 ctx.preempt.request(f"round {round}")
             if mode is core.PreemptMode.ChiefOnly and distributed.rank:
                 assert distributed.broadcast(None) == f"round {round}"

@@ -62,25 +62,28 @@ def test_a_resumed_run_does_not_repeat_a_completed_operation() -> None:
 
 
 def test_run_killed_before_it_completed_its_operation_completes_it_by_the_record() -> None:
-    with core.init(max_length=2, name="n", metric="loss") as ctx:
+    with core.init(max_length=2, name="n", searcher_metric="loss") as ctx:
         for step, loss in enumerate((0.5, 0.25), 1):
             ctx.train.report_validation_metrics(step, {"loss": loss, "other": 9.0})
-    with core.init(max_length=2, name="n", metric="loss", resume="latest") as ctx:
+    with core.init(max_length=2, name="n", searcher_metric="loss", resume="latest") as ctx:
         for op in ctx.searcher.operations():
             op.report_completed()
             assert op.completed
     run = client.run("latest")
     assert [r["searcher_metric"] for r in run.record.records("operation")] == [0.25]
-    with core.init(max_length=2, name="n", metric="loss", resume="latest") as ctx:
+    with core.init(max_length=2, name="n", searcher_metric="loss", resume="latest") as ctx:
         assert list(ctx.searcher.operations()) == []
 
 
 @pytest.mark.parametrize(
     ("metric", "said"),
-    [(None, "nothing names it: pass core.init\\(metric=\\)"), ("loss", "no 'loss', which is the searcher's metric")],
+    [
+        (None, "nothing names it: pass core.init\\(searcher_metric=\\)"),
+        ("loss", "no 'loss', which is the searcher's metric"),
+    ],
 )
 def test_operation_completed_by_a_record_without_the_metric_is_an_error(metric: str | None, said: str) -> None:
-    with core.init(metric=metric) as ctx:
+    with core.init(searcher_metric=metric) as ctx:
         op = next(ctx.searcher.operations())
         with pytest.raises(RuntimeError, match=said):
             op.report_completed()
@@ -190,7 +193,7 @@ def test_what_a_batch_counts_is_not_known() -> None:
 
 def test_the_metric_that_is_searched_over() -> None:
     np = pytest.importorskip("numpy")
-    with core.init(metric="error") as ctx:
+    with core.init(searcher_metric="error") as ctx:
         metric_of = ctx.searcher.metric_of
         assert metric_of({"error": np.float32(0.5), "a": 1}) == 0.5
         with pytest.raises(RuntimeError, match="have no 'error', which is the searcher's metric: there are a, b"):

@@ -246,8 +246,8 @@ def test_a_disk_that_hangs_holds_close_up_for_seconds_only(
 def test_a_script_that_writes_faster_than_the_thread_is_told(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("det_core.core._event_writer.MAX_WAITING", 10)
-    monkeypatch.setattr("det_core.core._event_writer.INTERVAL", 3600.0)
+    monkeypatch.setattr("det_core.core._event_writer.MAX_QUEUED_CALLS", 10)
+    monkeypatch.setattr("det_core.core._event_writer.POLL_INTERVAL", 3600.0)
     with caplog.at_level(logging.WARNING, "det_core.core"), core.init(tensorboard_mode=MANUAL) as ctx:
         for step in range(30):
             ctx.train.write_scalars(step, {"x": 1.0})
@@ -292,7 +292,9 @@ def test_a_folder_called_tensorboard_is_not_the_package(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").mkdir()
     script = "import sys; sys.path[:] = [sys.argv[1], *(p for p in sys.path if 'site-packages' not in p)]\n"
     script += f"sys.path.append({str(Path(core.__file__).parents[2])!r})\n"
-    script += "from det_core import core; from det_core.core._tensorboard import chosen_mode; print(chosen_mode(None))"
+    script += (
+        "from det_core import core; from det_core.core._tensorboard import resolve_mode; print(resolve_mode(None))"
+    )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=True)
     assert done.stdout == "TensorboardMode.MANUAL\n"
 
@@ -354,8 +356,8 @@ def test_resumed_run_draws_what_killed_processes_left(tmp_path: Path, monkeypatc
     """Its rows up to the checkpoint count, and nothing of them was drawn: the next process is killed as early."""
     for last, save_at in ((60, 50), (60, 55)):
         with monkeypatch.context() as patch:
-            patch.setattr("det_core.core._event_writer.INTERVAL", 3600.0)
-            patch.setattr("det_core.core._tensorboard.Tensorboard.sync", kill_self)
+            patch.setattr("det_core.core._event_writer.POLL_INTERVAL", 3600.0)
+            patch.setattr("det_core.core._tensorboard.TensorboardFiles.sync", kill_self)
             killed(lambda last=last, save_at=save_at: session(last, tmp_path, save_at=save_at))
     run_id = session(70, tmp_path)
     found = points(tmp_path / "tensorboard" / run_id)
@@ -367,8 +369,8 @@ def test_run_killed_at_its_end_is_drawn_by_a_process_that_reports_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("det_core.core._event_writer.INTERVAL", 3600.0)
-        patch.setattr("det_core.core._tensorboard.Tensorboard.sync", kill_self)
+        patch.setattr("det_core.core._event_writer.POLL_INTERVAL", 3600.0)
+        patch.setattr("det_core.core._tensorboard.TensorboardFiles.sync", kill_self)
         killed(lambda: session(50, tmp_path, save_at=50))
     run_id = session(50, tmp_path)
     assert points(tmp_path / "tensorboard" / run_id) == exported(run_id)
@@ -407,9 +409,9 @@ def test_process_killed_while_it_draws_leaves_no_hole_and_nothing_twice(
                     ctx.train.sync_tensorboard()
 
     with monkeypatch.context() as patch:
-        patch.setattr("det_core.core._event_writer.INTERVAL", 3600.0)
+        patch.setattr("det_core.core._event_writer.POLL_INTERVAL", 3600.0)
         patch.setattr(_event_file.EventFile, "flush", flush_and_die)
-        patch.setattr("det_core.core._tensorboard.Tensorboard.sync", lambda self: None)
+        patch.setattr("det_core.core._tensorboard.TensorboardFiles.sync", lambda self: None)
         killed(work)
         number = 1
         killed(lambda: session(45, tmp_path))  # in the middle of what that one has left, in a file of its own

@@ -297,7 +297,7 @@ def test_after_a_preemption_the_next_fit_waits_for_the_resume() -> None:
     class Trial(Tiny):
         def metrics(self, loss: Any, batch_idx: int) -> Any:
             if self.stopping and batch_idx == 1:
-                self.context._core.preempt._ask_for("signal")
+                self.context._core.preempt._request_stop("signal")
             return {"loss": loss}
 
     seen = []

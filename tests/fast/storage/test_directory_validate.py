@@ -110,12 +110,12 @@ class TestValidate:
 
 
 class TestInit:
-    """``core.init(validate=True)``."""
+    """``core.init(check_storage=True)``."""
 
     def test_what_is_wrong_is_said_before_a_run_begins(self, home: Path, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("x")
         with pytest.raises(StorageError, match="is no directory"):
-            core.init(checkpoint_storage=tmp_path / "file", validate=True)
+            core.init(checkpoint_storage=tmp_path / "file", check_storage=True)
         assert not (home / "runs").exists()
 
     def test_on_every_rank(self, home: Path, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ class TestInit:
 
         def rank(distributed: core.DistributedContext) -> str:
             with pytest.raises(StorageError) as caught:
-                core.init(distributed=distributed, checkpoint_storage=tmp_path / "file", validate=True)
+                core.init(distributed=distributed, checkpoint_storage=tmp_path / "file", check_storage=True)
             return str(caught.value)
 
         (said,) = set(as_ranks(3, rank))
@@ -134,7 +134,7 @@ class TestInit:
     @pytest.mark.parametrize("chosen", [True, False])
     def test_a_store_that_works(self, chosen: bool, tmp_path: Path) -> None:
         storage = tmp_path / "store" if chosen else None
-        with core.init(checkpoint_storage=storage, validate=True) as ctx:
+        with core.init(checkpoint_storage=storage, check_storage=True) as ctx:
             with ctx.checkpoint.store_path({"steps_completed": 1}) as (path, _):
                 (path / "x").write_text("x")
 

@@ -120,7 +120,12 @@ def train_trial(name):
     torch.manual_seed(5)
     ranks = core.DistributedContext.detect()
     with pytorch.init(
-        hparams={}, enable_tensorboard_logging=False, distributed=ranks, name=name, resume="latest", metric="error"
+        hparams={},
+        enable_tensorboard_logging=False,
+        distributed=ranks,
+        name=name,
+        resume="latest",
+        searcher_metric="error",
     ) as context:
         trial = Trial(context)
         pytorch.Trainer(trial, context).fit(

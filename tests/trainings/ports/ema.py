@@ -13,7 +13,7 @@ model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Tanh(), torch.nn.Li
 average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
 
-with core.init(name="ema", resume="latest", metric="error") as ctx:
+with core.init(name="ema", resume="latest", searcher_metric="error") as ctx:
     with ctx.checkpoint.resume() as path:
         if path is not None:
             saved = torch.load(path / "state.pt", weights_only=True)

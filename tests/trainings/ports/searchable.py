@@ -10,7 +10,7 @@ y = x.max(1, keepdim=True).values
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-with core.init(name="searchable", max_length=30, metric="error", hparams={"dropped": 0.1}) as ctx:
+with core.init(name="searchable", max_length=30, searcher_metric="error", hparams={"dropped": 0.1}) as ctx:
     with ctx.checkpoint.resume() as path:
         if path is not None:
             saved = torch.load(path / "state.pt", weights_only=True)
