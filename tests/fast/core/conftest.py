@@ -22,4 +22,4 @@ def context(tmp_path: Path) -> Iterator[CheckpointContext]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a machine with much else to do the first import of TensorBoard alone takes longer than a user would wait."""
-    monkeypatch.setattr(_event_writer, "PATIENCE", 120.0)
+    monkeypatch.setattr(_event_writer, "FLUSH_TIMEOUT", 120.0)

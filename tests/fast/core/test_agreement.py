@@ -131,7 +131,8 @@ class World:
                 self.request_at_chief(*what)
             else:
                 assert isinstance(what, int)
-                self.decided((self.chief.left if word == "left" else self.chief.answered)(rank, what))
+                answer = self.chief.on_leave if word == "left" else self.chief.on_answer
+                self.decided(answer(rank, what))
 
     def settle(self) -> None:
         """Let everything come to its end, fairly."""

@@ -83,11 +83,15 @@ def test_a_trial_from_its_first_to_its_last_request(
 @pytest.mark.parametrize(
     ("searcher", "arguments", "warned"),
     [
-        ({"metric": "accuracy"}, {"metric": "accuracy", "smaller_is_better": False}, True),
+        ({"metric": "accuracy"}, {"searcher_metric": "accuracy", "smaller_is_better": False}, True),
         ({"metric": "accuracy", "smaller_is_better": True}, {"smaller_is_better": False}, True),
-        ({"metric": "accuracy", "smaller_is_better": False}, {"metric": "accuracy", "smaller_is_better": False}, False),
-        ({"metric": "accuracy", "smaller_is_better": False}, {"metric": "accuracy"}, False),
-        ({"metric": "loss"}, {"metric": "accuracy", "smaller_is_better": False}, False),
+        (
+            {"metric": "accuracy", "smaller_is_better": False},
+            {"searcher_metric": "accuracy", "smaller_is_better": False},
+            False,
+        ),
+        ({"metric": "accuracy", "smaller_is_better": False}, {"searcher_metric": "accuracy"}, False),
+        ({"metric": "loss"}, {"searcher_metric": "accuracy", "smaller_is_better": False}, False),
     ],
 )
 def test_a_script_that_wants_the_other_end_of_the_metric_is_warned_once(

@@ -22,7 +22,7 @@ from support.processes import until
 from support.threads import as_ranks
 
 pytest.importorskip("tensorboard")
-PATIENCE = _event_writer.PATIENCE  # before conftest.py makes it longer
+PATIENCE = _event_writer.FLUSH_TIMEOUT  # before conftest.py makes it longer
 AUTO, MANUAL = core.TensorboardMode.AUTO, core.TensorboardMode.MANUAL
 
 
@@ -232,7 +232,7 @@ def test_a_disk_that_hangs_holds_close_up_for_seconds_only(
     released = threading.Event()
     monkeypatch.setattr(_event_file.EventFile, "flush", lambda self: released.wait())
     assert PATIENCE == 5.0
-    monkeypatch.setattr(_event_writer, "PATIENCE", 0.2)
+    monkeypatch.setattr(_event_writer, "FLUSH_TIMEOUT", 0.2)
     with core.init(tensorboard_mode=AUTO) as ctx:
         ctx.train.report_training_metrics(1, {"x": 1.0})
         ctx.train.sync_tensorboard()
