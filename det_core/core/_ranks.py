@@ -23,6 +23,7 @@ def on_chief(distributed: DistributedContext, lane: str, work: Callable[[], T]) 
         try:
             outcome = (work(), None)
         except Exception as e:
+            # The workers wait in the broadcast below: without this one they would wait for ever.
             distributed.channel(lane).broadcast((None, _picklable(e)))
             raise
         distributed.channel(lane).broadcast(outcome)
