@@ -33,7 +33,7 @@ LOG_FORMAT = "%(levelname)s: [%(process)s] %(name)s: %(message)s"
 """A format for ``logging.basicConfig(format=...)``: the level, process and logger of a line stand before its
 message, also behind the ``[rank=N]`` that a launcher puts in front."""
 
-_HOMES = {
+_LAZY_EXPORTS = {
     "ClusterInfo": "_info",
     "InvalidHP": "errors",
     "RendezvousInfo": "_info",
@@ -52,9 +52,9 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("det-core")
-    if name not in _HOMES:
+    if name not in _LAZY_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_LAZY_EXPORTS[name]}"), name)
     globals()[name] = value
     return value
 

@@ -19,7 +19,7 @@ _Default = TypeVar("_Default", int, None)
 
 LIMIT_BATCHES = "PT_ACC_LIMIT_BATCHES"
 """Also set by det_core: ``det_core.accelerated.utils.LimitBatches``."""
-_SHORTEST_SECRET = 16
+_MIN_SECRET_CHARS = 16
 """Characters: what ranks of several machines send each other can run code."""
 LAUNCH_PREFIXES = ("HOROVOD_", "MPI_LOCAL", "OMPI_COMM_", "PMI_", "PMIX_", "SLURM_", "TORCHELASTIC_", "PET_")
 LAUNCH_NAMES = frozenset(
@@ -133,7 +133,7 @@ class Environment:
         )
 
 
-def exchange(name: str, value: str | None) -> str | None:
+def swap_variable(name: str, value: str | None) -> str | None:
     """Set a variable of this process and of what it starts, or with None remove it; what it was before."""
     earlier = os.environ.pop(name, None)
     if value is not None:
@@ -141,7 +141,7 @@ def exchange(name: str, value: str | None) -> str | None:
     return earlier
 
 
-def inherited() -> dict[str, str]:
+def child_environment() -> dict[str, str]:
     """This process's variables for a process of another job: without those that steer det_core or name a rank."""
     return {
         k: v for k, v in os.environ.items() if not k.startswith(("DET_", *LAUNCH_PREFIXES)) and k not in LAUNCH_NAMES
@@ -153,7 +153,7 @@ def changed_environment(changes: Mapping[str, str | None]) -> dict[str, str]:
     return {k: v for k, v in {**os.environ, **changes}.items() if v is not None}
 
 
-def tell_local_rank(local_rank: int) -> None:
+def set_local_rank(local_rank: int) -> None:
     """Set LOCAL_RANK where the launcher has not: DeepSpeed's engines read nothing else."""
     os.environ.setdefault("LOCAL_RANK", str(local_rank))
 
@@ -181,9 +181,9 @@ def _secret(e: Mapping[str, str]) -> str | None:
             secret = Path(path).read_text().strip()
         except OSError as error:
             raise ValueError(f"{source}: {error.strerror}") from error
-    if secret and len(secret) < _SHORTEST_SECRET:
+    if secret and len(secret) < _MIN_SECRET_CHARS:
         raise ValueError(
-            f"{source}: a secret of {len(secret)} characters can be guessed; expected at least {_SHORTEST_SECRET}. "
+            f"{source}: a secret of {len(secret)} characters can be guessed; expected at least {_MIN_SECRET_CHARS}. "
             "Make one: openssl rand -hex 32"
         )
     return secret or e.get("DET_SESSION_TOKEN") or None

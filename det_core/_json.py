@@ -14,30 +14,30 @@ _NUMBERS = {"NaN": math.nan, "Nan": math.nan, "Infinity": math.inf, "-Infinity":
 """``Nan`` is how some clients of masters spell it."""
 
 
-def word(value: float) -> str:
+def encode_nonfinite(value: float) -> str:
     """The string for a number that is not finite."""
     return "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
 
 
-def to_words(value: Any) -> Any:
+def nonfinite_to_str(value: Any) -> Any:
     """``value`` with strings for the numbers that are not finite, at any depth; tuples become lists."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else word(value)
+        return value if math.isfinite(value) else encode_nonfinite(value)
     if isinstance(value, Mapping):
-        return {key: to_words(item) for key, item in value.items()}
+        return {key: nonfinite_to_str(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_words(item) for item in value]
+        return [nonfinite_to_str(item) for item in value]
     return value
 
 
-def to_numbers(value: Any) -> Any:
+def str_to_nonfinite(value: Any) -> Any:
     """``value`` with numbers for such strings, at any depth."""
     if isinstance(value, str):
         return _NUMBERS.get(value, value)
     if isinstance(value, Mapping):
-        return {key: to_numbers(item) for key, item in value.items()}
+        return {key: str_to_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [to_numbers(item) for item in value]
+        return [str_to_nonfinite(item) for item in value]
     return value
 
 
@@ -59,7 +59,7 @@ def dump(value: Any) -> bytes:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
-        return json.dumps(to_words(value), allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(nonfinite_to_str(value), allow_nan=False, separators=(",", ":")).encode()
 
 
 def is_number(value: Any) -> bool:
@@ -67,12 +67,12 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def same(a: Any, b: Any) -> bool:
+def equal_json(a: Any, b: Any) -> bool:
     """Equality at any depth, in which NaN equals NaN, and true is not 1."""
     if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(same(value, b[key]) for key, value in a.items())
+        return a.keys() == b.keys() and all(equal_json(value, b[key]) for key, value in a.items())
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(same, a, b))
+        return len(a) == len(b) and all(map(equal_json, a, b))
     if isinstance(a, bool) is not isinstance(b, bool):
         return False
     return bool(a == b) or (a != a and b != b)

@@ -27,7 +27,7 @@ def require(module: str, *, extra: str, purpose: str) -> ModuleType:
         raise MissingExtra(f"{purpose} needs {module}, {why}. Install it: {install_command(extra)}") from e
 
 
-def demand(*modules: str, extra: str, purpose: str) -> None:
+def check_installed(*modules: str, extra: str, purpose: str) -> None:
     """As :func:`require`, for modules that another process will import: this one only looks whether they are there.
 
     Raises:

@@ -30,7 +30,7 @@
     │   ├── ReportsNotShipped     reports that are in the journal, and that the master did not get
     │   ├── UnknownToMaster       the master has no such experiment, trial or checkpoint (also a LookupError)
     │   └── ExperimentInvalid     mistakes in an experiment's configuration (also a ValueError)
-    ├── ConfigErrors              mistakes in an experiment file, all of them (also a ValueError)
+    ├── ConfigError               mistakes in an experiment file, all of them (also a ValueError)
     ├── SearchError               a search cannot go on: what it was told, or its method, is at fault
     ├── StoreError                a master's database cannot be used; the message says why, and what to do
     │   ├── StoreLocked           another master uses it
@@ -188,7 +188,7 @@ class ExperimentInvalid(MasterError, ValueError):
 
 
 @dataclass(frozen=True)
-class ConfigError:
+class ConfigProblem:
     """One mistake in an experiment file; ``str()`` is a line for a person.
 
     Attributes:
@@ -202,7 +202,7 @@ class ConfigError:
     found: str | None = None
 
     @classmethod
-    def at(cls, path: Sequence[str | int], message: str, found: str | None = None) -> ConfigError:
+    def at(cls, path: Sequence[str | int], message: str, found: str | None = None) -> ConfigProblem:
         """One at the end of a path of keys and indices."""
         parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
         return cls("".join(parts).removeprefix("."), message, found)
@@ -214,10 +214,10 @@ class ConfigError:
         return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in line)
 
 
-class ConfigErrors(DetCoreError, ValueError):
+class ConfigError(DetCoreError, ValueError):
     """The mistakes in an experiment file: ``errors``, all of them; the message has a line for each."""
 
-    def __init__(self, errors: Sequence[ConfigError]) -> None:
+    def __init__(self, errors: Sequence[ConfigProblem]) -> None:
         self.errors = list(errors)
         super().__init__("\n".join(map(str, self.errors)))
 

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from det_core.config._fields import UNUSED, Kinds, sections_of
+from det_core.config._fields import IGNORED, SectionUnion, sections_of
 from det_core.config._model import HYPERPARAMETERS, SEARCHERS, STORAGES, ExperimentFile
 
 WORDS = {
@@ -101,7 +101,7 @@ def may_be(schema: Mapping[str, Any]) -> str:
 
 def about(info: FieldInfo) -> str:
     """What a key is for."""
-    return f"{info.description or ''}{'; no effect here' if info.json_schema_extra == UNUSED else ''}"
+    return f"{info.description or ''}{'; no effect here' if info.json_schema_extra == IGNORED else ''}"
 
 
 def default(info: FieldInfo) -> str:
@@ -112,7 +112,7 @@ def default(info: FieldInfo) -> str:
     return "" if isinstance(value, BaseModel) else f"`{json.dumps(value)}`"
 
 
-def kinds(which: Kinds, key: str) -> Iterator[str]:
+def kinds(which: SectionUnion, key: str) -> Iterator[str]:
     """The sections of each kind."""
     for name, section in which.sections.items():
         yield f"### `{key}: {name}`\n"

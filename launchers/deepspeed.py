@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from det_core._env import Environment
-from det_core._optional import demand
+from det_core._optional import check_installed
 
 from ._cli import BEHAVIOR, CommandLine, Framework, Parser, launch, number
 from ._hosts import Layout, reserve_master_port
@@ -37,7 +37,7 @@ options (deepspeed's -H, --num_gpus and --num_nodes are other names of --hostfil
 
 def variables(layout: Layout, command_line: CommandLine, environment: Environment) -> list[dict[str, str]]:
     """As deepspeed's ``launcher/launch.py`` sets them; see the wire contract, section 14.3."""
-    demand("deepspeed", "torch", extra="deepspeed", purpose="this launcher")
+    check_installed("deepspeed", "torch", extra="deepspeed", purpose="this launcher")
     slots = layout.this_host.slots
     common = {
         "MASTER_ADDR": layout.chief,

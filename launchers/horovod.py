@@ -13,7 +13,7 @@ from typing import Any
 
 from det_core._env import Environment
 from det_core._info import get_cluster_info
-from det_core._optional import demand, require
+from det_core._optional import check_installed, require
 from det_core._standalone.processes import signal_at_parents_death
 
 from . import _await_host
@@ -54,7 +54,7 @@ def variables(layout: Layout, command_line: CommandLine, environment: Environmen
     """As horovod's ``runner/gloo_run.py`` sets them; see the wire contract, section 14.2."""
     if command_line.options.autohorovod and layout.size == 1:
         os.execvp(command_line.command[0], command_line.command)
-    demand("horovod", extra="horovod", purpose="this launcher")
+    check_installed("horovod", extra="horovod", purpose="this launcher")
     hosts, gloo_run = _of_horovod("common.util.hosts"), _of_horovod("gloo_run")
     text = ",".join(f"{host.name if layout.multi_node else 'localhost'}:{host.slots}" for host in layout.hosts)
     plan = hosts.get_host_assignments(hosts.parse_hosts(text), layout.size)

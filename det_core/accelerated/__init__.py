@@ -7,9 +7,9 @@ from typing import Any
 
 import det_core
 import det_core._training  # before torch is imported: it says how to install it
-from det_core._optional import demand, require
+from det_core._optional import check_installed, require
 
-demand("accelerate", extra="accelerate", purpose="the accelerated Trainer")
+check_installed("accelerate", extra="accelerate", purpose="the accelerated Trainer")
 
 from det_core.accelerated.trainer import Trainer, TrainerPlaceholderValues  # noqa: E402
 from det_core.accelerated.utils import set_seed  # noqa: E402

@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from det_core._env import LIMIT_BATCHES, Environment, exchange
+from det_core._env import LIMIT_BATCHES, Environment, swap_variable
 from det_core._training.data_order import mixed_seed, seed_generators
 
 LIMIT_BATCHES_ENV_VAR = LIMIT_BATCHES
@@ -34,11 +34,11 @@ class LimitBatches:
         self._earlier: list[str | None] = []
 
     def __enter__(self) -> LimitBatches:
-        self._earlier.append(exchange(LIMIT_BATCHES_ENV_VAR, str(self.num_batches)))
+        self._earlier.append(swap_variable(LIMIT_BATCHES_ENV_VAR, str(self.num_batches)))
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        exchange(LIMIT_BATCHES_ENV_VAR, self._earlier.pop())
+        swap_variable(LIMIT_BATCHES_ENV_VAR, self._earlier.pop())
 
 
 class DataLoaderSlice:

@@ -8,7 +8,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
-from det_core._json import is_number, same
+from det_core._json import equal_json, is_number
 from det_core.check_resume._records import Training, flatten
 
 _TIMES = re.compile(
@@ -133,4 +133,4 @@ def is_close(a: Any, b: Any, rtol: float) -> bool:
     """Return whether two values are equal, numbers within a relative tolerance."""
     if rtol and is_number(a) and is_number(b) and math.isclose(a, b, rel_tol=rtol):
         return True
-    return same(a, b)
+    return equal_json(a, b)

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from det_core._json import to_words
+from det_core._json import nonfinite_to_str
 from det_core._notices import write_quietly
 
 
@@ -57,7 +57,7 @@ class _Notes(logging.Handler):
 
 def print_json(value: Any) -> None:
     """A value on stdout for a program; numbers that are not finite as the strings NaN, Infinity, -Infinity."""
-    print(json.dumps(to_words(value), indent=2, ensure_ascii=False))
+    print(json.dumps(nonfinite_to_str(value), indent=2, ensure_ascii=False))
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -116,7 +116,7 @@ def number(value: Any) -> str:
     """A metric's value, short enough to read."""
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = value if isinstance(value, str) else json.dumps(to_words(value), ensure_ascii=False)
+    text = value if isinstance(value, str) else json.dumps(nonfinite_to_str(value), ensure_ascii=False)
     return text if len(text) <= 60 else text[:59] + "…"
 
 

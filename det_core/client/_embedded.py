@@ -13,7 +13,7 @@ from typing import Any
 
 import det_core
 from det_core._clock import monotonic
-from det_core._optional import demand
+from det_core._optional import check_installed
 from det_core.client._address import kept_token, master_folder, running
 from det_core.errors import MasterUnreachable
 from det_core.storage import Owner
@@ -116,7 +116,9 @@ def _started(home: Path, folder: Path, timeout: float, options: Sequence[str]) -
 
 
 def _start(home: Path, folder: Path, deadline: float, options: Sequence[str]) -> dict[str, Any]:
-    demand("fastapi", "uvicorn", "sqlalchemy", "alembic", "pydantic", "ruamel.yaml", extra="master", purpose="a master")
+    check_installed(
+        "fastapi", "uvicorn", "sqlalchemy", "alembic", "pydantic", "ruamel.yaml", extra="master", purpose="a master"
+    )
     log = folder / "master.log"
     with open(log, "ab") as output:
         began = output.tell()

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from det_core._json import to_numbers
+from det_core._json import str_to_nonfinite
 from det_core.client._answers import TERMINAL, plain
 from det_core.client._master import Master
 from det_core.client._trial import Trial, trial_metrics
@@ -127,7 +127,7 @@ class Experiment:
     def best_metric(self) -> float | None:
         """The best value of :attr:`metric`, as of the last :meth:`refresh`."""
         best = self._view.get("best_trial_searcher_metric")
-        return None if best is None else float(to_numbers(best))
+        return None if best is None else float(str_to_nonfinite(best))
 
     def metrics(self, group: str | None = None) -> Any:
         """The metrics of all its trials as a table, a row for each step of a trial.
@@ -209,7 +209,7 @@ class Experiment:
             Itself, in its new state.
 
         Raises:
-            ConfigErrors: a change cannot be read.
+            ConfigError: a change cannot be read.
             MasterError: it has not ended, or its search is complete.
         """
         from det_core.config import read_overrides

@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from det_core._json import to_numbers
+from det_core._json import str_to_nonfinite
 from det_core.client._answers import TERMINAL, plain
 from det_core.client._master import Master
 
@@ -95,7 +95,7 @@ class Trial:
     def best_metric(self) -> float | None:
         """The best value of the metric that is searched for."""
         best = (self._view.get("best_validation") or {}).get("searcherMetric")
-        return None if best is None else float(to_numbers(best))
+        return None if best is None else float(str_to_nonfinite(best))
 
     def refresh(self) -> Trial:
         """Ask for its present state; returns itself."""
@@ -179,7 +179,7 @@ def _row(told: Mapping[str, Any]) -> dict[str, Any]:
         "steps_completed": row.get("total_batches"),
         "time": row.get("end_time"),
         "trial_run_id": row.get("trial_run_id"),
-        "metrics": to_numbers(metrics.get("avg_metrics", metrics.get("avgMetrics", metrics))),
+        "metrics": str_to_nonfinite(metrics.get("avg_metrics", metrics.get("avgMetrics", metrics))),
     }
 
 
@@ -200,4 +200,4 @@ def _validation(told: Mapping[str, Any] | None) -> dict[str, Any] | None:
         return None
     row = plain(told)
     metrics = row.get("metrics") or {}
-    return {**row, "metrics": to_numbers(metrics.get("avgMetrics", metrics.get("avg_metrics", metrics)))}
+    return {**row, "metrics": str_to_nonfinite(metrics.get("avgMetrics", metrics.get("avg_metrics", metrics)))}

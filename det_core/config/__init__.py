@@ -4,16 +4,16 @@
 imported when something is read.
 """
 
-from det_core.config._entrypoint import binds, entrypoint_command, entrypoint_scripts, entrypoint_trial
+from det_core.config._entrypoint import defines_name, entrypoint_command, entrypoint_scripts, entrypoint_trial
 from det_core.config._experiment import Experiment
 from det_core.config._parse import parse_experiment, read_changes, read_overrides
-from det_core.errors import ConfigError, ConfigErrors
+from det_core.errors import ConfigError, ConfigProblem
 
 __all__ = [
     "ConfigError",
-    "ConfigErrors",
+    "ConfigProblem",
     "Experiment",
-    "binds",
+    "defines_name",
     "entrypoint_command",
     "entrypoint_scripts",
     "entrypoint_trial",

@@ -55,7 +55,7 @@ def entrypoint_scripts(entrypoint: str | Sequence[str]) -> list[str]:
     return [posixpath.normpath(word) for word in words if word.endswith(".py") and word[0] not in "-/"]
 
 
-def binds(source: str, name: str) -> bool:
+def defines_name(source: str, name: str) -> bool:
     """Whether a module's source binds a name at its top level, as far as can be seen without running it.
 
     A class, a function, an import or an assignment does; ``import *`` may. Source that cannot be read counts as well:

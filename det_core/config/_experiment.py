@@ -10,7 +10,7 @@ T = TypeVar("T")
 _PREEMPTION_TIMEOUT = 3600.0
 
 
-class _At(Generic[T]):
+class _ConfigValue(Generic[T]):
     """Reads the value at a path of the configuration; None where a kind of section has no such key."""
 
     def __init__(self, *path: str) -> None:
@@ -39,25 +39,25 @@ class Experiment:
     data: dict[str, Any]
     warnings: Sequence[str] = ()
 
-    name = _At[str]("name")
-    description = _At["str | None"]("description")
-    labels = _At[list[str]]("labels")
-    entrypoint = _At["str | list[str] | None"]("entrypoint")
-    max_restarts = _At[int]("max_restarts")
-    slots_per_trial = _At[int]("resources", "slots_per_trial")
-    max_slots = _At["int | None"]("resources", "max_slots")
-    priority = _At["int | None"]("resources", "priority")
-    save_experiment_best = _At[int]("checkpoint_storage", "save_experiment_best")
-    save_trial_best = _At[int]("checkpoint_storage", "save_trial_best")
-    save_trial_latest = _At[int]("checkpoint_storage", "save_trial_latest")
-    hyperparameters = _At[dict[str, Any]]("hyperparameters")
-    searcher = _At[dict[str, Any]]("searcher")
-    metric = _At[str]("searcher", "metric")
-    smaller_is_better = _At[bool]("searcher", "smaller_is_better")
-    time_metric = _At["str | None"]("searcher", "time_metric")
-    source_trial_id = _At["int | None"]("searcher", "source_trial_id")
-    source_checkpoint_uuid = _At["str | None"]("searcher", "source_checkpoint_uuid")
-    seed = _At[int]("reproducibility", "experiment_seed")
+    name = _ConfigValue[str]("name")
+    description = _ConfigValue["str | None"]("description")
+    labels = _ConfigValue[list[str]]("labels")
+    entrypoint = _ConfigValue["str | list[str] | None"]("entrypoint")
+    max_restarts = _ConfigValue[int]("max_restarts")
+    slots_per_trial = _ConfigValue[int]("resources", "slots_per_trial")
+    max_slots = _ConfigValue["int | None"]("resources", "max_slots")
+    priority = _ConfigValue["int | None"]("resources", "priority")
+    save_experiment_best = _ConfigValue[int]("checkpoint_storage", "save_experiment_best")
+    save_trial_best = _ConfigValue[int]("checkpoint_storage", "save_trial_best")
+    save_trial_latest = _ConfigValue[int]("checkpoint_storage", "save_trial_latest")
+    hyperparameters = _ConfigValue[dict[str, Any]]("hyperparameters")
+    searcher = _ConfigValue[dict[str, Any]]("searcher")
+    metric = _ConfigValue[str]("searcher", "metric")
+    smaller_is_better = _ConfigValue[bool]("searcher", "smaller_is_better")
+    time_metric = _ConfigValue["str | None"]("searcher", "time_metric")
+    source_trial_id = _ConfigValue["int | None"]("searcher", "source_trial_id")
+    source_checkpoint_uuid = _ConfigValue["str | None"]("searcher", "source_checkpoint_uuid")
+    seed = _ConfigValue[int]("reproducibility", "experiment_seed")
 
     @property
     def preemption_timeout(self) -> float:

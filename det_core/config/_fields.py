@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
-UNUSED: JsonDict = {"unused": True}
+IGNORED: JsonDict = {"ignored": True}
 LENGTH_UNITS = ("batches", "records", "epochs")
 MAX_TRIALS = 1_000_000
 _EXACT = 2**53
@@ -33,13 +33,13 @@ def _matches(pattern: str, what: str) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _whole(given: Any) -> Any:
+def _float_to_int(given: Any) -> Any:
     """``1e3`` as the integer that it is."""
     exact = type(given) is float and given.is_integer() and abs(given) < _EXACT
     return int(given) if exact else given
 
 
-def _switch(given: Any) -> Any:
+def _parse_bool(given: Any) -> Any:
     """The words of YAML 1.1 as well: in YAML 1.2 they are texts."""
     return _SWITCH.get(given.lower(), given) if isinstance(given, str) else given
 
@@ -48,7 +48,7 @@ def _unit_and_count(given: Any, least: int) -> dict[str, int]:
     """``{batches: 100}``, checked."""
     if isinstance(given, Mapping) and len(given) == 1:
         ((unit, count),) = given.items()
-        count = _whole(count)
+        count = _float_to_int(count)
         if unit in LENGTH_UNITS and type(count) is int and count >= least:
             return {unit: count}
     raise ValueError(f"should be one of {{batches: N}}, {{records: N}} and {{epochs: N}}, N at least {least}")
@@ -57,7 +57,7 @@ def _unit_and_count(given: Any, least: int) -> dict[str, int]:
 def _length(given: Any) -> int | dict[str, int]:
     if isinstance(given, Mapping):
         return _unit_and_count(given, 1)
-    count = _whole(given)
+    count = _float_to_int(given)
     if type(count) is not int or count < 0:
         raise ValueError("should be an integer, or one of {batches: N}, {records: N} and {epochs: N}")
     return count
@@ -69,8 +69,8 @@ def _prefix(given: str) -> str:
     return "/".join(part for part in given.split("/") if part not in ("", "."))
 
 
-WHOLE = BeforeValidator(_whole)
-Flag = Annotated[bool, BeforeValidator(_switch)]
+WHOLE = BeforeValidator(_float_to_int)
+Flag = Annotated[bool, BeforeValidator(_parse_bool)]
 Count = Annotated[int, Field(ge=0), WHOLE]
 Positive = Annotated[int, Field(ge=1), WHOLE]
 Trials = Annotated[int, Field(ge=1, le=MAX_TRIALS), WHOLE]
@@ -79,10 +79,10 @@ Rungs = Annotated[int, Field(ge=1, le=100), WHOLE]
 Priority = Annotated[int, Field(ge=1, le=99), WHOLE]
 Seed = Annotated[int, Field(ge=0, lt=2**32), WHOLE]
 Days = Annotated[int, Field(ge=-1, lt=2**15), WHOLE]
-Exact = Annotated[int, Field(ge=-_EXACT, le=_EXACT), WHOLE]
+ExactInt = Annotated[int, Field(ge=-_EXACT, le=_EXACT), WHOLE]
 Text = Annotated[str, _matches(r".*\S.*", "a text that is not empty")]
 Variable = Annotated[str, _matches(r"[^=]+=.*", "a text of the form NAME=VALUE")]
-Web = Annotated[str, _matches(r"https?://\S+", "a URL that begins with http:// or https://")]
+HttpUrl = Annotated[str, _matches(r"https?://\S+", "a URL that begins with http:// or https://")]
 Url = Annotated[str, _matches(r"[\w+.-]+://.*", "a URL of a protocol that fsspec knows")]
 AbsolutePath = Annotated[str, _matches(r"/.*", "an absolute path")]
 Bucket = Annotated[str, _matches(r"[^/\s]+", "a bucket's bare name; the rest is its prefix")]
@@ -103,12 +103,12 @@ def key(default: Any, about: str, **options: Any) -> Any:
     return Field(default, description=about, **options)
 
 
-def unused(default: Any, about: str) -> Any:
+def ignored(default: Any, about: str) -> Any:
     """A key that is accepted, so that files of clusters run unchanged, and has no effect here."""
-    return Field(default, description=about, json_schema_extra=UNUSED)
+    return Field(default, description=about, json_schema_extra=IGNORED)
 
 
-class Kinds:
+class SectionUnion:
     """Validates an object as the section that one of its keys names; stands in ``PlainValidator``.
 
     Pydantic's discriminated unions would put the name of the kind into the path of each error. What is raised here by
@@ -117,12 +117,12 @@ class Kinds:
     Args:
         key: ``name`` or ``type``, a ``Literal`` in each section.
         sections: the kinds.
-        without: the section of an object without that key.
+        default: the section of an object without that key.
     """
 
-    def __init__(self, key: str, sections: list[type[Section]], without: type[Section] | None = None) -> None:
+    def __init__(self, key: str, sections: list[type[Section]], default: type[Section] | None = None) -> None:
         self._key = key
-        self._without = without
+        self._without = default
         self.sections = {get_args(section.model_fields[key].annotation)[0]: section for section in sections}
 
     def __call__(self, given: Any) -> Section:
@@ -148,7 +148,7 @@ class UnknownKind(ValueError):
 def sections_of(info: FieldInfo) -> list[type[Section]]:
     """The sections that a key's value may be."""
     for mark in info.metadata:
-        if isinstance(mark, PlainValidator) and isinstance(mark.func, Kinds):
+        if isinstance(mark, PlainValidator) and isinstance(mark.func, SectionUnion):
             return list(mark.func.sections.values())
     parts = (info.annotation, *get_args(info.annotation))
     return [part for part in parts if isinstance(part, type) and issubclass(part, Section)]

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from det_core.config._entrypoint import foreign_launchers
-from det_core.config._fields import UNUSED, Section, UnknownKind, sections_of
+from det_core.config._fields import IGNORED, Section, UnknownKind, sections_of
 from det_core.config._model import (
     HYPERPARAMETERS,
     SEARCHERS,
@@ -22,12 +22,12 @@ from det_core.config._model import (
     Single,
     flatten_hyperparameters,
 )
-from det_core.errors import ConfigError
+from det_core.errors import ConfigProblem
 
 Path = tuple["str | int", ...]
 SECRET: tuple[Path, ...] = (("checkpoint_storage",), ("environment",))
 """No value below these is ever repeated: keys, passwords, and variables that hold such."""
-_FORMER = {
+_RENAMED_VALUES = {
     "float": "double",
     "choice": "categorical",
     "adaptive": "adaptive_asha",
@@ -36,7 +36,7 @@ _FORMER = {
 }
 _LARGER_IS_BETTER = re.compile(r"acc|auc|auroc|f1|recall|precision|score|reward|bleu|rouge|iou|dice|psnr|ssim|r2|top\d")
 """Names of metrics, or pieces of such, of which the largest is mostly meant."""
-_OTHER_WORDS = {
+_REWORDED = {
     "missing": "missing",
     "model_type": "should be an object",
     "dict_type": "should be an object",
@@ -44,20 +44,20 @@ _OTHER_WORDS = {
 }
 
 
-def mistakes(error: ValidationError, hidden: Sequence[Path]) -> list[ConfigError]:
+def to_problems(error: ValidationError, hidden: Sequence[Path]) -> list[ConfigProblem]:
     """What pydantic found, in the order of the file's sections.
 
     Args:
         error: of `ExperimentFile`.
         hidden: paths below which no value is shown, beside those of `SECRET`.
     """
-    return [_mistake(dict(one), (*SECRET, *hidden)) for one in error.errors(include_url=False)]
+    return [_to_problem(dict(one), (*SECRET, *hidden)) for one in error.errors(include_url=False)]
 
 
-def _mistake(error: dict[str, Any], hidden: Sequence[Path]) -> ConfigError:
+def _to_problem(error: dict[str, Any], hidden: Sequence[Path]) -> ConfigProblem:
     path, found, ctx = error["loc"], error["input"], error.get("ctx", {})
     if error["type"] == "extra_forbidden":
-        return ConfigError.at(path, f"no such key; {_meant(path)}")  # its value may be a misspelt secret
+        return ConfigProblem.at(path, f"no such key; {_suggest(path)}")  # its value may be a misspelt secret
     if isinstance(cause := ctx.get("error"), UnknownKind):
         key, names = cause.args
         path, found = (*path, key), found.get(key, ())
@@ -65,9 +65,9 @@ def _mistake(error: dict[str, Any], hidden: Sequence[Path]) -> ConfigError:
     elif error["type"] == "literal_error":
         message = _one_of(re.findall(r"'(\w+)'", ctx["expected"]), found)
     else:
-        message = _OTHER_WORDS.get(error["type"]) or re.sub("^(Value error, |Input |String |List )", "", error["msg"])
+        message = _REWORDED.get(error["type"]) or re.sub("^(Value error, |Input |String |List )", "", error["msg"])
     secret = any(path[: len(above)] == above for above in hidden)
-    return ConfigError.at(path, message, None if secret else _short(found))
+    return ConfigProblem.at(path, message, None if secret else _short(found))
 
 
 def _short(value: Any) -> str | None:
@@ -81,7 +81,7 @@ def _short(value: Any) -> str | None:
 
 
 def _one_of(names: Sequence[str], found: Any) -> str:
-    former = _FORMER.get(found) if isinstance(found, str) else None
+    former = _RENAMED_VALUES.get(found) if isinstance(found, str) else None
     near = [former] if former in names else difflib.get_close_matches(str(found).lower(), names, 1)
     return f"should be one of {', '.join(names)}" + (f"; did you mean {near[0]}?" if near else "")
 
@@ -102,7 +102,7 @@ _KEYS = {
 """The keys of each section; of one of several kinds, those of all."""
 
 
-def _meant(path: Path) -> str:
+def _suggest(path: Path) -> str:
     """What to say of an unknown key: which kinds take it, where else it belongs, the nearest one, or all there are."""
     above, key = ".".join(map(str, path[:-1])), str(path[-1])
     section = above if above in _KEYS else str(path[0])
@@ -146,5 +146,5 @@ def _unused(section: Section, path: str) -> Iterator[str]:
         value, default = getattr(section, name), info.get_default(call_default_factory=True)
         if isinstance(value, Section):
             yield from _unused(value, f"{path}{name}.")
-        elif info.json_schema_extra == UNUSED and value != default and (value or type(value) in (int, float)):
+        elif info.json_schema_extra == IGNORED and value != default and (value or type(value) in (int, float)):
             yield path + name

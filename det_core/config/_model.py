@@ -20,9 +20,9 @@ from det_core.config._fields import (
     Concurrency,
     Count,
     Days,
-    Exact,
+    ExactInt,
     Flag,
-    Kinds,
+    HttpUrl,
     Length,
     Period,
     Positive,
@@ -30,14 +30,14 @@ from det_core.config._fields import (
     Priority,
     Rungs,
     Section,
+    SectionUnion,
     Seed,
     Text,
     Trials,
     Url,
     Variable,
-    Web,
+    ignored,
     key,
-    unused,
 )
 
 MAX_GRID = 100_000
@@ -144,7 +144,7 @@ class Custom(Searcher):
     unit: Literal["batches", "records", "epochs"] | None = key(None, "what lengths are counted in")
 
 
-SEARCHERS = Kinds("name", [Single, Random, Grid, AsyncHalving, AdaptiveAsha, Optuna, Custom])
+SEARCHERS = SectionUnion("name", [Single, Random, Grid, AsyncHalving, AdaptiveAsha, Optuna, Custom])
 AnySearcher = Annotated[Any, PlainValidator(SEARCHERS)]
 
 
@@ -175,8 +175,8 @@ class Int(Range):
     """An integer between two, both included."""
 
     type: Literal["int"]
-    minval: Exact = key(..., "the smallest")
-    maxval: Exact = key(..., "the largest")
+    minval: ExactInt = key(..., "the smallest")
+    maxval: ExactInt = key(..., "the largest")
 
 
 class Double(Range):
@@ -210,7 +210,7 @@ class Categorical(Section):
     vals: list[Any] = key(..., "the values", min_length=1)
 
 
-HYPERPARAMETERS = Kinds("type", [Const, Int, Double, Log, Categorical])
+HYPERPARAMETERS = SectionUnion("type", [Const, Int, Double, Log, Categorical])
 
 
 def _hyperparameter(given: Any) -> Any:
@@ -251,10 +251,10 @@ class SharedFs(Storage):
     type: Literal["shared_fs"]
     host_path: AbsolutePath = key(..., "the folder, an absolute path")
     storage_path: Text | None = key(None, "a folder in it: relative, or an absolute path inside `host_path`")
-    propagation: Text | None = unused(None, "how a container mounts it")
-    container_path: Text | None = unused(None, "of former times")
-    checkpoint_path: Text | None = unused(None, "of former times")
-    tensorboard_path: Text | None = unused(None, "of former times")
+    propagation: Text | None = ignored(None, "how a container mounts it")
+    container_path: Text | None = ignored(None, "of former times")
+    checkpoint_path: Text | None = ignored(None, "of former times")
+    tensorboard_path: Text | None = ignored(None, "of former times")
 
     @model_validator(mode="after")
     def _stays_inside(self) -> SharedFs:
@@ -271,7 +271,7 @@ class S3(Storage):
     type: Literal["s3"]
     bucket: Bucket = key(..., "its bare name")
     prefix: Prefix | None = key(None, "a folder in it")
-    endpoint_url: Web | None = key(None, "the URL of the server, if it is not Amazon's")
+    endpoint_url: HttpUrl | None = key(None, "the URL of the server, if it is not Amazon's")
     access_key: Text | None = key(None, "with `secret_key`; without: as the AWS tools find them")
     secret_key: Text | None = key(None, "with `access_key`")
     session_token: Text | None = key(None, "with `access_key`, if it is a temporary one")
@@ -295,7 +295,7 @@ class Gcs(Storage):
     type: Literal["gcs"]
     bucket: Bucket = key(..., "its bare name")
     prefix: Prefix | None = key(None, "a folder in it")
-    endpoint_url: Web | None = key(None, "the URL of the server, if it is not Google's")
+    endpoint_url: HttpUrl | None = key(None, "the URL of the server, if it is not Google's")
     anonymous: Flag | None = key(None, "use no keys at all")
 
 
@@ -306,7 +306,7 @@ class Azure(Storage):
     container: Text = key(..., "its name")
     prefix: Prefix | None = key(None, "a folder in it")
     connection_string: Text | None = key(None, "how to connect")
-    account_url: Web | None = key(None, "the account, `https://…`")
+    account_url: HttpUrl | None = key(None, "the account, `https://…`")
     credential: Any = key(None, "for `account_url`")
 
     @model_validator(mode="after")
@@ -326,7 +326,7 @@ class Fsspec(Storage):
     options: dict[str, Any] | None = key(None, "arguments of the driver")
 
 
-STORAGES = Kinds("type", [Directory, SharedFs, S3, Gcs, Azure, Fsspec], without=DefaultStorage)
+STORAGES = SectionUnion("type", [Directory, SharedFs, S3, Gcs, Azure, Fsspec], default=DefaultStorage)
 AnyStorage = Annotated[Any, PlainValidator(STORAGES)]
 
 
@@ -336,12 +336,12 @@ class Resources(Section):
     slots_per_trial: Count = key(1, "how many slots (GPUs, or places where there are none) each trial gets")
     max_slots: Count | None = key(None, "how many slots all trials of the experiment may have at once; null: all")
     priority: Priority | None = key(None, "1 comes first, 99 last, and is preempted; null: the master's default")
-    weight: float = unused(1, "for schedulers that share fairly")
-    resource_pool: str = unused("", "which machines")
-    shm_size: Any = unused(None, "how much shared memory a container gets")
-    is_single_node: Flag | None = unused(None, "whether a trial must be on one machine")
-    native_parallel: Flag = unused(False, "whether each process is a container of its own")
-    devices: list[Any] = unused([], "devices for containers")
+    weight: float = ignored(1, "for schedulers that share fairly")
+    resource_pool: str = ignored("", "which machines")
+    shm_size: Any = ignored(None, "how much shared memory a container gets")
+    is_single_node: Flag | None = ignored(None, "whether a trial must be on one machine")
+    native_parallel: Flag = ignored(False, "whether each process is a container of its own")
+    devices: list[Any] = ignored([], "devices for containers")
 
     @model_validator(mode="after")
     def _has_room_for_a_trial(self) -> Resources:
@@ -373,14 +373,14 @@ class Environment(Section):
     """In what surroundings trials run."""
 
     environment_variables: PerDevice = key(PerDevice(), "a list of `NAME=VALUE`, or one for each of cpu, cuda, rocm")
-    image: Any = unused(None, "the container's image")
-    ports: Any = unused(None, "the container's ports")
-    proxy_ports: list[Any] = unused([], "ports that the master forwards")
-    force_pull_image: Flag = unused(False, "whether to fetch the image each time")
-    registry_auth: dict[str, Any] | None = unused(None, "how to log in where the image is")
-    add_capabilities: list[str] = unused([], "of the container")
-    drop_capabilities: list[str] = unused([], "of the container")
-    pod_spec: dict[str, Any] | None = unused(None, "for Kubernetes")
+    image: Any = ignored(None, "the container's image")
+    ports: Any = ignored(None, "the container's ports")
+    proxy_ports: list[Any] = ignored([], "ports that the master forwards")
+    force_pull_image: Flag = ignored(False, "whether to fetch the image each time")
+    registry_auth: dict[str, Any] | None = ignored(None, "how to log in where the image is")
+    add_capabilities: list[str] = ignored([], "of the container")
+    drop_capabilities: list[str] = ignored([], "of the container")
+    pod_spec: dict[str, Any] | None = ignored(None, "for Kubernetes")
 
 
 class Optimizations(Section):
@@ -415,7 +415,7 @@ class Reproducibility(Section):
 class RetentionPolicy(Section):
     """How long logs are kept."""
 
-    log_retention_days: Days | None = unused(-1, "days; -1: for ever")
+    log_retention_days: Days | None = ignored(-1, "days; -1: for ever")
 
 
 def _command(given: Any) -> str | list[str]:
@@ -461,12 +461,12 @@ class ExperimentFile(Section):
     checkpoint_policy: Literal["best", "all", "none"] = key("best", "for the trial classes: checkpoints by validations")
     optimizations: Optimizations = key(Optimizations(), "for the horovod launcher and the trial classes")
     retention_policy: RetentionPolicy | None = key(None, "how long logs are kept")
-    bind_mounts: list[Any] = unused([], "folders for containers")
-    log_policies: list[Any] = unused([], "what to do when a log line matches")
-    slurm: dict[str, Any] = unused({}, "for Slurm")
-    pbs: dict[str, Any] = unused({}, "for PBS")
-    security: dict[str, Any] | None = unused(None, "for Kerberos and the like")
-    integrations: dict[str, Any] | None = unused(None, "for other services")
+    bind_mounts: list[Any] = ignored([], "folders for containers")
+    log_policies: list[Any] = ignored([], "what to do when a log line matches")
+    slurm: dict[str, Any] = ignored({}, "for Slurm")
+    pbs: dict[str, Any] = ignored({}, "for PBS")
+    security: dict[str, Any] | None = ignored(None, "for Kerberos and the like")
+    integrations: dict[str, Any] | None = ignored(None, "for other services")
     unmanaged: Flag = key(False, "set by the master for what it only keeps a record of")
 
     @model_validator(mode="before")

@@ -16,7 +16,7 @@ _ANIMALS = """
 """
 
 
-def made_up_name(digest: int) -> str:
+def generate_name(digest: int) -> str:
     """Two words and a number, always the same for one ``digest``."""
     qualities, animals = _QUALITIES.split(), _ANIMALS.split()
     rest, first = divmod(digest, len(qualities))

@@ -13,8 +13,8 @@ from typing import Any
 
 from det_core._optional import require
 from det_core.config._experiment import Experiment
-from det_core.config._names import made_up_name
-from det_core.errors import ConfigError, ConfigErrors
+from det_core.config._names import generate_name
+from det_core.errors import ConfigError, ConfigProblem
 
 Path = tuple["str | int", ...]
 MAX_TEXT = 1 << 20
@@ -44,31 +44,31 @@ def parse_experiment(
         managed: whether the master is to run it. Only then there must be an ``entrypoint``.
 
     Raises:
-        ConfigErrors: it has mistakes; ``errors`` are all of them, but that keys which do not fit together are told
+        ConfigError: it has mistakes; ``errors`` are all of them, but that keys which do not fit together are told
             once each of them is right.
         MissingExtra: pydantic or ruamel.yaml is not installed; the message is the command that installs it.
     """
     require("pydantic", extra="master", purpose=_PURPOSE)
     from pydantic import ValidationError
 
-    from det_core.config._mistakes import mistakes, warnings
+    from det_core.config._mistakes import to_problems, warnings
     from det_core.config._model import ExperimentFile
 
     given = _object(_read(text) if isinstance(text, str) else text)
     errors, changed = _override(given, overrides)
     given = _complete(given, _copy(defaults or {}))
     if managed and given.get("entrypoint") is None:
-        errors.append(ConfigError("entrypoint", "missing; give a command: a text for sh, or a list of texts"))
+        errors.append(ConfigProblem("entrypoint", "missing; give a command: a text for sh, or a list of texts"))
     try:
         file = ExperimentFile.model_validate(given)
     except ValidationError as e:
-        raise ConfigErrors(errors + mistakes(e, hidden=changed)) from None
+        raise ConfigError(errors + to_problems(e, hidden=changed)) from None
     if errors:
-        raise ConfigErrors(errors)
+        raise ConfigError(errors)
     data = file.model_dump(by_alias=True)
     digest = _digest([given, default_seed])
     if data["name"] is None:
-        data["name"] = made_up_name(digest)
+        data["name"] = generate_name(digest)
     if data["reproducibility"]["experiment_seed"] is None:
         data["reproducibility"]["experiment_seed"] = digest % 2**31 if default_seed is None else default_seed
     return Experiment(data, tuple(warnings(file)))
@@ -78,13 +78,13 @@ def read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     """Changes as ``searcher.max_trials=8`` as one object of nested sections.
 
     Raises:
-        ConfigErrors: some of them cannot be read.
+        ConfigError: some of them cannot be read.
         MissingExtra: ruamel.yaml is not installed; the message is the command that installs it.
     """
     changes: dict[str, Any] = {}
     errors, _ = _override(changes, overrides)
     if errors:
-        raise ConfigErrors(errors)
+        raise ConfigError(errors)
     return changes
 
 
@@ -92,7 +92,7 @@ def read_changes(text: str) -> dict[str, Any]:
     """A part of an experiment file, that is to be laid over a whole one: read, but not checked. Empty text: nothing.
 
     Raises:
-        ConfigErrors: it is no object in YAML or JSON.
+        ConfigError: it is no object in YAML or JSON.
         MissingExtra: ruamel.yaml is not installed; the message is the command that installs it.
     """
     changes = _read(text)
@@ -101,7 +101,7 @@ def read_changes(text: str) -> dict[str, Any]:
 
 def _object(given: Any) -> dict[str, Any]:
     if not isinstance(given, Mapping):
-        raise ConfigErrors([ConfigError("", "empty" if given is None else "should be an object with sections")])
+        raise ConfigError([ConfigProblem("", "empty" if given is None else "should be an object with sections")])
     copy: dict[str, Any] = _copy(given)
     return copy
 
@@ -110,14 +110,14 @@ def _read(text: str) -> Any:
     """The value of a document in JSON or YAML 1.2; an empty one is None.
 
     Raises:
-        ConfigErrors: it is neither, or gives a key twice.
+        ConfigError: it is neither, or gives a key twice.
     """
     if len(text) > MAX_TEXT:
-        raise ConfigErrors([ConfigError("", f"{len(text):,} characters long, and {MAX_TEXT:,} are the limit")])
+        raise ConfigError([ConfigProblem("", f"{len(text):,} characters long, and {MAX_TEXT:,} are the limit")])
     if text.lstrip().startswith("{"):
         try:  # YAML reads the escape of an emoji in JSON as two halves of a character
             return json.loads(text, object_pairs_hook=_each_key_once)
-        except ConfigErrors:
+        except ConfigError:
             raise
         except (ValueError, RecursionError):
             pass  # a flow mapping of YAML's begins so too
@@ -127,7 +127,7 @@ def _read(text: str) -> Any:
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     for key, times in Counter(key for key, _ in pairs).items():
         if times > 1:
-            raise ConfigErrors([ConfigError(key, "given a second time")])
+            raise ConfigError([ConfigProblem(key, "given a second time")])
     return dict(pairs)
 
 
@@ -148,11 +148,11 @@ def _read_yaml(text: str) -> Any:
     try:
         return yaml.load(text)
     except YAMLError as e:
-        raise ConfigErrors([ConfigError("", f"not readable as YAML or JSON ({_yaml_problem(e)})")]) from None
+        raise ConfigError([ConfigProblem("", f"not readable as YAML or JSON ({_yaml_problem(e)})")]) from None
     except RecursionError:
-        raise ConfigErrors([ConfigError("", "nested without end")]) from None
+        raise ConfigError([ConfigProblem("", "nested without end")]) from None
     except ValueError:  # what int() or float() does not take
-        raise ConfigErrors([ConfigError("", "not readable as YAML or JSON (a number that is none)")]) from None
+        raise ConfigError([ConfigProblem("", "not readable as YAML or JSON (a number that is none)")]) from None
 
 
 def _yaml_problem(error: Any) -> str:
@@ -169,7 +169,7 @@ def _copy(value: Any) -> Any:
     """A copy of what JSON can hold, in which nothing is there twice as one object.
 
     Raises:
-        ConfigErrors: there is something that JSON, or a database, cannot hold, or too much. No value is told: it may
+        ConfigError: there is something that JSON, or a database, cannot hold, or too much. No value is told: it may
             be a secret.
     """
     number = itertools.count(1)
@@ -208,17 +208,17 @@ def _problem(value: Any) -> str | None:
     return None if value is None else f"{type(value).__name__} is no type of JSON's"
 
 
-def _refused(path: Path, message: str) -> ConfigErrors:
-    return ConfigErrors([ConfigError.at(path, message)])
+def _refused(path: Path, message: str) -> ConfigError:
+    return ConfigError([ConfigProblem.at(path, message)])
 
 
-def _override(data: dict[str, Any], overrides: Sequence[str]) -> tuple[list[ConfigError], list[Path]]:
+def _override(data: dict[str, Any], overrides: Sequence[str]) -> tuple[list[ConfigProblem], list[Path]]:
     """Set values in ``data``, each given as ``a.b=value``.
 
     Returns:
         Those that cannot be set; and the paths that were set. The value of an override may be a secret.
     """
-    errors: list[ConfigError] = []
+    errors: list[ConfigProblem] = []
     changed: list[Path] = []
     for text in overrides:
         path, equals, value = text.partition("=")
@@ -227,10 +227,10 @@ def _override(data: dict[str, Any], overrides: Sequence[str]) -> tuple[list[Conf
             if not equals or not all(keys):
                 raise ValueError("should be a change as searcher.max_trials=8")
             changed.append(_set(data, keys, _copy(_read(value))))
-        except ConfigErrors:
-            errors.append(ConfigError(f"override {path!r}", "should have a value as YAML has it"))
+        except ConfigError:
+            errors.append(ConfigProblem(f"override {path!r}", "should have a value as YAML has it"))
         except ValueError as e:
-            errors.append(ConfigError(f"override {path!r}", str(e)))
+            errors.append(ConfigProblem(f"override {path!r}", str(e)))
     return errors, changed
 
 

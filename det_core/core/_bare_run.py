@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from det_core._info import ClusterInfo
-from det_core._json import same
+from det_core._json import equal_json
 from det_core.backend import LocalBackend
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief
@@ -228,7 +228,7 @@ def _remarks(run: RunRecord | None, wanted: InitArguments, argv: Sequence[str], 
     starts = run.records("run_start")
     if starts and starts[-1].get("size") != size:
         lines.append(f"{head} had {starts[-1].get('size')} rank(s) before, and has {size} now")
-    if starts and not same(starts[-1].get("storage"), storage):
+    if starts and not equal_json(starts[-1].get("storage"), storage):
         before = starts[-1].get("storage") or "its own folder"
         lines.append(
             f"{head} kept its checkpoints in {before} before, and keeps them in {storage or 'its own folder'} now"

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from det_core._env import Environment
 from det_core._info import ClusterInfo
-from det_core._json import same
+from det_core._json import equal_json
 from det_core.backend import Backend
 from det_core.core._searcher import Unit
 from det_core.errors import DetCoreError
@@ -183,7 +183,7 @@ def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple
         before, now: as :func:`to_recordable` gives them.
     """
     names = [name for name in {**before, **now} if name not in before or name not in now]
-    names += [name for name in before if name in now and not same(before[name], now[name])]
+    names += [name for name in before if name in now and not equal_json(before[name], now[name])]
     if not names:
         return None
     return _values(names, before), _values(names, now)

@@ -15,7 +15,7 @@ from typing import Any
 
 from det_core._info import get_cluster_info
 from det_core._notices import write_quietly
-from det_core.errors import ConfigErrors, DetCoreError, MissingExtra
+from det_core.errors import ConfigError, DetCoreError, MissingExtra
 
 PROG = "python -m det_core.exec.harness"
 EXAMPLES = """\
@@ -102,7 +102,7 @@ def bare_plan(text: str | None, given: Sequence[str], length: str | None) -> Pla
 
     Raises:
         Mistake: hyperparameters that are a range and were given no value; no length; an option that cannot be read.
-        ConfigErrors: mistakes in the file.
+        ConfigError: mistakes in the file.
     """
     values: dict[str, Any] = {}
     for option in given:
@@ -164,7 +164,7 @@ def _value(text: str) -> Any:
 
     try:
         return read_changes(f"value: {text}")["value"]
-    except (ConfigErrors, MissingExtra):
+    except (ConfigError, MissingExtra):
         return text
 
 
@@ -281,7 +281,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except Mistake as e:
         write_quietly(f"error: {e}\n", sys.stderr)
         return 2
-    except ConfigErrors as e:
+    except ConfigError as e:
         write_quietly("".join(f"error: {args.config}: {error}\n" for error in e.errors), sys.stderr)
         return 2
     try:

@@ -18,7 +18,7 @@ from operator import lt
 from pathlib import Path
 from typing import Any
 
-from det_core._json import same
+from det_core._json import equal_json
 from det_core.errors import RunNotFound
 from det_core.journal._run_folder import (
     INFO_FILE,
@@ -572,7 +572,7 @@ def _merge_rows(records: list[dict[str, Any]], restart: int, rank: int, supersed
         for key, value in other["metrics"].items():
             if key not in metrics:
                 metrics[key] = value
-            elif not same(metrics[key], value) and key not in conflicts:
+            elif not equal_json(metrics[key], value) and key not in conflicts:
                 conflicts.append(key)
         given = other.get("batch_metrics") if given is None else given
     return Row(

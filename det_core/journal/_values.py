@@ -22,7 +22,7 @@ from operator import index
 from typing import Any
 from uuid import UUID
 
-from det_core._json import same, word
+from det_core._json import encode_nonfinite, equal_json
 from det_core.journal._devices import BUFFER_TYPES, DeviceCopy, HostBuffers, PendingValue, is_ready
 
 logger = logging.getLogger("det_core")
@@ -161,7 +161,7 @@ class Report:
         unknown = {BATCH_METRICS if path[0] == BATCHES else path[1] for path in self._converter.pending_paths()}
         again = [key for key in values if key in known and key not in unknown]
         for key in again:
-            if not same(values[key], known[key]):
+            if not equal_json(values[key], known[key]):
                 what = BATCHES if key == BATCH_METRICS else f"key {key!r}"
                 raise ValueError(
                     f"group {self.group!r}, step {self.steps}, {what}: {known[key]!r} was reported before, and "
@@ -332,7 +332,7 @@ class _JsonConverter:
         if isfinite(value):
             return value
         self.nonfinite.append(path)
-        return word(value)
+        return encode_nonfinite(value)
 
     def _other(self, value: Any, path: Path) -> Any:
         if isinstance(value, PendingValue):

@@ -48,7 +48,7 @@ class SearchMethod(ABC):
     it goes on as if nothing had happened. What it has decided before the crash stands in any case.
     """
 
-    uses: frozenset[str] = frozenset({"started", "completed", "exited"})
+    event_kinds: frozenset[str] = frozenset({"started", "completed", "exited"})
     """The kinds of events it is told; add "validated", "progress" or "trial_created" if it wants them."""
 
     def __init__(self, setup: SearchSetup) -> None:
@@ -86,9 +86,9 @@ class SearchMethod(ABC):
 class _CheckedSearch(Search):
     """A search whose decisions come from outside, and may be wrong."""
 
-    _who: str
+    _source: str
 
-    def _checked(self, actions: Iterable[Action]) -> Iterator[Action]:
+    def _validated(self, actions: Iterable[Action]) -> Iterator[Action]:
         """The actions that can be carried out; one that is about a trial that is over is left out.
 
         Raises:
@@ -97,11 +97,11 @@ class _CheckedSearch(Search):
         for action in actions:
             if isinstance(action, Create):
                 if action.request_id in self._trials:
-                    raise SearchError(f"{self._who} creates trial {action.request_id} a second time")
+                    raise SearchError(f"{self._source} creates trial {action.request_id} a second time")
             elif isinstance(action, (TrainTo, Close, Stop)):
                 trial = self._trials.get(action.request_id)
                 if trial is None:
-                    raise SearchError(f"{self._who} decides on trial {action.request_id}, which it has not created")
+                    raise SearchError(f"{self._source} decides on trial {action.request_id}, which it has not created")
                 if trial.exited is not None:
                     continue
                 if isinstance(action, TrainTo):
@@ -109,7 +109,7 @@ class _CheckedSearch(Search):
             yield action
 
     def _check_length(self, action: TrainTo, trial: Trial) -> None:
-        where = f"{self._who} has trial {action.request_id} train to {action.length}"
+        where = f"{self._source} has trial {action.request_id} train to {action.length}"
         if trial.closed:
             raise SearchError(f"{where} after it closed it")
         if trial.length is not None:
@@ -117,7 +117,7 @@ class _CheckedSearch(Search):
         if action.length <= trial.done:
             raise SearchError(f"{where}, and it has trained {trial.done} already: lengths count from the trial's start")
 
-    def _share_done(self) -> float:
+    def _fraction_done(self) -> float:
         return self._exits.total() / len(self._trials) if self._trials else 0.0
 
 
@@ -128,35 +128,35 @@ class CustomSearch(_CheckedSearch):
         self, searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int, cls: type[SearchMethod]
     ) -> None:
         super().__init__(searcher, hyperparameters, seed)
-        self._who = f"the search method {cls.__name__}"
-        self.uses = frozenset(cls.uses) | Search.uses
+        self._source = f"the search method {cls.__name__}"
+        self.event_kinds = frozenset(cls.event_kinds) | Search.event_kinds
         self._recorded: dict[str, Create] = {}
         """What the method created when it was told the event that it is told again, by request id."""
         self._created = 0
         self._method = cls(SearchSetup(searcher, hyperparameters, Random(seed), self._create))
 
     def _decide(self, event: Event) -> Iterator[Action]:
-        return self._checked(self._ask(event))
+        return self._validated(self._ask(event))
 
-    def _remember(self, event: Event, actions: Sequence[Action]) -> None:
+    def _on_replay(self, event: Event, actions: Sequence[Action]) -> None:
         self._recorded = {action.request_id: action for action in actions if isinstance(action, Create)}
         decided = [action for action in self._ask(event) if not self._is_over(action)]
         self._recorded = {}
         end = [action for action in actions[len(decided) :] if isinstance(action, Shutdown)]  # by itself
         if [*decided, *end] != list(actions):
-            logger.warning("%s decides otherwise now than it did; what was recorded stands", self._who)
+            logger.warning("%s decides otherwise now than it did; what was recorded stands", self._source)
 
     def _ask(self, event: Event) -> list[Action]:
         try:
             return list(self._method.handle(event))
         except Exception as e:
-            raise SearchError(f"{self._who} failed at {event}: {type(e).__name__}: {e}") from e
+            raise SearchError(f"{self._source} failed at {event}: {type(e).__name__}: {e}") from e
 
     def _create(self, hparams: JSON | None) -> Create:
         # A method may create several before one is carried out, and a changed one fewer than are recorded.
         number = max(self._created, len(self._trials))
         self._created = number + 1
-        drawn = self._new(hparams, number)
+        drawn = self._create_trial(hparams, number)
         # The recorded one stands: its id is the one that trials and events go by. An earlier version drew others.
         kept = drawn.request_id if drawn.request_id in self._recorded else next(iter(self._recorded), None)
         return drawn if kept is None else self._recorded.pop(kept)
@@ -165,20 +165,20 @@ class CustomSearch(_CheckedSearch):
         trial = self._trials.get(getattr(action, "request_id", ""))
         return trial is not None and trial.exited is not None
 
-    def _share_done(self) -> float:
+    def _fraction_done(self) -> float:
         told = self._method.progress()
-        return super()._share_done() if told is None else told
+        return super()._fraction_done() if told is None else told
 
 
 class RemoteSearch(_CheckedSearch):
     """The decisions are made elsewhere and sent as :class:`Posted`; nothing but that decides anything, nor ends it."""
 
-    uses = frozenset({"started", "trial_created", "completed", "validated", "progress", "exited", "posted"})
+    event_kinds = frozenset({"started", "trial_created", "completed", "validated", "progress", "exited", "posted"})
     _ends_with_its_trials = False
-    _who = "the search outside the master"
+    _source = "the search outside the master"
 
     def _decide(self, event: Event) -> Iterator[Action]:
-        return self._checked(event.actions if isinstance(event, Posted) else ())
+        return self._validated(event.actions if isinstance(event, Posted) else ())
 
 
 def custom_search(

@@ -7,15 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal, cast, get_args
 
-from det_core._json import word
+from det_core._json import encode_nonfinite
 
 JSON = dict[str, Any]
-Reason = Literal["completed", "errored", "invalid_hp", "canceled"]
+ExitReason = Literal["completed", "errored", "invalid_hp", "canceled"]
 """Why a trial is over: it exited by itself or as it was told, failed for good, could not be trained with these
 hyperparameters, or was ended by a person."""
 
 
-class Fact:
+class Recordable:
     """An event or an action: equal to another one if it says the same."""
 
     __slots__ = ()
@@ -29,14 +29,14 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True)
-class Started(Fact):
+class Started(Recordable):
     """The experiment begins. Always the first event."""
 
     kind: ClassVar[str] = "started"
 
 
 @dataclass(frozen=True, slots=True)
-class TrialCreated(Fact):
+class TrialCreated(Recordable):
     """A trial that the search asked for exists. Only custom methods use it."""
 
     kind: ClassVar[str] = "trial_created"
@@ -44,7 +44,7 @@ class TrialCreated(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Completed(Fact):
+class Completed(Recordable):
     """A trial has done its operation of that length; the metric is as reported (NaN counts as the worst)."""
 
     kind: ClassVar[str] = "completed"
@@ -54,7 +54,7 @@ class Completed(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Validated(Fact):
+class Validated(Recordable):
     """A trial has reported a validation, at the value ``step`` of the search's ``time_metric``, truncated."""
 
     kind: ClassVar[str] = "validated"
@@ -64,7 +64,7 @@ class Validated(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress(Fact):
+class Progress(Recordable):
     """How many units a trial has trained in all."""
 
     kind: ClassVar[str] = "progress"
@@ -73,16 +73,16 @@ class Progress(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Exited(Fact):
+class Exited(Recordable):
     """A trial is over for good: it will not be allocated again."""
 
     kind: ClassVar[str] = "exited"
     request_id: str
-    reason: Reason
+    reason: ExitReason
 
 
 @dataclass(frozen=True, slots=True)
-class Posted(Fact):
+class Posted(Recordable):
     """Actions that a search outside the master has sent (wire contract 12.8)."""
 
     kind: ClassVar[str] = "posted"
@@ -90,7 +90,7 @@ class Posted(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Create(Fact):
+class Create(Recordable):
     """Start a new trial. ``request_id`` is the search's name of it, a UUID; its seed is from 0 to 2**31 - 1."""
 
     kind: ClassVar[str] = "create"
@@ -100,7 +100,7 @@ class Create(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class TrainTo(Fact):
+class TrainTo(Recordable):
     """The trial's next operation: train until it has trained ``length`` units in all, and validate."""
 
     kind: ClassVar[str] = "train_to"
@@ -109,7 +109,7 @@ class TrainTo(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Close(Fact):
+class Close(Recordable):
     """No more operations will come: the trial ends when it has done the one it has, if any."""
 
     kind: ClassVar[str] = "close"
@@ -117,7 +117,7 @@ class Close(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop(Fact):
+class Stop(Recordable):
     """End the trial now, by preemption, although its operation is not done. Nothing comes after it."""
 
     kind: ClassVar[str] = "stop"
@@ -125,7 +125,7 @@ class Stop(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class SetProgress(Fact):
+class SetProgress(Recordable):
     """How much of the search is done, 0 to 1: only a custom method says so."""
 
     kind: ClassVar[str] = "set_progress"
@@ -133,7 +133,7 @@ class SetProgress(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class Shutdown(Fact):
+class Shutdown(Recordable):
     """The search is over. ``failure``: every trial failed; ``cancel``: every trial was canceled."""
 
     kind: ClassVar[str] = "shutdown"
@@ -145,8 +145,8 @@ Event = Started | TrialCreated | Completed | Validated | Progress | Exited | Pos
 """What a search can be told."""
 Action = Create | TrainTo | Close | Stop | SetProgress | Shutdown
 """What a search can decide."""
-_EVENTS: dict[str, type[Fact]] = {cls.kind: cls for cls in get_args(Event)}
-_ACTIONS: dict[str, type[Fact]] = {cls.kind: cls for cls in get_args(Action)}
+_EVENTS: dict[str, type[Recordable]] = {cls.kind: cls for cls in get_args(Event)}
+_ACTIONS: dict[str, type[Recordable]] = {cls.kind: cls for cls in get_args(Action)}
 
 
 def event_from_dict(data: Mapping[str, Any]) -> Event:
@@ -169,11 +169,11 @@ def action_from_dict(data: Mapping[str, Any]) -> Action:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
-        return word(value)
+        return encode_nonfinite(value)
     return [action.to_dict() for action in value] if isinstance(value, tuple) else value
 
 
-def _fact(kinds: Mapping[str, type[Fact]], data: Mapping[str, Any], what: str) -> Fact:
+def _fact(kinds: Mapping[str, type[Recordable]], data: Mapping[str, Any], what: str) -> Recordable:
     cls = kinds.get(str(data.get("kind")))
     if cls is None:
         raise ValueError(f"{what} has kind {data.get('kind')!r}; there are {', '.join(sorted(kinds))}")

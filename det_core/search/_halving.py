@@ -15,7 +15,7 @@ from typing import Any
 
 from det_core.search._events import JSON, Action, Close, Completed, Create, Event, Exited, Stop, TrainTo, Validated
 from det_core.search._plain import DEFAULT_CONCURRENT, units_of
-from det_core.search._search import FUTILE, WORST, Search, Trial
+from det_core.search._search import MAX_INVALID_IN_A_ROW, WORST_SCORE, Search, Trial
 
 MODES = ("aggressive", "standard", "conservative")
 
@@ -55,7 +55,7 @@ class Bracket:
     created: int = 0
 
 
-def timed(searcher: Mapping[str, Any]) -> bool:
+def is_time_based(searcher: Mapping[str, Any]) -> bool:
     """Whether validations drive it, by the metric ``time_metric``."""
     return searcher.get("time_metric") is not None and searcher.get("max_time") is not None
 
@@ -69,7 +69,7 @@ def brackets(searcher: Mapping[str, Any]) -> list[Bracket]:
     Raises:
         ValueError: a value is out of range.
     """
-    length = units_of(searcher["max_time"] if timed(searcher) else searcher["max_length"])
+    length = units_of(searcher["max_time"] if is_time_based(searcher) else searcher["max_length"])
     trials, divisor = int(searcher["max_trials"]), searcher.get("divisor", 4)
     concurrent = searcher.get("max_concurrent_trials", DEFAULT_CONCURRENT)
     if length < 1 or trials < 1 or divisor <= 1 or concurrent < 0:
@@ -123,9 +123,9 @@ class HalvingSearch(Search):
         self._brackets = brackets(searcher)
         self._winner: Trial | None = None
         """The trial that goes on to the next rung, because of the last event."""
-        self._topped: Trial | None = None
+        self._reached_top: Trial | None = None
         """The trial that reached the top rung with the last event, where trials wait on rungs."""
-        self._freed = False
+        self._slot_freed = False
         """Whether the last event freed a slot."""
 
     @abstractmethod
@@ -143,33 +143,33 @@ class HalvingSearch(Search):
         else:
             for bracket in self._brackets:
                 for _ in range(bracket.concurrent):
-                    yield from self._begin(bracket)
+                    yield from self._start_trial(bracket)
 
-    def _begin(self, bracket: Bracket) -> Iterator[Action]:
-        create = self._new()
+    def _start_trial(self, bracket: Bracket) -> Iterator[Action]:
+        create = self._create_trial()
         yield create
         yield TrainTo(create.request_id, bracket.rungs[0 if self._has_operations else -1].length)
 
     def _begin_if_room(self, bracket: Bracket) -> Iterator[Action]:
         if bracket.created < bracket.max_trials:
-            yield from self._begin(bracket)
+            yield from self._start_trial(bracket)
 
-    def _heard(self, event: Completed | Validated | Exited, trial: Trial, told: int | None) -> None:
+    def _on_trial_event(self, event: Completed | Validated | Exited, trial: Trial, target_length: int | None) -> None:
         bracket = self._brackets[trial.bracket]
-        self._winner = self._topped = None
-        if told is not None and self._has_operations:
+        self._winner = self._reached_top = None
+        if target_length is not None and self._has_operations:
             bracket.rungs[trial.rung].outstanding -= 1
         if isinstance(event, Exited):
-            self._freed = told is not None or event.reason == "invalid_hp"
+            self._slot_freed = target_length is not None or event.reason == "invalid_hp"
             if event.reason == "invalid_hp":
                 self._withdraw(bracket, trial)
-            elif told is not None:
+            elif target_length is not None:
                 # Also one that exits with 0 before its operation is done: without its score rung 0 never fills, and
                 # the search never ends.
-                trial.score = WORST
-                self._report(bracket, trial, WORST, told)
+                trial.score = WORST_SCORE
+                self._report(bracket, trial, WORST_SCORE, target_length)
             return
-        self._freed = True
+        self._slot_freed = True
         trial.score = self._score(event.metric)
         self._report(bracket, trial, trial.score, event.length if isinstance(event, Completed) else event.step)
 
@@ -179,10 +179,10 @@ class HalvingSearch(Search):
             rung.entries = [entry for entry in rung.entries if entry[2] is not trial]
         trial.entered = 0
         bracket.created -= 1
-        if self._futile >= FUTILE:
+        if self._invalid_in_a_row >= MAX_INVALID_IN_A_ROW:
             bracket.max_trials = bracket.created
 
-    def _did(self, event: Event, action: Action, trial: Trial | None) -> None:
+    def _on_action(self, event: Event, action: Action, trial: Trial | None) -> None:
         if trial is None:
             return
         if isinstance(action, Create):
@@ -199,7 +199,7 @@ class HalvingSearch(Search):
                 trial.rung += 1
             rungs[trial.rung].outstanding += 1
 
-    def _share_done(self) -> float:
+    def _fraction_done(self) -> float:
         total = sum(bracket.max_trials for bracket in self._brackets)
         entered = sum(len(bracket.rungs[0].entries) for bracket in self._brackets)
         if not total:
@@ -222,10 +222,14 @@ class HalvingSearch(Search):
         def state(trial: Trial) -> str:
             if trial.rung > number:
                 return "promoted"
-            return "parked" if not trial.gone else "exited" if trial.exited and not trial.closed else "closed"
+            return "parked" if not trial.is_finished else "exited" if trial.exited and not trial.closed else "closed"
 
         entries = [
-            {"request_id": t.request_id, "metric": None if score == WORST else self._sign * score, "state": state(t)}
+            {
+                "request_id": t.request_id,
+                "metric": None if score == WORST_SCORE else self._sign * score,
+                "state": state(t),
+            }
             for score, _, t in rung.entries
         ]
         return {"rung": number, "length": rung.length, "outstanding": rung.outstanding, "entries": entries}
@@ -245,22 +249,22 @@ class PromotionSearch(HalvingSearch):
             place = rung.add(trial, score, newest_first=False)
             best = int(len(rung.entries) / self._divisor)
             if rung is bracket.rungs[-1]:
-                self._topped = trial
+                self._reached_top = trial
                 return
             found = trial if place < best else rung.entries[best - 1][2] if best > before else None
             if found is None or bracket.rungs[found.rung] is not rung:
                 return
-            if not found.gone and bracket.rungs[found.rung + 1].length > rung.length:
+            if not found.is_finished and bracket.rungs[found.rung + 1].length > rung.length:
                 self._winner = found
                 return
             # It is over, or there already in length: it counts on the next rung without training for it.
-            trial, score = found, WORST if found.gone else found.score
+            trial, score = found, WORST_SCORE if found.is_finished else found.score
             trial.rung += 1
 
     def _answer(self, event: Event, bracket: Bracket, trial: Trial) -> Iterator[Action]:
-        if self._freed:
-            if self._topped is not None and not self._topped.gone:
-                yield Close(self._topped.request_id)
+        if self._slot_freed:
+            if self._reached_top is not None and not self._reached_top.is_finished:
+                yield Close(self._reached_top.request_id)
             if self._winner is not None:
                 yield TrainTo(self._winner.request_id, bracket.rungs[self._winner.rung + 1].length)
             else:
@@ -270,7 +274,7 @@ class PromotionSearch(HalvingSearch):
         for number, rung in enumerate(bracket.rungs[:-1]):  # nobody can promote those that wait there any more
             if rung.outstanding:
                 return
-            waiting = () if rung.settled else [t for _, _, t in rung.entries if t.rung == number and not t.gone]
+            waiting = () if rung.settled else [t for _, _, t in rung.entries if t.rung == number and not t.is_finished]
             rung.settled = True
             for parked in waiting:
                 yield Close(parked.request_id)
@@ -280,7 +284,7 @@ class StoppingSearch(HalvingSearch):
     """A trial goes on to the next rung at once, or is closed for good."""
 
     def _report(self, bracket: Bracket, trial: Trial, score: float, step: int) -> None:
-        while self._among_best(bracket.rungs[trial.rung], trial, score) and not trial.gone:
+        while self._among_best(bracket.rungs[trial.rung], trial, score) and not trial.is_finished:
             if trial.rung + 1 == len(bracket.rungs):
                 return
             if bracket.rungs[trial.rung + 1].length > bracket.rungs[trial.rung].length:
@@ -293,12 +297,12 @@ class StoppingSearch(HalvingSearch):
         return place < max(int(len(rung.entries) / self._divisor), 1)
 
     def _answer(self, event: Event, bracket: Bracket, trial: Trial) -> Iterator[Action]:
-        if not self._freed:
+        if not self._slot_freed:
             return
         if self._winner is not None:
             yield TrainTo(trial.request_id, bracket.rungs[trial.rung + 1].length)
             return
-        if not trial.gone:
+        if not trial.is_finished:
             yield Close(trial.request_id)
         yield from self._begin_if_room(bracket)
 
@@ -309,7 +313,7 @@ class TimedSearch(StoppingSearch):
     Each trial has one operation, of the full length, for scripts that ask for operations.
     """
 
-    uses = HalvingSearch.uses | {"validated"}
+    event_kinds = HalvingSearch.event_kinds | {"validated"}
     _has_operations = False
 
     def _report(self, bracket: Bracket, trial: Trial, score: float, step: int) -> None:
@@ -329,11 +333,17 @@ class TimedSearch(StoppingSearch):
             if self._winner is not None:
                 return
             yield Stop(trial.request_id)
-        if self._freed:
+        if self._slot_freed:
             yield from self._begin_if_room(bracket)
 
 
 def halving_search(searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int) -> HalvingSearch:
     """The variant that a configuration asks for."""
-    cls = TimedSearch if timed(searcher) else StoppingSearch if searcher.get("stop_once", False) else PromotionSearch
+    cls = (
+        TimedSearch
+        if is_time_based(searcher)
+        else StoppingSearch
+        if searcher.get("stop_once", False)
+        else PromotionSearch
+    )
     return cls(searcher, hyperparameters, seed)

@@ -3,8 +3,8 @@
 This is the one file of this room that uses a third-party package.
 
 Each trial is asked for from a sampler that is made anew, with the trial's own seed: all that a sampler knows is then in
-the trials of its study, which follow from the record. Some samplers (:data:`_NOTES`) keep notes beside the trials; they
-are asked again when a search is recovered. What was decided then stands in any case.
+the trials of its study, which follow from the record. Some samplers (:data:`_STATEFUL_SAMPLERS`) keep notes beside the
+trials; they are asked again when a search is recovered. What was decided then stands in any case.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from det_core._json import same
+from det_core._json import equal_json
 from det_core._optional import require
 from det_core.search._events import JSON, Action, Completed, Create, Event, Exited, Validated
 from det_core.search._plain import RandomSearch
-from det_core.search._search import WORST, Trial
+from det_core.search._search import WORST_SCORE, Trial
 from det_core.search._space import Parameter
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ _SAMPLERS = {
     "qmc": "QMCSampler",
     "nsgaii": "NSGAIISampler",
 }
-_NOTES = ("cmaes", "qmc", "nsgaii")
+_STATEFUL_SAMPLERS = ("cmaes", "qmc", "nsgaii")
 """Samplers that write what they know beside the trials of the study."""
-_NEEDS = {"cmaes": ["cmaes"], "gp": ["scipy", "torch"], "qmc": ["scipy"]}
+_REQUIRED_MODULES = {"cmaes": ["cmaes"], "gp": ["scipy", "torch"], "qmc": ["scipy"]}
 """What they import when they are first asked."""
 
 
@@ -52,7 +52,7 @@ class OptunaSearch(RandomSearch):
         self._options = dict(searcher.get("sampler_options") or {})
         purpose = f"the sampler {self._name!r} of Optuna"
         self._optuna = require("optuna", extra="optuna", purpose=purpose)
-        for module in _NEEDS.get(self._name, []):
+        for module in _REQUIRED_MODULES.get(self._name, []):
             require(module, extra="torch" if module == "torch" else "optuna", purpose=purpose)
         self._varying = [parameter for parameter in self._space.parameters if parameter.kind != "const"]
         self._distributions = {parameter.name: self._distribution(parameter) for parameter in self._varying}
@@ -63,7 +63,7 @@ class OptunaSearch(RandomSearch):
         self._optuna.logging.set_verbosity(self._optuna.logging.ERROR)
         self._study = self._optuna.create_study(direction="minimize", sampler=self._sampler(0))
 
-    def _propose(self, dice: random.Random, seed: int) -> JSON:
+    def _propose(self, rng: random.Random, seed: int) -> JSON:
         self._study.sampler = self._sampler(seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -71,8 +71,8 @@ class OptunaSearch(RandomSearch):
         self._asked = asked.number
         return self._space.fill(lambda parameter: _value(parameter, asked.params))
 
-    def _did(self, event: Event, action: Action, trial: Trial | None) -> None:
-        super()._did(event, action, trial)
+    def _on_action(self, event: Event, action: Action, trial: Trial | None) -> None:
+        super()._on_action(event, action, trial)
         if isinstance(action, Create):
             if self._asked is None:
                 self._enter(action)
@@ -81,7 +81,7 @@ class OptunaSearch(RandomSearch):
 
     def _enter(self, action: Create) -> None:
         """Bring a recorded trial into the study."""
-        if self._name in _NOTES:
+        if self._name in _STATEFUL_SAMPLERS:
             # The trial's own seed stands in the record, so that also a search of an older version is asked the same.
             if self._propose(random.Random(), action.seed) == action.hparams:
                 return
@@ -92,13 +92,13 @@ class OptunaSearch(RandomSearch):
         running, kept = self._optuna.trial.TrialState.RUNNING, self._distributions
         self._study.add_trial(self._optuna.trial.create_trial(state=running, params=params, distributions=kept))
 
-    def _heard(self, event: Completed | Validated | Exited, trial: Trial, told: int | None) -> None:
-        super()._heard(event, trial, told)
+    def _on_trial_event(self, event: Completed | Validated | Exited, trial: Trial, target_length: int | None) -> None:
+        super()._on_trial_event(event, trial, target_length)
         number = self._numbers.pop(trial.request_id, None)
         if number is None:
             return
-        score = self._score(event.metric) if isinstance(event, Completed) else WORST
-        if abs(score) == WORST:
+        score = self._score(event.metric) if isinstance(event, Completed) else WORST_SCORE
+        if abs(score) == WORST_SCORE:
             self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
         else:
             self._study.tell(number, score)
@@ -145,5 +145,5 @@ def _proposed(parameter: Parameter, hparams: JSON) -> Any:
     for name in parameter.path:
         value = value[name]
     if parameter.kind == "categorical":
-        return next(place for place, one in enumerate(parameter.spec["vals"]) if same(one, value))
+        return next(place for place, one in enumerate(parameter.spec["vals"]) if equal_json(one, value))
     return value

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from det_core.search._events import JSON, Action, Close, Event, Exited, Started, TrainTo
-from det_core.search._search import FUTILE, Search
+from det_core.search._search import MAX_INVALID_IN_A_ROW, Search
 from det_core.search._space import Grid
 
 DEFAULT_CONCURRENT = 16
@@ -36,21 +36,21 @@ class RandomSearch(Search):
         if isinstance(event, Started):
             concurrent = self._searcher.get("max_concurrent_trials", DEFAULT_CONCURRENT) or self.max_trials
             for _ in range(min(concurrent, self.max_trials)):
-                yield from self._begin()
+                yield from self._start_trial()
         elif isinstance(event, Exited):
             refunded = self._exits["invalid_hp"] if self._replaces else 0
-            futile = self._replaces and event.reason == "invalid_hp" and self._futile >= FUTILE
+            futile = self._replaces and event.reason == "invalid_hp" and self._invalid_in_a_row >= MAX_INVALID_IN_A_ROW
             if len(self._trials) - refunded < self.max_trials and not futile:
-                yield from self._begin()
+                yield from self._start_trial()
 
-    def _begin(self) -> Iterator[Action]:
-        create = self._new()
+    def _start_trial(self) -> Iterator[Action]:
+        create = self._create_trial()
         yield create
         if self.length is not None:
             yield TrainTo(create.request_id, self.length)
         yield Close(create.request_id)
 
-    def _share_done(self) -> float:
+    def _fraction_done(self) -> float:
         if not self.max_trials:
             return 1.0
         counted = [trial for trial in self._trials.values() if trial.exited != "invalid_hp" or not self._replaces]
@@ -76,5 +76,5 @@ class GridSearch(RandomSearch):
         self._grid = Grid(self._space)
         return len(self._grid)
 
-    def _propose(self, dice: random.Random, seed: int) -> JSON:
+    def _propose(self, rng: random.Random, seed: int) -> JSON:
         return self._grid[len(self._grid) - 1 - len(self._trials)]

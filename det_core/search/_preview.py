@@ -10,13 +10,13 @@ from typing import Any
 
 from det_core.search._create import create_search
 from det_core.search._events import JSON
-from det_core.search._halving import HalvingSearch, timed
+from det_core.search._halving import HalvingSearch, is_time_based
 from det_core.search._plain import RandomSearch, SingleSearch, units_of
 from det_core.search._simulate import Simulation, simulate
 from det_core.search._space import Space
 
-RUNS = 20
-ENOUGH = 20_000
+SIMULATED_RUNS = 20
+MAX_SIMULATED_TRIALS = 20_000
 """Trials to simulate, over all runs."""
 
 
@@ -55,10 +55,10 @@ def preview(
         brackets: list[JSON] = []
     else:
         halving = isinstance(search, HalvingSearch)
-        runs = max(1, min(RUNS, ENOUGH // int(searcher["max_trials"]))) if halving else 1
+        runs = max(1, min(SIMULATED_RUNS, MAX_SIMULATED_TRIALS // int(searcher["max_trials"]))) if halving else 1
         done = [_run(searcher, hyperparameters, (seed + i) % 2**32, folder) for i in range(runs)]
         trials, units = len(done[0].trials), [run.units for run in done]
-        full = trials * units_of(searcher["max_time" if timed(searcher) else "max_length"]) if halving else None
+        full = trials * units_of(searcher["max_time" if is_time_based(searcher) else "max_length"]) if halving else None
         brackets = [_bracket(list(seen)) for seen in zip(*(run.search.rungs() for run in done), strict=True)]
     warnings = [text for bracket in brackets for text in _on_rungs(bracket)]
     if isinstance(search, SingleSearch) and any(p.kind != "const" for p in Space(hyperparameters).parameters):
@@ -77,10 +77,10 @@ def preview(
 
 
 def _run(searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int, folder: str | None) -> Simulation:
-    def metric_of(hparams: JSON, length: int, number: int) -> float:
+    def objective(hparams: JSON, length: int, number: int) -> float:
         return random.Random(f"{seed} {number}").random()
 
-    return simulate(searcher, hyperparameters, seed, metric_of, folder=folder)
+    return simulate(searcher, hyperparameters, seed, objective, folder=folder)
 
 
 def _bracket(seen: list[JSON]) -> JSON:
@@ -118,7 +118,7 @@ def _on_all(searcher: Mapping[str, Any], brackets: list[JSON]) -> list[str]:
         found.append(
             f"max_concurrent_trials is {asked}, and there are {len(brackets)} brackets: one trial runs in each"
         )
-    if timed(searcher):
+    if is_time_based(searcher):
         metric = searcher["time_metric"]
         found.append(
             f"lengths and units are values of the validation metric {metric!r}, whatever it counts. A trial is judged "

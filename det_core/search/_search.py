@@ -2,8 +2,8 @@
 
 The record is the only truth. :meth:`Search.handle` takes an event into the state and decides; :meth:`Search.apply`
 takes a recorded event with its recorded actions and decides nothing, as Optuna, a user's method or a newer det_core
-would decide otherwise than what trials were told. Both change the state in the same two places, ``_observe`` for an
-event and ``_carry_out`` for an action, so a search that is recovered is the search that went on.
+would decide otherwise than what trials were told. Both change the state in the same two places, ``_apply_event`` for an
+event and ``_apply_action`` for an action, so a search that is recovered is the search that went on.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from det_core.search._events import (
 )
 from det_core.search._space import Space
 
-WORST = 1.7976931348623157e308
+WORST_SCORE = 1.7976931348623157e308
 """The score that stands for none: the largest finite number, so that it can be sorted."""
-FUTILE = 100
+MAX_INVALID_IN_A_ROW = 100
 """Trials in a row with hyperparameters that cannot be trained, after which none is replaced any more."""
 
 
@@ -55,7 +55,7 @@ class Trial:
     closed: bool = False
     exited: str | None = None
     """The reason of its exit."""
-    score: float = WORST
+    score: float = WORST_SCORE
     """What it last reported, smaller being better."""
     bracket: int = 0
     rung: int = 0
@@ -64,7 +64,7 @@ class Trial:
     """How many rungs, from the lowest, have its score."""
 
     @property
-    def gone(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether it will train no more."""
         return self.closed or self.exited is not None
 
@@ -77,7 +77,7 @@ class Search(ABC):
     nothing new (a trial that exits twice) gives no actions: a master that was killed tells some again.
     """
 
-    uses: frozenset[str] = frozenset({"started", "completed", "exited"})
+    event_kinds: frozenset[str] = frozenset({"started", "completed", "exited"})
     """The kinds of events that matter to its decisions; the others need not be recorded, nor sent."""
     _ends_with_its_trials = True
     """Whether it is over when all trials are and nothing new was created."""
@@ -86,12 +86,12 @@ class Search(ABC):
         """Use :func:`create_search`."""
         self._searcher, self._seed = searcher, seed
         self._space = Space(hyperparameters)
-        self._dice = random.Random()  # seeded anew for each trial, which takes half as long as a new one
+        self._rng = random.Random()  # seeded anew for each trial, which takes half as long as a new one
         self._sign = 1.0 if searcher.get("smaller_is_better", True) else -1.0
         self._trials: dict[str, Trial] = {}
         self._started = self._over = False
         self._exits: Counter[str] = Counter()
-        self._futile = 0
+        self._invalid_in_a_row = 0
         self._progress: float | None = None
 
     @property
@@ -113,15 +113,15 @@ class Search(ABC):
                 method failed or decided what cannot be done. The state may then be half-way: recover it.
         """
         actions: list[Action] = []
-        if self._over or not self._observe(event):
+        if self._over or not self._apply_event(event):
             return actions
         for action in self._decide(event):
-            self._carry_out(event, action)
+            self._apply_action(event, action)
             actions.append(action)
         count = len(self._trials)
         if isinstance(event, Exited) and self._ends_with_its_trials and self._exits.total() >= count and not self._over:
             end = Shutdown(failure=self._exits["errored"] >= count, cancel=self._exits["canceled"] >= count)
-            self._carry_out(event, end)
+            self._apply_action(event, end)
             actions.append(end)
         return actions
 
@@ -135,14 +135,14 @@ class Search(ABC):
         Raises:
             SearchError: as :meth:`handle`.
         """
-        if not self._over and self._observe(event):
-            self._remember(event, actions)
+        if not self._over and self._apply_event(event):
+            self._on_replay(event, actions)
         for action in actions:
-            self._carry_out(event, action)
+            self._apply_action(event, action)
 
     def progress(self) -> float:
         """How much of the search is done, 0 to 1."""
-        value = 1.0 if self._over else self._share_done() if self._progress is None else self._progress
+        value = 1.0 if self._over else self._fraction_done() if self._progress is None else self._progress
         return min(max(value, 0.0), 1.0) if value == value else 0.0
 
     def rungs(self) -> list[JSON]:
@@ -161,81 +161,81 @@ class Search(ABC):
         """What an event leads to. Each action is carried out before the next one is asked for."""
 
     @abstractmethod
-    def _share_done(self) -> float:
+    def _fraction_done(self) -> float:
         """How much of the search is done; what is not a number counts as nothing."""
 
-    def _heard(self, event: Completed | Validated | Exited, trial: Trial, told: int | None) -> None:
-        """Take what a trial says into the method's own state; ``told``: the length of the operation that it had."""
+    def _on_trial_event(self, event: Completed | Validated | Exited, trial: Trial, target_length: int | None) -> None:
+        """Take what a trial says into the method's own state; ``target_length``: of its operation."""
         return None
 
-    def _did(self, event: Event, action: Action, trial: Trial | None) -> None:
+    def _on_action(self, event: Event, action: Action, trial: Trial | None) -> None:
         """Take an action, and the trial that it is about, into the method's own state."""
         return None
 
-    def _remember(self, event: Event, actions: Sequence[Action]) -> None:
+    def _on_replay(self, event: Event, actions: Sequence[Action]) -> None:
         """Let code that is not ours see a recorded event, before its actions are carried out."""
         return None
 
     # What a method calls.
 
-    def _new(self, hparams: JSON | None = None, number: int | None = None) -> Create:
+    def _create_trial(self, hparams: JSON | None = None, number: int | None = None) -> Create:
         """A new trial. The n-th of an experiment draws from a generator of its own, seeded by the experiment's seed
         and n: what is drawn depends on nothing that went before, and there is no state to keep."""
-        dice = self._dice
-        dice.seed(f"{self._seed}/{len(self._trials) if number is None else number}")
-        seed, digits = dice.getrandbits(31), f"{dice.getrandbits(128):032x}"
+        rng = self._rng
+        rng.seed(f"{self._seed}/{len(self._trials) if number is None else number}")
+        seed, digits = rng.getrandbits(31), f"{rng.getrandbits(128):032x}"
         # A UUID of version 4, as str(uuid.UUID(...)) writes it, at a fifth of the time.
         request_id = f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
-        return Create(request_id, self._propose(dice, seed) if hparams is None else dict(hparams), seed)
+        return Create(request_id, self._propose(rng, seed) if hparams is None else dict(hparams), seed)
 
-    def _propose(self, dice: random.Random, seed: int) -> JSON:
+    def _propose(self, rng: random.Random, seed: int) -> JSON:
         """The hyperparameters of the next trial, whose seed is given."""
-        return self._space.sample(dice)
+        return self._space.sample(rng)
 
     def _score(self, metric: float) -> float:
         """The metric so that smaller is better, and finite."""
         score = self._sign * metric
-        return min(max(score, -WORST), WORST) if score == score else WORST
+        return min(max(score, -WORST_SCORE), WORST_SCORE) if score == score else WORST_SCORE
 
     # How the state follows.
 
-    def _observe(self, event: Event) -> bool:
+    def _apply_event(self, event: Event) -> bool:
         """Take an event into the state; False if it tells nothing new, or nothing that the method uses."""
         if isinstance(event, Started):
             new, self._started = not self._started, True
             return new
         if isinstance(event, Posted):
-            if event.kind not in self.uses:
+            if event.kind not in self.event_kinds:
                 name = self._searcher["name"]
                 raise SearchError(f"the search {name!r} decides by itself: no operations can be sent to it")
             return True
         trial = self._trial(event.request_id)
-        told = trial.length
+        target_length = trial.length
         if isinstance(event, Completed):
-            if trial.exited is not None or event.length <= trial.done or (told is None and trial.closed):
+            if trial.exited is not None or event.length <= trial.done or (target_length is None and trial.closed):
                 return False
-            if told != event.length:
+            if target_length != event.length:
                 raise SearchError(
-                    f"trial {event.request_id} completed length {event.length}; it was to train to {told}"
+                    f"trial {event.request_id} completed length {event.length}; it was to train to {target_length}"
                 )
-            trial.length, trial.done, trial.units, self._futile = None, event.length, event.length, 0
+            trial.length, trial.done, trial.units, self._invalid_in_a_row = None, event.length, event.length, 0
         elif isinstance(event, Exited):
             if trial.exited is not None:
                 return False
             trial.length, trial.exited = None, event.reason
             self._exits[event.reason] += 1
-            self._futile += event.reason == "invalid_hp"
+            self._invalid_in_a_row += event.reason == "invalid_hp"
         elif isinstance(event, Progress):
             trial.units = event.units
-        elif isinstance(event, Validated) and trial.gone:
+        elif isinstance(event, Validated) and trial.is_finished:
             return False
-        if event.kind not in self.uses:
+        if event.kind not in self.event_kinds:
             return False
         if not isinstance(event, (TrialCreated, Progress)):
-            self._heard(event, trial, told)
+            self._on_trial_event(event, trial, target_length)
         return True
 
-    def _carry_out(self, event: Event, action: Action) -> None:
+    def _apply_action(self, event: Event, action: Action) -> None:
         """Take one decision into the state."""
         trial = None
         if isinstance(action, Create):
@@ -252,7 +252,7 @@ class Search(ABC):
             self._progress = action.progress
         else:
             self._over = True
-        self._did(event, action, trial)
+        self._on_action(event, action, trial)
 
     def _trial(self, request_id: str) -> Trial:
         try:

@@ -19,7 +19,7 @@ from det_core.search._events import (
     Create,
     Event,
     Exited,
-    Reason,
+    ExitReason,
     Started,
     Stop,
     TrainTo,
@@ -27,7 +27,7 @@ from det_core.search._events import (
 )
 from det_core.search._search import Search
 
-MetricOf = Callable[[JSON, int, int], "float | Reason"]
+Objective = Callable[[JSON, int, int], "float | ExitReason"]
 """(hyperparameters, length, number of the trial from 0) -> its metric there, or why it is over. May raise InvalidHP."""
 Order = Literal["time", "random"]
 
@@ -43,8 +43,8 @@ class SimulatedTrial:
     seed: int
     reports: tuple[tuple[int, float], ...] = ()
     """The lengths at which it was validated, with its metric at each."""
-    exited: Reason | None = None
-    told: int | None = None
+    exited: ExitReason | None = None
+    target: int | None = None
     """The length it trains to; None: it trains no more, for now."""
     closed: bool = False
     stopped: bool = False
@@ -75,7 +75,7 @@ def simulate(
     searcher: Mapping[str, Any],
     hyperparameters: Mapping[str, Any],
     seed: int,
-    metric_of: MetricOf,
+    objective: Objective,
     *,
     slots: int | None = None,
     order: Order = "time",
@@ -87,7 +87,7 @@ def simulate(
 
     Args:
         searcher, hyperparameters, seed, folder: as for :func:`create_search`.
-        metric_of: what a trial reports, after how long.
+        objective: what a trial reports, after how long.
         slots: how many trials train at a time; None: as many as the search wants.
         order: which of the running trials reports next. ``time``: each trains one unit a tick; ``random``: any of them,
             by ``seed``.
@@ -98,27 +98,27 @@ def simulate(
         SearchError: the search failed, or it stands still: no trial is left to train, and it is not over.
     """
     done = Simulation(search or create_search(searcher, hyperparameters, seed, folder=folder))
-    _Simulator(done, metric_of, slots, random.Random(seed) if order == "random" else None, record).run()
+    _Simulator(done, objective, slots, random.Random(seed) if order == "random" else None, record).run()
     return done
 
 
 class _Simulator:
     def __init__(
-        self, done: Simulation, metric_of: MetricOf, slots: int | None, dice: random.Random | None, record: bool
+        self, done: Simulation, objective: Objective, slots: int | None, rng: random.Random | None, record: bool
     ) -> None:
-        self._done, self._metric_of, self._slots, self._dice, self._record = done, metric_of, slots, dice, record
+        self._done, self._objective, self._slots, self._rng, self._record = done, objective, slots, rng, record
         self._trials: dict[str, SimulatedTrial] = {}
         self._waiting: deque[SimulatedTrial] = deque()
         self._running: list[tuple[float, int, int, SimulatedTrial]] = []
         self._started = 0
         self._stages: list[int] = []
         """The lengths at which trials report on the way, which only a search that validations drive has."""
-        if "validated" in done.search.uses:
+        if "validated" in done.search.event_kinds:
             self._stages = sorted({rung["length"] for bracket in done.search.rungs() for rung in bracket["rungs"]})
 
     def run(self) -> None:
         """Until nothing trains any more."""
-        self._tell(Started())
+        self._send(Started())
         self._fill()
         while self._running:
             self._done.time, _, length, trial = heappop(self._running)
@@ -132,7 +132,7 @@ class _Simulator:
     def _reach(self, trial: SimulatedTrial, length: int) -> None:
         """A trial has trained ``length`` units."""
         try:
-            said = self._metric_of(trial.hparams, length, trial.number)
+            said = self._objective(trial.hparams, length, trial.number)
         except InvalidHP:
             said = "invalid_hp"
         if isinstance(said, str):
@@ -140,17 +140,17 @@ class _Simulator:
             return
         self._done.units += length - trial.length
         trial.reports += ((length, said),)
-        if length == trial.told:
-            trial.told = None
-            self._tell(Completed(trial.request_id, length, said))
-            if trial.closed and trial.told is None and trial.exited is None:
+        if length == trial.target:
+            trial.target = None
+            self._send(Completed(trial.request_id, length, said))
+            if trial.closed and trial.target is None and trial.exited is None:
                 self._exit(trial, "completed")
             return
-        self._tell(Validated(trial.request_id, length, said))
+        self._send(Validated(trial.request_id, length, said))
         if not trial.stopped:
             self._start(trial)
 
-    def _tell(self, event: Event) -> None:
+    def _send(self, event: Event) -> None:
         actions = self._done.search.handle(event)
         self._done.decisions += 1
         if self._record:
@@ -159,7 +159,7 @@ class _Simulator:
         for action in actions:
             if isinstance(action, TrainTo):
                 trial = self._trials[action.request_id]
-                trial.told = action.length
+                trial.target = action.length
                 self._waiting.append(trial)
             elif isinstance(action, Create):
                 name = action.request_id
@@ -168,15 +168,15 @@ class _Simulator:
                 trial = self._trials[action.request_id]
                 trial.closed = True
                 if isinstance(action, Stop):
-                    trial.stopped, trial.told = True, None
+                    trial.stopped, trial.target = True, None
                 closed.append(trial)
         for trial in closed:
-            if trial.told is None and trial.exited is None:
+            if trial.target is None and trial.exited is None:
                 self._exit(trial, "completed")
 
-    def _exit(self, trial: SimulatedTrial, reason: Reason) -> None:
-        trial.exited, trial.told = reason, None
-        self._tell(Exited(trial.request_id, reason))
+    def _exit(self, trial: SimulatedTrial, reason: ExitReason) -> None:
+        trial.exited, trial.target = reason, None
+        self._send(Exited(trial.request_id, reason))
 
     def _fill(self) -> None:
         """Start what waits, as far as there are slots."""
@@ -186,9 +186,9 @@ class _Simulator:
                 self._start(trial)
 
     def _start(self, trial: SimulatedTrial) -> None:
-        assert trial.told is not None
+        assert trial.target is not None
         trained = trial.length
-        length = next((stage for stage in self._stages if trained < stage < trial.told), trial.told)
+        length = next((stage for stage in self._stages if trained < stage < trial.target), trial.target)
         self._started += 1
-        end = self._done.time + length - trained if self._dice is None else self._dice.random()
+        end = self._done.time + length - trained if self._rng is None else self._rng.random()
         heappush(self._running, (end, self._started, length, trial))

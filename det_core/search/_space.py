@@ -11,7 +11,7 @@ from typing import Any
 
 from det_core.search._events import JSON
 
-_NEEDS = {
+_REQUIRED_KEYS = {
     "const": ["val"],
     "categorical": ["vals"],
     "int": ["minval", "maxval"],
@@ -33,20 +33,20 @@ class Parameter:
         """The path with dots."""
         return ".".join(self.path)
 
-    def draw(self, dice: random.Random) -> Any:
+    def draw(self, rng: random.Random) -> Any:
         """A value at random, each as likely; of a logarithmic one, each exponent."""
         spec = self.spec
         match self.kind:
             case "const":
                 return spec["val"]
             case "categorical":
-                return dice.choice(spec["vals"])
+                return rng.choice(spec["vals"])
             case "int":
-                return dice.randint(spec["minval"], spec["maxval"])
+                return rng.randint(spec["minval"], spec["maxval"])
             case "double":
-                return dice.uniform(spec["minval"], spec["maxval"])
+                return rng.uniform(spec["minval"], spec["maxval"])
             case _:
-                return math.pow(spec["base"], dice.uniform(spec["minval"], spec["maxval"]))
+                return math.pow(spec["base"], rng.uniform(spec["minval"], spec["maxval"]))
 
     def axis(self) -> list[Any]:
         """Its values on a grid."""
@@ -80,9 +80,9 @@ class Space:
         self.parameters: list[Parameter] = []
         self._tree = self._read(hyperparameters, ())
 
-    def sample(self, dice: random.Random) -> JSON:
+    def sample(self, rng: random.Random) -> JSON:
         """A trial's hyperparameters, drawn at random."""
-        return self.fill(lambda parameter: parameter.draw(dice))
+        return self.fill(lambda parameter: parameter.draw(rng))
 
     def fill(self, value_of: Callable[[Parameter], Any]) -> JSON:
         """A trial's hyperparameters, with what ``value_of`` says of each."""
@@ -136,9 +136,9 @@ def _filled(tree: JSON, value_of: Callable[[Parameter], Any]) -> JSON:
 
 def _check(parameter: Parameter) -> None:
     spec, where = parameter.spec, f"hyperparameters.{parameter.name}"
-    if parameter.kind not in _NEEDS:
-        raise ValueError(f"{where}: there is no type {parameter.kind!r}; there are {', '.join(sorted(_NEEDS))}")
-    if missing := [key for key in _NEEDS[parameter.kind] if key not in spec]:
+    if parameter.kind not in _REQUIRED_KEYS:
+        raise ValueError(f"{where}: there is no type {parameter.kind!r}; there are {', '.join(sorted(_REQUIRED_KEYS))}")
+    if missing := [key for key in _REQUIRED_KEYS[parameter.kind] if key not in spec]:
         raise ValueError(f"{where}: {missing[0]} is missing")
     if parameter.kind == "categorical" and not spec["vals"]:
         raise ValueError(f"{where}: vals is empty")

@@ -121,18 +121,18 @@ class SearchSuite:
         """The search with made-up trials, of which some fail and some cannot be trained."""
         reports = 0
 
-        def metric_of(hparams: Mapping[str, Any], length: int, number: int) -> Any:
+        def objective(hparams: Mapping[str, Any], length: int, number: int) -> Any:
             nonlocal reports
             reports += 1
             assert reports <= LIMIT, f"the search goes on after {LIMIT} reports"
-            dice = random.Random(f"{seed} {number}")
-            luck, quality = dice.random(), dice.random()
+            rng = random.Random(f"{seed} {number}")
+            luck, quality = rng.random(), rng.random()
             if luck < failing:
                 return "errored"
             return "invalid_hp" if luck < failing + invalid else quality + 1 / (1 + length)
 
         return simulate(
-            self.searcher, self.hyperparameters, seed, metric_of, slots=3, record=True, search=self.make(seed)
+            self.searcher, self.hyperparameters, seed, objective, slots=3, record=True, search=self.make(seed)
         )
 
     def _goes_on(self, search: Search, record: Sequence[tuple[Event, list[Action]]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from det_core._json import to_numbers
+from det_core._json import str_to_nonfinite
 from det_core.cli._say import note, number, print_json, print_table, when
 from det_core.cli._session import command_for, find, on_master
 
@@ -93,7 +93,7 @@ def _rungs(experiment: Experiment, brackets: Any) -> list[tuple[str, ...]]:
     for bracket in brackets if isinstance(brackets, list) else ():
         for rung in bracket.get("rungs") or ():
             entries = rung["entries"]
-            metrics = [float(to_numbers(entry["metric"])) for entry in entries if entry["metric"] is not None]
+            metrics = [float(str_to_nonfinite(entry["metric"])) for entry in entries if entry["metric"] is not None]
             best = (min if experiment.smaller_is_better else max)(metrics, default=None)
             promoted = sum(entry.get("state") == "promoted" for entry in entries)
             cells = (bracket["bracket"], rung["rung"], rung["length"], len(entries), promoted, rung["outstanding"])

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from typing import IO, TYPE_CHECKING, Any
 
-from det_core._json import word
+from det_core._json import encode_nonfinite
 
 if TYPE_CHECKING:
     from det_core.cli.runs._export import Table
@@ -70,7 +70,7 @@ def cell(value: Any) -> Any:
     if value is None:
         return ""
     if isinstance(value, float):
-        return repr(value) if math.isfinite(value) else word(value)
+        return repr(value) if math.isfinite(value) else encode_nonfinite(value)
     if isinstance(value, (list, dict)):
         return json.dumps(value, ensure_ascii=False)
     return value

@@ -130,12 +130,12 @@ def _print(run: Run, last: dict[str, tuple[int, Row]]) -> None:
 
 def _settings(run: Run, name: str) -> list[tuple[str, str]]:
     """Return settings as lines; those of each restart apart where they differ, as each made rows of its own."""
-    from det_core._json import same
+    from det_core._json import equal_json
     from det_core.client._table import spread
 
     of_restarts = run.record.settings(name)
     last = run.record.last_settings(name)
-    if all(same(settings, last) for settings in of_restarts.values()):
+    if all(equal_json(settings, last) for settings in of_restarts.values()):
         return [(f"{name}.{key}", number(value)) for key, value in spread(last).items()]
     lines = []
     for restart, settings in of_restarts.items():

@@ -34,7 +34,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Preview a search."""
     from det_core.config import parse_experiment
-    from det_core.errors import ConfigErrors
+    from det_core.errors import ConfigError
     from det_core.search._preview import preview
 
     if not is_there(args.CONFIG):
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     except UnicodeDecodeError:
         error(f"{path} is no text: name the experiment's configuration, a YAML or JSON file")
         return NOT_UNDERSTOOD
-    except ConfigErrors as e:
+    except ConfigError as e:
         tell_mistakes(e.errors, args.CONFIG)
         return NOT_UNDERSTOOD
     found = preview(

@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any
 
-from det_core._json import same
+from det_core._json import equal_json
 from det_core.core._checkpoint._start import StartCheckpoint
 from det_core.core._distributed import DistributedContext
 from det_core.core._run import Run
@@ -231,7 +231,7 @@ class _FirstRow:
         if self.steps != other.steps:
             return None
         common = self._values.keys() & other._values.keys()
-        return min((key for key in common if not same(self._values[key], other._values[key])), default=None)
+        return min((key for key in common if not equal_json(self._values[key], other._values[key])), default=None)
 
 
 def _step_of(record: Mapping[str, Any], group: str) -> int | None:

@@ -372,7 +372,7 @@ def _merge(
         values = [(rank, part[key]) for rank, part in parts if key in part]
         if all(isinstance(value, dict) for _, value in values):
             merged[key] = _merge(values, f"{path}/{key}", conflicts)
-        elif all(_json.same(value, values[0][1]) for _, value in values):
+        elif all(_json.equal_json(value, values[0][1]) for _, value in values):
             merged[key] = values[0][1]
         else:
             conflicts[f"{path}/{key}"] = [rank for rank, _ in values]

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from det_core._env import inherited
+from det_core._env import child_environment
 from det_core.master.engines import _supervisor
 from det_core.master.engines._archive import unpack_archive
 from det_core.master.engines._folder import AllocationFolder
@@ -192,7 +192,7 @@ def _spawn(folder: AllocationFolder, *, appear: bool) -> int:
         return os.posix_spawn(
             arguments[0],
             arguments,
-            inherited(),
+            child_environment(),
             setsid=True,
             file_actions=[
                 (os.POSIX_SPAWN_DUP2, lock, _supervisor.LOCK),

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from det_core.config import ConfigErrors, Experiment, parse_experiment, read_changes
+from det_core.config import ConfigError, Experiment, parse_experiment, read_changes
 from det_core.master._errors import Invalid, WrongState
 from det_core.master.scheduler import State
 from det_core.master.service import _retention
@@ -49,7 +49,7 @@ def _laid_over(row: ExperimentRow, override: str | None) -> Experiment:
         return before
     try:
         after = parse_experiment(_merged(row.config, read_changes(override)))
-    except ConfigErrors as e:
+    except ConfigError as e:
         raise Invalid(str(e), tuple(map(str, e.errors))) from None
     if _search_of(before) != _search_of(after):
         raise Invalid(

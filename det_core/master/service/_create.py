@@ -9,7 +9,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
-from det_core.config import ConfigErrors, Experiment, binds, entrypoint_scripts, entrypoint_trial, parse_experiment
+from det_core.config import (
+    ConfigError,
+    Experiment,
+    defines_name,
+    entrypoint_scripts,
+    entrypoint_trial,
+    parse_experiment,
+)
 from det_core.errors import DetCoreError
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.engines import check_archive, read_archived, unpack_archive
@@ -58,7 +65,7 @@ def read_config(hub: Hub, config: str | Mapping[str, Any], overrides: Sequence[s
             default_seed=int(_clock.now()) & 0x7FFFFFFF,
             managed=not unmanaged,
         )
-    except ConfigErrors as e:
+    except ConfigError as e:
         raise Invalid(str(e), tuple(map(str, e.errors))) from None
     if not unmanaged and spec.max_slots is not None and spec.max_slots < spec.slots_per_trial:
         raise Invalid(
@@ -119,7 +126,7 @@ def _check_trial_class(spec: Experiment, files: frozenset[str], context: bytes |
     if path is None:
         raise Invalid(f"entrypoint: {module}:{name} needs {paths[0]}, and {_no_such_file(files)}")
     assert context is not None
-    if not binds(read_archived(io.BytesIO(context), path).decode(errors="replace"), name):
+    if not defines_name(read_archived(io.BytesIO(context), path).decode(errors="replace"), name):
         raise Invalid(f"entrypoint: {module}:{name} needs a class {name}, and {path} has none")
 
 

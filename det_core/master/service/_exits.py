@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from det_core.master.service._actor import Transaction
     from det_core.master.service._hub import Hub
     from det_core.master.service._live import LiveAllocation, LiveTrial
-    from det_core.search import Reason
+    from det_core.search import ExitReason
 
 ENDED = "ENDED"
 
@@ -60,7 +60,7 @@ def _follow(hub: Hub, tx: Transaction, trial: LiveTrial, after: Next, error: str
     trial.restarts = after.restarts
     if after.step is Step.END:
         error = error if after.state is State.ERROR else None
-        _trials.end(hub, tx, trial, after.state, cast("Reason", after.reason), error)
+        _trials.end(hub, tx, trial, after.state, cast("ExitReason", after.reason), error)
         return
     if counted or error is not None:
         tx.write(trials.change, trial.id, restarts=trial.restarts, error=error)

@@ -73,7 +73,7 @@ def telling(trial: LiveTrial, records: Sequence[Mapping[str, Any]], *, last_will
 def goes_by_validations(trial: LiveTrial) -> bool:
     """Whether a trial's search is told its validations."""
     search, spec = trial.experiment.search, trial.experiment.spec
-    if search is None or trial.reopened or Validated.kind not in search.uses:
+    if search is None or trial.reopened or Validated.kind not in search.event_kinds:
         return False
     return spec.time_metric is not None or bool(spec.searcher.get("class"))
 

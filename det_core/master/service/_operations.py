@@ -6,7 +6,7 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from det_core._json import is_number, same, to_numbers
+from det_core._json import equal_json, is_number, str_to_nonfinite
 from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master.scheduler import State
 from det_core.master.service import _trials
@@ -64,7 +64,7 @@ def completed(hub: Hub, tx: Transaction, trial: LiveTrial, length: int, metric: 
             _trials.retire(hub, tx, trial)
         return
     if length in trial.done:
-        if same(trial.done[length], metric):
+        if equal_json(trial.done[length], metric):
             return
         raise Conflict(
             f"trial {trial.id}: the operation of length {length} was completed with {trial.done[length]!r} already, "
@@ -76,7 +76,7 @@ def completed(hub: Hub, tx: Transaction, trial: LiveTrial, length: int, metric: 
 
 def as_number(value: Any) -> float | None:
     """A number as a float, also one that is spelled as §2.1 says; None for anything else."""
-    found = to_numbers(value)
+    found = str_to_nonfinite(value)
     return float(found) if is_number(found) else None
 
 
@@ -98,7 +98,7 @@ def progressed(tx: Transaction, trial: LiveTrial, value: float, *, is_raw: bool)
     if search is None or trial.reopened or (is_raw and not whole):
         return
     event = Progress(trial.request_id, units)
-    if event.kind in search.uses:
+    if event.kind in search.event_kinds:
         trial.experiment.pending.append(event)
     else:
         search.handle(event)  # it decides nothing, so that nothing is recorded

@@ -29,7 +29,7 @@ def settle(hub: Hub, tx: Transaction) -> None:
             _ending.fail(hub, tx, experiment, experiment.broken)
         while experiment.pending:
             event = experiment.pending.popleft()
-            if experiment.alive and experiment.search is not None and event.kind in experiment.search.uses:
+            if experiment.alive and experiment.search is not None and event.kind in experiment.search.event_kinds:
                 _tell(hub, tx, experiment, event)
         _ending.finish(hub, tx, experiment)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from det_core.master.service._actor import Transaction
     from det_core.master.service._hub import Hub
-    from det_core.search import Reason
+    from det_core.search import ExitReason
 
 
 def create(
@@ -133,11 +133,13 @@ def stop(hub: Hub, tx: Transaction, trial: LiveTrial, state: State, why: str) ->
         _allocations.ask_to_stop(hub, tx, trial.allocation, why)
 
 
-def _reason(state: State) -> Reason:
+def _reason(state: State) -> ExitReason:
     return "errored" if state is State.ERROR else "completed"
 
 
-def end(hub: Hub, tx: Transaction, trial: LiveTrial, state: State, reason: Reason, error: str | None = None) -> None:
+def end(
+    hub: Hub, tx: Transaction, trial: LiveTrial, state: State, reason: ExitReason, error: str | None = None
+) -> None:
     """A trial is over: it leaves, and its search is told."""
     experiment = trial.experiment
     stop_wanting(hub, trial)

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Connection, insert, select
 
 from det_core import _clock
-from det_core._json import is_number, same, to_numbers
+from det_core._json import equal_json, is_number, str_to_nonfinite
 from det_core.errors import StoreConflict
 from det_core.master.store import _writers
 from det_core.master.store._record import group_trouble, step_trouble
@@ -54,8 +54,8 @@ def report(
     """
     if trouble := group_trouble(group) or step_trouble(steps_completed):
         raise ValueError(trouble)
-    values: dict[str, Any] = to_numbers(dict(metrics))
-    batches = None if batch_metrics is None else to_numbers(list(batch_metrics))
+    values: dict[str, Any] = str_to_nonfinite(dict(metrics))
+    batches = None if batch_metrics is None else str_to_nonfinite(list(batch_metrics))
     if wrong := [key for key in _EPOCHS if key in values and not is_number(values[key])]:
         raise ValueError(f"metrics: {wrong[0]} must be a number, not {values[wrong[0]]!r:.80}")
     step = NO_STEP if steps_completed is None or group in SYSTEM else steps_completed
@@ -113,14 +113,14 @@ def _unknown(rows: Sequence[Any], values: dict[str, Any], batches: Any, where: s
     known: dict[str, Any] = {}
     for row in rows:
         known = {**loads(row.metrics), **known}
-    if wrong := [key for key, value in values.items() if key in known and not same(known[key], value)]:
+    if wrong := [key for key, value in values.items() if key in known and not equal_json(known[key], value)]:
         key = wrong[0]
         raise StoreConflict(
             f"{where}: {key} was reported as {known[key]!r:.80} already, and cannot become {values[key]!r:.80}"
         )
     standing = next((loads(row.batch_metrics) for row in rows if row.batch_metrics is not None), None)
     if batches is not None and standing is not None:
-        if not same(standing, batches):
+        if not equal_json(standing, batches):
             raise StoreConflict(f"{where}: other batch metrics were reported already, and cannot be overwritten")
         batches = None
     new = {key: value for key, value in values.items() if key not in known}
@@ -132,4 +132,4 @@ def _sampled(conn: Connection, trial_id: int, run_id: int, group: str, time: flo
     m = METRICS.c
     where = (m.trial_id == trial_id) & (m.grp == group) & (m.step == NO_STEP) & (m.run_id == run_id)
     mine = where & (m.restart == 0) & (m.rank == REPORTED) & (m.time == time)
-    return any(same(loads(text), values) for text in conn.execute(select(m.metrics).where(mine)).scalars())
+    return any(equal_json(loads(text), values) for text in conn.execute(select(m.metrics).where(mine)).scalars())

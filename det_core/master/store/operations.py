@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, func, select, update
 
 from det_core import _clock
-from det_core._json import same
+from det_core._json import equal_json
 from det_core.errors import StoreConflict
 from det_core.master.store._rows import many, one
 from det_core.master.store._schema import OPERATIONS, TRIALS
@@ -86,7 +86,7 @@ def complete(conn: Connection, trial_id: int, length: int, metric: Any) -> bool:
         conn.execute(update(OPERATIONS).where(where).values(completed=True, metric=metric, end_time=_clock.now()))
         return True
     done = [o for o in of_trial(conn, trial_id) if o.completed and o.length == length]
-    if any(same(o.metric, metric) for o in done):
+    if any(equal_json(o.metric, metric) for o in done):
         return False
     if done:
         raise StoreConflict(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from det_core import core
-from det_core._env import Environment, tell_local_rank
+from det_core._env import Environment, set_local_rank
 from det_core._optional import require
 from det_core._training.process_group import destroy_group
 from det_core.errors import InvalidExperimentException
@@ -293,7 +293,7 @@ def init(
 def _make_group(stack: ExitStack, deepspeed: Any, ranks: core.DistributedContext) -> None:
     """Make DeepSpeed's process group, unless there is one; also for a single rank, as engines need one."""
     accelerator = deepspeed.get_accelerator()
-    tell_local_rank(ranks.local_rank)
+    set_local_rank(ranks.local_rank)
     if accelerator.device_name() != "cpu":
         accelerator.set_device(ranks.local_rank)
     if Environment.read().launch.get("DET_MANUAL_INIT_DISTRIBUTED"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from det_core._json import to_numbers
+from det_core._json import str_to_nonfinite
 from det_core.client import Master
 from det_core.client._address import Address, canonical, locate, reach
 from det_core.client._answers import plain, seconds
@@ -160,7 +160,7 @@ def test_answers_are_told_in_our_words() -> None:
     assert plain(told) == {"state": "ACTIVE", "start_time": 1.5, "num_trials": 3, "hparams": {"learningRate": 1}}
     assert seconds("1970-01-01T01:00:00+01:00") == 0.0
     assert seconds("1970-01-01T00:00:00.123456789Z") == pytest.approx(0.123456)
-    assert to_numbers({"a": ["Infinity", "-Infinity"], "b": "text"}) == {
+    assert str_to_nonfinite({"a": ["Infinity", "-Infinity"], "b": "text"}) == {
         "a": [float("inf"), float("-inf")],
         "b": "text",
     }

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from det_core.config import ConfigError, ConfigErrors, parse_experiment
+from det_core.config import ConfigError, ConfigProblem, parse_experiment
 from det_core.errors import DetCoreError
 
 FILES = Path(__file__).parent / "files"
@@ -23,9 +23,9 @@ LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
 SECRET = "hunter2hunter2"
 
 
-def wrong(changes: Any, **more: Any) -> list[ConfigError]:
+def wrong(changes: Any, **more: Any) -> list[ConfigProblem]:
     """The mistakes of a good file with changes."""
-    with pytest.raises(ConfigErrors) as e:
+    with pytest.raises(ConfigError) as e:
         parse_experiment({**GOOD, **changes}, **more)
     assert str(e.value).splitlines() == [str(error) for error in e.value.errors]
     assert isinstance(e.value, DetCoreError) and isinstance(e.value, ValueError)
@@ -41,7 +41,7 @@ def searcher(**more: Any) -> dict[str, Any]:
 
 
 def test_a_file_with_six_mistakes_shows_six_lines() -> None:
-    with pytest.raises(ConfigErrors) as e:
+    with pytest.raises(ConfigError) as e:
         parse_experiment((FILES / "six_mistakes.yaml").read_text())
     assert str(e.value).splitlines() == [
         "searcher.max_length: should be one of {batches: N}, {records: N} and {epochs: N}, N at least 1",
@@ -52,7 +52,7 @@ def test_a_file_with_six_mistakes_shows_six_lines() -> None:
         "did you mean double?",
         "resources.slots_per_trial is -1: should be greater than or equal to 0",
     ]
-    assert e.value.errors[-1] == ConfigError(
+    assert e.value.errors[-1] == ConfigProblem(
         "resources.slots_per_trial", "should be greater than or equal to 0", found="-1"
     )
 
@@ -284,7 +284,7 @@ def test_no_secret_is_ever_repeated(changes: dict[str, Any], overrides: list[str
 
 @pytest.mark.parametrize("value", [f"*{SECRET}", f"!{SECRET} x", f"!a!{SECRET} x", f"{SECRET}\n  secret_key: {SECRET}"])
 def test_nor_is_one_that_cannot_be_read(value: str) -> None:
-    with pytest.raises(ConfigErrors, match=r"not readable as YAML or JSON \(line ") as e:
+    with pytest.raises(ConfigError, match=r"not readable as YAML or JSON \(line ") as e:
         parse_experiment(f"checkpoint_storage:\n  secret_key: {value}\n")
     assert SECRET not in str(e.value)
 
@@ -312,7 +312,7 @@ def test_nor_is_one_that_cannot_be_read(value: str) -> None:
     ],
 )
 def test_what_cannot_be_read(text: str, line: str) -> None:
-    with pytest.raises(ConfigErrors) as e:
+    with pytest.raises(ConfigError) as e:
         parse_experiment(text)
     assert str(e.value).startswith(line)
 
@@ -349,6 +349,6 @@ def test_a_key_that_ends_a_line_or_steers_a_terminal_is_spelled_out() -> None:
 def test_mistakes_are_found_in_a_text_as_in_what_it_means() -> None:
     mistaken = {**GOOD, **searcher(max_trials=0), "labels": [1]}
     for text in (json.dumps(mistaken), f"# YAML\n{json.dumps(mistaken)}"):
-        with pytest.raises(ConfigErrors) as e:
+        with pytest.raises(ConfigError) as e:
             parse_experiment(text)
         assert e.value.errors == wrong(mistaken)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from det_core.config import ConfigErrors, parse_experiment
+from det_core.config import ConfigError, parse_experiment
 from det_core.search import Started, create_search
 
 texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8)
@@ -140,7 +140,7 @@ nearly = st.recursive(
 def test_whatever_is_given_is_read_or_refused(given_: Any) -> None:
     try:
         parse_experiment(json.dumps(given_))
-    except ConfigErrors as e:
+    except ConfigError as e:
         assert e.errors
         assert all(str(error) and "\n" not in str(error) for error in e.errors)
 
@@ -149,5 +149,5 @@ def test_whatever_is_given_is_read_or_refused(given_: Any) -> None:
 def test_whatever_is_written_is_read_or_refused(text: str) -> None:
     try:
         parse_experiment(text)
-    except ConfigErrors as e:
+    except ConfigError as e:
         assert e.errors

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from det_core.config import (
-    ConfigErrors,
+    ConfigError,
     Experiment,
     entrypoint_command,
     parse_experiment,
@@ -83,7 +83,7 @@ def test_overrides_change_values_and_make_sections() -> None:
 
 
 def test_overrides_that_change_nothing_are_mistakes_beside_those_of_the_file() -> None:
-    with pytest.raises(ConfigErrors) as e:
+    with pytest.raises(ConfigError) as e:
         experiment(
             "labels: [a]\nmax_restarts: -1",
             overrides=["name", "=x", "a..b=1", "labels.4=b", "name.x=1", "entrypoint.a=2", "data=[", "data.x=.nan"],
@@ -108,7 +108,7 @@ def test_changes_can_be_read_without_a_file() -> None:
     assert read_changes("searcher: {max_length: 1e2}") == {"searcher": {"max_length": 100.0}}
     assert read_changes(" ") == {}
     for read in (lambda: read_overrides(["a"]), lambda: read_changes("[1]"), lambda: read_changes("a: .inf")):
-        with pytest.raises(ConfigErrors):
+        with pytest.raises(ConfigError):
             read()
 
 
@@ -138,7 +138,7 @@ def test_a_masters_defaults_stand_where_the_file_says_nothing() -> None:
 def test_one_that_is_only_kept_needs_no_entrypoint() -> None:
     made = parse_experiment("searcher: {name: single, metric: unmanaged, max_length: 100000000}", managed=False)
     assert made.entrypoint is None
-    with pytest.raises(ConfigErrors, match="entrypoint: missing"):
+    with pytest.raises(ConfigError, match="entrypoint: missing"):
         parse_experiment("searcher: {name: single, metric: unmanaged}")
 
 

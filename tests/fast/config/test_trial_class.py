@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from det_core.config import binds, entrypoint_trial
+from det_core.config import defines_name, entrypoint_trial
 
 
 @pytest.mark.parametrize(
@@ -31,9 +31,9 @@ def test_the_class_of_an_entrypoint(entrypoint: str | list[str], expected: tuple
     ],
 )  # fmt: skip
 def test_sources_that_have_it(source: str) -> None:
-    assert binds(source, "T")
+    assert defines_name(source, "T")
 
 
 @pytest.mark.parametrize("source", ["", "class Other: ...", "def f():\n  T = 1", "import T.x as y", "print(T)"])
 def test_sources_that_have_not(source: str) -> None:
-    assert not binds(source, "T")
+    assert not defines_name(source, "T")

@@ -37,12 +37,12 @@ PUBLIC = {
         overwrite_deepspeed_config
     """,
     "det_core.search": """
-        Action Close Completed Create Event Exited Posted Progress Reason Search SearchMethod SearchSetup
+        Action Close Completed Create Event ExitReason Exited Posted Progress Search SearchMethod SearchSetup
         SetProgress Shutdown SimulatedTrial Simulation Started Stop TrainTo TrialCreated Validated action_from_dict
         create_search event_from_dict simulate
     """,
     "det_core.config": """
-        ConfigError ConfigErrors Experiment binds entrypoint_command
+        ConfigError ConfigProblem Experiment defines_name entrypoint_command
         entrypoint_scripts entrypoint_trial parse_experiment read_changes read_overrides
     """,
     "det_core.client": """
@@ -83,7 +83,7 @@ PUBLIC = {
 
 ERRORS = """
     CheckpointBusy CheckpointConflict CheckpointCorrupt CheckpointError CheckpointNotFound CloseError
-    CollectiveMismatch CollectiveTimeout ConfigError ConfigErrors ContextClosed DetCoreError DistributedError
+    CollectiveMismatch CollectiveTimeout ConfigError ConfigProblem ContextClosed DetCoreError DistributedError
     ExperimentInvalid InfoError InternalException InvalidExperimentException InvalidHP LauncherNotFound MasterDenied
     MasterError MasterUnreachable MissingExtra PeerLost RendezvousError ReportsLost ReportsNotShipped RunError
     RunLocked RunNotFound SearchError StorageError StoreConflict StoreError StoreLocked TensorboardError
@@ -124,7 +124,7 @@ def test_the_errors_are_those_pinned_here_and_each_is_documented() -> None:
     own = {name: each for name, each in vars(errors).items() if getattr(each, "__module__", "") == errors.__name__}
     assert sorted(own) == ERRORS.split()
     assert all(each.__doc__ for each in own.values())
-    assert all(issubclass(each, errors.DetCoreError) for each in own.values() if each is not errors.ConfigError)
+    assert all(issubclass(each, errors.DetCoreError) for each in own.values() if each is not errors.ConfigProblem)
 
 
 def order(name: str) -> tuple[int, str]:

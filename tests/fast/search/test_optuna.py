@@ -23,7 +23,7 @@ SPACE = {
 }
 
 
-def metric_of(hparams: Any, length: int, number: int) -> Any:
+def objective(hparams: Any, length: int, number: int) -> Any:
     if number in (4, 9):
         return ("errored", "invalid_hp")[number == 9]
     return (hparams["lr"] - 0.01) ** 2 + hparams["opt"]["decay"]
@@ -33,8 +33,8 @@ def metric_of(hparams: Any, length: int, number: int) -> Any:
 def test_a_recovered_search_proposes_the_same(sampler: str) -> None:
     pytest.importorskip("cmaes" if sampler == "cmaes" else "optuna")
     searcher = {"name": "optuna", "sampler": sampler, "max_trials": 14, "max_length": 2, "max_concurrent_trials": 3}
-    record = simulate(searcher, SPACE, 3, metric_of, record=True).record
-    assert simulate(searcher, SPACE, 3, metric_of, record=True).record == record
+    record = simulate(searcher, SPACE, 3, objective, record=True).record
+    assert simulate(searcher, SPACE, 3, objective, record=True).record == record
     at = len(record) // 2
     applied = create_search(searcher, SPACE, 3)
     for event, actions in record[:at]:
@@ -69,7 +69,7 @@ def test_it_learns() -> None:
 
 def test_what_was_proposed_stands_if_it_proposes_otherwise_now() -> None:
     searcher = {"name": "optuna", "max_length": 2, "max_trials": 4, "max_concurrent_trials": 1}
-    record = simulate({**searcher, "sampler": "random"}, SPACE, 3, metric_of, record=True).record
+    record = simulate({**searcher, "sampler": "random"}, SPACE, 3, objective, record=True).record
     for sampler in ("tpe", "cmaes"):
         search = create_search({**searcher, "sampler": sampler, "sampler_options": {"n_startup_trials": 1}}, SPACE, 4)
         for event, actions in record[:-1]:
