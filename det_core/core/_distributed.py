@@ -27,7 +27,7 @@ from det_core.core._script_call import script_call
 from det_core.errors import ContextClosed, MissingExtra, PeerLost, RendezvousError
 
 if TYPE_CHECKING:
-    from det_core.ipc import Links, Star
+    from det_core.ipc import Communicator, Communicators
 
 PORT = 12360
 """The port between machines where neither ``pub_port`` nor the environment names one."""
@@ -118,7 +118,7 @@ class DistributedContext:
         self._closed = False
         self._attached: dict[str, Callable[[], None]] = {}
         self._attachments = 0
-        self._links: Links | None = None
+        self._communicators: Communicators | None = None
         if size > 1:
             # A child has the variables of its parent's rank, and would take part as that.
             exit_if_importing_script("DistributedContext()")
@@ -126,7 +126,7 @@ class DistributedContext:
 
             port = pub_port or environment.port or PORT
             self._check_not_duplicate((os.getpid(), rank, port, _job))
-            self._links = connect(
+            self._communicators = connect(
                 **numbers,
                 chief_ip=chief_ip,
                 port=port,
@@ -136,7 +136,7 @@ class DistributedContext:
                 force_tcp=force_tcp,
                 timeout=self.timeout,
             )
-            self._links.describe_calls(script_call)
+            self._communicators.describe_calls(script_call)
             _open_contexts.add(self)
         self._user = self.channel("user")
         self._local_user = self.local_channel("user")
@@ -145,7 +145,9 @@ class DistributedContext:
         """The chief would refuse it too, but name this very process as the one that is there already."""
         self._place = place  # with the process: a forked child has copies of its parent's contexts
         others = [each for each in tuple(_open_contexts) if each._place == place and not each._closed]
-        if self.rank and any(each.communicator is not None and each.communicator.trouble is None for each in others):
+        if self.rank and any(
+            each.communicator is not None and each.communicator.abort_reason is None for each in others
+        ):
             raise RendezvousError(
                 f"this process has a DistributedContext for rank {self.rank} of this job already. Use that one, or "
                 "close it first; for links of another job give this one a pub_port of its own"
@@ -328,21 +330,21 @@ class DistributedContext:
     # for the other contexts
 
     @property
-    def communicator(self) -> Star | None:
+    def communicator(self) -> Communicator | None:
         """The links between all ranks; None in a job of one."""
-        return None if self._links is None else self._links.everyone
+        return None if self._communicators is None else self._communicators.all_ranks
 
     def channel(self, name: str) -> Collectives:
         """Collectives of all ranks, on a sequence of their own that any one thread may use."""
-        if self._links is None:
+        if self._communicators is None:
             return SingleRankCollectives(self._check_open)
-        return self._links.lane(name)
+        return self._communicators.channel(name)
 
     def local_channel(self, name: str) -> Collectives:
         """Collectives of the ranks of this machine, on a sequence of their own."""
-        if self._links is None or self.local_size == 1:
+        if self._communicators is None or self.local_size == 1:
             return SingleRankCollectives(self.check)
-        return self._links.local_lane(name)
+        return self._communicators.local_channel(name)
 
     def check(self) -> None:
         """Raise if the job is broken.
@@ -353,12 +355,12 @@ class DistributedContext:
             SystemExit: another rank has ended the job.
         """
         self._check_open()
-        if self._links is not None:
-            self._links.everyone.raise_if_broken()
+        if self._communicators is not None:
+            self._communicators.all_ranks.raise_if_aborted()
 
     def departed(self) -> Mapping[int, Mapping[str, Any]]:
         """The ranks that have said goodbye so far, each with the ``farewell`` it gave to :meth:`close`."""
-        return {} if self._closed or self._links is None else self._links.everyone.departed()
+        return {} if self._closed or self._communicators is None else self._communicators.all_ranks.departed()
 
     def raise_if_peer_failed(self, within: float = 2.0) -> None:
         """Raise if another rank has left with an error, or died.
@@ -382,10 +384,10 @@ class DistributedContext:
         deadline = _clock.monotonic() + within
         while True:
             self.check()
-            failures = {} if self._links is None else self._links.everyone.failures()
+            failures = {} if self._communicators is None else self._communicators.all_ranks.failures()
             if failures:
                 raise PeerLost("; ".join(f"rank {rank} has left after {failures[rank]}" for rank in sorted(failures)))
-            if self._links is None or (left := deadline - _clock.monotonic()) <= 0:
+            if self._communicators is None or (left := deadline - _clock.monotonic()) <= 0:
                 return
             time.sleep(min(0.02, left))
 
@@ -426,8 +428,8 @@ class DistributedContext:
                 close_it()
         finally:
             self._closed = True
-            if self._links is not None:
-                self._links.close(farewell=exit_info, failure=failure)
+            if self._communicators is not None:
+                self._communicators.close(exit_info=exit_info, failure=failure)
 
     def __enter__(self) -> DistributedContext:
         return self

@@ -110,7 +110,7 @@ class PreemptContext:
         self._missing = "rank 0"
         if self._communicator is not None:
             self._communicator.subscribe(self._topic, self._on_message)
-            self._communicator.on_trouble(self._wake)
+            self._communicator.on_abort(self._wake)
 
     def start(self) -> None:
         """Protect the workers of loaders, and begin to wait for a master's request; :meth:`close` ends the latter."""
@@ -417,7 +417,7 @@ class PreemptContext:
     @property
     def _broken(self) -> bool:
         # Asked of the star: a collective of the main thread may raise before _wake() is called.
-        return self._communicator is not None and self._communicator.trouble is not None
+        return self._communicator is not None and self._communicator.abort_reason is not None
 
     def _wake(self) -> None:
         self._side.needs_slow_path = True

@@ -46,7 +46,7 @@ class TrainContext:
         self._closed = False
         self._check_after_report = tensorboard.enabled
         if distributed.communicator is not None:
-            distributed.communicator.on_trouble(self._on_abort)
+            distributed.communicator.on_abort(self._on_abort)
 
     def report_training_metrics(
         self,

@@ -16,15 +16,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from det_core._clock import monotonic
-from det_core.ipc._frames import BadFrame, Call, Frame, Kind, Op, Stamp, encode
-from det_core.ipc._membership import Membership, Peer, Trouble, some_of, waiting
-from det_core.ipc._serialization import OUT_OF_BAND, Mapper, Packet, Segment, dump, join_items, split_items
+from det_core.ipc._frames import BadFrame, Call, Frame, Kind, Op, SmallFrameEncoder, encode
+from det_core.ipc._membership import AbortReason, Membership, Peer, some_of, wait_loop
+from det_core.ipc._serialization import OUT_OF_BAND_BYTES, Mapper, Packet, Segment, dump, join_items, split_items
 from det_core.ipc._unix_link import UnixLink
 
 _HINT_AFTER = 0.01
 """Seconds a worker waits before it tells the chief where: so that a disagreement is seen although nobody answers."""
 _OPS = tuple(Op)
-_LAST_CALL = 5.0
+_CLOSE_TIMEOUT = 5.0
 """Seconds that closing waits for the call of another thread to notice."""
 _ANSWER_TTL = 0.1
 """Seconds for which the chief gives the same answer to each worker that asks for whom it waits."""
@@ -40,29 +40,29 @@ class _Wait(NamedTuple):
     timeout: float | None
     needs: Sequence[Peer]
     """The peers without whom it cannot become ready."""
-    whom: Callable[[], str]
+    waiting_for: Callable[[], str]
     """For messages: for whom it waits."""
-    clash: Callable[[], str] = lambda: ""
+    conflict: Callable[[], str] = lambda: ""
     """For messages: in which other call of its script one of those is."""
 
 
-class Lane:
-    """One sequence of collectives. Made by :meth:`Star.lane`; one call at a time, further threads take turns."""
+class Channel:
+    """One sequence of collectives. Made by :meth:`Communicator.channel`; one call at a time, in turns."""
 
     def __init__(self, members: Membership, name: str, mapper: Mapper) -> None:
         self.name = name
         self._members = members
         self._mapper = mapper
         self._direct = name == "user"
-        self._roll = _Roll(name, members.calls.setdefault(name, {}))
+        self._order = _CallOrder(name, members.calls.setdefault(name, {}))
         self._turn = threading.Lock()
-        self._inlet = _Inlet()
-        self._stamp = Stamp(name, members.rank)
-        self._given_up: Call | None = None
-        self._chiefs_answer = ""
-        self._chiefs_clash = ""
+        self._inbox = _Inbox()
+        self._small_frames = SmallFrameEncoder(name, members.rank)
+        self._timed_out_call: Call | None = None
+        self._chief_answer = ""
+        self._chief_conflict = ""
         self._last_answer = (0, 0.0, ("", ""))
-        members.wakers.append(self._inlet.wake)
+        members.wakers.append(self._inbox.wake)
 
     # the collectives
 
@@ -97,7 +97,7 @@ class Lane:
         if self._members.rank:
             return self._mapper.load(self._contribute(Op.broadcast, None, timeout).segments)
         segments = dump(obj)
-        with self._my_turn():
+        with self._call_lock():
             call = self._enter(Op.broadcast)
             self._send(self._members.in_order(), call, segments, timeout)
         return obj
@@ -116,37 +116,39 @@ class Lane:
     def _contribute(self, op: Op, segments: list[Segment] | None, timeout: float | None, label: str = "") -> Frame:
         """A worker's side: send the item, if there is one, and wait for the chief's answer."""
         members = self._members
-        with self._my_turn():
+        with self._call_lock():
             call = self._enter(op, label)
             chief = members.peers[0]
             if segments is not None:
                 self._send((chief,), call, segments, timeout)
-            pending = self._inlet.pending[0]
-            self._wait(_Wait(pending.__len__, call, timeout, (chief,), self._chiefs_word, lambda: self._chiefs_clash))
+            pending = self._inbox.pending[0]
+            self._wait(
+                _Wait(pending.__len__, call, timeout, (chief,), self._waiting_for_chief, lambda: self._chief_conflict)
+            )
             frame = pending.popleft()
             if frame.number != call.number:
-                self._disagree(_Disagreement({0: Call(self.name, _OPS[frame.op], frame.number), members.rank: call}))
+                self._disagree(_CallMismatch({0: Call(self.name, _OPS[frame.op], frame.number), members.rank: call}))
         if frame.owed:
-            chief.used(frame, members.rank)
+            chief.return_credit(frame, members.rank)
         return frame
 
     def _collect(self, op: Op, own: list[Segment], timeout: float | None, label: str = "") -> list[Sequence[Segment]]:
         """The chief's side of gather, allgather and barrier: wait for every item, then answer."""
-        with self._my_turn():
+        with self._call_lock():
             call = self._enter(op, label)
             peers = self._members.in_order()
-            pending = [self._inlet.pending[p.rank] for p in peers]
+            pending = [self._inbox.pending[p.rank] for p in peers]
             try:
-                self._wait(_Wait(lambda: all(pending), call, timeout, peers, self._missing, self._clash))
+                self._wait(_Wait(lambda: all(pending), call, timeout, peers, self._missing, self._conflict))
             except BaseException:
-                self._given_up = call
+                self._timed_out_call = call
                 raise
             frames = [queue.popleft() for queue in pending]
             items: list[Sequence[Segment]] = [own, *(f.segments for f in frames)]
             self._send(peers, call, join_items(items) if op is Op.allgather else _NOTHING, timeout)
         for peer, frame in zip(peers, frames, strict=True):
             if frame.owed:
-                peer.used(frame, 0)
+                peer.return_credit(frame, 0)
         return items
 
     def _load_all(self, items: Sequence[Sequence[Segment]], own: Any) -> list[Any]:
@@ -154,51 +156,56 @@ class Lane:
         rank, load = self._members.rank, self._mapper.load
         return [own if r == rank else load(item) for r, item in enumerate(items)]
 
-    def _my_turn(self) -> threading.Lock:
+    def _call_lock(self) -> threading.Lock:
         """The lock to hold during a call. The trouble comes first: a forked child must not wait for the lock."""
-        if self._members.trouble is not None:
-            raise self._members.trouble.error()
+        if self._members.abort_reason is not None:
+            raise self._members.abort_reason.error()
         return self._turn
 
     def _enter(self, op: Op, label: str = "") -> Call:
         members = self._members
-        if members.trouble is not None:
-            raise members.trouble.error()
-        if self._given_up is not None:
-            gave_up = f"{members.me} gave up {self._given_up}, so no further call can follow on this lane"
-            members.break_off(Trouble("mismatch", gave_up))
-            members.raise_if_broken()
-        self._chiefs_answer = ""
-        self._chiefs_clash = ""
+        if members.abort_reason is not None:
+            raise members.abort_reason.error()
+        if self._timed_out_call is not None:
+            gave_up = f"{members.label} gave up {self._timed_out_call}, so no further call can follow on this channel"
+            members.abort(AbortReason("mismatch", gave_up))
+            members.raise_if_aborted()
+        self._chief_answer = ""
+        self._chief_conflict = ""
         try:
-            call = self._roll.enter(members.rank, op)
+            call = self._order.enter(members.rank, op)
             return call._replace(label=label) if label else call
-        except _Disagreement as e:
+        except _CallMismatch as e:
             self._disagree(e)
 
-    def _disagree(self, error: _Disagreement) -> NoReturn:
-        self._members.break_off(Trouble("mismatch", error.text(self._members.name)))
-        self._members.raise_if_broken()
+    def _disagree(self, error: _CallMismatch) -> NoReturn:
+        self._members.abort(AbortReason("mismatch", error.text(self._members.job_rank)))
+        self._members.raise_if_aborted()
         raise AssertionError("a mismatch did not break the star")
 
     def _send(self, peers: Sequence[Peer], call: Call, segments: Sequence[Segment], timeout: float | None) -> None:
         """Send one frame to each of ``peers``, waiting where there is no room for it."""
         packet: Packet | None = None
         small: bytes | None = None
-        if self._direct and len(segments) == 1 and isinstance(body := segments[0], bytes) and len(body) < OUT_OF_BAND:
-            small = self._stamp.encode(call.op, call.number, body)
+        if (
+            self._direct
+            and len(segments) == 1
+            and isinstance(body := segments[0], bytes)
+            and len(body) < OUT_OF_BAND_BYTES
+        ):
+            small = self._small_frames.encode(call.op, call.number, body)
         for peer in peers:
             if small is not None and peer.send_small(small):
                 continue
             if packet is None:
                 packet = Packet(call.op, self.name, self._members.rank, call.number, Kind.CALL, segments)
-            self._wait_for_room(peer, packet.size, call, timeout)
-            if not peer.gone:
+            self._wait_for_credit(peer, packet.size, call, timeout)
+            if not peer.is_gone:
                 peer.send_call(packet, direct=self._direct)
 
-    def _wait_for_room(self, peer: Peer, size: int, call: Call, timeout: float | None) -> None:
+    def _wait_for_credit(self, peer: Peer, size: int, call: Call, timeout: float | None) -> None:
         def ready() -> bool:
-            return peer.gone or peer.has_room(size)
+            return peer.is_gone or peer.has_room(size)
 
         if not ready():
             self._wait(_Wait(ready, call, timeout, (), lambda: f"{peer} to read what is sent to it"))
@@ -209,32 +216,32 @@ class Lane:
         """Take in frames until ``wait.ready``; every reason not to wait any longer raises."""
         members = self._members
         while not wait.ready():
-            if members.trouble is not None:
-                raise members.trouble.error()
+            if members.abort_reason is not None:
+                raise members.abort_reason.error()
             if members.departures and self._needs_departed(wait):
                 continue
             if not self._take_arrived(_HINT_AFTER):
                 break
         else:
             return
-        self._say(Kind.ENTERED, wait.call)
+        self._notify_chief(Kind.ENTERED, wait.call)
         own_waits = members.waits.setdefault(members.rank, {})
 
         def ask() -> None:
             script_call = members.describe_call()
             own_waits[self.name] = wait.call.number, script_call
-            self._say(Kind.ASK, wait.call, script_call)
+            self._notify_chief(Kind.ASK, wait.call, script_call)
 
         try:
-            for seconds in waiting(
+            for seconds in wait_loop(
                 wait.ready,
-                members.me,
+                members.label,
                 lambda: wait.call,
-                wait.whom,
+                wait.waiting_for,
                 timeout=members.timeout if wait.timeout is None else wait.timeout,
-                check=members.raise_if_broken,
+                check=members.raise_if_aborted,
                 ask=ask,
-                clash=wait.clash,
+                conflict=wait.conflict,
                 interval=math.inf,  # what can end the wait wakes it
             ):
                 if not (members.departures and self._needs_departed(wait)):
@@ -242,7 +249,7 @@ class Lane:
         finally:
             own_waits.pop(self.name, None)
 
-    def _say(self, kind: Kind, call: Call, script_call: str = "") -> None:
+    def _notify_chief(self, kind: Kind, call: Call, script_call: str = "") -> None:
         """Tell the chief where this worker waits, or (ASK) have it answer for whom."""
         members = self._members
         if members.rank:
@@ -252,67 +259,67 @@ class Lane:
 
     def _needs_departed(self, wait: _Wait) -> bool:
         """Raise if the call needs a rank that has said goodbye; whether it turned out to be ready."""
-        pending = self._inlet.pending
-        gone = [p for p in wait.needs if p.departed and not pending[p.rank]]
-        if not gone:
+        pending = self._inbox.pending
+        is_gone = [p for p in wait.needs if p.departed and not pending[p.rank]]
+        if not is_gone:
             return False
         while self._take_arrived(0.0):  # what was sent before the goodbye counts
             pass
-        gone = [p for p in gone if not pending[p.rank]]
-        if gone and not wait.ready():
-            self._members.lost(gone[0])
-            self._members.raise_if_broken()
+        is_gone = [p for p in is_gone if not pending[p.rank]]
+        if is_gone and not wait.ready():
+            self._members.abort_lost(is_gone[0])
+            self._members.raise_if_aborted()
         return True
 
     def _take_arrived(self, seconds: float) -> bool:
         """Wait until something happens, and take in what has arrived; whether anything happened."""
         try:
-            frames = self._inlet.arrivals(seconds)
+            frames = self._inbox.arrivals(seconds)
             for frame in frames or ():
                 if frame.kind != Kind.CALL or not 0 < frame.op < len(_OPS):
-                    raise BadFrame(f"rank {frame.rank} sent a frame of kind {frame.kind} on lane {self.name!r}")
-                if self._roll.hear(frame.rank, _OPS[frame.op], frame.number):
-                    self._inlet.pending[frame.rank].append(frame)
+                    raise BadFrame(f"rank {frame.rank} sent a frame of kind {frame.kind} on channel {self.name!r}")
+                if self._order.observe(frame.rank, _OPS[frame.op], frame.number):
+                    self._inbox.pending[frame.rank].append(frame)
                 elif frame.owed:
-                    self._members.peers[frame.rank].used(frame, self._members.rank)
-        except _Disagreement as e:
+                    self._members.peers[frame.rank].return_credit(frame, self._members.rank)
+        except _CallMismatch as e:
             self._disagree(e)
         except BadFrame as e:
-            self._members.break_off(Trouble("broken", str(e)))
+            self._members.abort(AbortReason("broken", str(e)))
             return True
         return frames is not None
 
     # for whom: the chief knows, and a worker asks it
 
     def _missing(self) -> str:
-        pending = self._inlet.pending
+        pending = self._inbox.pending
         missing = [p for p in self._members.in_order() if not pending.get(p.rank)]
         return some_of(missing, self._named, "; ") or "nobody"
 
-    def _clash(self) -> str:
+    def _conflict(self) -> str:
         """On the chief: say which missing rank waits in another call of its script than this rank."""
         members = self._members
         for peer in members.in_order():
-            if not self._inlet.pending.get(peer.rank):
+            if not self._inbox.pending.get(peer.rank):
                 there = members.wait_elsewhere(peer.rank, self.name)
-                if text := self._clash_of(peer.rank, there, self._script_call(members.rank)):
+                if text := self._conflict_with(peer.rank, there, self._script_call(members.rank)):
                     return text
         return ""
 
-    def _clash_of(self, rank: int, there: str, here: str) -> str:
+    def _conflict_with(self, rank: int, there: str, here: str) -> str:
         """Say that ``rank`` is in the call ``there``, this rank in ``here``; "" where that is one or not known."""
         members = self._members
         if not there or not here or there == here:
             return ""
-        return f"rank {members.name(rank)} is in {there}, {members.me} in {here}: every rank has to call it"
+        return f"rank {members.job_rank(rank)} is in {there}, {members.label} in {here}: every rank has to call it"
 
     def _script_call(self, rank: int) -> str:
-        """Return what the script of ``rank`` calls to wait on this lane."""
+        """Return what the script of ``rank`` calls to wait on this channel."""
         _, script_call = self._members.waits.get(rank, {}).get(self.name, (0, ""))
         return script_call
 
-    def _chiefs_word(self) -> str:
-        return self._chiefs_answer or self._named(self._members.peers[0])
+    def _waiting_for_chief(self) -> str:
+        return self._chief_answer or self._named(self._members.peers[0])
 
     def _named(self, peer: Peer) -> str:
         return f"{peer}, last call heard of: {self._members.last_call(peer.rank, self.name)}"
@@ -321,52 +328,52 @@ class Lane:
 
     def attach(self, link: UnixLink) -> None:
         """Read this link in the calling thread."""
-        self._inlet.attach(link)
+        self._inbox.attach(link)
 
     def deliver(self, frame: Frame) -> None:
         """Hand over a frame that the ipc thread has read."""
-        self._inlet.deliver(frame)
+        self._inbox.deliver(frame)
 
-    def heard(self, frame: Frame) -> None:
+    def on_entered(self, frame: Frame) -> None:
         """A worker says in which call it waits."""
         try:
-            self._roll.hear(frame.rank, _OPS[frame.op], frame.number)
-        except _Disagreement as e:
-            self._members.break_off(Trouble("mismatch", e.text(self._members.name)))
+            self._order.observe(frame.rank, _OPS[frame.op], frame.number)
+        except _CallMismatch as e:
+            self._members.abort(AbortReason("mismatch", e.text(self._members.job_rank)))
 
     def answer(self, asked: Frame) -> bytes:
         """On the chief: for whom the call of a worker waits, empty where it is the chief itself."""
         script_call = bytes(asked.segments[0]).decode()
         self._members.waits.setdefault(asked.rank, {})[self.name] = asked.number, script_call
-        if self._roll.number > asked.number or (self._roll.number == asked.number and asked.op == Op.broadcast):
+        if self._order.number > asked.number or (self._order.number == asked.number and asked.op == Op.broadcast):
             answer = "", ""  # the chief waits for nobody in it, and has sent what this worker waits for
-        elif self._roll.number == asked.number:
+        elif self._order.number == asked.number:
             number, until, answer = self._last_answer
             if number != asked.number or monotonic() >= until:  # each of a thousand workers asks, at the same moment
-                answer = self._missing(), self._clash()
+                answer = self._missing(), self._conflict()
                 self._last_answer = asked.number, monotonic() + _ANSWER_TTL, answer
         else:
             here = self._members.wait_elsewhere(self._members.rank, self.name)
-            answer = "", self._clash_of(asked.rank, script_call, here)
+            answer = "", self._conflict_with(asked.rank, script_call, here)
         return encode(Kind.ANSWER, name=self.name, number=asked.number, body=json.dumps(answer).encode())
 
     def answered(self, frame: Frame) -> None:
         """On a worker: the chief's answer."""
-        if frame.number == self._roll.number:
-            self._chiefs_answer, self._chiefs_clash = json.loads(bytes(frame.segments[0]))
+        if frame.number == self._order.number:
+            self._chief_answer, self._chief_conflict = json.loads(bytes(frame.segments[0]))
 
     def close(self) -> None:
         """Close the lane's own descriptors, once the call that may be under way has ended (the star is broken off)."""
-        if self._turn.acquire(timeout=_LAST_CALL):
-            self._inlet.close()
+        if self._turn.acquire(timeout=_CLOSE_TIMEOUT):
+            self._inbox.close()
             self._turn.release()
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close the descriptors in a forked child."""
-        self._inlet.abandon()
+        self._inbox.close_in_child()
 
 
-class _Disagreement(Exception):
+class _CallMismatch(Exception):
     """Two ranks made different calls of the same number."""
 
     def __init__(self, calls: dict[int, Call]) -> None:
@@ -379,7 +386,7 @@ class _Disagreement(Exception):
         return f"the ranks disagree: {said}. Every rank must make the same collective calls in the same order"
 
 
-class _Roll:
+class _CallOrder:
     """Who called what on one lane: finds out that ranks disagree.
 
     Every rank makes the same calls in the same order, so the n-th call has one name. A roll remembers the first name
@@ -390,12 +397,12 @@ class _Roll:
         last: where to note the last call of each rank.
     """
 
-    def __init__(self, lane: str, last: dict[int, tuple[Op, int]]) -> None:
+    def __init__(self, channel: str, last: dict[int, tuple[Op, int]]) -> None:
         self.number = 0
         """The last call made here."""
-        self._lane = lane
+        self._lane = channel
         self._last = last
-        self._names: dict[int, tuple[Op, int]] = {}
+        self._first_calls: dict[int, tuple[Op, int]] = {}
 
     def enter(self, rank: int, op: Op) -> Call:
         """This rank, ``rank``, makes its next call.
@@ -404,12 +411,12 @@ class _Roll:
             _Disagreement: another rank is known to call something else with that number.
         """
         number = self.number + 1
-        self._names.pop(self.number, None)
+        self._first_calls.pop(self.number, None)
         self.number = number
         self._note(rank, op, number)
         return Call(self._lane, op, number)
 
-    def hear(self, rank: int, op: Op, number: int) -> bool:
+    def observe(self, rank: int, op: Op, number: int) -> bool:
         """Rank ``rank`` has made (or answered) the call ``number``.
 
         Returns:
@@ -425,12 +432,12 @@ class _Roll:
 
     def _note(self, rank: int, op: Op, number: int) -> None:
         self._last[rank] = (op, number)
-        said, first = self._names.setdefault(number, (op, rank))
+        said, first = self._first_calls.setdefault(number, (op, rank))
         if said is not op:
-            raise _Disagreement({first: Call(self._lane, said, number), rank: Call(self._lane, op, number)})
+            raise _CallMismatch({first: Call(self._lane, said, number), rank: Call(self._lane, op, number)})
 
 
-class _Inlet:
+class _Inbox:
     """Where the frames of one lane arrive, from sockets that its caller reads or handed over by the ipc thread.
 
     Read by one thread, the lane's caller; ``deliver`` and ``wake`` by any.
@@ -492,7 +499,7 @@ class _Inlet:
                 os.close(self._wake)
                 self._wake = -1
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """As ``close``, in a forked child, where another thread may have held the lock."""
         self._lock = threading.Lock()
         self.close()

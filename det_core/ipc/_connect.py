@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from det_core.errors import RendezvousError
-from det_core.ipc._collectives import Lane
+from det_core.ipc._collectives import Channel
+from det_core.ipc._communicator import Communicator
 from det_core.ipc._join import join_remote, join_unix
-from det_core.ipc._membership import QUEUE_BOUND, Trouble
-from det_core.ipc._rendezvous import Assembly, rendezvous_path
-from det_core.ipc._star import Star
+from det_core.ipc._membership import MAX_IN_FLIGHT_BYTES, AbortReason
+from det_core.ipc._rendezvous import ChiefRendezvous, rendezvous_path
 from det_core.ipc._zmq_link import ChiefKey
 
 
 @dataclass(frozen=True)
-class Place:
+class RankConfig:
     """Where this rank is in the job, and how the job's ranks find and trust each other."""
 
     rank: int
@@ -35,25 +35,25 @@ class Place:
     insecure: bool = False
     force_tcp: bool = False
     timeout: float | None = None
-    bound: int = QUEUE_BOUND
+    bound: int = MAX_IN_FLIGHT_BYTES
 
     @property
-    def one_machine(self) -> bool:
+    def is_single_node(self) -> bool:
         """Whether all ranks of the job are on this machine."""
         return self.local_size == self.size
 
     @property
     def tcp(self) -> bool:
         """Whether any link of the job goes over TCP."""
-        return self.force_tcp or not self.one_machine
+        return self.force_tcp or not self.is_single_node
 
     @property
-    def beside_chief(self) -> bool:
+    def on_chief_node(self) -> bool:
         """Whether this rank surely is on the chief's machine. (Where machines differ in size, Horovod's cross_rank
         alone does not say so; a rank that cannot be sure takes TCP, which always works.)"""
         in_blocks = self.rank == self.local_rank
         in_turns = self.rank == self.local_rank * self.cross_size
-        return self.one_machine or (self.cross_rank == 0 and (in_blocks or in_turns))
+        return self.is_single_node or (self.cross_rank == 0 and (in_blocks or in_turns))
 
     @property
     def digest(self) -> str:
@@ -86,116 +86,120 @@ class Place:
 
 
 @dataclass
-class Links:
+class Communicators:
     """The stars of one rank: the one of the whole job, and the one of its machine where that is another."""
 
-    everyone: Star
-    local: Star | None = None
+    all_ranks: Communicator
+    local: Communicator | None = None
 
-    def lane(self, name: str) -> Lane:
+    def channel(self, name: str) -> Channel:
         """Collectives of all ranks."""
-        return self.everyone.lane(name)
+        return self.all_ranks.channel(name)
 
-    def local_lane(self, name: str) -> Lane:
+    def local_channel(self, name: str) -> Channel:
         """Collectives of the ranks of this machine; on one machine, a lane of its own in the one star."""
-        return self.everyone.lane(f"local {name}") if self.local is None else self.local.lane(name)
+        return self.all_ranks.channel(f"local {name}") if self.local is None else self.local.channel(name)
 
     def describe_calls(self, describe: Callable[[], str]) -> None:
         """Have messages name what the script calls as ``describe()`` does in the thread of the call."""
-        for star in (self.everyone, self.local):
-            if star is not None:
-                star.describe_call = describe
+        for communicator in (self.all_ranks, self.local):
+            if communicator is not None:
+                communicator.describe_call = describe
 
-    def close(self, *, farewell: Mapping[str, Any] | None = None, failure: BaseException | None = None) -> None:
+    def close(self, *, exit_info: Mapping[str, Any] | None = None, failure: BaseException | None = None) -> None:
         """Close the star of the machine, then that of the job."""
         try:
             if self.local is not None:
                 self.local.close(failure=failure)
         finally:
-            self.everyone.close(farewell=farewell, failure=failure)
+            self.all_ranks.close(exit_info=exit_info, failure=failure)
 
 
-def connect(**place: Any) -> Links:
+def connect(**place: Any) -> Communicators:
     """The rendezvous: returns once every rank of the job is connected.
 
     Args:
-        place: the fields of :class:`Place`.
+        place: the fields of :class:`RankConfig`.
 
     Raises:
         RendezvousError: the ranks cannot find or trust each other.
         CollectiveTimeout: a timeout is set, and has passed.
         PeerLost: a rank died meanwhile.
     """
-    here = Place(**place)
-    key = here.key() if here.tcp else None
-    everyone = _open(lambda star: _meet(star, here, key), here, here.rank, range(here.size))
-    links = Links(everyone)
+    config = RankConfig(**place)
+    key = config.key() if config.tcp else None
+    all_ranks = _open(lambda communicator: _meet(communicator, config, key), config, config.rank, range(config.size))
+    links = Communicators(all_ranks)
     try:
-        if not here.one_machine:
-            links.local = _local_star(everyone, here)
+        if not config.is_single_node:
+            links.local = _local_star(all_ranks, config)
     except BaseException as e:
         links.close(failure=e)
         raise
     return links
 
 
-def _open(meet: Callable[[Star], None], here: Place, rank: int, names: Sequence[int]) -> Star:
-    star = Star(rank=rank, names=names, timeout=here.timeout, bound=here.bound)
+def _open(
+    meet: Callable[[Communicator], None], config: RankConfig, rank: int, job_ranks: Sequence[int]
+) -> Communicator:
+    communicator = Communicator(rank=rank, job_ranks=job_ranks, timeout=config.timeout, bound=config.bound)
     try:
-        meet(star)
+        meet(communicator)
     except BaseException as e:
-        star.close(failure=e)
+        communicator.close(failure=e)
         raise
-    return star
+    return communicator
 
 
-def _meet(star: Star, here: Place, key: ChiefKey | None) -> None:
-    if star.rank:
-        if here.force_tcp or not here.beside_chief:
-            host = "127.0.0.1" if here.one_machine else str(here.chief_ip).strip("[]")
-            lifeline = not here.one_machine and here.local_rank == 0
-            join_remote(star, host, here.port, key, here.digest, lifeline=lifeline)
+def _meet(communicator: Communicator, config: RankConfig, key: ChiefKey | None) -> None:
+    if communicator.rank:
+        if config.force_tcp or not config.on_chief_node:
+            host = "127.0.0.1" if config.is_single_node else str(config.chief_ip).strip("[]")
+            lifeline = not config.is_single_node and config.local_rank == 0
+            join_remote(communicator, host, config.port, key, config.digest, lifeline=lifeline)
         else:
-            join_unix(star, here.path, here.secret, here.digest)
+            join_unix(communicator, config.path, config.secret, config.digest)
         return
-    assembly = Assembly(star, here.secret, here.digest)
-    if here.tcp:
-        assembly.open_port("127.0.0.1" if here.one_machine else "*", here.port, key)
-    if not here.force_tcp:
-        assembly.open_door(here.path)
-    assembly.wait()
+    rendezvous = ChiefRendezvous(communicator, config.secret, config.digest)
+    if config.tcp:
+        rendezvous.listen_tcp("127.0.0.1" if config.is_single_node else "*", config.port, key)
+    if not config.force_tcp:
+        rendezvous.listen_unix(config.path)
+    rendezvous.wait()
 
 
-def _local_star(everyone: Star, here: Place) -> Star | None:
+def _local_star(all_ranks: Communicator, config: RankConfig) -> Communicator | None:
     """The star of this machine, whose chief announces its name to everybody; trouble in one star is trouble in both."""
-    token = secrets.token_hex(16) if here.local_rank == 0 else ""
-    me = (socket.gethostname(), here.cross_rank, here.rank, here.local_rank, token)
-    everybody = everyone.lane("init").allgather(me)
-    if here.local_size == 1:
+    token = secrets.token_hex(16) if config.local_rank == 0 else ""
+    me = (socket.gethostname(), config.cross_rank, config.rank, config.local_rank, token)
+    everybody = all_ranks.channel("init").allgather(me)
+    if config.local_size == 1:
         return None
-    mine = _same_machine(everybody, me, here.local_size)
+    mine = _same_machine(everybody, me, config.local_size)
     path = rendezvous_path(("machine", mine[0][4]))
-    names = [entry[2] for entry in mine]
+    job_ranks = [entry[2] for entry in mine]
 
-    def meet(star: Star) -> None:
-        def check() -> None:  # who leaves the job before it came here will not come
-            for local_rank, rank in enumerate(names):
-                if local_rank not in star.peers and rank in everyone.departed():
-                    failure = everyone.failures().get(rank)
+    def meet(communicator: Communicator) -> None:
+        def check() -> None:  # who leaves the job before it came config will not come
+            for local_rank, rank in enumerate(job_ranks):
+                if local_rank not in communicator.peers and rank in all_ranks.departed():
+                    failure = all_ranks.failures().get(rank)
                     what = "closed its context, and never joined the ranks of its machine"
-                    star.break_off(Trouble("lost", f"rank {rank} has {what}" + (f": {failure}" if failure else "")))
-            star.raise_if_broken()
+                    communicator.abort(
+                        AbortReason("lost", f"rank {rank} has {what}" + (f": {failure}" if failure else ""))
+                    )
+            communicator.raise_if_aborted()
 
-        everyone.share_trouble(star)
-        star.share_trouble(everyone)
-        if here.local_rank:
-            join_unix(star, path, here.secret, "", check)
+        all_ranks.forward_aborts_to(communicator)
+        communicator.forward_aborts_to(all_ranks)
+        if config.local_rank:
+            join_unix(communicator, path, config.secret, "", check)
         else:
-            assembly = Assembly(star, here.secret, "")
-            assembly.open_door(path)
-            assembly.wait(check)
+            rendezvous = ChiefRendezvous(communicator, config.secret, "")
+            rendezvous.listen_unix(path)
+            rendezvous.wait(check)
 
-    return _open(meet, here, here.local_rank, names)
+    return _open(meet, config, config.local_rank, job_ranks)
 
 
 _Entry = tuple[str, int, int, int, str]

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from det_core._clock import monotonic
 
 logger = logging.getLogger("det_core.ipc")
-_PATIENCE = 10.0
+_STOP_TIMEOUT = 10.0
 """Seconds that ``stop`` waits for a handler to return."""
 
 
@@ -37,7 +37,7 @@ class EventLoop:
         self.thread = threading.Thread(target=self._run, name=name, daemon=True)
         self.after_each: list[Callable[[], None]] = []
         """Called after every round of handlers: for sources whose readiness is told once only (ZMQ)."""
-        self.watch(self._wake, select.EPOLLIN, self._drain)
+        self.watch(self._wake, select.EPOLLIN, self._read_wakeup)
         self.thread.start()
 
     def watch(self, fd: int, events: int, handler: Callable[[int], None]) -> None:
@@ -72,9 +72,9 @@ class EventLoop:
             Whether it has ended; a handler that never returns keeps it, and then nothing is closed under its feet.
         """
         self.call_soon(lambda: setattr(self, "_stopping", True))
-        self.thread.join(_PATIENCE)
+        self.thread.join(_STOP_TIMEOUT)
         if self.thread.is_alive():
-            logger.warning("the ipc thread does not end: a handler has not returned for %g s", _PATIENCE)
+            logger.warning("the ipc thread does not end: a handler has not returned for %g s", _STOP_TIMEOUT)
             return False
         self.close()
         return True
@@ -86,7 +86,7 @@ class EventLoop:
             self._epoll.close()
             os.close(wake)
 
-    def _drain(self, _events: int) -> None:
+    def _read_wakeup(self, _events: int) -> None:
         os.eventfd_read(self._wake)
 
     def _run(self) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-IN_FILE = 1 << 63
+IN_MEMORY_FILE = 1 << 63
 """Marks a segment that travels as a memory file."""
 UNTRUSTED_LIMIT = 1 << 16
 """Bytes a frame may have before its sender is known."""
@@ -45,10 +45,10 @@ class Kind(IntEnum):
     ENTERED = 7  # worker -> chief: I wait in this call
     POST = 8  # a message for a topic's subscribers
     CREDIT = 9  # so many bytes of yours have been used up
-    TROUBLE = 10  # the job is broken or over: why
-    LEAVING = 11  # the process exits without having closed
+    ABORT = 10  # the job is broken or over: why
+    EXITING = 11  # the process exits without having closed
     GOODBYE = 12  # this rank closes
-    SEEN = 13  # your trouble, leaving or goodbye has arrived, and so has all before it
+    ACK = 13  # your trouble, leaving or goodbye has arrived, and so has all before it
     DEPARTED = 14  # chief -> workers: ranks that said goodbye
     ASK = 15  # worker -> chief: whom does this call wait for?
     ANSWER = 16  # chief -> worker: those
@@ -71,15 +71,15 @@ class Call(NamedTuple):
     ``label`` is what the script calls it; only the rank itself knows that.
     """
 
-    lane: str
+    channel: str
     op: Op
     number: int
     label: str = ""
 
     def __str__(self) -> str:
-        lane = "" if self.lane == "user" else f" on lane {self.lane!r}"
+        channel = "" if self.channel == "user" else f" on channel {self.channel!r}"
         label = f" {self.label!r}" if self.label else ""
-        return f"{self.op.name}{label} (call {self.number}{lane})"
+        return f"{self.op.name}{label} (call {self.number}{channel})"
 
 
 class BadFrame(Exception):
@@ -115,7 +115,7 @@ def encode_head(
     """The head, name and segment table of a frame; the bytes of the segments follow it."""
     label = name.encode()
     if len(label) > _MAX_NAME:
-        raise ValueError(f"a lane or topic name may have {_MAX_NAME} bytes, this one has {len(label)}: {name[:60]!r}…")
+        raise ValueError(f"channel or topic name {name[:60]!r}… of {len(label)} bytes: expected {_MAX_NAME} at most")
     head = _HEAD.pack(_MAGIC, kind, op, len(label), rank, number, len(lengths))
     return head + label + struct.pack(f"<{len(lengths)}Q", *lengths)
 
@@ -128,7 +128,7 @@ def encode(
     return encode_head(kind, op=op, name=name, rank=rank, number=number, lengths=lengths) + (body or b"")
 
 
-class Stamp:
+class SmallFrameEncoder:
     """Encodes the small calls of one lane, of one segment each: what most calls are."""
 
     def __init__(self, name: str, rank: int) -> None:
@@ -178,7 +178,7 @@ def inline_bytes(lengths: Sequence[int]) -> int:
     """Return how many of a frame's bytes follow its head in the stream, those that align its segments among them."""
     end = 0
     for length in lengths:
-        if not length & IN_FILE:
+        if not length & IN_MEMORY_FILE:
             end += -end % ALIGNMENT + length
     return end
 
@@ -187,11 +187,11 @@ Cut = tuple[Frame, tuple[int, ...], bytearray]
 """A whole frame, the table of its segments' lengths, and those of their bytes that are in the stream, in one run."""
 
 
-class Cutter:
+class FrameDecoder:
     """Cuts a byte stream into frames. Pure: bytes in, frames out.
 
-    ``room()`` gives the memory that the next bytes go to (so that a large frame is received in place, not copied),
-    ``fill(n)`` says how many arrived and returns the frames that are now whole.
+    ``buffer()`` gives the memory that the next bytes go to (so that a large frame is received in place, not copied),
+    ``received(n)`` says how many arrived and returns the frames that are now whole.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -204,7 +204,7 @@ class Cutter:
         """The frame whose bytes go straight to where they stay."""
         self._have = 0
 
-    def room(self) -> memoryview:
+    def buffer(self) -> memoryview:
         """Where to put the next bytes (never empty)."""
         if self._large is not None:
             return memoryview(self._large[2])[self._have :]
@@ -217,8 +217,8 @@ class Cutter:
             self._start, self._end = 0, len(rest)
         return self._view[self._end :]
 
-    def fill(self, n: int) -> list[Cut]:
-        """``n`` bytes are now in ``room()``: the frames this completes."""
+    def received(self, n: int) -> list[Cut]:
+        """``n`` bytes are now in ``buffer()``: the frames this completes."""
         if self._large is not None:
             self._have += n
             if self._have < len(self._large[2]):

@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 
 from det_core.errors import RendezvousError
-from det_core.ipc._frames import UNTRUSTED_LIMIT, Cutter, Frame, Kind, encode
-from det_core.ipc._membership import Peer, waiting
-from det_core.ipc._rendezvous import Hello, await_everybody, prove
-from det_core.ipc._star import Star
+from det_core.ipc._communicator import Communicator
+from det_core.ipc._frames import UNTRUSTED_LIMIT, Frame, FrameDecoder, Kind, encode
+from det_core.ipc._membership import Peer, wait_loop
+from det_core.ipc._rendezvous import Hello, hello_proof, wait_for_all
 from det_core.ipc._unix_link import peer_credentials
 from det_core.ipc._zmq_link import ChiefKey, ZmqLink, ZmqSocket
 
@@ -26,7 +26,9 @@ _RETRY_DELAY = 0.2
 _MAX_RETRY_DELAY = 0.05
 
 
-def join_unix(star: Star, path: str, secret: str | None, job: str, check: Callable[[], None] = lambda: None) -> None:
+def join_unix(
+    communicator: Communicator, path: str, secret: str | None, job: str, check: Callable[[], None] = lambda: None
+) -> None:
     """Join the chief of this machine; returns when every rank is there.
 
     Args:
@@ -39,30 +41,45 @@ def join_unix(star: Star, path: str, secret: str | None, job: str, check: Callab
     pause = 0.002
 
     def hello(nonce: str) -> Hello:
-        return _hello(star, job, prove(secret, nonce, star.rank))
+        return _hello(communicator, job, hello_proof(secret, nonce, communicator.rank))
 
-    def whom() -> str:
+    def waiting_for() -> str:
         return f"the chief: no chief at {path}.sock yet"
 
-    for seconds in waiting(found.__len__, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=check):
-        if (answer := _knock(star, path, hello)) is None:
+    for seconds in wait_loop(
+        found.__len__,
+        communicator.label,
+        lambda: "the rendezvous",
+        waiting_for,
+        timeout=communicator.timeout,
+        check=check,
+    ):
+        if (answer := _try_connect(communicator, path, hello)) is None:
             time.sleep(min(seconds, pause))
             pause = min(1.5 * pause, _MAX_RETRY_DELAY)
         else:
             found.append(answer)
     ((sock, data, host, pid),) = found
-    chief = Peer(0, star.name(0), host, pid, star.new_link(sock), star.new_data_link(data, 0), bound=star.bound)
+    chief = Peer(
+        0,
+        communicator.job_rank(0),
+        host,
+        pid,
+        communicator.new_link(sock),
+        communicator.new_data_link(data, 0),
+        bound=communicator.bound,
+    )
     ready = threading.Event()
-    star.on_ready = ready.set
-    star.call_soon(lambda: star.admit(chief))
-    await_everybody(star, ready, lambda: "other ranks, as the chief does")
+    communicator.on_ready = ready.set
+    communicator.call_soon(lambda: communicator.admit(chief))
+    wait_for_all(communicator, ready, lambda: "other ranks, as the chief does")
 
 
 _Answer = tuple[socket.socket, socket.socket, str, int]
 """The control socket, the user lane's socket, and the chief's host and pid."""
 
 
-def _knock(star: Star, path: str, hello: Callable[[str], Hello]) -> _Answer | None:
+def _try_connect(communicator: Communicator, path: str, hello: Callable[[str], Hello]) -> _Answer | None:
     """Connect to the chief and introduce this process with the hello for the chief's nonce; None: nobody there yet."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -89,7 +106,7 @@ def _knock(star: Star, path: str, hello: Callable[[str], Hello]) -> _Answer | No
             raise RendezvousError("the chief's answer to the hello makes no sense: do all ranks run the same det_core?")
         again, reason = told
         if not again:
-            raise RendezvousError(_refused(star, reason))
+            raise RendezvousError(_refused(communicator, reason))
         sock.close()
         return None
     except BaseException:
@@ -99,19 +116,21 @@ def _knock(star: Star, path: str, hello: Callable[[str], Hello]) -> _Answer | No
 
 def _read_one(sock: socket.socket) -> tuple[Frame, list[int]]:
     """Read one frame and not a byte more; with it the descriptors that came along."""
-    cutter, fds = Cutter(UNTRUSTED_LIMIT), []
+    decoder, fds = FrameDecoder(UNTRUSTED_LIMIT), []
     while True:
         data, new, _, _ = socket.recv_fds(sock, 1, 4, socket.MSG_CMSG_CLOEXEC)
         fds += new
         if not data:
             raise ConnectionResetError("the other end closed during the handshake")
-        cutter.room()[:1] = data
-        for frame, _lengths, body in cutter.fill(1):
+        decoder.buffer()[:1] = data
+        for frame, _lengths, body in decoder.received(1):
             frame.segments = [body]
             return frame, fds
 
 
-def join_remote(star: Star, host: str, port: int, key: ChiefKey | None, job: str, *, lifeline: bool) -> None:
+def join_remote(
+    communicator: Communicator, host: str, port: int, key: ChiefKey | None, job: str, *, lifeline: bool
+) -> None:
     """Join the chief of another machine; returns when every rank is there.
 
     Args:
@@ -125,28 +144,30 @@ def join_remote(star: Star, host: str, port: int, key: ChiefKey | None, job: str
     Raises:
         RendezvousError: the chief does not let this rank in, or has another secret.
     """
-    knocking = _Knocking(star, host, port, key, job, lifeline=lifeline)
-    await_everybody(star, knocking.ended, knocking.whom)
-    if knocking.refusal is not None:
-        raise RendezvousError(knocking.refusal)
+    join = _RemoteJoin(communicator, host, port, key, job, lifeline=lifeline)
+    wait_for_all(communicator, join.ended, join.waiting_for)
+    if join.refusal is not None:
+        raise RendezvousError(join.refusal)
 
 
-class _Knocking:
+class _RemoteJoin:
     """Says hello at every new connection until the chief answers. On the ipc thread, after the constructor."""
 
-    def __init__(self, star: Star, host: str, port: int, key: ChiefKey | None, job: str, *, lifeline: bool) -> None:
+    def __init__(
+        self, communicator: Communicator, host: str, port: int, key: ChiefKey | None, job: str, *, lifeline: bool
+    ) -> None:
         import zmq
 
         self.ended = threading.Event()
         self.refusal: str | None = None
-        self._star, self._job, self._zmq = star, job, zmq
+        self._communicator, self._job, self._zmq = communicator, job, zmq
         self._host, self._port, self._key = host, port, key
         self._address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._ipv6 = self._needs_ipv6()
         self._lifeline = secrets.token_hex(8) if lifeline else ""
         self._chief: Peer | None = None
         self._failures = 0
-        star.on_ready = self.ended.set
+        communicator.on_ready = self.ended.set
         self._link = self._connect(self._on_frame, self._on_lost, self._on_event)
 
     def _needs_ipv6(self) -> bool:
@@ -159,11 +180,13 @@ class _Knocking:
                 families.append(family)
             return bool(families)
 
-        def whom() -> str:
+        def waiting_for() -> str:
             return f"the name of the chief, {self._host}, which is not known on this machine"
 
-        star = self._star
-        for seconds in waiting(look, star.me, lambda: "the rendezvous", whom, timeout=star.timeout):
+        communicator = self._communicator
+        for seconds in wait_loop(
+            look, communicator.label, lambda: "the rendezvous", waiting_for, timeout=communicator.timeout
+        ):
             time.sleep(min(seconds, _RETRY_DELAY))
         return families[0] == socket.AF_INET6
 
@@ -173,20 +196,20 @@ class _Knocking:
         on_lost: Callable[[], None],
         on_event: Callable[[int], None] = lambda _event: None,
     ) -> ZmqLink:
-        star = self._star
+        communicator = self._communicator
         connection = ZmqSocket(
-            star.loop,
+            communicator.loop,
             self._key,
             on_frame=lambda _route, frame: on_frame(frame),
             on_lost=lambda _route: on_lost(),
             on_event=on_event,
         )
-        star.closers.append(connection.close)
-        star.abandoners.append(connection.abandon)
+        communicator.on_close.append(connection.close)
+        communicator.on_fork.append(connection.close_in_child)
         connection.connect(self._host, self._port, ipv6=self._ipv6)
         return ZmqLink(connection, None)
 
-    def whom(self) -> str:
+    def waiting_for(self) -> str:
         """For whom it waits."""
         return f"the chief at {self._address} to answer" if self._chief is None else "other ranks, as the chief does"
 
@@ -207,30 +230,30 @@ class _Knocking:
 
     def _say_hello(self) -> None:
         if self._chief is None:
-            hello = _hello(self._star, self._job, lifeline=self._lifeline)
-            self._link.send(encode(Kind.HELLO, rank=self._star.rank, body=hello.encode()))
+            hello = _hello(self._communicator, self._job, lifeline=self._lifeline)
+            self._link.send(encode(Kind.HELLO, rank=self._communicator.rank, body=hello.encode()))
 
     def _on_frame(self, frame: Frame) -> None:
-        star = self._star
+        communicator = self._communicator
         if self._chief is not None:
-            star.dispatch(self._chief, frame)
+            communicator.dispatch(self._chief, frame)
         elif frame.kind == Kind.WELCOME:
             host, pid = json.loads(bytes(frame.segments[0]))
-            self._chief = Peer(0, star.name(0), host, pid, self._link, None, bound=star.bound)
-            star.admit(self._chief)
+            self._chief = Peer(0, communicator.job_rank(0), host, pid, self._link, None, bound=communicator.bound)
+            communicator.admit(self._chief)
             if self._lifeline:
                 lifeline = self._connect(lambda _frame: None, lambda: self._link.when_silent(self._on_lost))
-                lifeline.send(encode(Kind.LIFELINE, rank=star.rank, body=self._lifeline.encode()))
+                lifeline.send(encode(Kind.LIFELINE, rank=communicator.rank, body=self._lifeline.encode()))
         elif frame.kind == Kind.REFUSED:
             again, reason = json.loads(bytes(frame.segments[0]))
             if again:
-                star.loop.call_later(_RETRY_DELAY, self._say_hello)
+                communicator.loop.call_later(_RETRY_DELAY, self._say_hello)
             else:
-                self._give_up(_refused(star, reason))
+                self._give_up(_refused(communicator, reason))
 
     def _on_lost(self) -> None:
         if self._chief is not None:
-            self._star.gone(self._chief)
+            self._communicator.on_disconnect(self._chief)
 
     def _give_up(self, why: str) -> None:
         self.refusal = why
@@ -254,9 +277,11 @@ def _family_of(host: str, port: int) -> socket.AddressFamily | None:
     return socket.AF_INET
 
 
-def _hello(star: Star, job: str, proof: str = "", lifeline: str = "") -> Hello:
-    return Hello(star.rank, star.size, socket.gethostname(), os.getpid(), job=job, proof=proof, lifeline=lifeline)
+def _hello(communicator: Communicator, job: str, proof: str = "", lifeline: str = "") -> Hello:
+    return Hello(
+        communicator.rank, communicator.size, socket.gethostname(), os.getpid(), job=job, proof=proof, lifeline=lifeline
+    )
 
 
-def _refused(star: Star, reason: str) -> str:
-    return f"the chief does not let {star.me} in: {reason}"
+def _refused(communicator: Communicator, reason: str) -> str:
+    return f"the chief does not let {communicator.label} in: {reason}"

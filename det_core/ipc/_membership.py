@@ -28,13 +28,13 @@ from det_core.ipc._zmq_link import ZmqLink
 T = TypeVar("T")
 
 logger = logging.getLogger("det_core.ipc")
-QUEUE_BOUND = 256 << 20
+MAX_IN_FLIGHT_BYTES = 256 << 20
 """Bytes that may be on their way to one peer before a sender waits."""
 WARN_AFTER = 10.0
 """Seconds of waiting after which a warning says for whom."""
-_TELL_INTERVAL = 0.05
+_NOTICE_POLL_INTERVAL = 0.05
 """Seconds between two looks whether the others know, for what no answer of theirs shows."""
-TOLD_WITHIN = 2.0
+ABORT_NOTICE_TIMEOUT = 2.0
 """Seconds that the others get to hear why the job is broken, before this rank's own calls raise it."""
 MAX_NAMED = 16
 """Ranks that a message names; of 1,024 ranks each would be told of all others, by the chief."""
@@ -42,7 +42,7 @@ POLL_INTERVAL = 0.2
 """Seconds between two looks of a wait that nobody wakes. A thousand ranks in twenty looks a second are a processor."""
 
 
-class Trouble(NamedTuple):
+class AbortReason(NamedTuple):
     """Why the job cannot go on, one reason for all its ranks."""
 
     kind: str
@@ -62,10 +62,10 @@ class Trouble(NamedTuple):
         return json.dumps(self).encode()
 
     @classmethod
-    def decode(cls, data: Any) -> Trouble:
+    def decode(cls, data: Any) -> AbortReason:
         """From the wire."""
-        trouble = cls(*json.loads(bytes(data)))
-        return trouble if trouble.kind in ("ended", *_ERRORS) else trouble._replace(kind="broken")
+        abort_reason = cls(*json.loads(bytes(data)))
+        return abort_reason if abort_reason.kind in ("ended", *_ERRORS) else abort_reason._replace(kind="broken")
 
 
 _ERRORS: dict[str, type[DistributedError]] = {
@@ -89,7 +89,7 @@ class Peer:
     def __init__(
         self,
         rank: int,
-        name: int,
+        job_rank: int,
         host: str,
         pid: int,
         control: UnixLink | ZmqLink,
@@ -97,13 +97,16 @@ class Peer:
         *,
         bound: int,
     ) -> None:
-        self.rank, self.name, self.host, self.pid = rank, name, host, pid
+        self.rank = rank
+        self.job_rank = job_rank
+        self.host = host
+        self.pid = pid
         self.control, self.data = control, data
         self.pidfd: int | None = None
         self.departed = False
         """It said goodbye."""
         self.dead = False
-        self.leaving = False
+        self.exiting = False
         """It said that its process exits without closing."""
         self.failure: str | None = None
         self.in_flight = 0
@@ -114,10 +117,10 @@ class Peer:
         self._lock = threading.Lock()
 
     def __str__(self) -> str:
-        return f"rank {self.name} (host {self.host}, pid {self.pid})"
+        return f"rank {self.job_rank} (host {self.host}, pid {self.pid})"
 
     @property
-    def gone(self) -> bool:
+    def is_gone(self) -> bool:
         """Whether nothing needs to be sent to it any more."""
         return self.departed or self.dead
 
@@ -126,24 +129,24 @@ class Peer:
         """How much waits in this process's memory to be sent to it."""
         return self.control.queued + (0 if self.data is None else self.data.queued)
 
-    def announce(self, data: bytes) -> None:
+    def send_with_ack(self, data: bytes) -> None:
         """Send a small control frame; when it has arrived, the peer says so."""
         with self._lock:
             self._unseen += 1
         self.control.send(data)
 
-    def acknowledge(self, me: int) -> None:
+    def acknowledge(self, label: int) -> None:
         """Say that what it announced has arrived, where it waits for that: see ``informed``."""
         if not isinstance(self.control, UnixLink):
-            self.control.send(encode(Kind.SEEN, rank=me))
+            self.control.send(encode(Kind.ACK, rank=label))
 
-    def has_seen(self) -> None:
+    def on_ack(self) -> None:
         """It says so."""
         with self._lock:
             self._unseen -= 1
 
     @property
-    def informed(self) -> bool:
+    def notified(self) -> bool:
         """Whether what was announced will reach it even if this process ends now.
 
         On one machine that is so when the kernel has it; what ZMQ or TCP hold may be lost with the process.
@@ -184,14 +187,14 @@ class Peer:
         with self._lock:
             self.in_flight -= size
 
-    def used(self, frame: Frame, me: int) -> None:
+    def return_credit(self, frame: Frame, label: int) -> None:
         """A frame of this peer has been used up: give it the room back, many small ones together."""
         with self._lock:
             self._owed += frame.owed
             if self._owed < min(1 << 20, self._bound // 4):
                 return
             owed, self._owed = self._owed, 0
-        self.control.send(encode(Kind.CREDIT, rank=me, number=owed))
+        self.control.send(encode(Kind.CREDIT, rank=label, number=owed))
 
     # the end
 
@@ -233,17 +236,17 @@ class Membership:
     """
 
     def __init__(
-        self, rank: int, names: Sequence[int], *, timeout: float | None = None, bound: int = QUEUE_BOUND
+        self, rank: int, job_ranks: Sequence[int], *, timeout: float | None = None, bound: int = MAX_IN_FLIGHT_BYTES
     ) -> None:
         self.rank = rank
-        self.size = len(names)
+        self.size = len(job_ranks)
         self.timeout = timeout
         self.bound = bound
         self.peers: dict[int, Peer] = {}
         """By rank: everybody on the chief, the chief on a worker."""
         self.departures = 0
         """How many ranks have said goodbye to this one."""
-        self.trouble: Trouble | None = None
+        self.abort_reason: AbortReason | None = None
         self.calls: dict[str, dict[int, tuple[Op, int]]] = {}
         """By lane and rank, the last collective heard of."""
         self.waits: dict[int, dict[str, tuple[int, str]]] = {}
@@ -252,12 +255,12 @@ class Membership:
         """Return what the script calls in this thread; empty: nothing, as in a thread of the package."""
         self.wakers: list[Callable[[], None]] = []
         """Have each call that waits look again."""
-        self._names = names
+        self._job_ranks = job_ranks
         self._ordered: tuple[Peer, ...] = ()
         self._lock = threading.RLock()
         self._callbacks: list[Callable[[], None]] = []
         self._sharers: list[Membership] = []
-        self._breaking: Trouble | None = None
+        self._breaking: AbortReason | None = None
         """The trouble, from when this rank begins to tell of it."""
         self._publish_at = 0.0
         """Deadline for telling of it; 0: it is not sent to all yet."""
@@ -266,18 +269,18 @@ class Membership:
 
     # who is there
 
-    def name(self, rank: int) -> int:
+    def job_rank(self, rank: int) -> int:
         """The number in the job of this star's ``rank``."""
-        return self._names[rank]
+        return self._job_ranks[rank]
 
     @property
-    def me(self) -> str:
+    def label(self) -> str:
         """This rank, for messages."""
-        return f"rank {self.name(self.rank)}"
+        return f"rank {self.job_rank(self.rank)}"
 
-    def others(self, *, gone: bool = False) -> list[Peer]:
+    def others(self, *, departed: bool = False) -> list[Peer]:
         """The peers that are still there; with ``gone``, those that said goodbye instead."""
-        return [p for p in list(self.peers.values()) if (p.departed if gone else not p.gone)]
+        return [p for p in list(self.peers.values()) if (p.departed if departed else not p.is_gone)]
 
     def in_order(self) -> Sequence[Peer]:
         """All peers, by rank."""
@@ -285,28 +288,28 @@ class Membership:
             self._ordered = tuple(self.peers[rank] for rank in sorted(self.peers))
         return self._ordered
 
-    def last_call(self, rank: int, lane: str | None = None) -> str:
+    def last_call(self, rank: int, channel: str | None = None) -> str:
         """The last collectives heard of a rank, or the one on ``lane``, for messages."""
-        lanes = list(self.calls.items()) if lane is None else [(lane, self.calls.get(lane, {}))]
+        lanes = list(self.calls.items()) if channel is None else [(channel, self.calls.get(channel, {}))]
         return ", ".join(str(Call(name, *calls[rank])) for name, calls in lanes if rank in calls) or "none"
 
-    def wait_elsewhere(self, rank: int, lane: str) -> str:
+    def wait_elsewhere(self, rank: int, channel: str) -> str:
         """Return what the script of ``rank`` calls and waits in, if that is on another lane than ``lane``; else "".
 
         On the chief; of a worker a wait counts as long as the chief has not made that call.
         """
         for name, (number, script_call) in list(self.waits.get(rank, {}).items()):
             _, own_number = self.calls.get(name, {}).get(self.rank, (None, 0))
-            if name != lane and script_call and (rank == self.rank or number > own_number):
+            if name != channel and script_call and (rank == self.rank or number > own_number):
                 return script_call
         return ""
 
-    def gone(self, peer: Peer) -> None:
+    def on_disconnect(self, peer: Peer) -> None:
         """Take in that a connection or process has ended, which is a loss where no goodbye came; on the ipc thread."""
         if not peer.dead:
             self._drop(peer)
             if not peer.departed:
-                self.lost(peer)
+                self.abort_lost(peer)
 
     def _drop(self, peer: Peer) -> None:
         """Receive nothing from ``peer`` any more and send it nothing."""
@@ -319,7 +322,7 @@ class Membership:
 
     # trouble
 
-    def raise_if_broken(self) -> None:
+    def raise_if_aborted(self) -> None:
         """Raise what broke the job, if anything did.
 
         Raises:
@@ -327,104 +330,106 @@ class Membership:
             SystemExit: another rank has ended the job.
             ContextClosed: the star is closed, or this is a forked child.
         """
-        if self.trouble is not None:
-            raise self.trouble.error()
+        if self.abort_reason is not None:
+            raise self.abort_reason.error()
 
-    def on_trouble(self, callback: Callable[[], None]) -> None:
+    def on_abort(self, callback: Callable[[], None]) -> None:
         """Have ``callback()`` called on the ipc thread once the job is broken or ended; at once if it is already."""
 
         def add() -> None:
             self._callbacks.append(callback)
-            if self.trouble is not None:
+            if self.abort_reason is not None:
                 callback()
 
         self.loop.call_soon(add)
 
-    def lost(self, peer: Peer) -> None:
+    def abort_lost(self, peer: Peer) -> None:
         """A rank that is needed is not there any more."""
         if peer.departed:
             what = "has closed its context" + (f" after {peer.failure}" if peer.failure else "")
-        elif peer.leaving:
+        elif peer.exiting:
             what = "exited without closing its DistributedContext"
         elif isinstance(peer.control, UnixLink):
             what = "died"
         else:
             what = "died or cannot be reached"
         text = f"{peer} {what}; the last call heard of it: {self.last_call(peer.rank)}"
-        self.break_off(Trouble("lost", text, lost=None if peer.departed else peer.name), peer)
+        self.abort(AbortReason("lost", text, lost=None if peer.departed else peer.job_rank), peer)
 
-    def share_trouble(self, other: Membership) -> None:
+    def forward_aborts_to(self, other: Membership) -> None:
         """Have the trouble of this star be that of ``other`` too."""
         with self._lock:
             self._sharers.append(other)
-            trouble = self._breaking
-        if trouble is not None:
-            other.break_off(trouble, wait=False)
+            abort_reason = self._breaking
+        if abort_reason is not None:
+            other.abort(abort_reason, wait=False)
 
-    def break_off(self, trouble: Trouble, heard_from: Peer | None = None, *, wait: bool = True) -> None:
+    def abort(self, abort_reason: AbortReason, heard_from: Peer | None = None, *, wait: bool = True) -> None:
         """Remember why the job cannot go on, tell the other ranks, and wake up every waiting call.
 
         The others are told first: this rank's script may exit as soon as it hears of it, and would take the reason
         with it: they would name this rank. The first trouble is the one that counts.
         """
-        if self.name(self.rank) == 0:
-            trouble = trouble._replace(chief_knows=True)
+        if self.job_rank(self.rank) == 0:
+            abort_reason = abort_reason._replace(chief_knows=True)
         with self._lock:
             first = self._breaking is None
-            self._breaking = self._breaking or trouble
+            self._breaking = self._breaking or abort_reason
             sharers = list(self._sharers)
         if first:
-            for star in sharers:
-                star.break_off(trouble, wait=False)
-            data = encode(Kind.TROUBLE, rank=self.rank, body=trouble.encode())
+            for communicator in sharers:
+                communicator.abort(abort_reason, wait=False)
+            data = encode(Kind.ABORT, rank=self.rank, body=abort_reason.encode())
             for peer in self.others():
-                if peer.name == trouble.lost:
-                    self.loop.call_soon(partial(self.gone, peer))
-                elif peer is not heard_from and not (peer.name == 0 and trouble.chief_knows):
-                    peer.announce(data)
-            self._publish_at = monotonic() + TOLD_WITHIN
+                if peer.job_rank == abort_reason.lost:
+                    self.loop.call_soon(partial(self.on_disconnect, peer))
+                elif peer is not heard_from and not (peer.job_rank == 0 and abort_reason.chief_knows):
+                    peer.send_with_ack(data)
+            self._publish_at = monotonic() + ABORT_NOTICE_TIMEOUT
             self.loop.call_soon(self._poll_until_published)
         if wait and threading.current_thread() is not self.loop.thread:
-            self._published.wait(TOLD_WITHIN + 1.0)
+            self._published.wait(ABORT_NOTICE_TIMEOUT + 1.0)
 
-    def on_seen(self, peer: Peer) -> None:
+    def on_ack(self, peer: Peer) -> None:
         """Take in that what was announced to ``peer`` has arrived; it may be the last one."""
-        peer.has_seen()
-        for star in (self, *self._sharers):
-            if star._publish_at:
-                star.loop.call_soon(star._publish_once_told)
+        peer.on_ack()
+        for communicator in (self, *self._sharers):
+            if communicator._publish_at:
+                communicator.loop.call_soon(communicator._publish_once_told)
 
     def _poll_until_published(self) -> None:
         self._publish_once_told()
         if not self._published.is_set():
-            self.loop.call_later(_TELL_INTERVAL, self._poll_until_published)
+            self.loop.call_later(_NOTICE_POLL_INTERVAL, self._poll_until_published)
 
     def _publish_once_told(self) -> None:
         if self._breaking is None or not self._publish_at or self._published.is_set():
             return
-        if monotonic() >= self._publish_at or all(star._has_told_all() for star in (self, *self._sharers)):
+        if monotonic() >= self._publish_at or all(
+            communicator._has_told_all() for communicator in (self, *self._sharers)
+        ):
             self._publish(self._breaking)
 
     def _has_told_all(self) -> bool:
         """Return whether each peer that is there will hear of the trouble even if this process ends now."""
         # Before _publish_at is set all look informed: a thread, of this star or the one it shares its trouble with, is
         # about to send it.
-        return self._publish_at > 0.0 and all(peer.gone or peer.informed for peer in list(self.peers.values()))
+        return self._publish_at > 0.0 and all(peer.is_gone or peer.notified for peer in list(self.peers.values()))
 
-    def _publish(self, trouble: Trouble) -> None:
-        if trouble.kind == "ended":
-            logger.info("another rank has ended the job: %s", trouble.text)
-        if self.trouble is None:
-            self.trouble = trouble
+    def _publish(self, abort_reason: AbortReason) -> None:
+        if abort_reason.kind == "ended":
+            logger.info("another rank has ended the job: %s", abort_reason.text)
+        if self.abort_reason is None:
+            self.abort_reason = abort_reason
         self._published.set()
         self.wake_all()
         for callback in self._callbacks:
             callback()
 
     def _on_crash(self, error: BaseException) -> None:
-        trouble = Trouble("broken", f"the ipc thread of {self.me} ended: {type(error).__name__}: {error}")
-        self.break_off(trouble)
-        self._publish(trouble)
+        abort_reason = AbortReason("broken", f"the ipc thread of {self.label} ended: {type(error).__name__}: {error}")
+        self.abort(abort_reason)
+        self._publish(abort_reason)
 
     def wake_all(self) -> None:
         """Have every call that waits look again, before its next tick."""
@@ -438,16 +443,16 @@ def some_of(items: Sequence[T], name: Callable[[T], str], separator: str = ", ")
     return text if len(items) <= MAX_NAMED else f"{text} and {len(items) - MAX_NAMED} others"
 
 
-def waiting(
+def wait_loop(
     ready: Callable[[], object],
-    me: str,
-    doing: Callable[[], object],
-    whom: Callable[[], str],
+    label: str,
+    operation: Callable[[], object],
+    waiting_for: Callable[[], str],
     *,
     timeout: float | None = None,
     check: Callable[[], None] = lambda: None,
     ask: Callable[[], None] = lambda: None,
-    clash: Callable[[], str] = lambda: "",
+    conflict: Callable[[], str] = lambda: "",
     interval: float = POLL_INTERVAL,
 ) -> Iterator[float]:
     """The waiting rule, for every wait of this room: as long as everybody lives, with a word, and up to the deadline.
@@ -478,23 +483,23 @@ def waiting(
         check()
         waited = monotonic() - began
         if timeout is not None and waited >= timeout:
-            cause = clash()
+            cause = conflict()
             raise CollectiveTimeout(
-                f"{doing()} took longer than {waited:.1f} s: waits for {whom()}{cause and '; '}{cause}"
+                f"{operation()} timed out after {timeout:g} s waiting for {waiting_for()}{cause and '; '}{cause}"
             )
         if waited >= ask_at:
             ask_at = waited + max(WARN_AFTER / 2, POLL_INTERVAL)
             ask()
         if waited >= warn_at:
             warn_at = waited + max(WARN_AFTER / 2, POLL_INTERVAL)
-            cause = "" if explained else clash()
+            cause = "" if explained else conflict()
             if cause or not warned:
-                warned = whom()
+                warned = waiting_for()
                 explained = cause
                 cause = cause or "it may be late, suspended, or wait for memory or a disk"
-                logger.warning("%s in %s has waited for %.0f s for %s; %s", me, doing(), waited, warned, cause)
+                logger.warning("%s in %s has waited for %.0f s for %s; %s", label, operation(), waited, warned, cause)
         due = min(ask_at, warn_at, math.inf if timeout is None else timeout)
         yield max(0.0, min(interval, due - waited))
     if warned:
         named = warned.split(", last call")[0]
-        logger.warning("%s in %s: %s is back after %.0f s", me, doing(), named, monotonic() - began)
+        logger.warning("%s in %s: %s is back after %.0f s", label, operation(), named, monotonic() - began)

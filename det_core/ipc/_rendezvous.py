@@ -26,58 +26,62 @@ from dataclasses import dataclass
 
 from det_core._clock import monotonic
 from det_core.errors import RendezvousError
+from det_core.ipc._communicator import Communicator
 from det_core.ipc._frames import UNTRUSTED_LIMIT, BadFrame, Frame, Kind, encode
-from det_core.ipc._membership import Peer, some_of, waiting
-from det_core.ipc._star import Star
+from det_core.ipc._membership import Peer, some_of, wait_loop
 from det_core.ipc._unix_link import UnixLink, peer_credentials
 from det_core.ipc._zmq_link import ChiefKey, ZmqLink, ZmqSocket
 
 _PROTOCOL = 4
-FOLDERS = ("/tmp", "/dev/shm", "/var/tmp")
+SOCKET_DIRS = ("/tmp", "/dev/shm", "/var/tmp")
 """Tried in order. Not the platform's temporary folder: that may differ from rank to rank."""
 _LOCK_GRACE = 5.0
 """Seconds that a chief waits for the previous one, of a job that is just ending, to let go of the lock."""
 
 
-class Assembly:
+class ChiefRendezvous:
     """The chief's side: lets workers in until every rank is there, and turns others away.
 
     After the constructor and the ``open_`` methods, everything but ``wait`` runs on the ipc thread.
     """
 
-    def __init__(self, star: Star, secret: str | None, job: str) -> None:
-        self._star, self._secret, self._job = star, secret, job
+    def __init__(self, communicator: Communicator, secret: str | None, job: str) -> None:
+        self._communicator, self._secret, self._job = communicator, secret, job
         self._complete = threading.Event()
-        self._strangers: dict[int, UnixLink] = {}
+        self._unauthenticated: dict[int, UnixLink] = {}
         self._routes: dict[bytes | None, Peer] = {}
         self._lifelines: dict[str, Peer] = {}
         """By token, the peers whose lifeline is still to come."""
         self._lifeline_routes: dict[bytes | None, Peer] = {}
         """By the route of its lifeline, the first rank of each machine."""
 
-    def open_door(self, path: str) -> None:
+    def listen_unix(self, path: str) -> None:
         """Let in those who knock at ``path``.
 
         Raises:
             RendezvousError: another process is the chief there; the message names it.
         """
-        star, door = self._star, _Door(path)
-        star.closers += [door.close, self._close_strangers]
-        star.abandoners += [door.abandon, self._close_strangers]
-        star.loop.watch(door.sock.fileno(), select.EPOLLIN, lambda _events: self._accept(door))
+        communicator, listener = self._communicator, _Listener(path)
+        communicator.on_close += [listener.close, self._close_unauthenticated]
+        communicator.on_fork += [listener.close_in_child, self._close_unauthenticated]
+        communicator.loop.watch(listener.sock.fileno(), select.EPOLLIN, lambda _events: self._accept(listener))
 
-    def open_port(self, interface: str, port: int, key: ChiefKey | None) -> None:
+    def listen_tcp(self, interface: str, port: int, key: ChiefKey | None) -> None:
         """Let in those who connect to ``port`` of this machine.
 
         Raises:
             RendezvousError: the port is taken.
         """
         self._socket = ZmqSocket(
-            self._star.loop, key, on_frame=self._on_frame, on_lost=self._on_lost, trusts=self._routes.__contains__
+            self._communicator.loop,
+            key,
+            on_frame=self._on_frame,
+            on_lost=self._on_lost,
+            is_admitted=self._routes.__contains__,
         )
         self._socket.bind(interface, port)
-        self._star.closers.append(self._socket.close)
-        self._star.abandoners.append(self._socket.abandon)
+        self._communicator.on_close.append(self._socket.close)
+        self._communicator.on_fork.append(self._socket.close_in_child)
 
     def wait(self, check: Callable[[], None] = lambda: None) -> None:
         """Return when every rank is there.
@@ -89,56 +93,60 @@ class Assembly:
             CollectiveTimeout: the star has a timeout, and it has passed.
             PeerLost: a rank died meanwhile.
         """
-        star = self._star
+        communicator = self._communicator
 
         def missing() -> str:
-            ranks = [star.name(rank) for rank in range(1, star.size) if rank not in star.peers]
+            ranks = [
+                communicator.job_rank(rank) for rank in range(1, communicator.size) if rank not in communicator.peers
+            ]
             return f"rank {some_of(ranks, str)}"
 
-        await_everybody(star, self._complete, missing, check)
+        wait_for_all(communicator, self._complete, missing, check)
 
     # who is let in
 
     def _refusal(self, hello: Hello, proof: str | None) -> tuple[bool, str] | None:
         """Whether this worker, who is not let in, may come again, and why; None: it is let in."""
-        star = self._star
+        communicator = self._communicator
         if proof is not None and not secrets.compare_digest(hello.proof.encode(errors="replace"), proof.encode()):
             return False, "its DET_CORE_SECRET is not the chief's"
         if hello.protocol != _PROTOCOL:
             return False, f"it speaks protocol {hello.protocol}, the chief {_PROTOCOL}: install one det_core everywhere"
         if hello.job != self._job:
             return False, "it belongs to another job: give this one another pub_port"
-        if hello.size != star.size:
-            return False, f"it was started with size={hello.size}, the chief with size={star.size}"
-        if not 0 < hello.rank < star.size:
-            return False, f"rank {hello.rank} is out of range: the job has the ranks 0 to {star.size - 1}"
-        known = star.peers.get(hello.rank)
+        if hello.size != communicator.size:
+            return False, f"it was started with size={hello.size}, the chief with size={communicator.size}"
+        if not 0 < hello.rank < communicator.size:
+            return False, f"rank {hello.rank} is out of range: the job has the ranks 0 to {communicator.size - 1}"
+        known = communicator.peers.get(hello.rank)
         if known is None:
             return None
-        if known.gone or star.closing:  # a hello may overtake the goodbye over TCP
+        if known.is_gone or communicator.closing:  # a hello may overtake the goodbye over TCP
             return True, "the previous job with this key is just ending"
         return False, f"rank {hello.rank} is already there: pid {known.pid} on {known.host}"
 
     def _admit(self, peer: Peer) -> None:
-        self._star.admit(peer)
+        self._communicator.admit(peer)
         self._complete_if_all_are_there()
 
     def _complete_if_all_are_there(self) -> None:
-        star = self._star
-        if len(star.peers) == star.size - 1 and not self._lifelines:
-            for other in star.others():
+        communicator = self._communicator
+        if len(communicator.peers) == communicator.size - 1 and not self._lifelines:
+            for other in communicator.others():
                 other.control.send(encode(Kind.READY))
             self._complete.set()
 
     def _peer(self, hello: Hello, pid: int, control: UnixLink | ZmqLink, data: UnixLink | None) -> Peer:
-        star = self._star
-        return Peer(hello.rank, star.name(hello.rank), hello.host, pid, control, data, bound=star.bound)
+        communicator = self._communicator
+        return Peer(
+            hello.rank, communicator.job_rank(hello.rank), hello.host, pid, control, data, bound=communicator.bound
+        )
 
     # workers of this machine
 
-    def _accept(self, door: _Door) -> None:
+    def _accept(self, listener: _Listener) -> None:
         try:
-            sock, _ = door.sock.accept()
+            sock, _ = listener.sock.accept()
         except (BlockingIOError, ConnectionAbortedError):
             return
         pid, uid = peer_credentials(sock)
@@ -147,12 +155,14 @@ class Assembly:
             return
         nonce = secrets.token_hex(16)
         # It takes little, and drops what the socket cannot take.
-        link = UnixLink(sock, arm=lambda _link, _queued: None, limit=UNTRUSTED_LIMIT)
-        self._strangers[link.fd] = link
-        self._star.loop.watch(link.fd, select.EPOLLIN, lambda _events: self._on_stranger(link, nonce, pid))
+        link = UnixLink(sock, watch_writable=lambda _link, _queued: None, limit=UNTRUSTED_LIMIT)
+        self._unauthenticated[link.fd] = link
+        self._communicator.loop.watch(
+            link.fd, select.EPOLLIN, lambda _events: self._on_unauthenticated(link, nonce, pid)
+        )
         link.send(encode(Kind.CHALLENGE, body=nonce.encode()))
 
-    def _on_stranger(self, link: UnixLink, nonce: str, pid: int) -> None:
+    def _on_unauthenticated(self, link: UnixLink, nonce: str, pid: int) -> None:
         try:
             frames = link.receive()
             if not frames and not link.eof:
@@ -161,34 +171,34 @@ class Assembly:
                 raise BadFrame("no hello")
             hello = Hello.decode(frames[0])
         except BadFrame:
-            return self._turn_away(link)
-        refusal = self._refusal(hello, prove(self._secret, nonce, hello.rank))
+            return self._reject(link)
+        refusal = self._refusal(hello, hello_proof(self._secret, nonce, hello.rank))
         if refusal is not None:
             link.send(encode(Kind.REFUSED, body=json.dumps(refusal).encode()))
-            return self._turn_away(link)
+            return self._reject(link)
         self._forget(link)
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             with theirs:
-                socket.send_fds(link.sock, [encode(Kind.WELCOME, body=_who_am_i())], [theirs.fileno()])
+                socket.send_fds(link.sock, [encode(Kind.WELCOME, body=_identity())], [theirs.fileno()])
         except OSError:  # it has died, or waited too long for this and knocks again
             mine.close()
             return link.close()
-        data = self._star.new_data_link(mine, hello.rank)
-        self._admit(self._peer(hello, pid or hello.pid, self._star.new_link(link.sock), data))
+        data = self._communicator.new_data_link(mine, hello.rank)
+        self._admit(self._peer(hello, pid or hello.pid, self._communicator.new_link(link.sock), data))
 
-    def _turn_away(self, link: UnixLink) -> None:
+    def _reject(self, link: UnixLink) -> None:
         self._forget(link)
         link.close()
 
     def _forget(self, link: UnixLink) -> None:
-        if self._strangers.pop(link.fd, None) is not None:
-            self._star.loop.unwatch(link.fd)
+        if self._unauthenticated.pop(link.fd, None) is not None:
+            self._communicator.loop.unwatch(link.fd)
 
-    def _close_strangers(self) -> None:
-        for link in self._strangers.values():
+    def _close_unauthenticated(self) -> None:
+        for link in self._unauthenticated.values():
             link.close()
-        self._strangers.clear()
+        self._unauthenticated.clear()
 
     # workers of other machines
 
@@ -197,7 +207,7 @@ class Assembly:
         if peer is not None:
             # ZMQ sends what a connection has not taken over the next one, where the worker says hello anew
             if not peer.dead and frame.kind != Kind.HELLO:
-                self._star.dispatch(peer, frame)
+                self._communicator.dispatch(peer, frame)
             return
         if frame.kind == Kind.LIFELINE:
             return self._on_lifeline(route, frame)
@@ -210,7 +220,7 @@ class Assembly:
         peer = self._routes[route] = self._peer(hello, hello.pid, link, None)
         if hello.lifeline:
             self._lifelines[hello.lifeline] = peer
-        link.send(encode(Kind.WELCOME, body=_who_am_i()))
+        link.send(encode(Kind.WELCOME, body=_identity()))
         self._admit(peer)
 
     def _on_lifeline(self, route: bytes | None, frame: Frame) -> None:
@@ -222,35 +232,45 @@ class Assembly:
 
     def _on_lost(self, route: bytes | None) -> None:
         if route in self._routes:
-            self._star.gone(self._routes[route])
+            self._communicator.on_disconnect(self._routes[route])
         elif (peer := self._lifeline_routes.get(route)) is not None and isinstance(peer.control, ZmqLink):
             peer.control.when_silent(lambda: self._lose_host(peer))
 
     def _lose_host(self, first: Peer) -> None:
         """Take all ranks of a machine for lost, the one with the lifeline first: none of them can be told of it."""
-        for peer in (first, *self._star.others()):
+        for peer in (first, *self._communicator.others()):
             if peer.host == first.host and isinstance(peer.control, ZmqLink):
-                self._star.gone(peer)
+                self._communicator.on_disconnect(peer)
 
 
-def await_everybody(
-    star: Star, event: threading.Event, whom: Callable[[], str], check: Callable[[], None] = lambda: None
+def wait_for_all(
+    communicator: Communicator,
+    event: threading.Event,
+    waiting_for: Callable[[], str],
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Wait for ``event`` of the rendezvous as long as everybody who is there lives; for both sides."""
 
     def look() -> None:
         check()
-        departed = star.others(gone=True)
+        departed = communicator.others(departed=True)
         if departed and not event.is_set():  # looked at in this order: who is ready may say goodbye at once
-            star.lost(departed[0])
-        star.raise_if_broken()
+            communicator.abort_lost(departed[0])
+        communicator.raise_if_aborted()
 
-    waits = waiting(event.is_set, star.me, lambda: "the rendezvous", whom, timeout=star.timeout, check=look)
+    waits = wait_loop(
+        event.is_set,
+        communicator.label,
+        lambda: "the rendezvous",
+        waiting_for,
+        timeout=communicator.timeout,
+        check=look,
+    )
     for seconds in waits:
         event.wait(seconds)
 
 
-def _who_am_i() -> bytes:
+def _identity() -> bytes:
     return json.dumps([socket.gethostname(), os.getpid()]).encode()
 
 
@@ -291,7 +311,7 @@ class Hello:
         raise BadFrame("a hello that is none")
 
 
-def prove(secret: str | None, nonce: str, rank: int) -> str:
+def hello_proof(secret: str | None, nonce: str, rank: int) -> str:
     """What a worker that knows ``secret`` answers to the chief's ``nonce``."""
     if secret is None:
         return ""
@@ -306,7 +326,7 @@ def rendezvous_path(key: tuple[str, ...]) -> str:
 
 def _private_folder() -> str:
     refused = []
-    for parent in FOLDERS:
+    for parent in SOCKET_DIRS:
         path = f"{parent}/det_core-{os.getuid()}"
         try:
             os.mkdir(path, 0o700)
@@ -325,7 +345,7 @@ def _private_folder() -> str:
     raise RendezvousError(f"no folder of this user's own for a socket between the ranks: {'; '.join(refused)}")
 
 
-class _Door:
+class _Listener:
     """The chief's listening socket and the lock that goes with it.
 
     Raises:
@@ -350,7 +370,7 @@ class _Door:
             os.close(self._lock)
             raise
 
-        _sweep(os.path.dirname(path))
+        _remove_stale_sockets(os.path.dirname(path))
 
     def _take_lock(self) -> int:
         began = monotonic()
@@ -382,13 +402,13 @@ class _Door:
         _unlink(self._lock_path)
         os.close(self._lock)
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close the descriptors only: in a forked child."""
         self.sock.close()
         os.close(self._lock)
 
 
-def _sweep(folder: str) -> None:
+def _remove_stale_sockets(folder: str) -> None:
     """Remove what chiefs that were killed have left: the files of locks that nobody holds."""
     for name in os.listdir(folder):
         if not name.endswith(".lock"):

@@ -21,11 +21,11 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from det_core.ipc._frames import ALIGNMENT, IN_FILE, Buffer, Op, encode_head
+from det_core.ipc._frames import ALIGNMENT, IN_MEMORY_FILE, Buffer, Op, encode_head
 
-OUT_OF_BAND = 1 << 16
+OUT_OF_BAND_BYTES = 1 << 16
 """Bytes from which a buffer leaves the pickle: below, copying is cheaper than one more segment."""
-IN_FILE_FROM = 1 << 20
+MEMORY_FILE_BYTES = 1 << 20
 """Bytes from which a segment travels as a memory file between processes of one machine."""
 MAX_FILES = 200
 """Memory files per frame (the kernel passes at most 253 descriptors at once); further segments go in the stream."""
@@ -90,7 +90,7 @@ def dump(obj: Any) -> list[Segment]:
             raw = buffer.raw()
         except BufferError:  # not contiguous: pickle copies it
             return True
-        if raw.nbytes < OUT_OF_BAND:
+        if raw.nbytes < OUT_OF_BAND_BYTES:
             return True
         buffers.append(raw)
         return False
@@ -116,7 +116,7 @@ def _reduce_tensor(tensor: Any) -> Any:
         and not tensor.is_quantized
         and not (tensor.is_conj() or tensor.is_neg())
         and tensor.is_contiguous()
-        and tensor.nbytes >= OUT_OF_BAND
+        and tensor.nbytes >= OUT_OF_BAND_BYTES
     )
     if not plain:
         return tensor.__reduce_ex__(5)
@@ -139,7 +139,7 @@ def join_items(items: Sequence[Sequence[Segment]]) -> list[Segment]:
 
     Several small pickles become one segment, a pickle of their list; else a table of counts comes first.
     """
-    if all(len(item) == 1 for item in items) and size_of([item[0] for item in items]) < OUT_OF_BAND:
+    if all(len(item) == 1 for item in items) and size_of([item[0] for item in items]) < OUT_OF_BAND_BYTES:
         return [pickle.dumps([bytes(item[0]) for item in items], protocol=5)]  # type: ignore[arg-type]
     return [struct.pack(f"<{len(items)}I", *map(len, items)), *(s for item in items for s in item)]
 
@@ -225,10 +225,10 @@ class Packet:
         end = 0
         for segment in self._segments:
             if len(files) < max_files:
-                segment = _in_file(segment)
+                segment = _to_memory_file(segment)
                 if isinstance(segment, MemoryFile):
                     files.append(segment)
-                    lengths.append(segment.size | IN_FILE)
+                    lengths.append(segment.size | IN_MEMORY_FILE)
                     continue
             run = segment.read() if isinstance(segment, MemoryFile) else segment
             if gap := -end % ALIGNMENT:
@@ -239,9 +239,9 @@ class Packet:
         return [self._head(lengths=lengths), *inline], files
 
 
-def _in_file(segment: Segment) -> Segment:
+def _to_memory_file(segment: Segment) -> Segment:
     """A large segment as a memory file, unless the process has no descriptor or memory left for one."""
-    if isinstance(segment, MemoryFile) or memoryview(segment).nbytes < IN_FILE_FROM:
+    if isinstance(segment, MemoryFile) or memoryview(segment).nbytes < MEMORY_FILE_BYTES:
         return segment
     try:
         return MemoryFile.of(segment)
@@ -254,9 +254,9 @@ def cut_body(lengths: Sequence[int], body: bytearray, files: Iterator[MemoryFile
     view, at = memoryview(body), 0
     out: list[Segment] = []
     for length in lengths:
-        if length & IN_FILE:
+        if length & IN_MEMORY_FILE:
             file = next(files)
-            file.size = length ^ IN_FILE
+            file.size = length ^ IN_MEMORY_FILE
             out.append(file)
         else:
             at += -at % ALIGNMENT

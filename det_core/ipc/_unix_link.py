@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
 from det_core.errors import DistributedError
-from det_core.ipc._frames import BadFrame, Cutter, Frame
+from det_core.ipc._frames import BadFrame, Frame, FrameDecoder
 from det_core.ipc._serialization import MemoryFile, Packet, cut_body
 
 _FD_SIZE = array.array("i").itemsize
@@ -27,7 +27,7 @@ _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
 _GONE = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError)
 
 
-class Interrupted(DistributedError):
+class MessageInterrupted(DistributedError):
     """A signal handler raised in the middle of a message: the stream cannot be used any more."""
 
 
@@ -41,7 +41,9 @@ class UnixLink:
         limit: bytes a received frame may have, while the peer is not known.
     """
 
-    def __init__(self, sock: socket.socket, arm: Callable[[UnixLink, bool], None], limit: int | None = None) -> None:
+    def __init__(
+        self, sock: socket.socket, watch_writable: Callable[[UnixLink, bool], None], limit: int | None = None
+    ) -> None:
         sock.setblocking(False)
         self.sock = sock
         self.fd = sock.fileno()
@@ -50,13 +52,13 @@ class UnixLink:
         """Whether the last look found nothing to receive."""
         self.queued = 0
         """Bytes that wait in our memory for the socket to take them."""
-        self.cutter = Cutter(limit)
-        self._arm = arm
+        self.decoder = FrameDecoder(limit)
+        self._watch_writable = watch_writable
         self._lock = threading.Lock()
         self._queue: deque[tuple[memoryview, Sequence[MemoryFile]]] = deque()
         self._files: deque[MemoryFile] = deque()
         self._dead = False
-        self._torn = False
+        self._is_interrupted = False
 
     # sending
 
@@ -73,26 +75,26 @@ class UnixLink:
         with self._lock:
             if self._dead:
                 return 0
-            self._tear()
+            self._begin_message()
             left: memoryview | None = memoryview(data) if self._queue else None
             if left is None:
                 sent = self._write(data, files)
                 if sent == len(data):
-                    self._torn = False
+                    self._is_interrupted = False
                     return 0
                 left, files = memoryview(data)[sent:], () if sent else files
             self._queue.append((left, files))
             self.queued += len(left)
             if len(self._queue) == 1:
-                self._arm(self, True)
-            self._torn = False
+                self._watch_writable(self, True)
+            self._is_interrupted = False
             return len(left)
 
     def flush(self) -> int:
         """Send on what is queued, as far as the socket takes it; the number of bytes that have left the queue."""
         with self._lock:
             before = self.queued
-            self._tear()
+            self._begin_message()
             while self._queue:
                 data, files = self._queue[0]
                 sent = self._write(data, files)
@@ -102,8 +104,8 @@ class UnixLink:
                     break
                 self._queue.popleft()
             else:
-                self._arm(self, False)
-            self._torn = False
+                self._watch_writable(self, False)
+            self._is_interrupted = False
             return before - self.queued
 
     def _write(self, data: bytes | memoryview, files: Sequence[MemoryFile]) -> int:
@@ -123,11 +125,11 @@ class UnixLink:
                 raise
             return 0
 
-    def _tear(self) -> None:
+    def _begin_message(self) -> None:
         """Until the message is out, an exception (of a signal handler, in any line) leaves half of one behind."""
-        if self._torn:
-            raise Interrupted("an exception in a signal handler cut off a message to another rank in its middle")
-        self._torn = True
+        if self._is_interrupted:
+            raise MessageInterrupted("an exception in a signal handler cut off a message to another rank in its middle")
+        self._is_interrupted = True
 
     # receiving
 
@@ -139,7 +141,7 @@ class UnixLink:
         """
         try:
             self.is_drained = False
-            n, ancillary, flags, _ = self.sock.recvmsg_into([self.cutter.room()], _ANCILLARY, _CLOSE_ON_EXEC)
+            n, ancillary, flags, _ = self.sock.recvmsg_into([self.decoder.buffer()], _ANCILLARY, _CLOSE_ON_EXEC)
         except BlockingIOError:
             self.is_drained = True
             return []
@@ -156,7 +158,7 @@ class UnixLink:
             self.eof = True
             return []
         frames = []
-        for frame, lengths, body in self.cutter.fill(n):
+        for frame, lengths, body in self.decoder.received(n):
             if len(lengths) == 1 and not self._files:
                 frame.segments = (body,)
             elif lengths:
@@ -178,7 +180,7 @@ class UnixLink:
             self._dead = True
             self._queue.clear()
             self.queued = 0
-            self._arm(self, False)
+            self._watch_writable(self, False)
 
     def close(self) -> None:
         """Close the socket (which does not touch the copies that forked children may hold)."""

@@ -1,4 +1,4 @@
-"""Links between machines: one ZMQ ROUTER on the chief, a DEALER on each worker, used by the ipc thread alone.
+"""Communicators between machines: one ZMQ ROUTER on the chief, a DEALER on each worker, used by the ipc thread alone.
 
 A frame is one multipart message: the head, then the bytes of its segments in chunks.
 
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from det_core.errors import RendezvousError
 from det_core.ipc._event_loop import EventLoop
-from det_core.ipc._frames import IN_FILE, UNTRUSTED_LIMIT, BadFrame, Frame, decode_head, inline_bytes
+from det_core.ipc._frames import IN_MEMORY_FILE, UNTRUSTED_LIMIT, BadFrame, Frame, decode_head, inline_bytes
 from det_core.ipc._serialization import Packet, cut_body
 
 if TYPE_CHECKING:
@@ -142,14 +142,14 @@ class ZmqSocket:
         *,
         on_frame: Callable[[bytes | None, Frame], None],
         on_lost: Callable[[bytes | None], None],
-        trusts: Callable[[bytes | None], bool] = lambda _route: True,
+        is_admitted: Callable[[bytes | None], bool] = lambda _route: True,
         on_event: Callable[[int], None] = lambda _event: None,
     ) -> None:
         import zmq
 
         self.loop = loop
         self._zmq, self._key = zmq, key
-        self._on_frame, self._on_lost, self._trusts, self._on_event = on_frame, on_lost, trusts, on_event
+        self._on_frame, self._on_lost, self._is_admitted, self._on_event = on_frame, on_lost, is_admitted, on_event
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
@@ -293,7 +293,7 @@ class ZmqSocket:
             return False
         parts = self._socket.recv_multipart(self._zmq.DONTWAIT, copy=False)
         route = parts.pop(0).bytes if self._router else None
-        trusted = self._trusts(route)
+        trusted = self._is_admitted(route)
         if route is not None and not trusted:
             self._note(route, int(parts[-1].get(self._zmq.SRCFD)))
         try:
@@ -323,7 +323,7 @@ class ZmqSocket:
         self._socket = self._monitor = None
         self._context.term()
 
-    def abandon(self) -> None:
+    def close_in_child(self) -> None:
         """Close the TCP sockets in a forked child, whose copies would keep the connections of a dead rank open."""
         for descriptor in self._open_descriptors():
             with contextlib.suppress(OSError):
@@ -348,7 +348,7 @@ def _decode(parts: list[Any], limit: int | None) -> Frame:
         raise BadFrame("an empty message")
     first = memoryview(parts[0])
     head = decode_head(first, limit)
-    if head is None or any(n & IN_FILE for n in head[1]):
+    if head is None or any(n & IN_MEMORY_FILE for n in head[1]):
         raise BadFrame("half a head")
     frame, lengths, begin = head
     body = bytearray().join([first[begin:], *parts[1:]])

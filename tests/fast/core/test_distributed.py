@@ -292,7 +292,7 @@ def test_a_barrier_says_its_name_and_who_is_missing(missing: int) -> None:
 
     come = threading.Event()
     as_ranks(2, work)
-    assert said[0].startswith("barrier 'evaluation is done' (call 1) took longer than 0.3 s: waits for ")
+    assert said[0].startswith("barrier 'evaluation is done' (call 1) timed out after 0.3 s waiting for ")
     assert f"rank {missing} " in said[0]
 
 

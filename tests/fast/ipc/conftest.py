@@ -1,4 +1,4 @@
-"""Ranks as threads, below DistributedContext: each gets its links, and its outcome is kept, value or exception.
+"""Ranks as threads, below DistributedContext: each gets its communicators, and its outcome is kept, value or exception.
 
 And frames written by hand, as a stranger would.
 """
@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from det_core.ipc import Links, connect
+from det_core.ipc import Communicators, connect
 from support.processes import free_port
 
-Work = Callable[[Links], Any]
+Work = Callable[[Communicators], Any]
 
 
 HELLO, CALL = 2, 6
@@ -55,9 +55,9 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
     return thread, out
 
 
-def started(place: dict[str, Any]) -> tuple[threading.Thread, list[Any]]:
+def started(rank_config: dict[str, Any]) -> tuple[threading.Thread, list[Any]]:
     """A rank on its way into the job."""
-    return in_thread(lambda: connect(**place))
+    return in_thread(lambda: connect(**rank_config))
 
 
 def finish(*started: tuple[threading.Thread, list[Any]]) -> list[Any]:
@@ -65,14 +65,14 @@ def finish(*started: tuple[threading.Thread, list[Any]]) -> list[Any]:
     for thread, _ in started:
         thread.join()
     outcomes = [out[0] for _, out in started]
-    closing = [in_thread(o.close) for o in outcomes if isinstance(o, Links)]
+    closing = [in_thread(o.close) for o in outcomes if isinstance(o, Communicators)]
     for thread, _ in closing:
         thread.join()
     return outcomes
 
 
 @pytest.fixture
-def place() -> Callable[..., dict[str, Any]]:
+def rank_config() -> Callable[..., dict[str, Any]]:
     """The arguments of ``connect`` for a rank of a job on ``machines`` machines, alike for every rank of this test."""
     port = free_port()
 
@@ -91,25 +91,25 @@ def place() -> Callable[..., dict[str, Any]]:
 def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the ranks of this test meet; its path leaves room for a unix socket's name."""
     with tempfile.TemporaryDirectory(prefix="ipc", dir="/tmp") as folder:
-        monkeypatch.setattr("det_core.ipc._rendezvous.FOLDERS", (folder,))
+        monkeypatch.setattr("det_core.ipc._rendezvous.SOCKET_DIRS", (folder,))
         yield Path(folder)
 
 
 @pytest.fixture
-def as_ranks(place: Callable[..., dict[str, Any]]) -> Callable[..., Outcomes]:
-    """Run ``work(links)`` in a thread per rank; ``close=False`` leaves closing to ``work``."""
+def as_ranks(rank_config: Callable[..., dict[str, Any]]) -> Callable[..., Outcomes]:
+    """Run ``work(communicators)`` in a thread per rank; ``close=False`` leaves closing to ``work``."""
 
     def run(size: int, work: Work, *, close: bool = True, **arguments: Any) -> Outcomes:
         outcomes = Outcomes([None] * size)
 
         def rank_main(rank: int) -> None:
             try:
-                links = connect(**place(rank, size, **arguments))
+                communicators = connect(**rank_config(rank, size, **arguments))
                 try:
-                    outcomes[rank] = work(links)
+                    outcomes[rank] = work(communicators)
                 finally:
                     if close:
-                        links.close()
+                        communicators.close()
             except BaseException as e:
                 outcomes[rank] = e
 

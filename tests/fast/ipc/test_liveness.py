@@ -112,28 +112,30 @@ PREAMBLE = """
     from det_core.errors import DetCoreError
     from det_core.ipc import connect
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    links = connect(rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None,
-                    port=int(os.environ["PORT"]))
-    lane = links.lane("user")
-    lane.allgather(0)
+    communicators = connect(
+        rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None,
+        port=int(os.environ["PORT"]))
+    channel = communicators.channel("user")
+    channel.allgather(0)
 """
 
 
 SUSPENDED = """
-    links.close()  # of PREAMBLE
+    communicators.close()  # of PREAMBLE
     from det_core.ipc import _membership
     tcp = sys.argv[1] == "tcp"
     _membership.WARN_AFTER = 9.0 if tcp else 1.5
-    links = connect(rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None,
-                    port=int(os.environ["PORT"]), force_tcp=tcp, insecure=tcp)
-    lane = links.lane("user")
-    lane.allgather(0)  # the call that is heard of
+    communicators = connect(
+        rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None,
+        port=int(os.environ["PORT"]), force_tcp=tcp, insecure=tcp)
+    channel = communicators.channel("user")
+    channel.allgather(0)  # the call that is heard of
     print("ready", flush=True)
     for turn in range(10**9):
-        if lane.allgather(os.path.exists("stop"))[0]:
+        if channel.allgather(os.path.exists("stop"))[0]:
             break
     print("over", flush=True)
-    links.close()
+    communicators.close()
 """
 
 
@@ -160,7 +162,9 @@ def test_a_suspended_rank_is_named_once_and_so_is_its_return(
             assert re.search(rf"has waited for .* for rank {stopped} \(.*last call heard of: allgather \(call", said)
 
 
-@pytest.mark.parametrize(("size", "dies", "late", "moment"), [(8, 5, 1, 2), (4, 1, 2, 3)], ids=["star", "machine"])
+@pytest.mark.parametrize(
+    ("size", "dies", "late", "moment"), [(8, 5, 1, 2), (4, 1, 2, 3)], ids=["communicator", "machine"]
+)
 def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, dies: int, late: int, moment: int
 ) -> None:
@@ -177,31 +181,31 @@ def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
         preamble.replace("port=", "insecure=True, port=")
         + f"""
     from det_core.ipc import _membership
-    _membership.TOLD_WITHIN = 600.0  # however slow this machine is
+    _membership.ABORT_NOTICE_TIMEOUT = 600.0  # however slow this machine is
     if rank == 0 and size == 4:
-        job_begins, announce = threading.Event(), _membership.Peer.announce
+        job_begins, send_with_ack = threading.Event(), _membership.Peer.send_with_ack
 
         def announce_slowly(peer, data):
             if peer.data is None:  # on another machine
                 job_begins.set()
                 time.sleep(0.5)
-            announce(peer, data)
+            send_with_ack(peer, data)
 
-        _membership.Peer.announce = announce_slowly
-        links.local.call_soon(job_begins.wait)
-    local = links.local_lane("user")
+        _membership.Peer.send_with_ack = announce_slowly
+        communicators.local.call_soon(job_begins.wait)
+    local = communicators.local_channel("user")
     local.allgather(0)
     print("ready", flush=True)
     try:
         if rank == 0:
             while not os.path.exists("suspended"):
                 time.sleep(0.01)
-            lane.broadcast(bytes(30_000_000))
+            channel.broadcast(bytes(30_000_000))
             print("sent", flush=True)
             if size == 4:
                 local.allgather(1)
         while True:
-            links.everyone.raise_if_broken()
+            communicators.all_ranks.raise_if_aborted()
             time.sleep(0.001)
     except DetCoreError as e:
         print(type(e).__name__, e, flush=True)
@@ -230,7 +234,7 @@ def test_dead_rank_with_unread_messages_is_heard_to_the_end(tmp_path: Path, monk
     script = (
         PREAMBLE
         + """
-    from det_core.ipc._membership import Trouble
+    from det_core.ipc._membership import AbortReason
 
     def wait_for(name):
         while not os.path.exists(name):
@@ -239,13 +243,13 @@ def test_dead_rank_with_unread_messages_is_heard_to_the_end(tmp_path: Path, monk
     if rank == 1:
         wait_for("busy")
         for number in range(2):
-            links.everyone.post("number", bytes(70_000))
-        links.everyone.break_off(Trouble("mismatch", "the last words"), wait=False)
-        print("said", links.everyone.peers[0].queued, flush=True)
+            communicators.all_ranks.post("number", bytes(70_000))
+        communicators.all_ranks.abort(AbortReason("mismatch", "the last words"), wait=False)
+        print("said", communicators.all_ranks.peers[0].queued, flush=True)
         time.sleep(600)
-    links.everyone.call_soon(lambda: (open("busy", "w"), wait_for("dead")))
+    communicators.all_ranks.call_soon(lambda: (open("busy", "w"), wait_for("dead")))
     try:
-        lane.allgather(1)
+        channel.allgather(1)
     except DetCoreError as e:
         print(type(e).__name__, e, flush=True)
     """
@@ -265,11 +269,11 @@ def test_chief_elsewhere_whose_lifeline_ends_first_is_heard_to_the_end(
     """Its process is dead, and the end of one connection is seen before what the other one has brought."""
     monkeypatch.chdir(tmp_path)
     elsewhere = "local_rank=0, local_size=1, cross_rank=rank, cross_size=2, chief_ip='127.0.0.1', insecure=True"
-    begin, _, connected = PREAMBLE.partition("    links = connect(")
+    begin, _, connected = PREAMBLE.partition("    communicators = connect(")
     script = (
         begin
         + """
-    from det_core.ipc._membership import Trouble
+    from det_core.ipc._membership import AbortReason
     from det_core.ipc._zmq_link import ZmqSocket
     serve, connections = ZmqSocket.take_in, []
 
@@ -285,7 +289,7 @@ def test_chief_elsewhere_whose_lifeline_ends_first_is_heard_to_the_end(
 
     if rank == 1:
         ZmqSocket.take_in = serve_lifeline_first
-    links = connect("""
+    communicators = connect("""
         + connected.replace("local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None", elsewhere)
         + """
     if rank == 1:
@@ -293,10 +297,10 @@ def test_chief_elsewhere_whose_lifeline_ends_first_is_heard_to_the_end(
     while not os.path.exists("held"):
         time.sleep(0.01)
     if rank == 0:
-        links.everyone.break_off(Trouble("mismatch", "the last words"), wait=False)
+        communicators.all_ranks.abort(AbortReason("mismatch", "the last words"), wait=False)
         time.sleep(600)
     try:
-        lane.allgather(1)
+        channel.allgather(1)
     except DetCoreError as e:
         print(type(e).__name__, e, flush=True)
         os._exit(0)
@@ -316,10 +320,10 @@ def test_a_rank_that_exits_without_closing(tmp_path: Path) -> None:
     if rank == 1:
         sys.exit(0)
     try:
-        lane.allgather(1)
+        channel.allgather(1)
     except DetCoreError as e:
         print(type(e).__name__, e)
-    links.close()
+    communicators.close()
     """
     )
     with running(script, 3, tmp_path, env={"PORT": str(free_port())}) as ranks:
@@ -338,19 +342,19 @@ def test_a_forked_child_may_not_call_and_does_not_harm(tmp_path: Path) -> None:
     if pid == 0:
         sockets = [f for f in os.listdir("/proc/self/fd") if int(f) > 2 and os.path.exists(f"/proc/self/fd/{f}")
                    and "socket" in os.readlink(f"/proc/self/fd/{f}")]
-        for call in (lambda: lane.allgather(1), lambda: lane.broadcast(1), links.everyone.raise_if_broken,
-                     lambda: links.everyone.post("t", 1)):
+        for call in (lambda: channel.allgather(1), lambda: channel.broadcast(1),
+                     communicators.all_ranks.raise_if_aborted, lambda: communicators.all_ranks.post("t", 1)):
             try:
                 call()
                 os._exit(1)
             except DetCoreError as e:
                 if type(e).__name__ != "ContextClosed":
                     os._exit(2)
-        links.close()
+        communicators.close()
         os._exit(10 + len(sockets))
     _, status = os.waitpid(pid, 0)
-    print("child", os.waitstatus_to_exitcode(status), lane.allgather(rank))
-    links.close()
+    print("child", os.waitstatus_to_exitcode(status), channel.allgather(rank))
+    communicators.close()
     """
     )
     assert outcomes(tmp_path, script, 3) == ["child 10 [0, 1, 2]"] * 3
@@ -366,14 +370,14 @@ def test_a_death_while_others_wait_for_room(tmp_path: Path) -> None:
     import threading
     def watch(main):
         def waits(frame):
-            return frame is not None and (frame.f_code.co_name == "_wait_for_room" or waits(frame.f_back))
+            return frame is not None and (frame.f_code.co_name == "_wait_for_credit" or waits(frame.f_back))
         while not waits(sys._current_frames()[main]):
             time.sleep(0.01)
         print("waits for room", flush=True)
     threading.Thread(target=watch, args=(threading.get_ident(),), daemon=True).start()
     try:
         for number in range(100000):
-            lane.broadcast(bytes(4_000_000))
+            channel.broadcast(bytes(4_000_000))
     except DetCoreError as e:
         print(type(e).__name__, e, flush=True)
         os._exit(0)
@@ -397,15 +401,15 @@ def sleep_while_the_chief_closes(tmp_path: Path, seconds: int) -> None:
         + f"""
     if rank == 0:
         for number in range(5000):
-            lane.broadcast((number, bytes(500)))
-        links.close()
+            channel.broadcast((number, bytes(500)))
+        communicators.close()
         print("closed", flush=True)
     else:
         if rank == 1:
             time.sleep({seconds})
-        got = [lane.broadcast(None)[0] for _ in range(5000)]
+        got = [channel.broadcast(None)[0] for _ in range(5000)]
         print(got == list(range(5000)), flush=True)
-        links.close()
+        communicators.close()
     """
     )
     assert outcomes(tmp_path, script, 3) == ["closed", "True", "True"]
@@ -417,7 +421,7 @@ def test_a_death_is_seen_where_there_are_no_pidfds(tmp_path: Path) -> None:
 
 
 def test_one_machine_needs_no_zmq(tmp_path: Path) -> None:
-    assert outcomes(tmp_path, PREAMBLE + "    print('zmq' in sys.modules)\n    links.close()\n", 2) == [
+    assert outcomes(tmp_path, PREAMBLE + "    print('zmq' in sys.modules)\n    communicators.close()\n", 2) == [
         "False",
         "False",
     ]
@@ -432,13 +436,13 @@ def test_a_forked_child_of_a_rank_on_tcp_exits_and_harms_nobody(tmp_path: Path) 
     pid = os.fork()
     if pid == 0:
         try:
-            lane.allgather(1)
+            channel.allgather(1)
         except DetCoreError as e:
             print(type(e).__name__, flush=True)
         sys.exit(7)
     _, status = os.waitpid(pid, 0)
-    print("child", os.waitstatus_to_exitcode(status), lane.allgather(rank))
-    links.close()
+    print("child", os.waitstatus_to_exitcode(status), channel.allgather(rank))
+    communicators.close()
     """
     )
     with running(script, 2, tmp_path, env={"PORT": str(free_port())}) as ranks:
@@ -459,11 +463,11 @@ def test_an_exception_of_a_signal_handler_in_a_collective_leaves_nobody_hanging(
             signal.signal(signal.SIGALRM, handler)
             signal.setitimer(signal.ITIMER_REAL, 0.3)
         while True:
-            lane.allgather(bytes(50_000))
+            channel.allgather(bytes(50_000))
     except (KeyboardInterrupt, DetCoreError) as e:
         signal.setitimer(signal.ITIMER_REAL, 0)
         print(type(e).__name__, e, flush=True)
-        links.close(failure=e)
+        communicators.close(failure=e)
     """
     )
     found = outcomes(tmp_path, script, 3)

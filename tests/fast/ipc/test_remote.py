@@ -1,4 +1,4 @@
-"""Links between machines: CURVE, heartbeats, loss; and the same collectives over them."""
+"""Communicators between machines: CURVE, heartbeats, loss; and the same collectives over them."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 import zmq
 
 from det_core.errors import CollectiveMismatch, PeerLost, RendezvousError
-from det_core.ipc import Links, connect
+from det_core.ipc import Communicators, connect
 from fast.ipc.conftest import CALL, HELLO, finish, frame, started
 from support.processes import until
 
 AsRanks = Callable[..., Any]
-PlaceOf = Callable[..., dict[str, Any]]
+ConfigOf = Callable[..., dict[str, Any]]
 TCP: list[dict[str, Any]] = [
     {"force_tcp": True, "secret": "s"},
     {"force_tcp": True, "insecure": True},
@@ -37,26 +37,26 @@ MALFORMED = [
 ]
 
 
-def test_a_stranger_that_sends_no_hello_does_not_disturb_the_rendezvous(place: PlaceOf) -> None:
+def test_a_stranger_that_sends_no_hello_does_not_disturb_the_rendezvous(rank_config: ConfigOf) -> None:
     arguments = {"force_tcp": True, "insecure": True}
-    chief = started(place(0, 2, **arguments))
+    chief = started(rank_config(0, 2, **arguments))
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
-        stranger.connect(f"tcp://127.0.0.1:{place(0, 2)['port']}")
+        stranger.connect(f"tcp://127.0.0.1:{rank_config(0, 2)['port']}")
         for parts in MALFORMED:
             stranger.send_multipart(parts)
         stranger.send(frame(HELLO, json.dumps({"rank": 1, "size": 3, "host": "h", "pid": 1, "protocol": 0}).encode()))
         assert b"protocol" in stranger.recv()  # that it is refused shows that all before it was read
-        assert all(isinstance(o, Links) for o in finish(chief, started(place(1, 2, **arguments))))
+        assert all(isinstance(o, Communicators) for o in finish(chief, started(rank_config(1, 2, **arguments))))
 
 
 def test_a_hello_that_comes_twice_is_none_the_second_time(as_ranks: AsRanks) -> None:
     """As where the first was for a chief that was just ending, and the connection to the next one takes it along."""
 
-    def work(links: Links) -> Any:
-        star = links.everyone
-        if star.rank:
-            star.peers[0].control.send(frame(HELLO, b"whatever", rank=star.rank))
-        return [links.lane("user").allgather(star.rank) for _ in range(3)]
+    def work(communicators: Communicators) -> Any:
+        communicator = communicators.all_ranks
+        if communicator.rank:
+            communicator.peers[0].control.send(frame(HELLO, b"whatever", rank=communicator.rank))
+        return [communicators.channel("user").allgather(communicator.rank) for _ in range(3)]
 
     assert as_ranks(2, work, force_tcp=True, insecure=True).values() == [[[0, 1]] * 3] * 2
 
@@ -64,14 +64,14 @@ def test_a_hello_that_comes_twice_is_none_the_second_time(as_ranks: AsRanks) -> 
 @pytest.mark.parametrize("arguments", TCP)
 @pytest.mark.parametrize("size", [2, 4])
 def test_every_collective_over_tcp(as_ranks: AsRanks, size: int, arguments: dict[str, Any]) -> None:
-    def work(links: Links) -> Any:
-        lane, rank = links.lane("user"), links.everyone.rank
+    def work(communicators: Communicators) -> Any:
+        channel, rank = communicators.channel("user"), communicators.all_ranks.rank
         out = []
         for turn in range(3):
-            out.append((lane.gather((rank, turn)), lane.allgather(rank), lane.broadcast((rank, turn))))
-        array = lane.broadcast(np.arange(500_000.0) if rank == 0 else None)
+            out.append((channel.gather((rank, turn)), channel.allgather(rank), channel.broadcast((rank, turn))))
+        array = channel.broadcast(np.arange(500_000.0) if rank == 0 else None)
         array[0] += rank
-        return out, array.sum() - rank, links.local_lane("user").allgather(rank)
+        return out, array.sum() - rank, communicators.local_channel("user").allgather(rank)
 
     for rank, (out, total, _) in enumerate(as_ranks(size, work, **arguments).values()):
         assert total == np.arange(500_000.0).sum()
@@ -82,28 +82,28 @@ def test_every_collective_over_tcp(as_ranks: AsRanks, size: int, arguments: dict
 
 @pytest.mark.parametrize("arguments", TCP)
 def test_disagreement_over_tcp(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        return lane.broadcast(1) if links.everyone.rank == 3 else lane.allgather(0)
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        return channel.broadcast(1) if communicators.all_ranks.rank == 3 else channel.allgather(0)
 
     for outcome in as_ranks(4, work, **arguments):
         assert isinstance(outcome, CollectiveMismatch) and "rank 3 called broadcast (call 1)" in str(outcome)
 
 
-def test_without_a_secret_machines_do_not_talk_and_the_message_says_what_to_type(place: PlaceOf) -> None:
+def test_without_a_secret_machines_do_not_talk_and_the_message_says_what_to_type(rank_config: ConfigOf) -> None:
     with pytest.raises(RendezvousError, match="export DET_CORE_SECRET=") as caught:
-        connect(**place(0, 4, machines=2))
+        connect(**rank_config(0, 4, machines=2))
     assert "openssl rand" in str(caught.value) and "insecure=True" in str(caught.value)
     with pytest.raises(RendezvousError, match="export DET_CORE_SECRET="):
-        connect(**place(1, 2, force_tcp=True))
+        connect(**rank_config(1, 2, force_tcp=True))
 
 
-def test_a_worker_with_another_secret_is_refused(place: PlaceOf) -> None:
+def test_a_worker_with_another_secret_is_refused(rank_config: ConfigOf) -> None:
     outcomes: list[Any] = [None, None, None]
 
     def run(index: int, rank: int, secret: str) -> None:
         try:
-            outcomes[index] = connect(**place(rank, 2, force_tcp=True, secret=secret))
+            outcomes[index] = connect(**rank_config(rank, 2, force_tcp=True, secret=secret))
         except RendezvousError as e:
             outcomes[index] = e
 
@@ -126,22 +126,24 @@ def test_a_worker_with_another_secret_is_refused(place: PlaceOf) -> None:
         thread.join()
 
 
-def test_refusals_reach_a_worker_over_tcp(place: PlaceOf) -> None:
+def test_refusals_reach_a_worker_over_tcp(rank_config: ConfigOf) -> None:
     arguments = {"force_tcp": True, "secret": "s"}
-    chief = started(place(0, 3, **arguments))
-    both = [started(place(1, 3, **arguments)) for _ in "ab"]
+    chief = started(rank_config(0, 3, **arguments))
+    both = [started(rank_config(1, 3, **arguments)) for _ in "ab"]
     until(lambda: any(out for _, out in both))  # one of them was late
     first, (_, (twice,)) = sorted(both, key=lambda each: len(each[1]))
-    larger, job = finish(started(place(2, 4, **arguments)), started(place(2, 3, job=("another",), **arguments)))
+    larger, job = finish(
+        started(rank_config(2, 4, **arguments)), started(rank_config(2, 3, job=("another",), **arguments))
+    )
     for refused, why in ((twice, "rank 1 is already there"), (larger, "size=4"), (job, "another job")):
         assert isinstance(refused, RendezvousError) and why in str(refused)
-    assert all(isinstance(o, Links) for o in finish(chief, first, started(place(2, 3, **arguments))))
+    assert all(isinstance(o, Communicators) for o in finish(chief, first, started(rank_config(2, 3, **arguments))))
 
 
-def test_a_port_that_is_taken(place: PlaceOf) -> None:
+def test_a_port_that_is_taken(rank_config: ConfigOf) -> None:
     import socket
 
-    arguments = place(0, 2, force_tcp=True, secret="s")
+    arguments = rank_config(0, 2, force_tcp=True, secret="s")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", arguments["port"]))
         taken.listen()
@@ -150,13 +152,13 @@ def test_a_port_that_is_taken(place: PlaceOf) -> None:
 
 
 def test_a_rank_that_closes_over_tcp_is_named_with_its_failure(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        lane.allgather(0)
-        if links.everyone.rank == 1:
-            links.close(failure=RuntimeError("no memory"))
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        channel.allgather(0)
+        if communicators.all_ranks.rank == 1:
+            communicators.close(failure=RuntimeError("no memory"))
             return None
-        return lane.allgather(1)
+        return channel.allgather(1)
 
     for rank, outcome in enumerate(as_ranks(3, work, force_tcp=True, secret="s")):
         if rank != 1:

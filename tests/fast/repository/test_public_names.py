@@ -63,7 +63,7 @@ PUBLIC = {
         DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Losses Next Phase ProcessExit Running Start State Step
         TrialFacts Wanting after_exit classify decide experiment_may expired trial_may
     """,
-    "det_core.ipc": "Lane Links Star connect",
+    "det_core.ipc": "Channel Communicator Communicators connect",
     "det_core.backend": "Backend LocalBackend",
     "det_core.backend.rest": """
         Carrier Credential JournalCarrier Master MasterSession Refusal ReportCarrier RestBackend Shipper Synced Task

@@ -1,4 +1,4 @@
-"""Collectives among threads-as-ranks: results, arrays, disagreement, deadlines, bounds, lanes."""
+"""Collectives among threads-as-ranks: results, arrays, disagreement, deadlines, bounds, channels."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, DistributedError, PeerLost
-from det_core.ipc import Links, _membership
+from det_core.ipc import Communicators, _membership
 from det_core.ipc._frames import Frame, Kind, Op
 from support.processes import threads_in, until
 
@@ -21,11 +21,13 @@ MIB = 1 << 20  # from here on a buffer travels as a memory file
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
 def test_every_collective(as_ranks: AsRanks, size: int) -> None:
-    def work(links: Links) -> Any:
-        rank, lane = links.everyone.rank, links.lane("user")
+    def work(communicators: Communicators) -> Any:
+        rank, channel = communicators.all_ranks.rank, communicators.channel("user")
         out = []
         for turn in range(3):
-            out.append((lane.gather((rank, turn)), lane.allgather({rank: turn}), lane.broadcast(f"{rank} {turn}")))
+            out.append(
+                (channel.gather((rank, turn)), channel.allgather({rank: turn}), channel.broadcast(f"{rank} {turn}"))
+            )
         return out
 
     outcomes = as_ranks(size, work).values()
@@ -36,11 +38,11 @@ def test_every_collective(as_ranks: AsRanks, size: int) -> None:
             assert told == f"0 {turn}"
 
 
-@pytest.mark.parametrize("lane", ["user", "checkpoint"])
+@pytest.mark.parametrize("channel", ["user", "checkpoint"])
 @pytest.mark.parametrize("size", [10, MIB // 16, MIB // 8, MIB])
-def test_arrays_arrive_equal_writable_and_private(as_ranks: AsRanks, size: int, lane: str) -> None:
-    def work(links: Links) -> Any:
-        rank, on = links.everyone.rank, links.lane(lane)
+def test_arrays_arrive_equal_writable_and_private(as_ranks: AsRanks, size: int, channel: str) -> None:
+    def work(communicators: Communicators) -> Any:
+        rank, on = communicators.all_ranks.rank, communicators.channel(channel)
         told = on.broadcast(np.arange(size, dtype=np.float64) if rank == 0 else None)
         told[0] = rank + 100
         everybody = on.allgather(np.full(size, rank))
@@ -60,11 +62,11 @@ def test_arrays_arrive_equal_writable_and_private(as_ranks: AsRanks, size: int, 
 def test_arrays_that_travel_in_the_stream_arrive_aligned(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
     """However long the pickle before them, and the one before that."""
 
-    def work(links: Links) -> None:
-        lane = links.lane("user")
+    def work(communicators: Communicators) -> None:
+        channel = communicators.channel("user")
         for length in range(20):
             arrays = [np.full(9001 + i, i, np.float64) for i in range(3)]
-            for text, received in lane.allgather(("x" * length, arrays)):
+            for text, received in channel.allgather(("x" * length, arrays)):
                 assert text == "x" * length
                 for i, array in enumerate(received):
                     assert array.ctypes.data % 16 == 0
@@ -77,28 +79,28 @@ def test_what_was_sent_may_be_changed_at_once(as_ranks: AsRanks) -> None:
     """Also when it had to be queued, because the receiver was busy."""
     sent = threading.Event()
 
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        if links.everyone.rank == 0:
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        if communicators.all_ranks.rank == 0:
             array = np.zeros(20_000)
             for value in range(200):
                 array[:] = value
-                lane.broadcast(array)
+                channel.broadcast(array)
             sent.set()
             return None
-        until(lambda: sent.is_set() or threads_in("_wait_for_room"))
-        return [set(lane.broadcast(None)) for _ in range(200)]
+        until(lambda: sent.is_set() or threads_in("_wait_for_credit"))
+        return [set(channel.broadcast(None)) for _ in range(200)]
 
     assert as_ranks(2, work).values()[1] == [{float(v)} for v in range(200)]
 
 
 def test_a_rank_that_calls_something_else_is_named_on_every_rank(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        lane.allgather(1)
-        if links.everyone.rank == 2:
-            return lane.broadcast(None)
-        return lane.gather(0)
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        channel.allgather(1)
+        if communicators.all_ranks.rank == 2:
+            return channel.broadcast(None)
+        return channel.gather(0)
 
     for outcome in as_ranks(4, work):
         assert isinstance(outcome, CollectiveMismatch)
@@ -109,12 +111,12 @@ def test_a_rank_that_calls_something_else_is_named_on_every_rank(as_ranks: AsRan
 def test_a_chief_that_broadcasts_while_others_gather_is_named(as_ranks: AsRanks) -> None:
     """The chief's broadcast has returned by then, so it learns of it in its next call."""
 
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        if links.everyone.rank:
-            return lane.gather(0)
-        lane.broadcast(1)
-        return lane.gather(0)
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        if communicators.all_ranks.rank:
+            return channel.gather(0)
+        channel.broadcast(1)
+        return channel.gather(0)
 
     outcomes = as_ranks(3, work)
     for outcome in outcomes:
@@ -123,23 +125,23 @@ def test_a_chief_that_broadcasts_while_others_gather_is_named(as_ranks: AsRanks)
 
 
 def test_two_waiting_workers_that_disagree_do_not_wait_for_the_chief(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
-        lane, rank = links.lane("user"), links.everyone.rank
+    def work(communicators: Communicators) -> Any:
+        channel, rank = communicators.channel("user"), communicators.all_ranks.rank
         if rank:
-            return lane.gather(0) if rank == 1 else lane.allgather(0)
-        until(lambda: links.everyone.trouble is not None)
-        return links.everyone.raise_if_broken()
+            return channel.gather(0) if rank == 1 else channel.allgather(0)
+        until(lambda: communicators.all_ranks.abort_reason is not None)
+        return communicators.all_ranks.raise_if_aborted()
 
     assert all(isinstance(o, CollectiveMismatch) for o in as_ranks(3, work))
 
 
 def test_what_cannot_be_pickled_raises_before_anything_is_sent(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        for call in (lane.gather, lane.allgather, *([] if links.everyone.rank else [lane.broadcast])):
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        for call in (channel.gather, channel.allgather, *([] if communicators.all_ranks.rank else [channel.broadcast])):
             with pytest.raises((TypeError, AttributeError)):
                 call(threading.Lock())
-        return lane.allgather("still in step")
+        return channel.allgather("still in step")
 
     assert as_ranks(3, work).values() == [["still in step"] * 3] * 3
 
@@ -154,14 +156,14 @@ def _explode() -> None:
 
 
 def test_what_cannot_be_unpickled_raises_there_and_the_lane_goes_on(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
-        lane, rank = links.lane("user"), links.everyone.rank
+    def work(communicators: Communicators) -> Any:
+        channel, rank = communicators.channel("user"), communicators.all_ranks.rank
         try:
-            lane.broadcast(_Poison() if rank == 0 else None)
+            channel.broadcast(_Poison() if rank == 0 else None)
             raised = False
         except ZeroDivisionError:
             raised = True
-        return raised, lane.allgather(rank)
+        return raised, channel.allgather(rank)
 
     assert as_ranks(3, work).values() == [(False, [0, 1, 2]), (True, [0, 1, 2]), (True, [0, 1, 2])]
 
@@ -169,9 +171,9 @@ def test_what_cannot_be_unpickled_raises_there_and_the_lane_goes_on(as_ranks: As
 def test_a_deadline_raises_where_it_is_set_and_names_the_missing_rank(as_ranks: AsRanks) -> None:
     ended = threading.Barrier(3)
 
-    def work(links: Links) -> Any:
+    def work(communicators: Communicators) -> Any:
         try:
-            return links.everyone.rank == 2 or links.lane("user").gather(1, timeout=0.3)
+            return communicators.all_ranks.rank == 2 or communicators.channel("user").gather(1, timeout=0.3)
         finally:
             ended.wait()
 
@@ -183,9 +185,9 @@ def test_a_deadline_raises_where_it_is_set_and_names_the_missing_rank(as_ranks: 
 def test_the_default_deadline_is_the_stars(as_ranks: AsRanks) -> None:
     ended = threading.Barrier(2)
 
-    def work(links: Links) -> Any:
+    def work(communicators: Communicators) -> Any:
         try:
-            return links.everyone.rank and links.lane("user").broadcast(None)
+            return communicators.all_ranks.rank and communicators.channel("user").broadcast(None)
         finally:
             ended.wait()
 
@@ -196,16 +198,16 @@ def test_the_default_deadline_is_the_stars(as_ranks: AsRanks) -> None:
 def test_after_a_call_that_the_chief_gave_up_the_lane_says_so(as_ranks: AsRanks) -> None:
     given_up = threading.Event()
 
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        if links.everyone.rank == 0:
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        if communicators.all_ranks.rank == 0:
             with pytest.raises(CollectiveTimeout):
-                lane.gather(1, timeout=0.2)
+                channel.gather(1, timeout=0.2)
             given_up.set()
-            return lane.gather(2)
-        if links.everyone.rank == 2:
+            return channel.gather(2)
+        if communicators.all_ranks.rank == 2:
             assert given_up.wait()
-        return lane.gather(3)
+        return channel.gather(3)
 
     for outcome in as_ranks(3, work):
         assert isinstance(outcome, CollectiveMismatch) and "gave up gather (call 1)" in str(outcome)
@@ -221,12 +223,12 @@ def test_a_long_wait_is_warned_of_and_not_ended(
     def told(text: str) -> list[str]:
         return [message for message in caplog.messages if text in message]
 
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        lane.allgather(0)
-        if links.everyone.rank == late:
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        channel.allgather(0)
+        if communicators.all_ranks.rank == late:
             until(lambda: len(told("has waited for")) == 2, lambda: caplog.text)
-        return [lane.allgather(0), lane.allgather(1)]
+        return [channel.allgather(0), channel.allgather(1)]
 
     with caplog.at_level(logging.WARNING, "det_core.ipc"):
         assert as_ranks(3, work).values() == [[[0, 0, 0], [1, 1, 1]]] * 3
@@ -242,16 +244,16 @@ def test_a_long_wait_is_warned_of_and_not_ended(
 def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
     bound, messages = 1 << 20, 60
 
-    def work(links: Links) -> Any:
-        star, lane = links.everyone, links.lane("user")
-        if star.rank == 0:
+    def work(communicators: Communicators) -> Any:
+        communicator, channel = communicators.all_ranks, communicators.channel("user")
+        if communicator.rank == 0:
             most = 0
             for number in range(messages):
-                lane.broadcast((number, bytes(100_000 if number % 7 else 3_000_000)))
-                most = max(most, *(p.in_flight for p in star.peers.values()))
+                channel.broadcast((number, bytes(100_000 if number % 7 else 3_000_000)))
+                most = max(most, *(p.in_flight for p in communicator.peers.values()))
             return most
-        until(lambda: threads_in("_wait_for_room"))
-        return [lane.broadcast(None)[0] for _ in range(messages)]
+        until(lambda: threads_in("_wait_for_credit"))
+        return [channel.broadcast(None)[0] for _ in range(messages)]
 
     most, *received = as_ranks(3, work, bound=bound, **arguments).values()
     assert received == [list(range(messages))] * 2
@@ -259,27 +261,27 @@ def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(as_ranks: AsRanks,
 
 
 def test_a_rank_that_closed_does_not_matter_to_a_broadcast_that_waits_for_room(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
-        lane, rank = links.lane("user"), links.everyone.rank
+    def work(communicators: Communicators) -> Any:
+        channel, rank = communicators.channel("user"), communicators.all_ranks.rank
         if rank == 0:
             for number in range(50):
-                lane.broadcast((number, bytes(200_000)))
+                channel.broadcast((number, bytes(200_000)))
         elif rank == 1:
-            until(lambda: threads_in("_wait_for_room"))
-            return [lane.broadcast(None)[0] for _ in range(50)]
+            until(lambda: threads_in("_wait_for_credit"))
+            return [channel.broadcast(None)[0] for _ in range(50)]
 
     assert as_ranks(3, work, bound=1 << 20).values()[1] == list(range(50))
 
 
 def test_lanes_do_not_disturb_each_other(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
+    def work(communicators: Communicators) -> Any:
         found: dict[str, Any] = {}
 
         def run(name: str, turns: int) -> None:
-            lane = links.lane(name)
-            found[name] = [lane.allgather((name, turn)) for turn in range(turns)]
+            channel = communicators.channel(name)
+            found[name] = [channel.allgather((name, turn)) for turn in range(turns)]
 
-        threads = [threading.Thread(target=run, args=(f"lane {i}", 30 * (i + 1)), daemon=True) for i in range(4)]
+        threads = [threading.Thread(target=run, args=(f"channel {i}", 30 * (i + 1)), daemon=True) for i in range(4)]
         for thread in threads:
             thread.start()
         run("user", 100)
@@ -295,32 +297,32 @@ def test_lanes_do_not_disturb_each_other(as_ranks: AsRanks) -> None:
 
 @pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}])
 def test_lanes_may_be_mixed_in_another_order_on_every_rank(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
-    """A large broadcast on one lane does not wait for the others' calls there while they wait on another lane."""
+    """A large broadcast on one channel does not wait for the others' calls there while they wait on another channel."""
     size = 3_000_000
 
-    def work(links: Links) -> Any:
-        rank, names = links.everyone.rank, ["user", "checkpoint", "upload"]
+    def work(communicators: Communicators) -> Any:
+        rank, names = communicators.all_ranks.rank, ["user", "checkpoint", "upload"]
         order = names[rank:] + names[:rank]
         if rank == 0:
             for name in order:
-                links.lane(name).broadcast((name, bytes(size)))
+                communicators.channel(name).broadcast((name, bytes(size)))
             return None
-        got = [(name, links.lane(name).broadcast(None)) for name in order]
+        got = [(name, communicators.channel(name).broadcast(None)) for name in order]
         return all(told == name and len(data) == size for name, (told, data) in got)
 
     assert as_ranks(3, work, **arguments).values() == [None, True, True]
 
 
 def test_a_call_on_a_closed_star(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        links.close()
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        communicators.close()
         with pytest.raises(ContextClosed):
-            lane.allgather(1)
+            channel.allgather(1)
         with pytest.raises(ContextClosed):
-            links.lane("other")
+            communicators.channel("other")
         with pytest.raises(ContextClosed):
-            links.everyone.raise_if_broken()
+            communicators.all_ranks.raise_if_aborted()
 
     as_ranks(2, work).values()
 
@@ -328,21 +330,21 @@ def test_a_call_on_a_closed_star(as_ranks: AsRanks) -> None:
 def test_closing_ends_a_call_that_another_thread_waits_in(as_ranks: AsRanks) -> None:
     ended = threading.Event()
 
-    def work(links: Links) -> Any:
-        if links.everyone.rank:
+    def work(communicators: Communicators) -> Any:
+        if communicators.all_ranks.rank:
             return ended.wait()
         caught: list[BaseException] = []
 
         def wait() -> None:
             try:
-                links.lane("other").gather(1)
+                communicators.channel("other").gather(1)
             except DistributedError as e:
                 caught.append(e)
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
         until(lambda: threads_in("_take_arrived"))
-        links.close()
+        communicators.close()
         thread.join()
         ended.set()
         return caught
@@ -351,13 +353,13 @@ def test_closing_ends_a_call_that_another_thread_waits_in(as_ranks: AsRanks) -> 
 
 
 def test_a_call_that_needs_a_rank_that_closed_names_it_and_why(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        lane.allgather(0)
-        if links.everyone.rank == 1:
-            links.close(failure=RuntimeError("the disk is gone"))
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        channel.allgather(0)
+        if communicators.all_ranks.rank == 1:
+            communicators.close(failure=RuntimeError("the disk is gone"))
             return None
-        return lane.allgather(1)
+        return channel.allgather(1)
 
     for rank, outcome in enumerate(as_ranks(3, work)):
         if rank != 1:
@@ -366,22 +368,26 @@ def test_a_call_that_needs_a_rank_that_closed_names_it_and_why(as_ranks: AsRanks
 
 
 def test_what_a_rank_sent_before_it_closed_arrives(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        if links.everyone.rank == 0:
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        if communicators.all_ranks.rank == 0:
             for number in range(100):
-                lane.broadcast(number)
+                channel.broadcast(number)
             return None
-        until(lambda: 0 in links.everyone.departed())
-        return [lane.broadcast(None) for _ in range(100)]
+        until(lambda: 0 in communicators.all_ranks.departed())
+        return [channel.broadcast(None) for _ in range(100)]
 
     assert as_ranks(3, work).values()[1:] == [list(range(100))] * 2
 
 
 @pytest.mark.parametrize("machines", [1, 2])
 def test_local_collectives(as_ranks: AsRanks, machines: int) -> None:
-    def work(links: Links) -> Any:
-        local, user, rank = links.local_lane("user"), links.lane("user"), links.everyone.rank
+    def work(communicators: Communicators) -> Any:
+        local, user, rank = (
+            communicators.local_channel("user"),
+            communicators.channel("user"),
+            communicators.all_ranks.rank,
+        )
         return [(local.allgather(rank), local.gather(rank), user.allgather(rank), local.broadcast(rank)) for _ in "ab"]
 
     for rank, out in enumerate(as_ranks(4, work, machines=machines, secret="s").values()):
@@ -390,13 +396,13 @@ def test_local_collectives(as_ranks: AsRanks, machines: int) -> None:
 
 
 def test_trouble_among_local_ranks_reaches_everybody(as_ranks: AsRanks) -> None:
-    def work(links: Links) -> Any:
-        rank = links.everyone.rank
+    def work(communicators: Communicators) -> Any:
+        rank = communicators.all_ranks.rank
         if rank == 2:
-            return links.local_lane("user").gather(0)
+            return communicators.local_channel("user").gather(0)
         if rank == 3:
-            return links.local_lane("user").broadcast(0)
-        return links.lane("user").allgather(0)
+            return communicators.local_channel("user").broadcast(0)
+        return communicators.channel("user").allgather(0)
 
     for outcome in as_ranks(4, work, machines=2, secret="s"):
         assert isinstance(outcome, CollectiveMismatch)
@@ -406,15 +412,15 @@ def test_trouble_among_local_ranks_reaches_everybody(as_ranks: AsRanks) -> None:
 def test_answer_about_call_that_the_chief_has_made_names_no_worker(as_ranks: AsRanks) -> None:
     """What a worker waits for there is on its way from the chief, which a starved one may be slow to send."""
 
-    def work(links: Links) -> Any:
-        lane = links.lane("user")
-        lane.allgather(0)
-        lane.broadcast(0)
+    def work(communicators: Communicators) -> Any:
+        channel = communicators.channel("user")
+        channel.allgather(0)
+        channel.broadcast(0)
         answers = []
         for number, op in enumerate((Op.allgather, Op.broadcast), 1):
             asked = Frame(Kind.ASK, op, "user", rank=1, number=number)
             asked.segments = (b"broadcast()",)
-            answers.append(lane.answer(asked))
+            answers.append(channel.answer(asked))
         return answers
 
     for answer in as_ranks(3, work).values()[0]:
