@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from det_core._optional import require
+from det_core._standalone.files import replacing
 from det_core._training.states import completed
 from det_core._training.strategy import fitting, load_model, load_optimizer
 from det_core.accelerated import _state
@@ -55,9 +56,8 @@ class Saves(TrainerBase):
             except Exception as e:
                 self.print(f"The scheduler's state is not saved, as its state_dict() failed: {e}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.being-written")  # an old file is there until the new one is whole
-        torch.save(_state.readable(self, _state.python({**content, **(checkpoint_kwargs or {})})), aside)
-        os.replace(aside, path)
+        with replacing(path, durable=False) as staging:  # an old file is there until the new one is whole
+            torch.save(_state.readable(self, _state.python({**content, **(checkpoint_kwargs or {})})), staging)
 
     def load_checkpoint(
         self, checkpoint_path: Any, load_optimizer: bool = True, load_scheduler: bool = True

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from det_core import _clock
+from det_core._storage_settings import BUCKET_SCHEMES
 from det_core.backend._rest_master import Master
 
 SYSTEM_GROUPS = frozenset(["gpu", "cpu", "memory", "disk", "network"])
@@ -89,8 +90,8 @@ def storage_settings(chosen: Mapping[str, Any] | str | None, *, foreign: bool) -
     if not slashes:
         return {"type": "shared_fs", "host_path": os.path.abspath(chosen)}
     bucket, _, prefix = rest.partition("/")
-    if scheme in ("s3", "s3a", "gs", "gcs"):
-        return {"type": "s3" if scheme.startswith("s3") else "gcs", "bucket": bucket, "prefix": prefix}
+    if scheme in BUCKET_SCHEMES:
+        return {"type": BUCKET_SCHEMES[scheme], "bucket": bucket, "prefix": prefix}
     return None if foreign else {"type": "fsspec", "url": chosen}
 
 

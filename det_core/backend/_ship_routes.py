@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
@@ -197,10 +196,7 @@ class ReportCarrier:
 
 def _time(row: dict[str, Any]) -> float | None:
     """When a row says that it was made, to a millisecond."""
-    from datetime import datetime
-
-    found = re.fullmatch(r"(.+T\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)", str(row.get("endTime")))
-    if found is None:
+    try:
+        return round(_clock.parse_time(str(row.get("endTime"))), 3)
+    except ValueError:
         return None
-    whole = datetime.fromisoformat(found[1] + found[3].replace("Z", "+00:00")).timestamp()
-    return round(whole + float(found[2] or 0), 3)

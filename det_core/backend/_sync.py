@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from urllib.parse import quote
 
 from det_core import _clock
 from det_core._info import canonical_url
+from det_core._standalone.files import write_atomic
 from det_core.backend import _rest_bodies as bodies
 from det_core.backend._rest import Task
 from det_core.backend._rest_master import Master, about
@@ -101,7 +102,8 @@ def write_task(folder: Path, url: str, cluster_id: str, task: Task) -> None:
     Raises:
         OSError: the disk refused.
     """
-    _write(folder / TASK, {"master_url": url, "cluster_id": cluster_id, **asdict(task)})
+    facts = {"master_url": url, "cluster_id": cluster_id, **asdict(task)}
+    write_atomic(folder / TASK, json.dumps(facts).encode())
 
 
 class _Sync:
@@ -240,15 +242,5 @@ class _Runs:
     def put(self, restart: int, number: int) -> int:
         """Keep it."""
         self._runs[str(restart)] = number
-        _write(self._path, {"to": self._to, "runs": self._runs})
+        write_atomic(self._path, json.dumps({"to": self._to, "runs": self._runs}).encode())
         return number
-
-
-def _write(path: Path, content: Mapping[str, Any]) -> None:
-    """A file, whole or not at all, and durable."""
-    aside = path.with_suffix(f".{os.getpid()}")
-    with open(aside, "w") as f:
-        json.dump(content, f)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(aside, path)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import datetime, timezone
 from typing import Any
+
+from det_core._clock import parse_time
 
 TERMINAL = ("COMPLETED", "CANCELED", "ERROR", "DELETED", "DELETE_FAILED")
 """The states in which nothing happens any more."""
@@ -25,10 +26,7 @@ def seconds(time: Any) -> float | None:
     """A moment in seconds since the epoch, from RFC 3339; None where there is none."""
     if not isinstance(time, str) or not time:
         return float(time) if isinstance(time, int | float) else None
-    text = re.sub(r"(\.\d{6})\d+", r"\1", time.replace("Z", "+00:00"))
-    text = re.sub(r"\.(\d{1,5})(?=[+-]|$)", lambda m: "." + m[1].ljust(6, "0"), text)
-    moment = datetime.fromisoformat(text)
-    return (moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc)).timestamp()
+    return parse_time(time)
 
 
 def _snake(name: str) -> str:

@@ -14,7 +14,7 @@ from det_core.client._storage import run_folder
 from det_core.client._table import spread
 from det_core.core._checkpoint._retention import GROUP, Retention
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, RunError, RunLocked, StorageError
-from det_core.journal import Journal, RunSummary, lock_run, read_run
+from det_core.journal import Journal, RunSummary, ambiguous_id, lock_run, match_id, read_run
 from det_core.storage import Header, RetentionDecision, RetentionPolicy, Store
 
 log = logging.getLogger("det_core.client")
@@ -58,12 +58,9 @@ class Checkpoints:
         headers = {header.storage_id: header for header in self._headers()}
         if storage_id == LATEST and headers:
             return self._checkpoint(*list(headers.items())[-1])
-        found = [i for i in headers if i == storage_id] or [
-            i for i in headers if storage_id and i.startswith(storage_id)
-        ]
+        found = match_id(storage_id, headers)
         if len(found) > 1:
-            some = ", ".join(found[:5]) + (", …" if len(found) > 5 else "")
-            raise CheckpointNotFound(f"{len(found)} checkpoints begin with {storage_id!r}: {some}; give more of the id")
+            raise CheckpointNotFound(ambiguous_id(storage_id, found, "checkpoints"))
         if found:
             return self._checkpoint(found[0], headers[found[0]])
         return self._unlisted(storage_id)

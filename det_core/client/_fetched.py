@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from det_core.client._checkpoint import Checkpoint
 from det_core.client._checkpoints import Checkpoints
 from det_core.errors import CheckpointError, CheckpointNotFound
+from det_core.journal import ambiguous_id, match_id
 from det_core.storage import open_store
 
 if TYPE_CHECKING:
@@ -50,8 +51,9 @@ def _chosen(experiment: Experiment, storage_id: str | None) -> dict[str, Any]:
             raise CheckpointNotFound(f"experiment {experiment.id} has no checkpoint")
         return best
     known = {str(c["uuid"]): c for c in experiment.checkpoints() if c["state"] != "DELETED"}
-    found = [i for i in known if i == storage_id] or [i for i in known if storage_id and i.startswith(storage_id)]
-    if len(found) != 1:
-        what = f"{len(found)} checkpoints of experiment {experiment.id} begin with {storage_id!r}: give more of the id"
-        raise CheckpointNotFound(what if found else f"experiment {experiment.id} has no checkpoint {storage_id!r}")
+    found = match_id(storage_id, known)
+    if not found:
+        raise CheckpointNotFound(f"experiment {experiment.id} has no checkpoint {storage_id!r}")
+    if len(found) > 1:
+        raise CheckpointNotFound(ambiguous_id(storage_id, found, f"checkpoints of experiment {experiment.id}"))
     return known[found[0]]

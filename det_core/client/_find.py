@@ -6,7 +6,7 @@ from pathlib import Path
 
 from det_core._env import Environment
 from det_core.errors import RunNotFound
-from det_core.journal import RunSummary, list_runs
+from det_core.journal import RunSummary, list_runs, match_run_id
 
 LATEST = "latest"
 
@@ -32,10 +32,5 @@ def find(run: str, home: Path | str | None = None) -> RunSummary:
         raise RunNotFound(f"there are no runs in {where / 'runs'}")
     if run == LATEST:
         return runs[0]
-    found = [r for r in runs if r.run_id == run] or [r for r in runs if run and r.run_id.startswith(run)]
-    if not found:
-        raise RunNotFound(f"no run {run!r} in {where / 'runs'}; `det-core runs list` shows those there are")
-    if len(found) > 1:
-        some = ", ".join(r.run_id for r in found[:5]) + (", …" if len(found) > 5 else "")
-        raise RunNotFound(f"{len(found)} runs begin with {run!r}: {some}; give more of the id")
-    return found[0]
+    by_id = {summary.run_id: summary for summary in runs}
+    return by_id[match_run_id(run, by_id, where / "runs")]

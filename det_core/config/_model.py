@@ -6,12 +6,12 @@ What stands beside a key goes into ``docs/reference-experiment.md``.
 from __future__ import annotations
 
 import math
-import posixpath
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, PlainValidator, TypeAdapter, field_validator, model_validator
 
+from det_core._storage_settings import find_conflicts
 from det_core.config._entrypoint import LAUNCHERS, entrypoint_trial, foreign_launchers
 from det_core.config._fields import (
     AbsolutePath,
@@ -231,6 +231,12 @@ class Storage(Section):
     save_trial_best: Count = key(1, "how many of each trial's best checkpoints stay when it has ended")
     save_trial_latest: Count = key(1, "how many of each trial's latest checkpoints stay when it has ended")
 
+    @model_validator(mode="after")
+    def _check_conflicts(self) -> Storage:
+        if conflicts := find_conflicts(self.model_dump()):
+            raise ValueError("; ".join(conflicts))
+        return self
+
 
 class DefaultStorage(Storage):
     """Where the master's default says: without a `type`, only what stays is said."""
@@ -256,14 +262,6 @@ class SharedFs(Storage):
     checkpoint_path: Text | None = ignored(None, "of former times")
     tensorboard_path: Text | None = ignored(None, "of former times")
 
-    @model_validator(mode="after")
-    def _stays_inside(self) -> SharedFs:
-        host = posixpath.normpath(self.host_path)
-        whole = posixpath.normpath(posixpath.join(host, self.storage_path or ""))
-        if posixpath.commonpath([host, whole]) != host:
-            raise ValueError("storage_path should be inside host_path")
-        return self
-
 
 class S3(Storage):
     """A bucket of S3's, or of a server that speaks its protocol."""
@@ -277,16 +275,6 @@ class S3(Storage):
     session_token: Text | None = key(None, "with `access_key`, if it is a temporary one")
     region: Text | None = key(None, "of the bucket")
     anonymous: Flag | None = key(None, "use no keys at all")
-
-    @model_validator(mode="after")
-    def _has_its_keys(self) -> S3:
-        if (self.access_key is None) != (self.secret_key is None):
-            raise ValueError("access_key and secret_key go together: give both or neither")
-        if self.session_token is not None and self.access_key is None:
-            raise ValueError("session_token needs the access_key and secret_key that belong to it")
-        if self.anonymous and self.access_key is not None:
-            raise ValueError("anonymous should be false, as there is access_key")
-        return self
 
 
 class Gcs(Storage):
@@ -308,14 +296,6 @@ class Azure(Storage):
     connection_string: Text | None = key(None, "how to connect")
     account_url: HttpUrl | None = key(None, "the account, `https://…`")
     credential: Any = key(None, "for `account_url`")
-
-    @model_validator(mode="after")
-    def _has_one_account(self) -> Azure:
-        if (self.connection_string is None) == (self.account_url is None):
-            raise ValueError("give one of account_url, which begins with https://, and connection_string")
-        if self.credential is not None and self.account_url is None:
-            raise ValueError("credential should be left out, as there is no account_url")
-        return self
 
 
 class Fsspec(Storage):

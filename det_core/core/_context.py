@@ -22,6 +22,7 @@ from det_core.core._run import Run, changed_settings, to_recordable
 from det_core.core._searcher import SearcherContext
 from det_core.core._train import EarlyExitReason, TrainContext
 from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsLost, ReportsNotShipped
+from det_core.journal import SUCCESS_OUTCOMES
 
 logger = logging.getLogger("det_core.core")
 UNCLOSED_DETAIL = (
@@ -32,7 +33,6 @@ WORKER_LOST = (
     "loader failed; what was trained since the last checkpoint is lost, and trained again by a resume. Next time, "
     "signal the script alone: kill PID"
 )
-SUCCESS_OUTCOMES = ("completed", "stopped", "preempted")
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core._env import Environment
+from det_core._storage_settings import location
 from det_core.backend.rest import MasterSession, storage_settings
 from det_core.errors import CheckpointError, MissingExtra, UnknownToMaster
 from det_core.storage import DirectoryStore, Store, open_store
@@ -76,7 +77,9 @@ def start_checkpoint_storage(session: MasterSession, storage_id: str | None, own
     except UnknownToMaster:
         return None
     storage = found.get("storage") if isinstance(found, Mapping) else None
-    return None if not storage or _location(storage) == _location(own) else dict(storage)
+    if not storage or location(storage) == location(own if isinstance(own, Mapping) else {}):
+        return None
+    return dict(storage)
 
 
 def open_start_store(
@@ -98,9 +101,3 @@ def open_start_store(
     if isinstance(store, DirectoryStore) and store.root == own.root:
         return {}
     return {storage_id: store}
-
-
-def _location(storage: Any) -> dict[str, Any]:
-    """A storage's configuration without what says how many checkpoints stay, and without what is not set."""
-    given = storage if isinstance(storage, Mapping) else {}
-    return {key: value for key, value in given.items() if value is not None and not key.startswith("save_")}

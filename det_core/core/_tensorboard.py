@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from det_core._optional import install_command
+from det_core._standalone.files import STAGING_SUFFIX, replacing
 from det_core.core._event_writer import EventWriter, is_installed
 from det_core.errors import TensorboardError
 from det_core.journal import Cursor
@@ -20,8 +21,6 @@ logger = logging.getLogger("det_core.core")
 
 Put = Callable[[Path, str], None]
 """Copies one local file to a relative POSIX path, in place of what is there, in one step."""
-_PARTIAL_SUFFIX = ".part"
-"""The end of the name of a copy under way; TensorBoard does not read such a file."""
 
 
 class TensorboardMode(enum.Enum):
@@ -192,7 +191,7 @@ def _files(source: Path) -> Iterator[Path]:
         folders.sort()
         for name in sorted(names):
             path = Path(folder, name)
-            if not name.endswith(_PARTIAL_SUFFIX) and path.is_file():
+            if not name.endswith(STAGING_SUFFIX) and path.is_file():
                 yield path.relative_to(source)
 
 
@@ -208,13 +207,8 @@ def _putter(folder: Path) -> Put:
 
     def put(source: Path, name: str) -> None:
         target = folder / name
-        aside = target.with_name(f".{target.name}.{os.getpid()}{_PARTIAL_SUFFIX}")
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            shutil.copyfile(source, aside)
-            os.replace(aside, target)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
+        with replacing(target, durable=False) as staging:
+            shutil.copyfile(source, staging)
 
     return put

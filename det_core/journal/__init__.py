@@ -6,12 +6,13 @@ has written is safe from the death of the process; what cannot be written is kep
 
 from det_core.journal._cursor import Cursor, Line, open_cursors, rank_cursors
 from det_core.journal._devices import PendingValue
-from det_core.journal._journal import Journal
-from det_core.journal._run_folder import RunFolder, lock_run
+from det_core.journal._journal import SUCCESS_OUTCOMES, Journal
+from det_core.journal._run_folder import RunFolder, ambiguous_id, lock_run, match_id, match_run_id
 from det_core.journal._scan import Record, Row, RunRecord, RunSummary, list_runs, read_run, records_before
 from det_core.journal._values import Report
 
 __all__ = [
+    "SUCCESS_OUTCOMES",
     "Cursor",
     "Journal",
     "Line",
@@ -22,8 +23,11 @@ __all__ = [
     "RunFolder",
     "RunRecord",
     "RunSummary",
+    "ambiguous_id",
     "list_runs",
     "lock_run",
+    "match_id",
+    "match_run_id",
     "open_cursors",
     "rank_cursors",
     "read_run",

@@ -8,7 +8,6 @@ they count as one, in the order of their numbers.
 from __future__ import annotations
 
 import json
-import os
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from det_core._standalone.files import write_atomic
 from det_core.journal._run_folder import journal_files, open_file
 from det_core.journal._scan import is_of_run
 
@@ -100,9 +100,7 @@ class Cursor:
             OSError: the disk refused.
         """
         state = {"version": VERSION, "to": self._to, "offset": self.offset, **more}
-        aside = self._state.with_suffix(f".{os.getpid()}")
-        aside.write_text(json.dumps(state))
-        os.replace(aside, self._state)
+        write_atomic(self._state, json.dumps(state).encode(), durable=False)
         self.saved = state
 
     def count_remaining(self) -> int:

@@ -24,7 +24,8 @@ from itertools import count
 from pathlib import Path
 
 from det_core import _clock
-from det_core.journal._run_folder import INFO_FILE, write_atomic
+from det_core._standalone.files import write_atomic
+from det_core.journal._run_folder import INFO_FILE
 
 logger = logging.getLogger("det_core")
 

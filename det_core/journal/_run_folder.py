@@ -16,7 +16,7 @@ import stat
 import struct
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 
 from det_core import _clock
 from det_core._json import is_number
+from det_core._standalone.files import write_atomic
 from det_core.errors import RunError, RunLocked, RunNotFound
 
 logger = logging.getLogger("det_core")
@@ -101,10 +102,8 @@ class RunFolder:
         """
         path = Path(home) / "runs" / run_id
         if not _ID.fullmatch(run_id) or not path.is_dir():
-            found = [p for p in run_paths(home) if run_id and p.name.startswith(run_id)]
-            if len(found) != 1:
-                raise RunNotFound(_lookup_error(run_id, found, Path(home, "runs")))
-            path = found[0]
+            paths = {path.name: path for path in run_paths(home)}
+            path = paths[match_run_id(run_id, paths, Path(home, "runs"))]
         return cls(path, path.name, read_info(path, quietly=True).get("name", ""))
 
     @classmethod
@@ -385,35 +384,47 @@ _FIELDS: Mapping[str, Callable[[Any], bool]] = {
 }
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file: whole or not at all, and durable on return.
-
-    Raises:
-        OSError: the disk refused.
-    """
-    aside = path.with_name(f"{path.name}.{os.getpid()}")
-    with open(aside, "wb") as f:
-        f.write(data)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(aside, path)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
 def _write_info(folder: Path, info: dict[str, Any]) -> None:
     write_atomic(folder / INFO_FILE, json.dumps(info, indent=1).encode() + b"\n")
 
 
-def _lookup_error(run_id: str, found: Sequence[Path], runs: Path) -> str:
-    """Why ``run_id`` names no run."""
-    if not found:
-        return f"no run {run_id!r} in {runs}; det-core runs list shows those there are"
-    some = ", ".join(path.name for path in found[:5]) + (", …" if len(found) > 5 else "")
-    return f"{len(found)} runs in {runs} begin with {run_id!r}: {some}; give more of the id"
+def match_id(prefix: str, ids: Iterable[str]) -> list[str]:
+    """Return the ID that is ``prefix`` itself, or else all that begin with it; none if it is empty."""
+    matches = [found for found in ids if prefix and found.startswith(prefix)]
+    return [prefix] if prefix in matches else matches
+
+
+def ambiguous_id(prefix: str, matches: Sequence[str], kind: str) -> str:
+    """Return the message for a prefix of several IDs.
+
+    Args:
+        prefix: the text that was given.
+        matches: the IDs that begin with it.
+        kind: the plural of what they name, such as ``runs``.
+    """
+    names = ", ".join(matches[:5])
+    if len(matches) > 5:
+        names += ", …"
+    return f"{len(matches)} {kind} begin with {prefix!r}: {names}; give more of the ID"
+
+
+def match_run_id(prefix: str, ids: Iterable[str], runs: Path) -> str:
+    """Return the one run ID that ``prefix`` stands for.
+
+    Args:
+        prefix: a run ID or its beginning.
+        ids: the IDs of all runs.
+        runs: the directory that they lie in, for the message.
+
+    Raises:
+        RunNotFound: If no ID begins with the prefix, or several do.
+    """
+    matches = match_id(prefix, ids)
+    if not matches:
+        raise RunNotFound(f"no run {prefix!r} in {runs}; det-core runs list shows those there are")
+    if len(matches) > 1:
+        raise RunNotFound(ambiguous_id(prefix, matches, f"runs in {runs}"))
+    return matches[0]
 
 
 def _age(path: Path) -> tuple[str, float, str]:

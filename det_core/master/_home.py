@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import secrets
 import socket
@@ -11,6 +10,7 @@ import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from det_core._standalone.files import write_atomic
 from det_core.storage import Owner
 
 PORTS = range(18_000, 30_000)
@@ -144,9 +144,5 @@ def _bound(host: str, port: int) -> socket.socket:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, at once or not at all."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.unlink(missing_ok=True)
-    with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
-    os.replace(aside, path)
+    """Write a file that only its owner can read."""
+    write_atomic(path, text.encode(), durable=False, mode=0o600)

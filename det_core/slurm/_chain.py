@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from det_core import _clock
-from det_core._standalone.files import write_whole
+from det_core._standalone.files import write_atomic
 from det_core.journal import RunFolder, RunRecord, RunSummary
 from det_core.journal._run_folder import run_paths
 from det_core.slurm._commands import QueuedJob
@@ -134,7 +134,7 @@ class Chain:
 
     def write(self, name: str, data: bytes) -> None:
         """Replace one of the chain's files, readable by its owner alone."""
-        write_whole(str(self.folder / name), data)
+        write_atomic(self.folder / name, data, mode=0o600)
 
     def save(self, record: JobRecord) -> None:
         """Write a job's record."""

@@ -1,7 +1,7 @@
 """Checkpoint stores: where checkpoints lie, complete or not there. Knows nothing of ranks, journals or backends."""
 
 from det_core.storage._calls import calls_were_left
-from det_core.storage._copy import copy_in, digests
+from det_core.storage._copy import copy_in, digests, split_files
 from det_core.storage._directory import DirectoryStore
 from det_core.storage._files import Disk
 from det_core.storage._manifest import FileEntry, Header, Manifest
@@ -59,5 +59,6 @@ __all__ = [
     "open_store",
     "parent_folders",
     "scan",
+    "split_files",
     "storage_without_secrets",
 ]

@@ -8,9 +8,10 @@ processors only fight for the interpreter's lock, unless they wait for a disk.
 from __future__ import annotations
 
 import errno
+import heapq
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -30,6 +31,8 @@ SYNC_THREADS = 16
 """Many: a thread that waits for a disk costs nothing, and the disk takes many requests as one."""
 FICLONE = 0x40049409
 """<linux/fs.h>; Python has no name for it before 3.12."""
+FILE_COST_BYTES = 64 << 10
+"""Cost of opening a file, in bytes that could be copied meanwhile."""
 FATAL_ERRNOS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.ENOENT)
 """What is wrong with the disk or the file; any other number says that it cannot be done this way."""
 
@@ -76,6 +79,17 @@ def split_work(work: Sequence[ChunkRange], part: int, parts: int, chunk_size: in
             out.append(piece)
         before += weight
     return out
+
+
+def split_files(sizes: Mapping[str, int], ranks: Iterable[int]) -> dict[int, list[str]]:
+    """Return the files that each rank copies: about the same number of bytes and of files for all."""
+    loads = [(0, rank) for rank in ranks]
+    shares: dict[int, list[str]] = {rank: [] for _, rank in loads}
+    for path in sorted(sizes, key=lambda p: (-sizes[p], p)):
+        load, rank = heapq.heappop(loads)
+        shares[rank].append(path)
+        heapq.heappush(loads, (load + sizes[path] + FILE_COST_BYTES, rank))
+    return shares
 
 
 def entry_of(data: bytes) -> FileEntry:

@@ -54,7 +54,7 @@ class Driver:
         threads: how many calls are worth having in flight; 1 for a file system that threads must not share, as those
             on ftplib and paramiko.
         put_options: for ``put_file``.
-        left_out: options that are not known here, as they are secrets; errors name them.
+        omitted: options that are not known here, as they are secrets; errors name them.
     """
 
     def __init__(
@@ -66,13 +66,13 @@ class Driver:
         secrets: Iterable[str] = (),
         threads: int = 1,
         put_options: Mapping[str, Any] = {},
-        left_out: Collection[str] = (),
+        omitted: Collection[str] = (),
         tries: int = DEFAULT_TRIES,
     ) -> None:
         self.url, self._base, self._make, self._tries = url, base.rstrip("/"), make, tries
         self._secrets, self.threads, self._put_options = [s for s in secrets if s], threads, dict(put_options)
         self._protocol = url.partition("://")[0]
-        self._warned_unlisted = left_out
+        self._warned_unlisted = omitted
         self._calls = Calls()
         self._until: float | None = None
         """When the last call is to be over, on the monotonic clock."""
@@ -81,7 +81,7 @@ class Driver:
         """The same place by a connection that gives up early, for a person who waits."""
         options: dict[str, Any] = {
             "secrets": self._secrets, "threads": self.threads, "put_options": self._put_options,
-            "left_out": self._warned_unlisted,
+            "omitted": self._warned_unlisted,
         }  # fmt: skip
         with_few_tries = Driver(self.url, self._base, self._make, **options, tries=PROBE_TRIES)
         with_few_tries._until = _clock.monotonic() + PROBE_TIMEOUT
@@ -384,13 +384,13 @@ def azure(container: str, prefix: str = "", **settings: Any) -> Driver:
     return generic(f"az://{container}/{prefix}".rstrip("/"), given)
 
 
-def generic(url: str, options: Mapping[str, Any] | None = None, left_out: Collection[str] = ()) -> Driver:
+def generic(url: str, options: Mapping[str, Any] | None = None, omitted: Collection[str] = ()) -> Driver:
     """Whatever fsspec has a driver for.
 
     Args:
         url: the store.
         options: those of its file system.
-        left_out: the names of options that a run's record does not keep; errors name them.
+        omitted: the names of options that a run's record does not keep; errors name them.
 
     Raises:
         ValueError: no driver has this protocol.
@@ -418,7 +418,7 @@ def generic(url: str, options: Mapping[str, Any] | None = None, left_out: Collec
         return kind(**found, **own_loop, use_listings_cache=False, skip_instance_cache=True)
 
     base, threads = kind._strip_protocol(url), 16 if kind.async_impl else 1
-    return Driver(without_secrets(url).rstrip("/"), base, make, secrets=secrets, threads=threads, left_out=left_out)
+    return Driver(without_secrets(url).rstrip("/"), base, make, secrets=secrets, threads=threads, omitted=omitted)
 
 
 async def _look_for_container(service: Any, name: str) -> None:
@@ -475,7 +475,7 @@ def _modified(info: Mapping[str, Any]) -> float | None:
         found = info.get(name)
         if isinstance(found, str):
             with contextlib.suppress(ValueError):
-                found = datetime.datetime.fromisoformat(found.replace("Z", "+00:00"))
+                return _clock.parse_time(found)
         if isinstance(found, datetime.datetime):
             return found.timestamp()
         if isinstance(found, int | float):

@@ -1,4 +1,4 @@
-"""From what a user writes as ``checkpoint_storage`` to a store, and to how the store is named for others."""
+"""Open the store that ``checkpoint_storage`` names, and name it again in a record without secrets."""
 
 from __future__ import annotations
 
@@ -9,42 +9,56 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from det_core._storage_settings import (
+    BUCKET_SCHEMES,
+    KEYS,
+    LEGACY_KEYS,
+    OMITTED_OPTIONS,
+    RETENTION_KEYS,
+    find_conflicts,
+)
 from det_core.storage._directory import DirectoryStore
 from det_core.storage._drivers import Driver, azure, gcs, generic, is_secret, s3, without_secrets
 from det_core.storage._object_store import ObjectStore
 from det_core.storage._store import Store
 
 DRIVERS: dict[str, Callable[..., Driver]] = {"s3": s3, "gcs": gcs, "azure": azure, "fsspec": generic}
-SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+"""Constructor of the driver, by type."""
 NON_SECRET_KEYS = frozenset(
     ("type", "bucket", "container", "prefix", "endpoint_url", "account_url", "region", "anonymous", "url", "host_path")
     + ("storage_path", "container_path")
 )
-"""The keys of a ``checkpoint_storage`` mapping that lead to a store, and open nothing."""
-LEFT_OUT = "options_left_out"
-"""In what a record says of a store, the options of fsspec that are secrets, or that JSON cannot hold."""
+"""Keys of a mapping that say where a store is and grant no access."""
+_TEXT = ((str, os.PathLike), "a text")
+_VALUE_TYPES: dict[str, tuple[Any, str]] = {
+    "anonymous": (bool, "true or false"),
+    "options": (Mapping, "a mapping"),
+    "credential": (object, ""),
+    OMITTED_OPTIONS: (list, "a list"),
+}
+"""Expected type of a value that is not a text. A driver finds any other fault of it at the first request."""
 
 
 def open_store(
     checkpoint_storage: str | os.PathLike[str] | Mapping[str, Any] | None, default: Path, *, scratch: Path | None = None
 ) -> Store:
-    """Return the store that ``checkpoint_storage`` names. Nothing is made, read or connected yet.
+    """Return the store that ``checkpoint_storage`` names. Nothing is created, read or connected yet.
 
     Args:
-        checkpoint_storage: a folder's path; a URL, as ``file:///folder``, ``s3://bucket/prefix``,
-            ``gs://bucket/prefix``, ``az://container/prefix``, or of any other protocol that fsspec has a driver for;
-            or a mapping as in an experiment's configuration, whose ``type`` is directory, shared_fs, s3, gcs, azure or
-            fsspec. None: ``default``.
-        default: the folder to use if nothing else is said.
-        scratch: where scripts write, on this machine, what is then uploaded; None: a folder for temporary files.
+        checkpoint_storage: a directory's path; a URL: ``file:///directory``, ``s3://bucket/prefix``,
+            ``gs://bucket/prefix``, ``az://container/prefix``, or one of any other protocol that fsspec has a driver
+            for; or a mapping as in an experiment's configuration, whose ``type`` is directory, shared_fs, s3, gcs,
+            azure or fsspec. None stands for ``default``.
+        default: directory of the default store.
+        scratch: local directory for files that are uploaded afterwards. Defaults to one for temporary files.
 
     Raises:
-        ValueError: it names no store that det_core can open; every wrong key is named at once.
-        MissingExtra: the store's driver is not installed; the message is the command that installs it.
+        ValueError: If it does not name a store that det_core can open; the message lists every wrong key.
+        MissingExtra: If the store's driver is not installed; the message has the command that installs it.
     """
     if checkpoint_storage is None:
         return DirectoryStore(default)
-    scratch = scratch or _temporary()
+    scratch = scratch or _temporary_scratch()
     if isinstance(checkpoint_storage, Mapping):
         return _from_settings(read_settings(checkpoint_storage), scratch)
     if isinstance(checkpoint_storage, str | os.PathLike):
@@ -53,48 +67,50 @@ def open_store(
 
 
 def storage_without_secrets(checkpoint_storage: Any, store: Store) -> Any:
-    """What opens ``store`` again for someone who has credentials of their own, in JSON's types.
+    """Return a description from which ``store`` can be opened with other credentials, in JSON's types.
 
     Args:
-        checkpoint_storage: what the user gave.
-        store: what was open_fd by it.
+        checkpoint_storage: the value that the user passed.
+        store: the store that was opened from it.
     """
     if isinstance(store, DirectoryStore):
         return store.root
     if not isinstance(checkpoint_storage, Mapping):
         return without_secrets(str(checkpoint_storage))
-    if "connection_string" in checkpoint_storage:  # which alone says whose container it is
+    if "connection_string" in checkpoint_storage:  # a secret, and the only key that names the account
         return store.root
-    found = {k: v for k, v in checkpoint_storage.items() if k in NON_SECRET_KEYS and v is not None}
-    public: dict[str, Any] = {k: v if isinstance(v, bool) else without_secrets(str(v)) for k, v in found.items()}
-    options, left_out = _public_options(checkpoint_storage.get("options") or {})
+    public: dict[str, Any] = {}
+    for key, value in checkpoint_storage.items():
+        if key in NON_SECRET_KEYS and value is not None:
+            public[key] = value if isinstance(value, bool) else without_secrets(str(value))
+    options, omitted = _public_options(checkpoint_storage.get("options") or {})
     if options:
         public["options"] = options
-    if left_out:
-        public[LEFT_OUT] = left_out
+    if omitted:
+        public[OMITTED_OPTIONS] = omitted
     return public
 
 
 def _public_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the options of fsspec that JSON can hold and that are no secrets, and the names of the others."""
+    """Return the options of fsspec that are not secrets and fit into JSON, and the names of the others."""
     public: dict[str, Any] = {}
-    left_out: list[str] = []
+    omitted: list[str] = []
     for name, value in options.items():
         if is_secret(str(name)):
-            left_out.append(str(name))
+            omitted.append(str(name))
         elif isinstance(value, Mapping):
             public[str(name)], hidden = _public_options(value)
-            left_out += [f"{name}.{key}" for key in hidden]
+            omitted += [f"{name}.{key}" for key in hidden]
         elif isinstance(value, str):
             public[str(name)] = without_secrets(value)
         elif isinstance(value, bool | int | float | None):
             public[str(name)] = value
         else:
-            left_out.append(str(name))
-    return public, left_out
+            omitted.append(str(name))
+    return public, omitted
 
 
-def _temporary() -> Path:
+def _temporary_scratch() -> Path:
     import tempfile
 
     return Path(tempfile.gettempdir(), f"det_core-{os.getuid()}", "scratch")
@@ -102,33 +118,41 @@ def _temporary() -> Path:
 
 def _from_text(text: str, scratch: Path) -> Store:
     if not text:
-        raise ValueError("checkpoint_storage is empty: pass a folder, or None for the run's own folder")
+        raise ValueError("checkpoint_storage is empty: pass a directory, or None for the run's own directory")
     if text.startswith("file:"):
         return _from_file_url(text)
     if "://" not in text:
-        if (half := re.match(r"(\w[\w+.-]*):/", text)) is not None:
+        # A directory may be called "s3:", but "s3:/bucket" is almost always a URL with a slash missing.
+        if (scheme := re.match(r"(\w[\w+.-]*):/", text)) is not None:
             raise ValueError(
-                f"checkpoint_storage={text!r}: a URL has two slashes, {half[1]}://…; a folder of that name is ./{text}"
+                f"checkpoint_storage={text!r}: a URL has two slashes, {scheme[1]}://…; for a directory of that name "
+                f"pass ./{text}"
             )
         return DirectoryStore(os.path.expanduser(text))
+    return _from_url(text, scratch)
+
+
+def _from_url(text: str, scratch: Path) -> Store:
     scheme, _, rest = text.partition("://")
+    # fsspec would take "a::b" as a chain of file systems, and options in a query would end up in messages.
     if "?" in rest or "#" in rest or "::" in text or not scheme.isidentifier():
         raise ValueError(
-            f"checkpoint_storage={without_secrets(text)!r}: a URL has the form scheme://place/prefix and no more; "
-            "give what else there is to say in a dict, as in {'type': 's3', 'bucket': …, 'endpoint_url': …}"
+            f"checkpoint_storage={without_secrets(text)!r}: expected a URL of the form scheme://place/prefix and no "
+            "more; pass options in a dict, as in {'type': 's3', 'bucket': …, 'endpoint_url': …}"
         )
-    if scheme not in SCHEMES:
+    if scheme not in BUCKET_SCHEMES:
         return _from_settings({"type": "fsspec", "url": text}, scratch)
     bucket, _, prefix = rest.partition("/")
     if not bucket or "@" in bucket:
-        raise ValueError(f"checkpoint_storage={scheme}://…: the form is {scheme}://bucket/prefix, without keys")
-    return _from_settings(read_settings({"type": SCHEMES[scheme], "bucket": bucket, "prefix": prefix}), scratch)
+        raise ValueError(f"checkpoint_storage={scheme}://…: expected {scheme}://bucket/prefix, without keys")
+    settings = {"type": BUCKET_SCHEMES[scheme], "bucket": bucket, "prefix": prefix}
+    return _from_settings(read_settings(settings), scratch)
 
 
 def _from_file_url(text: str) -> Store:
     url = urlsplit(text)
     if url.netloc not in ("", "localhost") or url.query or url.fragment:
-        raise ValueError(f"checkpoint_storage={text!r}: a file URL has the form file:///absolute/path and no more")
+        raise ValueError(f"checkpoint_storage={text!r}: expected file:///absolute/path and no more")
     path = unquote(url.path)
     if not path.startswith("/"):
         raise ValueError(f"checkpoint_storage={text!r}: the path of a file URL must be absolute, as in file:///data")
@@ -137,92 +161,63 @@ def _from_file_url(text: str) -> Store:
 
 def _from_settings(settings: dict[str, Any], scratch: Path) -> Store:
     kind = settings.pop("type")
-    left_out = settings.pop(LEFT_OUT, [])
+    omitted = settings.pop(OMITTED_OPTIONS, [])
     if kind == "directory":
         return DirectoryStore(settings["container_path"])
     if kind == "shared_fs":
         return DirectoryStore(os.path.join(settings["host_path"], settings.get("storage_path", "")))
-    return ObjectStore(DRIVERS[kind](**settings, **({"left_out": left_out} if left_out else {})), scratch)
+    if omitted:  # a key of fsspec alone
+        settings["omitted"] = omitted
+    return ObjectStore(DRIVERS[kind](**settings), scratch)
 
 
-# The ``checkpoint_storage`` mapping of an experiment's configuration.
-
-LEGACY_KEYS = ("propagation", "container_path", "checkpoint_path", "tensorboard_path")
-"""Keys of ``shared_fs`` in former times, which mean nothing here."""
-RETENTION_KEYS = ("save_experiment_best", "save_trial_best", "save_trial_latest")
-"""For a master to read."""
-KEYS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "directory": (("container_path",), ()),
-    "shared_fs": (("host_path",), ("storage_path", *LEGACY_KEYS)),
-    "s3": (
-        ("bucket",), ("prefix", "endpoint_url", "region", "anonymous", "access_key", "secret_key", "session_token"),
-    ),
-    "gcs": (("bucket",), ("prefix", "endpoint_url", "anonymous")),
-    "azure": (("container",), ("prefix", "connection_string", "account_url", "credential")),
-    "fsspec": (("url",), ("options", LEFT_OUT)),
-}  # fmt: skip
-"""Of each ``type`` the keys that it needs, and those that it may have."""
-TEXT = ((str, os.PathLike), "a text")
-TYPES: dict[str, tuple[Any, str]] = {
-    "anonymous": (bool, "true or false"), "options": (Mapping, "a mapping"), "credential": (object, ""),
-    LEFT_OUT: (list, "a list"),
-}  # fmt: skip
-"""What a value must be, if it is not a text. What else is wrong with one the driver says, when it is asked."""
-
-
-def read_settings(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``type`` and the keys that mean something, checked and in their plain form.
+def read_settings(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``type`` and the keys that have an effect, checked, with paths as texts and prefixes in normal form.
 
     Raises:
-        ValueError: keys are missing, unknown or wrong: all of them in one message, and no secret in it.
+        ValueError: If keys are missing, unknown or wrong; one message lists all of them, without values.
     """
-    name = given.get("type")
-    if not isinstance(name, str) or name not in KEYS:
-        raise ValueError(f"checkpoint_storage.type is {name!r}: det_core opens {', '.join(KEYS)}")
-    required, optional = KEYS[name]
-    unused = (*RETENTION_KEYS, *LEGACY_KEYS) if name == "shared_fs" else RETENTION_KEYS
-    known = (*required, *optional, *RETENTION_KEYS)
-    problems = [f"{key} is missing" for key in required if given.get(key) in (None, "")]
-    used: dict[str, Any] = {"type": name}
-    for key, value in given.items():
-        kind, words = TYPES.get(key, TEXT)
-        if key == "type" or value is None or key in unused:
+    kind = mapping.get("type")
+    if not isinstance(kind, str) or kind not in KEYS:
+        raise ValueError(f"checkpoint_storage.type is {kind!r}: det_core opens {', '.join(KEYS)}")
+    required, optional = KEYS[kind]
+    ignored: tuple[str, ...] = RETENTION_KEYS
+    if kind == "shared_fs":
+        ignored = (*ignored, *LEGACY_KEYS)
+    allowed = (*required, *optional, *RETENTION_KEYS)
+    problems = [f"{key} is missing" for key in required if mapping.get(key) in (None, "")]
+    settings: dict[str, Any] = {"type": kind}
+    for key, value in mapping.items():
+        expected, description = _VALUE_TYPES.get(key, _TEXT)
+        if key == "type" or value is None or key in ignored:
             continue
-        if key not in known:
-            problems.append(f"{key} is no key of type {name}: there are {', '.join(known)}")
-        elif not isinstance(value, kind):
-            problems.append(f"{key} must be {words}")
+        if key not in allowed:
+            problems.append(f"{key}: unknown key for type {kind}; allowed: {', '.join(allowed)}")
+        elif not isinstance(value, expected):
+            problems.append(f"{key} must be {description}")
         else:
-            used[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
-    problems = problems or _check_combinations(used)
+            settings[key] = os.fspath(value) if isinstance(value, os.PathLike) else value
+    problems = problems or _check_values(settings) + find_conflicts(settings)
     if problems:
         raise ValueError("checkpoint_storage: " + "; ".join(problems))
-    for key in used.keys() & {"prefix", "container"}:
-        used[key] = "/".join(part for part in used[key].split("/") if part not in ("", "."))
-    return used
+    for key in settings.keys() & {"prefix", "container"}:
+        settings[key] = "/".join(part for part in settings[key].split("/") if part not in ("", "."))
+    return settings
 
 
-def _check_combinations(used: Mapping[str, Any]) -> list[str]:
-    """What is wrong with values that depend on each other, or would lead elsewhere."""
-    host = os.path.abspath(used.get("host_path", "/"))
-    path = os.path.normpath(os.path.join(host, used.get("storage_path", "")))
-    web = [used.get(key, "http://") for key in ("endpoint_url", "account_url")]
+def _check_values(settings: Mapping[str, Any]) -> list[str]:
+    """Return a message for each value that has the right type and cannot be used."""
+    directories = [settings.get(key, "/") for key in ("host_path", "container_path")]
+    prefixes = [settings.get(key, "") for key in ("prefix", "container")]
+    servers = [settings.get(key, "http://") for key in ("endpoint_url", "account_url")]
     rules = [
-        (os.path.commonpath([host, path]) != host, f"storage_path must lie inside host_path {host!r}"),
-        (not all(os.path.isabs(used.get(key, "/")) for key in ("host_path", "container_path")),
-         "host_path and container_path are absolute paths"),
-        ("/" in used.get("bucket", ""), "bucket must be a bare name: give the rest as prefix"),
-        (any(".." in used.get(key, "").split("/") for key in ("prefix", "container")), "a prefix cannot hold '..'"),
-        ("://" not in used.get("url", "://"), "url must be one of a protocol that fsspec knows"),
-        (not all(url.startswith(("http://", "https://")) for url in web), "a server's URL begins with http:// or https://"),
-        (("access_key" in used) != ("secret_key" in used),
-         "access_key and secret_key belong together: give both, or neither to use those of AWS's own"),
-        ("session_token" in used and "access_key" not in used,
-         "session_token is of no use without access_key and secret_key"),
-        (used.get("anonymous") and "access_key" in used,
-         "anonymous is true, but there is an access_key: leave one of them out"),
-        (used["type"] == "azure" and ("connection_string" in used) == ("account_url" in used),
-         "give exactly one of connection_string and account_url"),
-        ("credential" in used and "account_url" not in used, "credential goes with account_url only"),
-    ]  # fmt: skip
-    return [text for wrong, text in rules if wrong]
+        (not all(map(os.path.isabs, directories)), "host_path and container_path must be absolute paths"),
+        ("/" in settings.get("bucket", ""), "bucket must be a bare name: pass the rest as prefix"),
+        (any(".." in prefix.split("/") for prefix in prefixes), "a prefix cannot hold '..'"),
+        ("://" not in settings.get("url", "://"), "url must be one of a protocol that fsspec knows"),
+        (
+            not all(url.startswith(("http://", "https://")) for url in servers),
+            "the URL of a server begins with http:// or https://",
+        ),
+    ]
+    return [message for is_broken, message in rules if is_broken]

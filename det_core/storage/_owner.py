@@ -7,6 +7,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from det_core._standalone.processes import start_time
+
 READ_LEASE_PREFIX = "held."
 """How a reader's mark begins: ``held.<storage_id>.<owner tag>.<random>``."""
 LEASE_TTL = 24 * 3600.0
@@ -97,16 +99,14 @@ def _process(pid: int) -> tuple[str, int]:
 
 
 def _start_time(pid: int) -> int | None:
-    """When a process started, in clock ticks since boot; None: it is gone, or a zombie."""
+    """Return the start time of a process, UNKNOWN_START_TIME if /proc hides it, or None if it does not run."""
+    started = start_time(pid)
+    if started is not None or os.path.exists(f"/proc/{pid}/stat"):  # a zombie has an entry, but does not run
+        return started
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return None
-        except PermissionError:
-            pass
-        return UNKNOWN_START_TIME
-    fields = text[text.rindex(b")") + 2 :].split()
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+        os.kill(pid, 0)  # /proc is not mounted, or hides the processes of other users (hidepid)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        pass
+    return UNKNOWN_START_TIME

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+from det_core._standalone.files import replacing
 from det_core.cli._say import note
 
 if TYPE_CHECKING:
@@ -112,11 +112,5 @@ def _target(output: str | None) -> Iterator[IO[bytes]]:
     path = Path(output)
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"cannot write {path}: " + ("it is a folder" if path.is_dir() else f"no folder {path.parent}"))
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with open(aside, "wb") as out:
-            yield out
-        os.replace(aside, path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+    with replacing(path, durable=False) as staging, open(staging, "wb") as out:
+        yield out

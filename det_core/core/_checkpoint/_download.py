@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import heapq
 import logging
 import os
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from det_core import _clock
 from det_core.core._checkpoint._sharding import Together
 from det_core.errors import StorageError
-from det_core.storage import Disk, Manifest, Owner, Progress, Selector, StoredCheckpoint, parent_folders
+from det_core.storage import Disk, Manifest, Owner, Progress, Selector, StoredCheckpoint, parent_folders, split_files
 from det_core.storage._names import META_DIR
 
 log = logging.getLogger("det_core.checkpoint")
 TEMPORARY = ".det_core-tmp"
 """How the folder begins, in or beside a download's target, that files are copied into first."""
-FILE_COST = 64 << 10
-"""What opening a file costs, in bytes that could be copied meanwhile."""
 
 
 def download(
@@ -88,7 +85,7 @@ def _tasks(manifest: Manifest, votes: Sequence[tuple[str, set[str] | None]]) -> 
         every = manifest.resources if wanted is None else wanted
         tasks |= {rank: _Task([], [], aside, merge, rank == ranks[0]) for rank in ranks}
         tasks[ranks[0]].directories.extend(sorted(p for p in every if p.endswith("/")))
-        for rank, paths in weighed({p: f.size for p, f in manifest.files.items() if p in every}, ranks).items():
+        for rank, paths in split_files({p: f.size for p, f in manifest.files.items() if p in every}, ranks).items():
             tasks[rank].files.extend(paths)
     return [tasks[rank] for rank in range(len(votes))]
 
@@ -209,14 +206,3 @@ def union(votes: Iterable[set[str] | None]) -> set[str] | None:
             return None
         wanted |= one
     return wanted
-
-
-def weighed(sizes: Mapping[str, int], ranks: Iterable[int]) -> dict[int, list[str]]:
-    """Split files among ranks, so that these have about the same number of bytes and of files."""
-    loads = [(0, rank) for rank in ranks]
-    shares: dict[int, list[str]] = {rank: [] for _, rank in loads}
-    for path in sorted(sizes, key=lambda p: (-sizes[p], p)):
-        load, rank = heapq.heappop(loads)
-        shares[rank].append(path)
-        heapq.heappush(loads, (load + sizes[path] + FILE_COST, rank))
-    return shares

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from pathlib import Path
 from typing import Any
 
-from det_core.core._checkpoint._download import clear, download, union, vote, weighed
+from det_core.core._checkpoint._download import clear, download, union, vote
 from det_core.core._checkpoint._events import CheckpointEvents
 from det_core.core._checkpoint._sharding import Together
 from det_core.core._distributed import DistributedContext
@@ -27,6 +27,7 @@ from det_core.storage import (
     StoredCheckpoint,
     parent_folders,
     scan,
+    split_files,
 )
 from det_core.storage._names import META_DIR, STAGING_DIR
 
@@ -203,7 +204,7 @@ class CheckpointReader:
             wanted = union(chosen for _, chosen in votes or [])
             every = set(manifest.resources) if wanted is None else wanted
             sizes = {path: file.size for path, file in manifest.files.items() if path in every}
-            shares = weighed(sizes, range(machine.size))
+            shares = split_files(sizes, range(machine.size))
             folders = [path for path in every if path.endswith("/")]
             return sorted(folders), [(folder, shares[rank]) for rank, (folder, _) in enumerate(votes or [])]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -368,7 +367,7 @@ def _paths(name: str) -> Iterable[list[str]]:
 def seconds(header: Header) -> float:
     """When a checkpoint was committed, in seconds since the epoch; infinite where that cannot be read."""
     try:
-        return datetime.fromisoformat(header.time.replace("Z", "+00:00")).timestamp()
+        return _clock.parse_time(header.time)
     except ValueError:
         return float("inf")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from det_core._storage_settings import RETENTION_KEYS
 from det_core.config import Experiment
 from det_core.master._errors import Invalid
 from det_core.master.service._access import experiment_row
@@ -14,8 +15,6 @@ if TYPE_CHECKING:
     from sqlalchemy import Connection
 
     from det_core.master.service._hub import Hub
-
-COUNTS = ("save_experiment_best", "save_trial_best", "save_trial_latest")
 
 
 async def patch(
@@ -62,10 +61,14 @@ async def patch(
 
 
 def _counts(experiment_id: int, storage: Mapping[str, Any]) -> dict[str, int]:
-    wrong = [k for k, v in storage.items() if k not in COUNTS or isinstance(v, bool) or not isinstance(v, int) or v < 0]
+    wrong = [
+        k
+        for k, v in storage.items()
+        if k not in RETENTION_KEYS or isinstance(v, bool) or not isinstance(v, int) or v < 0
+    ]
     if wrong:
         raise Invalid(
             f"experiment {experiment_id}: checkpoint_storage.{wrong[0]} cannot be changed to {storage[wrong[0]]!r}; "
-            f"only {', '.join(COUNTS)} can, to integers of 0 or more"
+            f"only {', '.join(RETENTION_KEYS)} can, to integers of 0 or more"
         )
     return {k: int(v) for k, v in storage.items()}

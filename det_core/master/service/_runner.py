@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from det_core import _clock
+from det_core._standalone.files import write_atomic
 from det_core.config import entrypoint_command
 from det_core.master.engines import ExitReport, LaunchSpec
 from det_core.master.service import _exits, _retention, _unrecorded
@@ -194,9 +194,4 @@ async def context_file(hub: Hub, digest: str) -> Path | None:
 
 def _write_file(path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".new")
-    with open(aside, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())  # a name without content would be believed for ever
-    aside.replace(path)
+    write_atomic(path, content)  # durable: a name without content would be believed for ever

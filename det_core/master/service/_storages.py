@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from det_core._storage_settings import location
 from det_core.master.store import allocations, checkpoints, experiments, storages
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ CHOSEN = "storage_id"
 
 async def choose(hub: Hub, trial_id: int, storage: Mapping[str, Any]) -> int:
     """Note where the run of a trial that goes on keeps its checkpoints; returns the id of that storage."""
-    trial, config = hub.live.trials.get(trial_id), plain(storage)
+    trial, config = hub.live.trials.get(trial_id), location(storage)
     allocation_id = None if trial is None or trial.allocation is None else trial.allocation.id
 
     def write(conn: Connection) -> int:
@@ -49,7 +50,7 @@ def config_of(conn: Connection, storage_id: int | None, experiment_id: int) -> d
     if found is None:
         experiment = experiments.get(conn, experiment_id)
         found = None if experiment is None else experiment.config.get("checkpoint_storage")
-    return None if found is None else plain(found)
+    return None if found is None else location(found)
 
 
 def of_experiment(conn: Connection, experiment_id: int) -> list[dict[str, Any] | None]:
@@ -62,8 +63,3 @@ def of_experiment(conn: Connection, experiment_id: int) -> list[dict[str, Any] |
         if config not in found:
             found.append(config)
     return found
-
-
-def plain(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A storage's configuration without what says how many checkpoints stay, and without what is not set."""
-    return {k: v for k, v in config.items() if v is not None and not k.startswith("save_")}

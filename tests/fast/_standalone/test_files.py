@@ -10,7 +10,7 @@ import pytest
 from det_core._standalone import files
 
 
-def test_content_is_replaced_in_one_step_and_synced_with_its_name(
+def test_write_atomic_replaces_content_and_syncs_file_and_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, synced = tmp_path / "file", list[str]()
@@ -22,16 +22,18 @@ def test_content_is_replaced_in_one_step_and_synced_with_its_name(
 
     monkeypatch.setattr(os, "fsync", fsync)
     path.write_bytes(b"before")
-    files.write_whole(str(path), b"after" * 100_000)
+    files.write_atomic(path, b"after" * 100_000, mode=0o600)
     assert path.read_bytes() == b"after" * 100_000
-    assert synced == [f"{path}.new", str(tmp_path)]
+    assert len(synced) == 2 and synced[0].endswith(files.STAGING_SUFFIX) and synced[1] == str(tmp_path)
     assert os.listdir(tmp_path) == ["file"] and path.stat().st_mode & 0o777 == 0o600
-    files.write_whole(str(path), b"soon", durable=False)
+    files.write_atomic(path, b"soon", durable=False)
     assert path.read_bytes() == b"soon" and len(synced) == 2
 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "replace"])
-def test_a_call_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_write_atomic_with_a_failing_call_keeps_the_old_content(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
 
@@ -40,8 +42,25 @@ def test_a_call_that_fails_leaves_what_was_there(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, call, fails)
     with pytest.raises(OSError, match="No space left"):
-        files.write_whole(str(path), b"after")
+        files.write_atomic(path, b"after")
     monkeypatch.undo()
-    assert path.read_bytes() == b"before"
-    files.write_whole(str(path), b"after")
+    assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["file"]
+    files.write_atomic(path, b"after")
     assert path.read_bytes() == b"after"
+
+
+def test_replacing_from_two_writers_keeps_one_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    with files.replacing(path) as first, files.replacing(path) as second:
+        Path(first).write_bytes(b"first")
+        Path(second).write_bytes(b"second")
+    assert path.read_bytes() == b"first" and os.listdir(tmp_path) == ["file"]
+
+
+def test_replacing_with_a_block_that_raises_keeps_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with pytest.raises(KeyboardInterrupt), files.replacing(path) as staging:
+        Path(staging).write_bytes(b"half")
+        raise KeyboardInterrupt
+    assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["file"]

@@ -121,7 +121,7 @@ def test_a_run_is_found_by_the_beginning_of_its_id(home: Path) -> None:
     for wrong in ("nope", "", "../x"):
         with pytest.raises(RunNotFound, match="no run"):
             client.run(wrong)
-    with pytest.raises(RunNotFound, match=f"2 runs begin with '2': .*{one}.*give more of the id"):
+    with pytest.raises(RunNotFound, match=f"2 runs in .* begin with '2': .*{one}.*give more of the ID"):
         client.run("2")
 
 

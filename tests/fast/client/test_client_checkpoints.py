@@ -86,7 +86,7 @@ def test_an_id_may_be_abbreviated(home: Path, tmp_path: Path) -> None:
     found = client.checkpoints(storage=store.root)
     assert [found[name].storage_id for name in ("abc", "abcd", "abx", "l")] == ["abc", "abcd", "abx", "latest-one"]
     assert found["latest"].storage_id == "latest-one"
-    with pytest.raises(CheckpointNotFound, match="3 checkpoints begin with 'ab': abc, abcd, abx; give more of the id"):
+    with pytest.raises(CheckpointNotFound, match="3 checkpoints begin with 'ab': abc, abcd, abx; give more of the ID"):
         found["ab"]
     with pytest.raises(ValueError, match="storage_id is empty"):
         found[""]

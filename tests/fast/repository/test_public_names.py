@@ -50,14 +50,15 @@ PUBLIC = {
         experiments run runs trial
     """,
     "det_core.journal": """
-        Cursor Journal Line PendingValue Record Report Row RunFolder RunRecord RunSummary list_runs lock_run
-        open_cursors rank_cursors read_run records_before
+        Cursor Journal Line PendingValue Record Report Row RunFolder RunRecord RunSummary SUCCESS_OUTCOMES
+        ambiguous_id list_runs lock_run match_id match_run_id open_cursors rank_cursors read_run records_before
     """,
     "det_core.storage": """
         AnyOf Candidate DirectoryStore Disk FileEntry Header KeepBest KeepEvery KeepLatest KeepWithin
         Listing Manifest Owner Progress RetentionDecision RetentionPolicy Selector SourceFile Staging Store
         StoredCheckpoint calls_were_left check_policy check_storage_id copy_in digests evaluate
-        event_files_of_experiment event_files_of_run host_id open_store parent_folders scan storage_without_secrets
+        event_files_of_experiment event_files_of_run host_id open_store parent_folders scan split_files
+        storage_without_secrets
     """,
     "det_core.master.scheduler": """
         DEFAULT_PRIORITY Decision ExitFacts ExitKind Failure Kept Losses Next Phase ProcessExit Running Start State Step

@@ -67,7 +67,10 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"type": ["directory"]}, "type is"),
         ({"type": "directory"}, "container_path is missing"),
         ({"type": "directory", "container_path": None}, "container_path is missing"),
-        ({"type": "directory", "container_path": "/d", "bucket": "b"}, "bucket is no key of type directory"),
+        (
+            {"type": "directory", "container_path": "/d", "bucket": "b"},
+            "bucket: unknown key for type directory",
+        ),
         ({"type": "directory", "container_path": "~/d"}, "absolute"),
         ({"type": "shared_fs", "host_path": "/data", "storage_path": "../x"}, "storage_path must lie inside host_path"),
         ({"type": "shared_fs", "host_path": "/a/b", "storage_path": "/a/bc"}, "storage_path must lie inside"),
@@ -86,10 +89,13 @@ def test_the_home_folder_is_expanded(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"type": "s3", "bucket": "b", "endpoint_url": "host:80"}, "begins with http://"),
         ({"type": "s3", "bucket": "b", "access_key": "k"}, "belong together"),
         ({"type": "s3", "bucket": "b", "anonymous": "yes"}, "anonymous must be true or false"),
-        ({"type": "gcs", "bucket": "b", "access_key": "k"}, "access_key is no key of type gcs"),
+        ({"type": "gcs", "bucket": "b", "access_key": "k"}, "access_key: unknown key for type gcs; allowed: bucket, "),
         ({"type": "azure", "container": "c"}, "exactly one of connection_string and account_url"),
         ({"type": "azure", "container": "c", "connection_string": "x", "account_url": "https://a"}, "exactly one"),
-        ({"type": "azure", "container": "c", "connection_string": "x", "credential": "y"}, "with account_url only"),
+        (
+            {"type": "azure", "container": "c", "connection_string": "x", "credential": "y"},
+            "used with account_url",
+        ),
         ({"type": "fsspec", "url": "no url"}, "url must be one of a protocol"),
     ],
 )
@@ -101,7 +107,7 @@ def test_what_cannot_be_opened_is_refused(value: Any, match: str) -> None:
 def test_every_wrong_key_is_named_at_once() -> None:
     with pytest.raises(ValueError) as caught:
         opened({"type": "shared_fs", "storage_path": 5, "bucket": "b"})
-    for text in ("host_path is missing", "storage_path must be a text", "bucket is no key"):
+    for text in ("host_path is missing", "storage_path must be a text", "bucket: unknown key"):
         assert re.search(text, str(caught.value)), text
 
 
