@@ -24,9 +24,10 @@ from det_core._notices import open_standard_streams, write_quietly
 from det_core.errors import DetCoreError
 
 from . import _job
-from ._hosts import CannotStart, Layout, UsageError, check_reachable, find_layout, gpus, write_hostfile
+from ._hosts import CannotStart, Layout, UsageError, find_layout, gpus, write_hostfile
 from ._links import LINK_TIMEOUT, Link
 from ._output import PREFIX
+from ._ports import check_reachable
 
 DEFAULT_GRACE = 60.0
 """Seconds that scripts get to save and exit, if neither ``--grace`` nor ``DET_CORE_GRACE`` says otherwise."""

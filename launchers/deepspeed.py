@@ -8,7 +8,8 @@ from det_core._env import Environment
 from det_core._optional import check_installed
 
 from ._cli import BEHAVIOR, CommandLine, Framework, Parser, launch, number
-from ._hosts import Layout, reserve_master_port
+from ._hosts import Layout
+from ._ports import reserve_master_port
 
 __all__ = ["main"]
 

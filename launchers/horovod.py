@@ -18,7 +18,8 @@ from det_core._standalone.processes import signal_at_parents_death
 
 from . import _await_host
 from ._cli import BEHAVIOR, CommandLine, Framework, Parser, launch, number
-from ._hosts import CannotStart, Host, Layout, UsageError, reserve
+from ._hosts import CannotStart, Host, Layout, UsageError
+from ._ports import reserve
 
 __all__ = ["main"]
 
@@ -152,7 +153,7 @@ def limit_to_np(layout: Layout, command_line: CommandLine) -> Layout:
     """The place with as many ranks in all as ``-np`` says; the first machines get as many as they have slots."""
     if (ranks := command_line.options.processes) is None:
         return layout
-    if layout.source == "this machine":
+    if layout.source == "this node":
         return replace(layout, hosts=(replace(layout.this_host, slots=ranks),), notice="")
     if ranks > layout.size:
         raise UsageError(f"{ranks} processes are asked for, and {layout.source} has {layout.size} slots")
@@ -161,7 +162,7 @@ def limit_to_np(layout: Layout, command_line: CommandLine) -> Layout:
         if slots := min(host.slots, ranks - sum(h.slots for h in hosts)):
             hosts.append(replace(host, slots=slots))
     if layout.node_rank >= len(hosts):
-        raise UsageError(f"-np {ranks} leaves no process for this machine, {layout.this_host.name}")
+        raise UsageError(f"-np {ranks} leaves no process for this node, {layout.this_host.name}")
     return replace(layout, hosts=tuple(hosts), notice="")
 
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from det_core._env import Environment
 
 from ._cli import BEHAVIOR, CommandLine, Framework, Parser, launch, port
-from ._hosts import Layout, UsageError, reserve
+from ._hosts import Layout, UsageError
+from ._ports import reserve
 
 __all__ = ["main"]
 

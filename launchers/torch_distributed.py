@@ -7,7 +7,8 @@ import os
 from det_core._env import Environment
 
 from ._cli import BEHAVIOR, CommandLine, Framework, Parser, launch
-from ._hosts import Layout, reserve_master_port
+from ._hosts import Layout
+from ._ports import reserve_master_port
 
 __all__ = ["main"]
 

@@ -5,23 +5,17 @@ from __future__ import annotations
 import importlib
 import os
 import socket
+import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from det_core import _clock
 from det_core._env import Environment
+from det_core._environments import RANK_FIELDS, JobEnvironment, detect_launcher, launcher_for
 from det_core._optional import is_installed
-from det_core.core._environments import (
-    RANK_FIELDS,
-    Launcher,
-    assign_nodes,
-    check_process_group,
-    detect_launcher,
-    launcher_for,
-)
 from det_core.core._main_guard import exit_if_importing_script
 from det_core.core._script_call import script_call
 from det_core.errors import ContextClosed, MissingExtra, PeerLost, RendezvousError
@@ -208,7 +202,7 @@ class DistributedContext:
         environment = Environment.read()
         tensorflow = launcher_for("from_tf_config", environment.launch)
         given = bool(environment.launch.get("TF_CONFIG"))
-        several = given and tensorflow.ranks(environment.launch).numbers["size"] > 1
+        several = given and tensorflow.size() > 1
         made = _make_strategy(several=several, required=strategy)  # before the ranks meet: it may raise
         return cls._of(tensorflow if several else None, environment, None), made
 
@@ -222,7 +216,7 @@ class DistributedContext:
         """
         launch = Environment.read().launch
         numbers = {name: getattr(hvd, name)() for name in RANK_FIELDS}
-        return cls(**numbers, chief_ip=chief_ip, _job=launcher_for("from_horovod", launch).job_of(launch))
+        return cls(**numbers, chief_ip=chief_ip, _job=launcher_for("from_horovod", launch).job())
 
     @classmethod
     def detect(cls, chief_ip: str | None = None) -> DistributedContext:
@@ -244,16 +238,15 @@ class DistributedContext:
         return cls._of(launcher_for(constructor, environment.launch), environment, chief_ip)
 
     @classmethod
-    def _of(cls, launcher: Launcher | None, environment: Environment, chief_ip: str | None) -> DistributedContext:
+    def _of(cls, launcher: JobEnvironment | None, environment: Environment, chief_ip: str | None) -> DistributedContext:
         if launcher is None:
             check_process_group(1)
             return cls(rank=0, size=1, local_rank=0, local_size=1, cross_rank=0, cross_size=1)
-        ranks = launcher.ranks(environment.launch)
-        check_process_group(ranks.numbers["size"])
-        job = launcher.job_of(environment.launch)
-        address = chief_ip or environment.chief_ip or ranks.chief_ip
-        context = cls(**ranks.numbers, chief_ip=address, _job=job, _environment=environment)
-        if context.cross_size > 1 and not launcher.knows_machines:
+        ranks = launcher.ranks()
+        check_process_group(ranks["size"])
+        address = chief_ip or environment.chief_ip or launcher.address()
+        context = cls(**ranks, chief_ip=address, _job=launcher.job(), _environment=environment)
+        if context.cross_size > 1 and not launcher.knows_nodes:
             try:
                 places = context.channel("init").allgather(
                     (socket.gethostname(), context.local_rank, context.local_size)
@@ -496,3 +489,45 @@ def check_numbers(**numbers: int) -> None:
         raise ValueError(f"{name}={numbers[name]}: rank 0 must be the first rank of the first machine")
     if local_size == size and cross_size > 1:
         raise ValueError(f"cross_size={cross_size}: all {size} ranks are on this machine (local_size={local_size})")
+
+
+def check_process_group(size: int) -> None:
+    """Raise ValueError if ``torch.distributed`` was initialized with another number of ranks. Does not import torch."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    # A torch without distributed, or one that is just being imported, has no such function.
+    if not getattr(distributed, "is_initialized", lambda: False)():
+        return
+    torch_size = distributed.get_world_size()
+    if torch_size != size:
+        raise ValueError(
+            f"torch.distributed was initialised with {torch_size} ranks, but det_core would have {size}: start the "
+            "script with a launcher, such as torchrun, that sets all variables of a rank, or pass the ranks, on one "
+            f"node: core.DistributedContext(rank=RANK, size={torch_size}, local_rank=RANK, local_size={torch_size}, "
+            "cross_rank=0, cross_size=1)"
+        )
+
+
+def assign_nodes(locations: Sequence[tuple[str, int, int]]) -> list[int]:
+    """Return the node number of each rank, in the order of the nodes' lowest ranks.
+
+    Args:
+        locations: host name, local rank and local size of each rank.
+
+    Raises:
+        ValueError: If neither the host names nor blocks of ranks agree with the local sizes.
+    """
+    names = list(dict.fromkeys(host for host, _, _ in locations))
+    by_name = [names.index(host) for host, _, _ in locations]
+    by_block: list[int] = []
+    for _, local_rank, _ in locations:  # all containers may have the same host name
+        by_block.append((by_block or [-1])[-1] + (local_rank == 0))
+    for nodes in (by_name, by_block):
+        members: dict[int, list[tuple[int, int]]] = {}
+        for node, (_, local_rank, local_size) in zip(nodes, locations, strict=True):
+            members.setdefault(node, []).append((local_rank, local_size))
+        if all(sorted(ranks) == [(i, len(ranks)) for i in range(len(ranks))] for ranks in members.values()):
+            return nodes
+    raise ValueError(
+        "cannot compute node numbers: neither the host names nor the order of the ranks agrees with the local sizes "
+        f"{locations!r}; pass the ranks: DistributedContext(rank=…, size=…, …)"
+    )

@@ -10,15 +10,15 @@ from contextlib import ExitStack
 from typing import Any
 
 from det_core._env import Environment
+from det_core._environments import detect_ranks
 from det_core._info import get_cluster_info
 from det_core._notices import open_standard_streams, print_notice
 from det_core.core._bare_run import open_bare_run
 from det_core.core._checkpoint import CheckpointContext, RunEvents, ScriptChecks, StartCheckpoint
 from det_core.core._context import Context
 from det_core.core._deadline import GRACE, StopDeadline
-from det_core.core._distributed import DistributedContext
+from det_core.core._distributed import DistributedContext, check_process_group
 from det_core.core._end import end_in_time
-from det_core.core._environments import check_process_group, launched_ranks
 from det_core.core._main_guard import exit_if_importing_script
 from det_core.core._preemption import PreemptContext, PreemptMode
 from det_core.core._profiler import ProfilerContext
@@ -230,9 +230,9 @@ def _check(
             raise ValueError(f"{argument}={value!r}: expected a text that is not empty, or None")
     if isinstance(name := texts["name"], str) and not is_printable(name):
         raise ValueError(f"{name=}: expected one line of text that can be printed")
-    if distributed is None and (ranks := launched_ranks(environment)) is not None:
+    if distributed is None and (launcher := detect_ranks(environment.launch)) is not None:
         raise ValueError(
-            f"{ranks.launcher.command} started {ranks.numbers['size']} processes, so core.init() needs to know the "
-            f"ranks: core.init(distributed={ranks.launcher.line}), or core.DistributedContext.detect() for any launcher"
+            f"{launcher.command} started {launcher.size()} processes, so core.init() needs to know the ranks: "
+            f"core.init(distributed={launcher.constructor}), or core.DistributedContext.detect() for any launcher"
         )
     check_process_group(1 if distributed is None else distributed.size)

@@ -77,7 +77,7 @@ def test_foreign_master_addr_is_named_on_both_sides(three_hosts: Hosts, tmp_path
     options = ["--master-addr", address, "--link-timeout", "12"]
     job = short.end_of_fault(three_hosts, tmp_path, 2, {}, options)
     assert statuses(job) == [1, 1, 1]
-    job.first(2, NO_ANSWER if address != "10.77.0.99" else f"host {address} cannot be reached from node3")
+    job.first(2, NO_ANSWER if address != "10.77.0.99" else f"cannot reach host {address} from node3")
     job.first(0, NOT_COME)
     others_end_at_the_deadline(job)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from det_core._env import Environment
-from det_core.launch import _hosts, deepspeed
+from det_core.launch import _ports, deepspeed
 from det_core.launch._cli import Parser
 from det_core.launch._hosts import CannotStart, Host, Layout
 from support.launcher import launched, write
@@ -31,14 +31,15 @@ SAYS = """
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A deepspeed that is found: the launcher looks for no more. The port that it holds to its end is closed here."""
-    held, reserve = [], _hosts.reserve
+    held = []
+    reserve = _ports.reserve
 
     def remembered(port: int) -> socket.socket:
         found = reserve(port)
         held.append(found.fileno())
         return found
 
-    monkeypatch.setattr(_hosts, "reserve", remembered)
+    monkeypatch.setattr(_ports, "reserve", remembered)
     for name in ("deepspeed", "torch"):
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "__init__.py").touch()

@@ -18,7 +18,7 @@ NOT_RUN = {
         "sets this very folder up",
         "a function among others",
         "a module of launchers/",
-        "a row of a table, and a method",
+        "a class, and a method",
     ],
     "README.md": ["installs packages"],
     "SECURITY.md": ["needs two machines"],

@@ -15,11 +15,11 @@ PACKAGE = ROOT / "det_core"
 CELLAR = {
     "_clock",
     "_env",
+    "_environments",
     "_info",
     "_json",
     "_notices",
     "_optional",
-    "_slurm",
     "_standalone",
     "_storage_settings",
     "_torch_states",
