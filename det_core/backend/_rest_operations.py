@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from det_core._length import split_length
 from det_core.backend._rest_master import Master
 from det_core.errors import MasterError
 
@@ -87,9 +88,7 @@ class Operations:
         return int(length), bool(found.get("completed"))
 
     def _configured(self) -> int:
-        length = self._default if self._length is None else self._length
-        if isinstance(length, Mapping) and len(length) == 1:
-            length = next(iter(length.values()))
+        length, _ = split_length(self._default if self._length is None else self._length)
         if isinstance(length, bool) or not isinstance(length, int):
             raise ValueError(
                 "searcher.max_length is not in the experiment's configuration, and this master gives no operations: "

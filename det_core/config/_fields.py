@@ -14,8 +14,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 
+from det_core._length import UNITS, split_length
+
 IGNORED: JsonDict = {"ignored": True}
-LENGTH_UNITS = ("batches", "records", "epochs")
 MAX_TRIALS = 1_000_000
 _EXACT = 2**53
 """A float holds every integer up to here; a grid computes with floats."""
@@ -46,11 +47,10 @@ def _parse_bool(given: Any) -> Any:
 
 def _unit_and_count(given: Any, least: int) -> dict[str, int]:
     """``{batches: 100}``, checked."""
-    if isinstance(given, Mapping) and len(given) == 1:
-        ((unit, count),) = given.items()
-        count = _float_to_int(count)
-        if unit in LENGTH_UNITS and type(count) is int and count >= least:
-            return {unit: count}
+    count, unit = split_length(given)
+    count = _float_to_int(count)
+    if unit in UNITS and type(count) is int and count >= least:
+        return {unit: count}
     raise ValueError(f"should be one of {{batches: N}}, {{records: N}} and {{epochs: N}}, N at least {least}")
 
 

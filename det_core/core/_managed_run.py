@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from det_core._env import Environment
 from det_core._info import ClusterInfo
+from det_core._length import split_length
 from det_core.backend.rest import (
     JournalCarrier,
     Master,
@@ -227,8 +228,8 @@ def _units(task: Task) -> Unit | None:
     length = task.searcher.get("max_length")
     if length is None:
         length = task.max_length
-    name = next(iter(length)) if isinstance(length, Mapping) and len(length) == 1 else task.searcher.get("unit")
-    return Unit.__members__.get(str(name).upper())
+    _, unit = split_length(length)
+    return Unit.__members__.get(str(unit or task.searcher.get("unit")).upper())
 
 
 def _start_notice(info: ClusterInfo, start: str | None, path: Path | None) -> str:

@@ -6,6 +6,7 @@ import enum
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from det_core._length import parse_length
 from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
 from det_core.core._ranks import on_chief
@@ -249,26 +250,9 @@ class SearcherContext:
 
 
 def configured_length(max_length: Any) -> tuple[int, Unit | None]:
-    """The length and unit that ``max_length`` says: a number, or one of ``{"epochs" | "records" | "batches": number}``.
-
-    Raises:
-        TypeError, ValueError: it says neither.
-    """
-    unit = None
-    length = max_length
-    if isinstance(max_length, Mapping):
-        names = [u.value.lower() for u in Unit]
-        if len(max_length) != 1 or next(iter(max_length)) not in names:
-            raise ValueError(
-                f"max_length={max_length!r}: expected one key of {', '.join(names)}, as in {{'epochs': 10}}"
-            )
-        key, length = next(iter(max_length.items()))
-        unit = Unit[key.upper()]
-    if isinstance(length, bool) or not isinstance(length, int):
-        raise TypeError(f"max_length={max_length!r}: the length must be an integer")
-    if length < 1:
-        raise ValueError(f"max_length={max_length!r}: the length must be at least 1")
-    return length, unit
+    """Return the length and the unit of ``max_length``; see :func:`det_core._length.parse_length`."""
+    length, unit = parse_length(max_length, "max_length")
+    return length, None if unit is None else Unit[unit.upper()]
 
 
 def _number(value: Any, name: str) -> int | float:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from det_core._info import get_cluster_info
+from det_core._length import split_length
 from det_core._notices import write_quietly
 from det_core.errors import ConfigError, DetCoreError, MissingExtra
 
@@ -169,10 +170,10 @@ def _value(text: str) -> Any:
 
 
 def _length(value: Any) -> str | None:
-    if isinstance(value, Mapping) and len(value) == 1:
-        unit, number = next(iter(value.items()))
+    number, unit = split_length(value)
+    if unit is not None:
         return f"{unit}={number}" if unit in ("batches", "epochs") else None
-    return None if value is None or isinstance(value, Mapping) else str(value)
+    return None if number is None or isinstance(number, Mapping) else str(number)
 
 
 def _unit(text: str) -> tuple[str, int]:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from det_core._length import split_length
 from det_core.search._events import JSON, Action, Close, Event, Exited, Started, TrainTo
 from det_core.search._search import MAX_INVALID_IN_A_ROW, Search
 from det_core.search._space import Grid
@@ -14,8 +15,9 @@ DEFAULT_CONCURRENT = 16
 
 
 def units_of(length: int | Mapping[str, int]) -> int:
-    """A length of the configuration, ``100`` or ``{"batches": 100}``, as a number of units."""
-    return int(*length.values()) if isinstance(length, Mapping) else int(length)
+    """Return a length of the configuration, ``100`` or ``{"batches": 100}``, as a number of units."""
+    units, _ = split_length(length)
+    return int(units)
 
 
 class RandomSearch(Search):

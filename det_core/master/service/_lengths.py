@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from det_core._length import split_length
+
 if TYPE_CHECKING:
     from det_core.config import Experiment
 
@@ -13,14 +15,11 @@ def longest(spec: Experiment) -> int | None:
     length = spec.searcher.get("max_length")
     if length is None:
         length = spec.searcher.get("max_time")
-    if isinstance(length, dict):
-        (length,) = length.values()
-    return None if length is None else int(length)
+    units, _ = split_length(length)
+    return None if units is None else int(units)
 
 
 def unit(spec: Experiment) -> str | None:
     """``batches``, ``records``, ``epochs``, or the metric that counts; None: the script counts in what it likes."""
-    length = spec.searcher.get("max_length")
-    if isinstance(length, dict):
-        return str(next(iter(length)))
-    return spec.time_metric or spec.searcher.get("unit")
+    _, name = split_length(spec.searcher.get("max_length"))
+    return name or spec.time_metric or spec.searcher.get("unit")

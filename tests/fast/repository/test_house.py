@@ -18,6 +18,7 @@ CELLAR = {
     "_environments",
     "_info",
     "_json",
+    "_length",
     "_notices",
     "_optional",
     "_standalone",
