@@ -21,6 +21,7 @@ from typing import IO, Any
 import torch
 
 from det_core._env import Environment
+from det_core._json import to_builtin
 from det_core._torch_states import is_plain, refused
 from det_core._training.states import completed, naming_damage, readable_states, without_unreadable
 from det_core._training.strategy import fitting
@@ -290,8 +291,8 @@ def _apply_history(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
 
 def python(value: Any) -> Any:
     """Numbers and arrays of numpy's, which ``weights_only`` refuses, as python's, at any depth."""
-    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
-        return value.tolist()
+    if type(value).__module__ == "numpy":
+        return to_builtin(value)
     if type(value) in (dict, Counter):  # an OrderedDict is a model's, and has attributes that would be lost
         return type(value)({python(key): python(one) for key, one in value.items()})
     return type(value)(map(python, value)) if type(value) in (list, tuple, set) else value

@@ -11,12 +11,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from det_core._json import Path, copy_json
 from det_core._optional import require
 from det_core.config._experiment import Experiment
 from det_core.config._names import generate_name
 from det_core.errors import ConfigError, ConfigProblem
 
-Path = tuple["str | int", ...]
 MAX_TEXT = 1 << 20
 """Characters of an experiment file: far more than anybody writes by hand."""
 MAX_VALUES = 100_000
@@ -174,20 +174,18 @@ def _copy(value: Any) -> Any:
     """
     number = itertools.count(1)
 
-    def copy(value: Any, path: Path) -> Any:
+    def check(value: Any, path: Path) -> Any:
         # An alias of YAML's repeats what it names: a file of a few lines may mean millions of values.
         if next(number) > MAX_VALUES or len(path) > MAX_DEPTH:
             limits = f"{MAX_VALUES:,} values and {MAX_DEPTH} levels"
             raise _refused(path[:1], f"too large, or repeats itself without end; {limits} are the limit")
-        if isinstance(value, Mapping):
-            return _each_key_once([(name := _key(key, path), copy(item, (*path, name))) for key, item in value.items()])
-        if isinstance(value, list | tuple):
-            return [copy(item, (*path, n)) for n, item in enumerate(value)]
+        if isinstance(value, Mapping | list | tuple):
+            return value
         if problem := _problem(value):
             raise _refused(path, problem)
         return value
 
-    return copy(value, ())
+    return copy_json(value, check, key=_key, to_dict=_each_key_once)
 
 
 def _key(key: Any, path: Path) -> str:

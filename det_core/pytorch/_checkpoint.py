@@ -26,6 +26,7 @@ import torch
 import det_core
 from det_core import core
 from det_core._env import Environment
+from det_core._json import to_builtin
 from det_core._training.data_order import Position
 from det_core._training.states import completed, readable_states, without_unreadable
 from det_core._training.strategy import fitting
@@ -357,8 +358,9 @@ def tell_changes(content: Content, hparams: Mapping[str, Any] | None) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """What is not JSON as what is: numpy's as lists and numbers, all else by its text."""
-    return value.tolist() if hasattr(value, "tolist") else str(value)
+    """Return a value that is not JSON as one that is: arrays as lists and numbers, any other as its text."""
+    builtin = to_builtin(value)
+    return str(value) if builtin is value else builtin
 
 
 def _saved(value: Any) -> bytes:

@@ -333,7 +333,8 @@ def plain_metadata(metadata: object) -> dict[str, Any]:
         return metadata.copy()
     if not isinstance(metadata, Mapping):
         raise ValueError(f"metadata must be a dictionary, not {type(metadata).__name__}: {HOW}")
-    return _plain(metadata, "")  # type: ignore[no-any-return]
+    copy: dict[str, Any] = _json.copy_json(metadata, _to_plain, key=_check_key)
+    return copy
 
 
 def check_steps(metadata: Mapping[str, Any]) -> int:
@@ -379,27 +380,29 @@ def _merge(
     return merged
 
 
-def _plain(value: Any, path: str, depth: int = 0) -> Any:
-    if depth > MAX_DEPTH:
-        raise ValueError(f"metadata is nested deeper than {MAX_DEPTH} levels, or holds itself, at {path[:60]}…")
-    if value is None or isinstance(value, str | bool):
+def _to_plain(value: Any, path: _json.Path) -> Any:
+    """Return a value as one of JSON's types; the items of a dictionary or a list come in turn."""
+    if len(path) > MAX_DEPTH:
+        where = _format_path(path)[:60]
+        raise ValueError(f"metadata is nested deeper than {MAX_DEPTH} levels, or holds itself, at {where}…")
+    if value is None or isinstance(value, str | bool | Mapping | list | tuple):
         return value
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
         return float(value)
-    if isinstance(value, Mapping):
-        return {_key(key, path): _plain(item, f"{path}/{key}", depth + 1) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item, f"{path}/{i}", depth + 1) for i, item in enumerate(value)]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return _plain(value.item(), path)
+        return _to_plain(value.item(), path)
     if hasattr(value, "__index__"):
         return operator.index(value)
-    raise ValueError(f"metadata holds a {type(value).__name__} at {path or '/'}, which JSON cannot hold")
+    raise ValueError(f"metadata holds a {type(value).__name__} at {_format_path(path)}, which JSON cannot hold")
 
 
-def _key(key: object, path: str) -> str:
+def _check_key(key: object, path: _json.Path) -> object:
     if not isinstance(key, str):
-        raise ValueError(f"metadata has the key {key!r} at {path or '/'}: keys must be strings")
+        raise ValueError(f"metadata has the key {key!r} at {_format_path(path)}: keys must be strings")
     return key
+
+
+def _format_path(path: _json.Path) -> str:
+    return "/" + "/".join(map(str, path))

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from det_core.master._errors import Conflict, NotFound
+from det_core._metadata import validate_metadata
+from det_core.master._errors import Conflict, Invalid, NotFound
 from det_core.master._settings import MasterSettings
 from det_core.master.scheduler import State
 from det_core.master.service import (
@@ -35,7 +36,6 @@ from det_core.master.service._exits import log_mark
 from det_core.master.service._hub import Hub
 from det_core.master.service._identify import identify
 from det_core.master.service._listener import Ear
-from det_core.master.service._metadata import check_metadata
 from det_core.master.service._recovery import reload, resume
 from det_core.master.service._runner import Runner
 from det_core.master.service._schedule import schedule
@@ -447,7 +447,10 @@ class Service:
         self, trial_id: int, metadata: Mapping[str, Any], *, allocation_id: str | None = None
     ) -> dict[str, Any]:
         """Replace the run's metadata (§5.4) and return it. Beyond the limits: Invalid."""
-        checked = check_metadata(metadata)
+        try:
+            checked = validate_metadata(metadata)
+        except (TypeError, ValueError) as e:
+            raise Invalid(str(e)) from None
         await _reports.may_report(self._hub, trial_id, allocation_id)
         await self._hub.store.write(lambda conn: trials.set_metadata(conn, trial_id, checked))
         return checked

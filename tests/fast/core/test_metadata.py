@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from det_core.core._metadata import validate_metadata
+from det_core._metadata import validate_metadata
 
 leaves = (
     st.none()

@@ -19,6 +19,7 @@ CELLAR = {
     "_info",
     "_json",
     "_length",
+    "_metadata",
     "_notices",
     "_optional",
     "_standalone",
