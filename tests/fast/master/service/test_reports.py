@@ -222,6 +222,8 @@ def test_progress_status_and_the_limits_of_metadata(tmp_path: Path) -> None:
             {"k" * 51: 1},
             {"k": "v" * 5001},
             {"k": [0] * 101},
+            {"k": 2**70},
+            {"k": float("nan")},
             {"k": {str(i): i for i in range(1001)}},
         ):
             with pytest.raises(Invalid):
