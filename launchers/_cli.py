@@ -1,4 +1,4 @@
-"""What all launchers share: the command line, the variables of every rank, and how mistakes are run_and_report.
+"""Parts that all launchers share: command line, variables of every rank, report of errors.
 
 A launcher is a :class:`Framework` and a ``main`` of one line; the simplest is ``deepspeed.py``.
 """
@@ -30,108 +30,108 @@ from ._output import PREFIX
 from ._ports import check_reachable
 
 DEFAULT_GRACE = 60.0
-"""Seconds that scripts get to save and exit, if neither ``--grace`` nor ``DET_CORE_GRACE`` says otherwise."""
+"""Grace period in seconds without ``--grace`` and ``DET_CORE_GRACE``."""
 DEFAULT_TAIL = 20
 TRIALS = ("torch_distributed", "horovod", "deepspeed")
-"""The launchers under which trial classes run."""
+"""Launchers under which trial classes run."""
 BEHAVIOR = """\
-  every line of output starts with [rank=N], and no line is cut by another rank's;
-  SIGTERM, Ctrl-C or SIGHUP reaches each script once, and all have --grace seconds to save; a third Ctrl-C kills;
-  when one rank fails, on any machine, the others have --grace seconds to end;
+  every line of output starts with [rank=N], and ranks do not cut each other's lines;
+  SIGTERM, Ctrl-C and SIGHUP reach each script once, and all have --grace seconds to save; a third Ctrl-C kills;
+  when one rank fails, on any node, the others have --grace seconds to end;
   the exit status is 0 if every rank ended with 0, else that of the first rank that failed,
-  whose last lines are shown again at the end; and nothing of the job outlives the launcher.
+  whose last lines are shown again at the end; no process of the job outlives the launcher.
 
-where it runs, unless options say so:
-  in an allocation of a master, its containers and slots; in a job of Slurm, its nodes (start one launcher on each:
-  srun --ntasks-per-node=1); under mpirun, one machine per process of it; else this machine
+where it runs, without options:
+  in an allocation of a master, its containers and slots; in a Slurm job, its nodes (start one launcher on each:
+  srun --ntasks-per-node=1); under mpirun, one node per process of it; else this node
 """
 OPTIONS = f"""\
-  --nproc-per-node N   processes on each machine (default: one per slot or GPU)
+  --nproc-per-node N   processes on each node (default: one per slot or GPU)
   --nnodes N --node-rank R --master-addr HOST
-                       so many machines with a launcher on each; which one this is, from 0 on; the first one's address
+                       number of nodes, each with a launcher; number of this one, from 0; address of node 0
   --hosts NAME:N,NAME:N or --hostfile FILE, with lines of `NAME slots=N`
-                       the machines by name, among which each finds itself
-  --master-port PORT   where the ranks meet (default: a free one on one machine, else 29500)
-  --launcher-port PORT where the launchers of several machines meet (default: the port after that)
+                       the nodes by name; each launcher finds itself among them
+  --master-port PORT   where the ranks meet (default: a free port on a single node, else 29500)
+  --launcher-port PORT where the launchers of several nodes meet (default: the port after --master-port)
   --link-timeout SECONDS
-                       how long the launchers of several machines wait for each other (default: {LINK_TIMEOUT:g})
+                       how long the launchers of several nodes wait for each other (default: {LINK_TIMEOUT:g})
   -m, --module         run a module, as python -m does
-  --no-python          run the script as a command, whatever it is
-  --grace SECONDS      how long scripts may take to save and exit after SIGTERM, Ctrl-C or SIGHUP, or when another rank
-                       has failed; what still runs then is killed (default: DET_CORE_GRACE, else {DEFAULT_GRACE:g})
-  --tail LINES         how many last lines of the first failed rank are shown at the end (default: {DEFAULT_TAIL})
+  --no-python          run the script as a command, even if it is a Python file
+  --grace SECONDS      time for scripts to save and exit after SIGTERM, Ctrl-C or SIGHUP, or after the failure of
+                       another rank; then they are killed (default: DET_CORE_GRACE, else {DEFAULT_GRACE:g})
+  --tail LINES         number of last lines of the first failed rank shown at the end (default: {DEFAULT_TAIL})
 
-The first word that is no option is the script; all after it is the script's, and so is a later --.
+The first word that is not an option is the script; everything after it is the script's, including a later --.
 """
 
 
 @dataclass(frozen=True)
 class Framework:
-    """What is a framework's own: how its ranks know each other."""
+    """The part of a launcher that its framework decides: the variables by which ranks find each other."""
 
     name: str
-    """The name of our module."""
+    """Name of the module in ``det_core.launch``."""
     help: str
-    """What ``--help`` prints before the options."""
+    """Text of ``--help`` before the options."""
     variables: Callable[[Layout, CommandLine, Environment], list[dict[str, str]]]
-    """What each rank of this machine gets besides what all get. It may raise UsageError (exit status 2), or
-    CannotStart or a DetCoreError (exit status 1)."""
+    """Returns the variables of each rank of this node, in addition to the common ones. May raise UsageError (exit
+    status 2), CannotStart or a DetCoreError (exit status 1)."""
     adjust: Callable[[Layout, CommandLine], Layout] = lambda layout, command_line: layout
-    """Changes how many ranks there are."""
+    """Changes the number of ranks."""
     command: Callable[[Layout, list[str]], list[str]] = lambda layout, script: script
-    """Returns the command that each rank of this machine runs, given that of the script."""
+    """Returns the command of each rank of this node, given the script's."""
     add_options: Callable[[Parser], object] = lambda parser: None
-    """Adds options of its own, or its own spellings: ``parser.add_argument("-H", dest="hosts")``."""
+    """Adds the framework's options or spellings: ``parser.add_argument("-H", dest="hosts")``."""
     program: str = ""
-    """The framework's own launcher, if options of that one may stand before a ``--``."""
+    """The framework's own launcher, if its options may stand before a ``--``."""
     unknown: str = ""
-    """What to add where an option is not known."""
+    """Hint for an unknown option."""
     unset: tuple[str, ...] = ()
     """Variables that ranks do not inherit."""
     hostfile: str = ""
-    """The variable that names ranks a file with all machines, if the framework has one."""
+    """Variable with the path of a file of all nodes, if the framework reads one."""
 
 
 def launch(framework: Framework, arguments: list[str] | None = None) -> int:
-    """Run a launcher on ``arguments`` (default: this process's) and return its exit status."""
-    words = sys.argv[1:] if arguments is None else arguments
-    return run_and_report(lambda: _launch(framework, words), framework.help + OPTIONS)
+    """Run a launcher with ``arguments`` (default: this process's) and return its exit status."""
+    if arguments is None:
+        arguments = sys.argv[1:]
+    return run_and_report(lambda: _launch(framework, arguments), framework.help + OPTIONS)
 
 
 def _launch(framework: Framework, arguments: list[str]) -> int:
     if arguments[:1] in (["-h"], ["--help"]):
         raise HelpRequested
     environment = read_environment()
-    parser = Parser(framework, environment.grace)
-    command_line = parser.split(arguments)
+    command_line = Parser(framework, environment.grace or DEFAULT_GRACE).split(arguments)
     layout = framework.adjust(find_layout(command_line.options, environment), command_line)
     if layout.node_rank:
         check_reachable(layout.chief, layout.port)
     link = None
     if layout.multi_node and environment.secret:
-        meet = command_line.options.launcher_port or layout.port + 1
-        link = Link(layout, meet, environment.secret, command_line.options.link_timeout)
+        port = command_line.options.launcher_port or layout.port + 1
+        link = Link(layout, port, environment.secret, command_line.options.link_timeout)
     try:
         job = _prepare(framework, layout, command_line, environment)
     except (UsageError, CannotStart, DetCoreError) as e:
         if link is None:
             raise
-        notice = f"{e}\nwaiting until the other machines' launchers know of it (Ctrl-C ends that)"
+        notice = f"{e}\nwaiting until the other nodes' launchers have received this (Ctrl-C ends the wait)"
         job = _job.Job([], 0.0, 0, notice=notice, failure=str(e), failure_status=_status(e))
     return _job.run(replace(job, link=link))
 
 
 def _prepare(framework: Framework, layout: Layout, command_line: CommandLine, environment: Environment) -> _job.Job:
-    """Return this machine's part of the job, of which nothing runs yet."""
-    run = command_line.command  # a script that is missing is the first thing to say
+    """Return this node's part of the job; no process of it has been started."""
+    script = command_line.command  # first, so that a missing script is reported before anything else
     common, notice = job_variables(layout, command_line, environment)
     inherited = {name: value for name, value in os.environ.items() if name not in framework.unset}
     own = framework.variables(layout, command_line, environment)
     folder = ""
     if framework.hostfile and layout.multi_node:
-        folder = tempfile.mkdtemp(prefix="det-core-")  # nobody else's, and removed with the job
+        folder = tempfile.mkdtemp(prefix="det-core-")  # private to this user, and removed with the job
         common[framework.hostfile] = write_hostfile(f"{folder}/hosts", layout.hosts)
-    command = framework.command(layout, run)
+    command = framework.command(layout, script)
     ranks = [
         _job.RankSpec(layout.first_rank + local, command, {**inherited, **common, **variables})
         for local, variables in enumerate(own)
@@ -141,18 +141,27 @@ def _prepare(framework: Framework, layout: Layout, command_line: CommandLine, en
         command_line.options.grace,
         command_line.options.tail,
         notice=notice,
-        batch=_shares_processors(ranks, environment),
+        batch=_fills_processors(ranks, environment),
         folder=folder,
     )
 
 
-def _shares_processors(ranks: list[_job.RankSpec], environment: Environment) -> bool:
-    """Whether ranks that wait for each other by spinning, as gloo's do, take the processor from those that compute."""
+def _fills_processors(ranks: list[_job.RankSpec], environment: Environment) -> bool:
+    """Return whether there are as many ranks as processors, and no GPU."""
+    # Ranks that wait in gloo spin, and would take the processor from those that compute.
     return len(ranks) > 1 and len(ranks) >= len(os.sched_getaffinity(0)) and not gpus(environment)
 
 
 def run_and_report(run: Callable[[], int], help: str) -> int:
-    """What ``run`` returns; where it cannot, one line on stderr, and 2 for a mistake of the user's, else 1."""
+    """Run a launcher; print its errors as one line.
+
+    Args:
+        run: function that returns the exit status.
+        help: text of ``--help``.
+
+    Returns:
+        The exit status of ``run``; after an error 2 if the command line is invalid, else 1.
+    """
     open_standard_streams()
     try:
         _require_working_directory()
@@ -163,7 +172,7 @@ def run_and_report(run: Callable[[], int], help: str) -> int:
     except (UsageError, CannotStart, DetCoreError) as e:
         write_quietly(f"{PREFIX}{e}\n", sys.stderr)
         return _status(e)
-    except KeyboardInterrupt:  # nothing runs yet
+    except KeyboardInterrupt:  # before any rank has started
         return 130
 
 
@@ -171,18 +180,20 @@ def _require_working_directory() -> None:
     try:
         os.getcwd()
     except OSError as e:
-        raise CannotStart("the working directory was deleted, or cannot be read: cd to one that exists") from e
+        raise CannotStart("the working directory was deleted or cannot be read: cd to another one") from e
 
 
 def _status(error: Exception) -> int:
-    return 2 if isinstance(error, UsageError) else 1
+    if isinstance(error, UsageError):
+        return 2
+    return 1
 
 
 def read_environment() -> Environment:
-    """The environment.
+    """Return the environment.
 
     Raises:
-        UsageError: a variable in it cannot be used.
+        UsageError: If a variable is invalid.
     """
     try:
         return Environment.read()
@@ -191,69 +202,71 @@ def read_environment() -> Environment:
 
 
 def job_variables(layout: Layout, command_line: CommandLine, environment: Environment) -> tuple[dict[str, str], str]:
-    """Variables that every rank gets, whatever the framework, and what to say."""
-    notice, made = layout.notice, secrets.token_hex(32)
-    found = {
-        "DET_CORE_COMMAND": command_line.text,  # what a run that ends early says to type again
-        # A print has to be seen when it is made, and not be lost with a process that is killed.
+    """Return the variables that every rank gets under any framework, and a notice."""
+    notice = layout.notice
+    new_secret = secrets.token_hex(32)
+    variables = {
+        "DET_CORE_COMMAND": command_line.text,  # a run that ends early shows it as the command to resume
+        # Buffered lines would appear late, and be lost with a process that is killed.
         "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED") or "1",
     }
     if layout.multi_node:
-        found["DET_CHIEF_IP"] = layout.chief
+        variables["DET_CHIEF_IP"] = layout.chief
     if environment.secret:
-        found["DET_CORE_SECRET"] = environment.secret  # wherever it stood
+        variables["DET_CORE_SECRET"] = environment.secret  # also if it came from a file
     elif not layout.multi_node:
-        found["DET_CORE_SECRET"] = made
+        variables["DET_CORE_SECRET"] = new_secret
     else:
         notice += (
-            "\nthere is no DET_CORE_SECRET: the launchers do not hear of failures on other machines, and det_core's "
-            "ranks do not talk across machines. "
+            "\nDET_CORE_SECRET is not set: launchers receive no failures of other nodes, and det_core's ranks cannot "
+            "connect across nodes; "
         )
-        if layout.node_rank:  # one command only: secrets have to be equal
-            notice += "Set the same on each: machine 0's launcher shows the command"
+        # Only one node prints a command: the secrets must be equal.
+        if layout.node_rank:
+            notice += "set it on each node: node 0's launcher shows the command"
         else:
-            notice += f"Set the same on each, with this one command\n    export DET_CORE_SECRET={made}"
-    return found, notice.strip("\n")
+            notice += f"on each node:\n    export DET_CORE_SECRET={new_secret}"
+    return variables, notice.strip("\n")
 
 
 class HelpRequested(Exception):
-    """``--help`` stands among the options."""
+    """``--help`` is among the options."""
 
 
 @dataclass(frozen=True)
 class CommandLine:
-    """What a command line says."""
+    """A parsed command line."""
 
     options: argparse.Namespace
-    """Every option of the parser as it was given; None where it was not."""
+    """Value of every option of the parser; None where it was not given and has no default."""
     framework_options: list[str]
-    """Options that are not ours, which stood before a ``--``: the framework's."""
+    """Options of the framework's own launcher, from before a ``--``."""
     script: list[str]
-    """The script and its arguments."""
+    """Script and its arguments."""
     text: str
-    """The whole command line, to be typed again."""
+    """Whole command line, quoted for a shell."""
 
     @cached_property
     def command(self) -> list[str]:
-        """The command that each rank runs.
+        """Command that each rank runs.
 
         Raises:
-            UsageError: If there is no such script. That is not known of the other machines, so it is looked at only
-                when they can be run_and_report.
+            UsageError: If the script does not exist.
         """
-        asked = self.options
-        return script_command(self.script[0], self.script[1:], module=asked.module, no_python=asked.no_python)
+        # Checked here and not by the parser: other nodes may have the script, and are notified once links exist.
+        options = self.options
+        return script_command(self.script[0], self.script[1:], module=options.module, no_python=options.no_python)
 
 
 class Parser(argparse.ArgumentParser):
-    """The options of a launcher.
+    """Options of a launcher.
 
     Args:
-        framework: whose.
-        grace: what ``DET_CORE_GRACE`` says.
+        framework: framework of the launcher.
+        grace: default of ``--grace`` in seconds.
     """
 
-    def __init__(self, framework: Framework, grace: float | None = None) -> None:
+    def __init__(self, framework: Framework, grace: float = DEFAULT_GRACE) -> None:
         super().__init__(prog=f"python -m det_core.launch.{framework.name}", add_help=False, allow_abbrev=False)
         self._framework = framework
         self._words: list[str] = []
@@ -270,70 +283,80 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--link-timeout", type=_seconds, default=LINK_TIMEOUT)
         self.add_argument("--hostfile")
         self.add_argument("--hosts")
-        self.add_argument("--grace", type=_seconds, default=DEFAULT_GRACE if grace is None else grace)
+        self.add_argument("--grace", type=_seconds, default=grace)
         self.add_argument("--tail", type=number("a number of lines", 0), default=DEFAULT_TAIL)
         framework.add_options(self)
 
     def error(self, message: str) -> NoReturn:
-        """Raise :class:`UsageError`, with an option as it was typed."""
+        """Raise :class:`UsageError`, with the option as it was spelled."""
         if match := re.match(r"argument (\S+): ", message):
-            spelled = (word for word in self._words if word.partition("=")[0] in match[1].split("/"))
-            option = next(spelled, match[1])
-            value = self._words[self._words.index(option) + 1 :][:1] if option in self._words else []
+            spellings = (word for word in self._words if word.partition("=")[0] in match[1].split("/"))
+            option = next(spellings, match[1])
+            value = []
+            if option in self._words:
+                value = self._words[self._words.index(option) + 1 :][:1]
             message = f"{' '.join([option, *value])}: {message[match.end() :]}"
         raise UsageError(f"{message} (see --help)")
 
     def split(self, words: list[str]) -> CommandLine:
-        """Read ``words``: the first one that is no option is the script, and all words after it are the script's.
+        """Parse ``words``: the first one that is not an option is the script, and all words after it are the script's.
 
-        Options that are not known here may be the framework's, and need a ``--`` before the script then, as only the
-        framework knows which of them have a value. With ``--trial`` they are the harness's.
+        An option that is unknown here may be the framework's. Only the framework knows whether it has a value, so it
+        needs a ``--`` before the script. With ``--trial`` unknown options are the harness's.
 
         Raises:
-            UsageError: an option cannot be read, or there is no script.
-            HelpRequested: there is ``--help`` before the script.
+            UsageError: If an option is invalid, or the script is missing.
+            HelpRequested: If ``--help`` stands before the script.
         """
         end, unknown = self._end_of_options(words)
-        program = self._framework.program
-        if unknown and program and "--" in words[end:]:
+        if unknown and self._framework.program and "--" in words[end:]:
             end = words.index("--", end)
         elif unknown and not any(word.partition("=")[0] == "--trial" for word in words[:end]):
-            hint = f"; an option of {program} needs a -- before the script" if program else self._framework.unknown
-            raise UsageError(f"unknown option: {unknown} (see --help{hint})")
+            self._refuse_option(unknown)
         self._words = words[:end]
-        asked, theirs = self.parse_known_args(words[:end])
-        if asked.help:
+        options, framework_options = self.parse_known_args(words[:end])
+        if options.help:
             raise HelpRequested
-        rest = words[end + 1 :] if words[end : end + 1] == ["--"] else words[end:]
-        if asked.trial is not None:
-            rest = ["--trial", asked.trial, *rest]
-        if rest[:1] == ["--trial"] and self._framework.name not in TRIALS:
+        script = words[end:]
+        if script[:1] == ["--"]:
+            script = script[1:]
+        if options.trial is not None:
+            script = ["--trial", options.trial, *script]
+        if script[:1] == ["--trial"] and self._framework.name not in TRIALS:
             raise UsageError(f"--trial: trial classes run under {', '.join(TRIALS)}, not under {self._framework.name}")
-        if not rest:
+        if not script:
             raise UsageError("no script to run (see --help)")
-        return CommandLine(asked, theirs, rest, f"{self.prog} {shlex.join(words)}")
+        return CommandLine(options, framework_options, script, f"{self.prog} {shlex.join(words)}")
+
+    def _refuse_option(self, option: str) -> NoReturn:
+        hint = self._framework.unknown
+        if self._framework.program:
+            hint = f"; an option of {self._framework.program} needs a -- before the script"
+        raise UsageError(f"unknown option: {option} (see --help{hint})")
 
     def _end_of_options(self, words: list[str]) -> tuple[int, str]:
-        """Where the options that are known end, and the one there that is not known."""
-        place = 0
-        while place < len(words) and words[place].startswith("-") and words[place] not in ("-", "--"):
-            option, equals, _ = words[place].partition("=")
+        """Return the index after the known options, and the unknown option there or an empty text."""
+        index = 0
+        while index < len(words) and words[index].startswith("-") and words[index] not in ("-", "--"):
+            option, equals, _ = words[index].partition("=")
             action = self._option_string_actions.get(option)
             if action is None:
-                return place, option
-            place += 1 if equals or action.nargs == 0 else 2
-        return min(place, len(words)), ""
+                return index, option
+            index += 1
+            if not equals and action.nargs != 0:
+                index += 1  # its value
+        return min(index, len(words)), ""
 
 
-def number(what: str, least: int) -> Callable[[str], int]:
-    """The type of an option that is a number."""
+def number(noun: str, minimum: int) -> Callable[[str], int]:
+    """Return the argparse type of an option that is a number of at least ``minimum``."""
 
-    def read(text: str) -> int:
-        if not re.fullmatch(r"\d{1,6}", text) or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected {what}, {least} or more, not {text!r}")
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\d{1,6}", text) or int(text) < minimum:
+            raise argparse.ArgumentTypeError(f"expected {noun}, {minimum} or more, not {text!r}")
         return int(text)
 
-    return read
+    return parse
 
 
 def _processes(text: str) -> int:
@@ -345,7 +368,7 @@ def _processes(text: str) -> int:
 
 
 def port(text: str) -> int:
-    """The type of an option that is a port."""
+    """Return the port in an option's text."""
     if not re.fullmatch(r"\d{1,5}", text) or not 0 < int(text) < 65536:
         raise argparse.ArgumentTypeError(f"expected a port from 1 to 65535, not {text!r}")
     return int(text)
@@ -362,40 +385,40 @@ def _seconds(text: str) -> float:
 
 
 def script_command(script: str, arguments: list[str], *, module: bool = False, no_python: bool = False) -> list[str]:
-    """The command that each rank runs.
+    """Return the command that each rank runs.
 
-    ``python script.py …`` runs as it stands, with the python that the shell would take. Otherwise a ``.py`` file, or
-    any other file that is not executable, runs under the python that runs the launcher, as under ``torchrun``, and an
-    executable runs as a command. ``--trial module:Class …`` runs that class, with the options of the harness after it.
+    ``python script.py …`` runs unchanged, with the python that a shell would choose. Otherwise a ``.py`` file, or
+    any other file that is not executable, runs under the launcher's python, as under ``torchrun``, and an executable
+    runs as a command. ``--trial module:Class …`` runs that class, with the harness's options after it.
 
     Args:
-        script: the first word after the options.
-        arguments: the words after it.
-        module: ``script`` is the name of a module (``-m``).
-        no_python: run ``script`` as a command whatever it is.
+        script: first word after the options.
+        arguments: words after it.
+        module: whether ``script`` is the name of a module (``-m``).
+        no_python: whether to run ``script`` as a command even if it is a Python file.
 
     Raises:
-        UsageError: there is no such script or command.
+        UsageError: If the script or command does not exist.
     """
     if script == "--trial":
         if not arguments:
             raise UsageError("--trial: expected MODULE:CLASS, as in --trial model_def:MyTrial")
         return [sys.executable, "-m", "det_core.exec.harness", *arguments]
     if module and no_python:
-        raise UsageError("-m runs a module with python and --no-python runs a command: give one of them")
+        raise UsageError("-m (a module under python) and --no-python (a command) are exclusive: pass one of them")
     if module:
         return [sys.executable, "-m", script, *arguments]
     if no_python:
-        return [_find(script), *arguments]
+        return [_find_command(script), *arguments]
     if re.fullmatch(r"python(\d+(\.\d+)*)?t?", os.path.basename(script)):
         if arguments and not arguments[0].startswith("-"):
             _check_exists(arguments[0])
-        return [_find(script), *arguments]
+        return [_find_command(script), *arguments]
     if not script.endswith(".py"):
         if os.path.isfile(script) and os.access(script, os.X_OK):
             return [os.path.abspath(script), *arguments]
-        if not os.path.exists(script) and "/" not in script and (found := shutil.which(script)):
-            return [found, *arguments]
+        if not os.path.exists(script) and "/" not in script and (path := shutil.which(script)):
+            return [path, *arguments]
     _check_exists(script)
     return [sys.executable, script, *arguments]
 
@@ -405,8 +428,12 @@ def _check_exists(script: str) -> None:
         raise UsageError(f"the script {script} does not exist (working directory: {os.getcwd()})")
 
 
-def _find(command: str) -> str:
-    if found := shutil.which(command):
-        return found
-    hint = f"; this launcher's own is {sys.executable}" if command.startswith("python") else ""
-    raise UsageError(f"the command {command} was not found{' on PATH' if '/' not in command else ''}{hint}")
+def _find_command(command: str) -> str:
+    if path := shutil.which(command):
+        return path
+    message = f"command not found: {command}"
+    if "/" not in command:
+        message += " (searched PATH)"
+    if command.startswith("python"):
+        message += f"; the launcher's own python is {sys.executable}"
+    raise UsageError(message)

@@ -108,8 +108,9 @@ def find_layout(options: argparse.Namespace, environment: Environment) -> Layout
         UsageError: If options or variables contradict each other, are missing or malformed.
     """
     slots = options.nproc_per_node or gpus(environment)
-    notice = "" if slots else NO_GPU_NOTICE
-    request = LayoutRequest(options, environment, slots or 1, notice)
+    request = LayoutRequest(options, environment, slots or 1, "")
+    if not slots:
+        request = replace(request, notice=NO_GPU_NOTICE)
     try:
         layout = next(filter(None, (find(request) for find in _FINDERS)))
     except ValueError as e:
@@ -137,8 +138,9 @@ def _from_host_options(request: LayoutRequest) -> Layout | None:
         return None
     if options.nnodes not in (None, len(hosts)):
         raise UsageError(f"--nnodes {options.nnodes}: {source} has {len(hosts)} hosts")
-    if rank is None:
-        rank = index_of_this_host(hosts, source) if len(hosts) > 1 else 0
+    if rank is None and len(hosts) > 1:
+        rank = index_of_this_host(hosts, source)
+    rank = rank or 0
     if rank >= len(hosts):
         raise UsageError(f"--node-rank {rank}: {source} has {len(hosts)} hosts, numbered from 0")
     return Layout(source, hosts, rank)
@@ -170,8 +172,10 @@ def _from_allocation(request: LayoutRequest) -> Layout | None:
         for address, slots in zip(info.container_addrs, info.container_slot_counts, strict=True)
     )
     port = int(os.environ.get("C10D_PORT") or 29400)
-    notice = request.notice if not info.slot_ids else ""
-    return Layout(f"allocation {info.allocation_id}", hosts, info.container_rank, port, notice=notice)
+    layout = Layout(f"allocation {info.allocation_id}", hosts, info.container_rank, port)
+    if info.slot_ids:
+        return layout
+    return replace(layout, notice=request.notice)
 
 
 def _from_open_mpi(request: LayoutRequest) -> Layout | None:
@@ -225,9 +229,12 @@ def _from_slurm(request: LayoutRequest) -> Layout | None:
     hosts = tuple(Host(name, slots or tasks) for name, tasks in nodes)
     # Equal on all nodes and different for each job. Steps of 2, as the launchers meet at the port after it.
     port = 20000 + 2 * (slurm.number("SLURM_JOB_ID") % 5000)
-    node_rank = slurm.node_rank() if slurm.is_step() else 0
-    notice = request.notice if max(host.slots for host in hosts) == 1 else ""
-    return Layout(f"Slurm job {request.variables['SLURM_JOB_ID']}", hosts, node_rank, port, notice=notice)
+    layout = Layout(f"Slurm job {request.variables['SLURM_JOB_ID']}", hosts, port=port)
+    if slurm.is_step():
+        layout = replace(layout, node_rank=slurm.node_rank())
+    if max(host.slots for host in hosts) > 1:
+        return layout
+    return replace(layout, notice=request.notice)
 
 
 def _single_node(request: LayoutRequest) -> Layout:
@@ -333,8 +340,9 @@ def index_of_this_host(hosts: Iterable[Host], source: str) -> int:
     matches = [index for index, host in enumerate(hosts) if is_this_host(host.name)]
     if len(matches) == 1:
         return matches[0]
-    count = "several hosts" if matches else "no host"
-    raise UsageError(f"{count} of {source} match this node ({socket.gethostname()}): pass its number, --node-rank R")
+    raise UsageError(
+        f"{len(matches)} hosts of {source} match this node ({socket.gethostname()}): pass its number, --node-rank R"
+    )
 
 
 def is_this_host(name: str) -> bool:

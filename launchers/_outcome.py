@@ -1,4 +1,4 @@
-"""What a job comes to: facts about its ranks, which of them failed first, the exit status, and what is said."""
+"""Per-rank results of a job: root cause, exit status, summary."""
 
 from __future__ import annotations
 
@@ -16,131 +16,164 @@ _PEER_LOST = re.compile(rb"PeerLost: rank (\d+) ")
 
 @dataclass
 class RankOutcome:
-    """A rank of this machine, or of another one as its launcher has told; or a whole machine that was lost."""
+    """Result of one rank, of this node or as another launcher reported it; or of a whole node that was lost."""
 
     rank: int | None
-    """None: a machine."""
+    """Number of the rank; None for a node."""
     pid: int = 0
-    """The script's process id, which is its session's and its group's, too."""
+    """Process ID of the script, which leads its session and its group."""
     status: int | None = None
-    """Exit status, or minus the signal that killed it; None while it runs."""
+    """Exit status, or minus the signal that killed the script; None while it runs."""
     description: str = ""
-    """How it ended, where the status does not tell."""
+    """Cause in words, where the status does not show it."""
     host: str = field(default_factory=socket.gethostname)
     node: int = 0
-    """The number of its machine."""
+    """Number of the node."""
     ended: float = math.inf
-    """When it ended, or this machine heard of it, on the monotonic clock of this machine."""
+    """Moment on this node's monotonic clock at which it ended, or the report arrived."""
     tail: bytes = b""
-    """The last that it has printed. What another machine's rank has printed is shown there."""
+    """Last bytes of its output; empty for a rank of another node, whose launcher shows them."""
     peer: int | None = None
-    """The rank that it names as lost, if it ended of PeerLost."""
+    """Rank that it reports as lost, if it ended of PeerLost."""
     lost: int = 0
     """Bytes of its output that could not be written."""
 
     def to_message(self) -> dict[str, Any]:
-        """What launchers of other machines hear of it."""
+        """Return the fields that other launchers receive."""
         message = {name: getattr(self, name) for name in ("rank", "pid", "status", "host", "node", "peer")}
         return {**message, "words": self.description}
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> RankOutcome:
         """Return the outcome that another launcher sent."""
-        return cls(**{"description" if name == "words" else name: value for name, value in message.items()})
+        description = message.pop("words")
+        return cls(**message, description=description)
 
     @property
     def name(self) -> str:
-        """The rank as a person can find it."""
+        """Rank with its process and host, so that a person can find it."""
         if self.rank is None:
-            return f"machine {self.node} ({self.host})"
+            return f"node {self.node} ({self.host})"
         return f"rank {self.rank} (pid {self.pid}, host {self.host})"
 
     @property
     def ending(self) -> str:
-        """How it ended, in words that may stand behind "failed first"."""
+        """Cause, as it may follow "failed first"."""
         if self.description:
             return self.description
         if self.status is None:
             return "did not end"
-        return f"killed by {signal_name(-self.status)}" if self.status < 0 else f"with status {self.status}"
+        if self.status < 0:
+            return f"killed by {signal_name(-self.status)}"
+        return f"with status {self.status}"
 
     @property
     def failure(self) -> str:
-        """The same as the predicate of a sentence."""
+        """Cause, as the predicate of a sentence."""
         if self.description or self.status is None:
             return self.ending
-        text = f"{'was' if self.status < 0 else 'failed'} {self.ending}"
-        return text if self.peer is None else f"{text}, as it lost rank {self.peer}"
+        verb = "was" if self.status < 0 else "failed"
+        if self.peer is None:
+            return f"{verb} {self.ending}"
+        return f"{verb} {self.ending}, as it lost rank {self.peer}"
 
 
 def failures(ranks: list[RankOutcome]) -> list[RankOutcome]:
-    """The ranks that did not end with status 0, the one to blame first, the others as they ended.
-
-    A rank that raises tells its peers before its process has ended, so that they may end before it does. Whoever ended
-    of PeerLost therefore stands behind the rank which that error names, or the machine that was lost with it.
-    """
+    """Return the ranks that did not end with status 0: the root cause first, the others in the order of their ends."""
     failed = sorted((rank for rank in ranks if rank.status != 0), key=lambda rank: rank.ended)
-    blamed = _root_cause(failed)
-    return sorted(failed, key=lambda rank: rank is not blamed)
+    cause = _root_cause(failed)
+    return sorted(failed, key=lambda rank: rank is not cause)
 
 
 def _root_cause(failed: list[RankOutcome]) -> RankOutcome | None:
+    """Return the rank that failed first, by the order of the ends and by what PeerLost reports."""
     by_number = {rank.rank: rank for rank in failed if rank.rank is not None}
-    machine = next((rank for rank in failed if rank.rank is None), None)
-    blamed, seen = next(iter(failed), None), list[RankOutcome]()
-    while blamed is not None and blamed.peer is not None and blamed not in seen:
-        seen.append(blamed)
-        blamed = by_number.get(blamed.peer) or machine or blamed
-    return blamed
+    node = next((rank for rank in failed if rank.rank is None), None)
+    cause = next(iter(failed), None)
+    seen: list[RankOutcome] = []
+    # A rank that raises notifies its peers before its process has ended, so they may end before it does.
+    while cause is not None and cause.peer is not None and cause not in seen:
+        seen.append(cause)
+        cause = by_number.get(cause.peer) or node or cause
+    return cause
 
 
 def lost_peer(tail: bytes) -> int | None:
-    """The rank that the last PeerLost in what a rank has printed names."""
-    found = _PEER_LOST.findall(tail)
-    return int(found[-1]) if found else None
+    """Return the rank that the last PeerLost in a rank's output reports, None without one."""
+    peers = _PEER_LOST.findall(tail)
+    if not peers:
+        return None
+    return int(peers[-1])
 
 
 def exit_status(ranks: list[RankOutcome]) -> int:
-    """0 if every rank ended with 0, else that of the first failure, as a shell would give it."""
+    """Return 0 if every rank ended with 0, or else a shell's status of the root cause."""
     failed = failures(ranks)
-    return shell_status(failed[0].status) if failed else 0
+    if not failed:
+        return 0
+    return shell_status(failed[0].status)
 
 
 def shell_status(status: int | None) -> int:
-    """As a shell gives it: 128 and the signal for what a signal has killed."""
+    """Return the status that a shell reports: 128 and the signal if one killed the process."""
     if status is None:
         return 128 + signal.SIGKILL
-    return status if status >= 0 else 128 - status
+    if status < 0:
+        return 128 - status
+    return status
 
 
 def summary(ranks: list[RankOutcome], tail: int, stop: int = 0, node: int = 0) -> list[tuple[str, bytes]]:
-    """What to say at the end: notices, each with the lines to show below it.
+    """Return the notices at the end of a job, each with the lines of output to show below it.
 
     Args:
-        ranks: all that is known of.
-        tail: how many of the last lines of the first one that failed are shown.
-        stop: the first signal that was passed on to end the job; 0 if there was none.
-        node: the number of this machine. Of another one's ranks only the first failure of all is told.
+        ranks: all outcomes that are known.
+        tail: number of last lines of the root cause to show.
+        stop: first signal that was forwarded to end the job; 0 without one.
+        node: number of this node. Other nodes' ranks appear only as the root cause.
     """
-    said: list[tuple[str, bytes]] = []
-    failed = [rank for at, rank in enumerate(failures(ranks)) if not at or rank.rank is None or rank.node == node]
-    obeyed = [rank for rank in failed if stop and rank.status == -stop]
-    if obeyed:
-        numbers = ", ".join(str(rank.rank) for rank in sorted(obeyed, key=lambda rank: rank.rank or 0))
-        text = f"{'ranks' if len(obeyed) > 1 else 'rank'} {numbers} ended by {signal_name(stop)}"
-        if stop in STOP_SIGNALS:
-            text += ", which nothing handled: should_preempt() does, from its first call on"
-        said.append((text, b""))
-    for rank in (rank for rank in failed if rank not in obeyed):
-        first = rank is failed[0] and rank.rank is not None
-        lines = b"".join(rank.tail.splitlines(keepends=True)[-tail:]) if first and tail else b""
-        text = f"{rank.name} {f'failed first, {rank.ending}' if first else rank.failure}"
-        said.append((f"{text}; its last lines:" if lines else text, lines))
-    return said + [(f"rank {r.rank}: {r.lost} bytes of its output could not be written", b"") for r in ranks if r.lost]
+    notices: list[tuple[str, bytes]] = []
+    failed = [rank for index, rank in enumerate(failures(ranks)) if not index or rank.rank is None or rank.node == node]
+    stopped = [rank for rank in failed if stop and rank.status == -stop]
+    if stopped:
+        notices.append((_describe_stopped(stopped, stop), b""))
+    for rank in failed:
+        if rank in stopped:
+            continue
+        lines = b""
+        text = f"{rank.name} {rank.failure}"
+        if rank is failed[0] and rank.rank is not None:
+            text = f"{rank.name} failed first, {rank.ending}"
+            if tail:
+                lines = b"".join(rank.tail.splitlines(keepends=True)[-tail:])
+        if lines:
+            text += "; its last lines:"
+        notices.append((text, lines))
+    for rank in ranks:
+        if rank.lost:
+            notices.append((f"rank {rank.rank}: {rank.lost} bytes of its output could not be written", b""))
+    return notices
+
+
+def _describe_stopped(stopped: list[RankOutcome], signum: int) -> str:
+    numbers = ", ".join(str(number) for number in sorted(rank.rank or 0 for rank in stopped))
+    text = f"rank {numbers} ended by {signal_name(signum)}"
+    if len(stopped) > 1:
+        text = f"ranks {numbers} ended by {signal_name(signum)}"
+    if signum in STOP_SIGNALS:
+        text += ", which has no handler before the first should_preempt() call"
+    return text
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, such as ``1 rank`` or ``2 ranks``."""
+    if count == 1:
+        return f"1 {noun}"
+    return f"{count} {noun}s"
 
 
 def signal_name(signum: int) -> str:
-    """``SIGTERM`` and the like; the number where it has no name."""
+    """Return a name such as ``SIGTERM``; the number where a signal has none."""
     try:
         return signal.Signals(signum).name
     except ValueError:

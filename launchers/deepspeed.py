@@ -19,25 +19,25 @@ usage: python -m det_core.launch.deepspeed [OPTIONS] [--] script.py [ARGS...]
        python -m det_core.launch.deepspeed [OPTIONS] -m package.module [ARGS...]
        python -m det_core.launch.deepspeed [OPTIONS] --trial model_def:MyTrial [--config FILE ...]
 
-Starts one process per GPU (else --num_gpus) with the variables that deepspeed's launcher gives its ranks, and besides:
+Starts one process per GPU (else --num_gpus) with the variables that deepspeed's launcher gives its ranks:
 {BEHAVIOR}
 examples:
   # as many processes as there are GPUs
   python -m det_core.launch.deepspeed train.py --lr 0.1
 
-  # four processes on a machine without a GPU
+  # four processes on a node without a GPU
   python -m det_core.launch.deepspeed --num_gpus 4 train.py
 
-  # two machines, with a hostfile in which each finds itself; the same secret on both
+  # two nodes, with a hostfile in which each finds itself; the same secret on both
   export DET_CORE_SECRET=...
   python -m det_core.launch.deepspeed --hostfile hosts.txt train.py
 
-options (deepspeed's -H, --num_gpus and --num_nodes are other names of --hostfile, --nproc-per-node and --nnodes):
+options (deepspeed's -H, --num_gpus and --num_nodes mean --hostfile, --nproc-per-node and --nnodes):
 """
 
 
 def variables(layout: Layout, command_line: CommandLine, environment: Environment) -> list[dict[str, str]]:
-    """As deepspeed's ``launcher/launch.py`` sets them; see the wire contract, section 14.3."""
+    """Return the variables of deepspeed's ``launcher/launch.py``; see the wire contract, section 14.3."""
     check_installed("deepspeed", "torch", extra="deepspeed", purpose="this launcher")
     slots = layout.this_host.slots
     common = {
@@ -56,7 +56,7 @@ def variables(layout: Layout, command_line: CommandLine, environment: Environmen
 
 
 def add_options(parser: Parser) -> None:
-    """The spellings of deepspeed's launcher."""
+    """Add the spellings of deepspeed's launcher."""
     count = number("a number", 1)
     parser.add_argument("-H", dest="hostfile")
     parser.add_argument("--num_gpus", "--num_accelerators", "--num-gpus", dest="nproc_per_node", type=count)
@@ -66,9 +66,9 @@ def add_options(parser: Parser) -> None:
 FRAMEWORK = Framework("deepspeed", HELP, variables, add_options=add_options, hostfile="DET_DEEPSPEED_HOSTFILE_PATH")
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run the launcher on ``words`` (default: this process's arguments) and return its exit status."""
-    return launch(FRAMEWORK, words)
+def main(arguments: list[str] | None = None) -> int:
+    """Run the launcher with ``arguments`` (default: this process's) and return its exit status."""
+    return launch(FRAMEWORK, arguments)
 
 
 if __name__ == "__main__":

@@ -18,28 +18,28 @@ usage: python -m det_core.launch.torch_distributed [OPTIONS] [--] script.py [ARG
        python -m det_core.launch.torch_distributed [OPTIONS] -m package.module [ARGS...]
        python -m det_core.launch.torch_distributed [OPTIONS] -- --trial model_def:MyTrial [--config FILE ...]
 
-Starts one process per GPU (else --nproc-per-node) with the variables that torchrun gives its ranks, and besides:
+Starts one process per GPU (else --nproc-per-node) with the variables that torchrun gives its ranks:
 {BEHAVIOR}
 examples:
   # as many processes as there are GPUs
   python -m det_core.launch.torch_distributed train.py --lr 0.1
 
-  # four processes, ten minutes to save when the job is told to stop
+  # four processes, ten minutes to save after SIGTERM
   python -m det_core.launch.torch_distributed --nproc-per-node 4 --grace 600 train.py
 
-  # two machines: the same on both but for --node-rank, and the same secret on both
+  # two nodes: the same command on both except for --node-rank, and the same secret
   export DET_CORE_SECRET=...
   python -m det_core.launch.torch_distributed --nnodes 2 --node-rank 0 --master-addr HOST train.py
 
   # restarts and elastic jobs are torchrun's own
   torchrun --max-restarts 3 --no-python python -m det_core.launch.wrap_rank RANK train.py
 
-options (torchrun's --standalone says what is so anyway):
+options (torchrun's --standalone has no effect: it is the default):
 """
 
 
 def variables(layout: Layout, command_line: CommandLine, environment: Environment) -> list[dict[str, str]]:
-    """As ``LocalElasticAgent._start_workers`` of ``torch.distributed.elastic`` sets them for a job without restarts."""
+    """Return the variables of ``LocalElasticAgent._start_workers`` in torch's elastic agent, without restarts."""
     slots = layout.this_host.slots
     common = {
         "MASTER_ADDR": layout.chief,
@@ -54,18 +54,18 @@ def variables(layout: Layout, command_line: CommandLine, environment: Environmen
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_RUN_ID": "none",
-        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store, as there is no agent that does
-        # Without it a rank that waits in NCCL for a lost one waits for good.
+        "TORCHELASTIC_USE_AGENT_STORE": "False",  # rank 0 serves the store, as no agent does
+        # Without it a rank waits forever in NCCL for one that was lost.
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
     }
-    if slots > 1:  # else each would take all processors
+    if slots > 1:  # by default OpenMP starts a thread per processor in every rank
         common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
     ranks = [(str(layout.first_rank + local), str(local)) for local in range(slots)]
     return [{**common, "RANK": rank, "ROLE_RANK": rank, "LOCAL_RANK": local} for rank, local in ranks]
 
 
 def add_options(parser: Parser) -> None:
-    """One of torchrun's that many scripts give."""
+    """Add the one of torchrun's options that many scripts pass."""
     parser.add_argument("--standalone", action="store_true")
 
 
@@ -78,9 +78,9 @@ FRAMEWORK = Framework(
 )
 
 
-def main(words: list[str] | None = None) -> int:
-    """Run the launcher on ``words`` (default: this process's arguments) and return its exit status."""
-    return launch(FRAMEWORK, words)
+def main(arguments: list[str] | None = None) -> int:
+    """Run the launcher with ``arguments`` (default: this process's) and return its exit status."""
+    return launch(FRAMEWORK, arguments)
 
 
 if __name__ == "__main__":

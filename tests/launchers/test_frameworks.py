@@ -85,7 +85,7 @@ def test_sigterm_lets_every_rank_save(framework: Framework, tmp_path: Path) -> N
         assert job.wait() == 0, job.err
         job.nothing_left()
     assert [(tmp_path / f"saved-{rank}").read_text() for rank in range(2)] == ["15", "15"], "once each"
-    assert job.err == "[launcher] SIGTERM: passed on to 2 ranks, which have 60 s to save and exit\n"
+    assert job.err == "[launcher] SIGTERM forwarded to 2 ranks; grace period 60 s\n"
 
 
 def test_a_failure_ends_the_others_and_gives_the_status(framework: Framework, tmp_path: Path) -> None:

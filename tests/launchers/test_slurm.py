@@ -93,7 +93,7 @@ def test_scancel_lets_every_rank_save(slurm: Slurm, tmp_path: Path) -> None:
         slurm.hosts.run(1, "env", f"SLURM_CONF={slurm.env['SLURM_CONF']}", "scancel", "--signal=TERM", number)
         assert job.wait() == 0, job.err + slurm.log()
     assert sorted(p.name for p in tmp_path.glob("saved-*")) == [f"saved-{rank}" for rank in range(4)]
-    assert len(re.findall(r"SIGTERM: passed on to 2 ranks, which have 60 s", job.err)) == 2
+    assert len(re.findall(r"SIGTERM forwarded to 2 ranks; grace period 60 s", job.err)) == 2
 
 
 def test_more_launchers_than_nodes_are_refused(slurm: Slurm, tmp_path: Path) -> None:

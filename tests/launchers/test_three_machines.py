@@ -61,7 +61,7 @@ class Job:
         """Wait until all ranks run and the launchers are linked."""
         for launcher in self.launchers:
             launcher.wait_for("ready")
-        self.launchers[0].wait_for("linked with 2 other machines")
+        self.launchers[0].wait_for("linked with 2 other nodes")
 
     def begin(self) -> None:
         """Count seconds from now on."""
@@ -123,7 +123,7 @@ def end_of_unplugged(hosts: Hosts, folder: Path, unplugged: int) -> None:
     for machine in MACHINES:
         # Machine 0 loses both others where it is unplugged itself, and which one first is chance.
         lost = {0: "[12]"}.get(machine, "0") if unplugged in (0, machine) else str(unplugged)
-        seconds = job.first(machine, f"^machine {lost} .* was lost: .*: the job ends here too")
+        seconds = job.first(machine, f"^node {lost} .* was lost: .*: the job ends here too")
         assert seconds == job.first(machine, "(lost|failed)"), "nothing else is named before"
         assert job.ended[machine] < 12, "ten seconds, and what this machine has to do besides"
 
@@ -150,7 +150,7 @@ def test_script_missing_on_one_machine_ends_all_with_its_name(three_hosts: Hosts
     job = end_of_fault(three_hosts, tmp_path, 2, {"script": "nowhere.py"}, [])
     assert [launcher.process.returncode for launcher in job.launchers] == [2, 2, 2]
     for machine in MACHINES:
-        job.first(machine, r"machine 2 \(node3\) could not start: the script nowhere.py does not exist")
+        job.first(machine, r"node 2 \(node3\) could not start: the script nowhere.py does not exist")
 
 
 def test_rank_that_fails_is_named_at_once_on_each_machine(three_hosts: Hosts, tmp_path: Path) -> None:

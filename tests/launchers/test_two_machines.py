@@ -132,7 +132,7 @@ def test_without_a_secret_ranks_do_not_talk_and_are_told_what_to_type(hosts: Hos
     with on_both(TORCH, hosts, tmp_path, TORCH.who(tmp_path), secret="") as jobs:
         assert all(job.wait() for job in jobs)
     (command,) = re.findall(r"^\[launcher\]     (export DET_CORE_SECRET=[0-9a-f]{64})$", jobs[0].err, re.MULTILINE)
-    assert command not in jobs[1].err and "machine 0's launcher shows the command" in jobs[1].err, jobs[1].err
+    assert command not in jobs[1].err and "node 0's launcher shows the command" in jobs[1].err, jobs[1].err
     for job in jobs:
         assert "Error: " in job.err and "DET_CORE_SECRET" in job.err.partition("Error: ")[2], job.err
 
@@ -180,7 +180,7 @@ def test_nothing_outlives_kill_9_on_either(hosts: Hosts, tmp_path: Path, number:
         os.kill(jobs[number - 1].pid, signal.SIGKILL)
         assert jobs[2 - number].wait() == 1
         hosts.nothing_left()
-    assert f"machine {number - 1} (" in jobs[2 - number].err
+    assert f"node {number - 1} (" in jobs[2 - number].err
 
 
 @pytest.mark.parametrize(("name", "script"), [("torch_distributed", HOLDS), ("horovod", WAITS)], ids=["holds", "waits"])
@@ -201,4 +201,4 @@ def test_a_cut_cable_ends_all_on_both_sides_within_ten_seconds(
     finally:
         hosts.mend()
     for number, job in enumerate(jobs):
-        assert re.search(rf"\[launcher\] machine {1 - number} \(\S+\) was lost", job.err), job.err
+        assert re.search(rf"\[launcher\] node {1 - number} \(\S+\) was lost", job.err), job.err

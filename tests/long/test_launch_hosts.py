@@ -17,9 +17,9 @@ from support.processes import until
 __all__ = ["three_hosts"]
 short = short_form("test_three_machines")
 ALL = (0, 1, 2)
-NO_ANSWER = r"machine 0's launcher does not answer at \S+:29501: the job ends if that is so after 12 s"
-NOT_COME = r"not linked yet: machine 2 \(node3\); their launchers look for this one at node1:29501"
-LATE = r"machine 2 \(node3\) did not link within 12 s: the job ends here too"
+NO_ANSWER = r"node 0's launcher does not answer at \S+:29501; the job ends if that is so after 12 s"
+NOT_COME = r"not linked yet: node 2 \(node3\); they connect to node1:29501"
+LATE = r"node 2 \(node3\) did not link within 12 s: the job ends here too"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def test_script_missing_on_one_machine_ends_all(three_hosts: Hosts, tmp_path: Pa
     job = short.end_of_fault(three_hosts, tmp_path, machine, {"script": "nowhere.py", "of": of}, [])
     assert statuses(job) == [2, 2, 2]
     for number in ALL:
-        job.first(number, rf"machine {machine} \(node{machine + 1}\) could not start: the script nowhere.py does not")
+        job.first(number, rf"node {machine} \(node{machine + 1}\) could not start: the script nowhere.py does not")
 
 
 @pytest.mark.parametrize("of", ["torch", "horovod"])
@@ -51,7 +51,7 @@ def test_port_of_the_ranks_that_is_taken_ends_all(three_hosts: Hosts, tmp_path: 
         server.wait()
     assert statuses(job) == [1, 1, 1]
     for number in ALL:
-        job.first(number, r"machine 0 \(node1\) could not start: port 29500 is in use")
+        job.first(number, r"node 0 \(node1\) could not start: port 29500 is in use")
 
 
 @pytest.mark.parametrize("machine", ALL)
@@ -60,14 +60,14 @@ def test_framework_missing_on_one_machine_ends_all(three_hosts: Hosts, tmp_path:
     job = short.end_of_fault(three_hosts, tmp_path, machine, changes, [])
     assert statuses(job) == [1, 1, 1]
     for number in ALL:
-        job.first(number, rf"machine {machine} \(node{machine + 1}\) could not start: this launcher needs horovod")
+        job.first(number, rf"node {machine} \(node{machine + 1}\) could not start: this launcher needs horovod")
 
 
 def test_wrong_secret_is_named_on_both_sides(three_hosts: Hosts, tmp_path: Path) -> None:
     job = short.end_of_fault(three_hosts, tmp_path, 2, {"secret": "the secret of another job"}, [])
     assert statuses(job) == [1, 1, 1]
-    job.first(2, r"machine 0 \(node1\) has another DET_CORE_SECRET: set the same on each")
-    job.first(0, r"a launcher at \S*10.77.0.3 has another DET_CORE_SECRET: set the same on each")
+    job.first(2, r"node 0 \(node1\) has another DET_CORE_SECRET: set the same on each node")
+    job.first(0, r"a launcher at \S*10.77.0.3 has another DET_CORE_SECRET: set the same on each node")
     assert job.ended[2] < 10 < job.first(0, NOT_COME)
     others_end_at_the_deadline(job)
 
@@ -89,7 +89,7 @@ def test_hosts_in_another_order_on_one_machine_are_named(three_hosts: Hosts, tmp
     assert statuses(job) == [1, 1, 1]
     refused = min(job.ended, key=job.ended.__getitem__)  # the later of the two that take themselves for machine 1
     for number in (0, refused):
-        job.first(number, rf"machine 1 \(node{refused + 1}\) cannot join, as another launcher is machine 1: ")
+        job.first(number, rf"node 1 \(node{refused + 1}\) cannot join, as another launcher is node 1: ")
     assert job.ended[refused] < 10
     job.first(0, NOT_COME)
     others_end_at_the_deadline(job, refused)

@@ -24,7 +24,7 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def parser(grace: float | None = None) -> Parser:
+def parser(grace: float = 60.0) -> Parser:
     made = Parser(Framework("some", "", lambda *_: [], program="someprogram"), grace)
     made.add_argument("-np", dest="processes", type=number("a number", 1))
     return made
@@ -96,7 +96,7 @@ def test_a_number_of_all_processes_in_the_programs_own_spelling() -> None:
         (["--nproc", "2", "train.py"], "unknown option: --nproc"),
         (["--trial", "module:Class"], "--trial: trial classes run under torch_distributed, horovod, deepspeed, not"),
         (["--", "--trial", "module:Class"], "--trial: trial classes run under"),
-        (["-m", "--no-python", "train.py"], "-m runs a module"),
+        (["-m", "--no-python", "train.py"], "are exclusive: pass one of them"),
     ],
 )
 def test_mistakes_are_one_line_that_names_the_word(words: list[str], message: str) -> None:
@@ -206,13 +206,9 @@ def test_a_secret_is_made_for_one_machine_and_several_without_one_are_told(tmp_p
     assert made[0][1] == "a notice" and "DET_CHIEF_IP" not in made[0][0]
     found, notice = job_variables(two, words, none)
     assert "DET_CORE_SECRET" not in found and found["DET_CHIEF_IP"] == "10.0.0.1"
-    assert re.search(
-        r"there is no DET_CORE_SECRET: .* the same on each.*\n    export DET_CORE_SECRET=[0-9a-f]{64}$", notice
-    )
+    assert re.search(r"DET_CORE_SECRET is not set: .* on each node:\n    export DET_CORE_SECRET=[0-9a-f]{64}$", notice)
     _, others = job_variables(replace(two, node_rank=1), words, none)
-    assert re.fullmatch(r"there is no DET_CORE_SECRET: .* machine 0's launcher shows the command", others), (
-        "one command"
-    )
+    assert re.fullmatch(r"DET_CORE_SECRET is not set: .* node 0's launcher shows the command", others), "one command"
     for place in (one, two):
         assert job_variables(place, words, some)[0]["DET_CORE_SECRET"] == "the secret of a job"
     assert found["DET_CORE_COMMAND"] == "python -m det_core.launch.some train.py"

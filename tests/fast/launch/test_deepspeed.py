@@ -92,7 +92,7 @@ def test_the_hostfile_is_private_and_goes_with_the_job(tmp_path: Path) -> None:
     assert {(rank, mode) for rank, mode, *_ in found} == {("1", "0o40700"), ("2", "0o40700")}
     assert {hosts for *_, hosts in found} == {"['127.0.0.1', 'slots=1', '127.0.0.2', 'slots=2']"}
     assert str(tmp_path / "tmp") in found[0][2] and not list((tmp_path / "tmp").iterdir())
-    assert "there is no DET_CORE_SECRET" in job.err
+    assert "DET_CORE_SECRET is not set" in job.err
 
 
 @pytest.mark.usefixtures("installed")

@@ -89,7 +89,7 @@ def test_wait_for_the_rendezvous_says_so_and_ends_with_it(
     host, port = rendezvous.getsockname()
     waiting = threading.Thread(target=_await_host.wait, args=(host, port, 3600.0))
     waiting.start()
-    notice = f"waiting for the first machine's launcher at {host}:{port}: Connection refused\n"
+    notice = f"waiting for node 0's launcher at {host}:{port}: Connection refused\n"
     until(lambda: notice in capsys.readouterr().err)
     rendezvous.listen()
     waiting.join()
@@ -102,7 +102,7 @@ def test_rank_whose_rendezvous_never_answers_says_where(
     done = subprocess.run(awaiting(rendezvous, "true"), capture_output=True, text=True)
     where = f"127.0.0.1:{rendezvous.getsockname()[1]}"
     assert done.returncode == 1
-    assert done.stderr == f"the first machine's launcher did not answer at {where} within 0.5 s: Connection refused\n"
+    assert done.stderr == f"node 0's launcher did not answer at {where} within 0.5 s: Connection refused\n"
 
 
 @pytest.mark.parametrize(
@@ -120,11 +120,11 @@ def test_a_trial_gets_what_its_config_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizations: dict[str, object], options: list[str]
 ) -> None:
     monkeypatch.setenv("DET_CORE_INFO_DIR", str(tmp_path))
-    assert horovod._of_the_trial() == []
+    assert horovod._trial_options() == []
     config = {"optimizations": optimizations, "data": {"__det_dtrain_args": ["--x", 1]}}
     rendezvous = {"container_addrs": ["a", "b"], "container_rank": 0, "container_slot_counts": [2, 2]}
     files = {"cluster": CLUSTER, "trial": {**TRIAL, "config": config}, "rendezvous": rendezvous}
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     cache = ["--cache-capacity", "1024", "--no-hierarchical-allreduce", "--no-hierarchical-allgather"]
-    assert horovod._of_the_trial() == [*cache, *options, "--network-interface", "eth1", "--x", "1"]
+    assert horovod._trial_options() == [*cache, *options, "--network-interface", "eth1", "--x", "1"]

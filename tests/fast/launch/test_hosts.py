@@ -103,9 +103,9 @@ def test_index_of_this_host_matches_name_and_addresses() -> None:
     assert is_this_host("localhost") and is_this_host("127.0.0.1") and is_this_host(here)
     assert not is_this_host("203.0.113.1")  # an address for documents alone
     assert index_of_this_host([Host("203.0.113.1", 1), Host(here, 1)], "hosts") == 1
-    with pytest.raises(UsageError, match="no host of hosts match"):
+    with pytest.raises(UsageError, match="0 hosts of hosts match"):
         index_of_this_host([Host("203.0.113.1", 1)], "hosts")
-    with pytest.raises(UsageError, match=r"several hosts of hosts .* --node-rank"):
+    with pytest.raises(UsageError, match=r"2 hosts of hosts .* --node-rank"):
         index_of_this_host([Host("127.0.0.1", 1), Host("127.0.0.2", 1)], "hosts")
 
 
@@ -199,15 +199,15 @@ def test_find_layout_with_host_options_finds_this_node() -> None:
     assert slots(horovod_layout(*named, "1", "-np", "3")) == {"a": 2, "b": 1}
     assert slots(horovod_layout(*named, "0", "-np", "2")) == {"a": 2}
     for arguments, message in (
-        (["1", "-np", "2"], "leaves no process for this node, b"),
-        (["0", "-np", "5"], "5 processes are asked for, and --hosts a:2,b:2 has 4"),
+        (["1", "-np", "2"], "-np 2: leaves no process for this node, b"),
+        (["0", "-np", "5"], "-np 5: --hosts a:2,b:2 has 4 slots"),
     ):
         with pytest.raises(UsageError, match=message):
             horovod_layout(*named, *arguments)
     assert "pass one of them" in refusal("--hosts", "a", "--hostfile", "hosts")
     assert "has 2 hosts" in refusal("--hostfile", "hosts", "--nnodes", "3")
     assert "--node-rank 2" in refusal("--hostfile", "hosts", "--node-rank", "2")
-    assert "no host of --hosts" in refusal("--hosts", "203.0.113.1:1,203.0.113.2:1")
+    assert "0 hosts of --hosts" in refusal("--hosts", "203.0.113.1:1,203.0.113.2:1")
     assert "No such file" in refusal("--hostfile", "nowhere")
 
 

@@ -119,7 +119,7 @@ def test_a_machine_that_is_lost_ends_all(machines: Machines, tmp_path: Path, nod
     os.kill(lost.pid if victim == "launcher" else lost.supervisor(), signal.SIGKILL)
     assert [status for at, status in enumerate(machines.ends()) if at != node] == [1, 1]
     for job in machines.jobs[:node] + machines.jobs[node + 1 :]:
-        assert re.search(rf"machine {node} \(.*\) was lost: its launcher has died or does not answer", job.err), job.err
+        assert re.search(rf"node {node} \(.*\) was lost: its launcher has died or does not answer", job.err), job.err
 
 
 def test_a_machine_that_does_not_answer_is_lost(machines: Machines, tmp_path: Path) -> None:
@@ -131,7 +131,7 @@ def test_a_machine_that_does_not_answer_is_lost(machines: Machines, tmp_path: Pa
         assert [job.wait() for job in machines.jobs[:2]] == [1, 1]
     finally:
         os.kill(supervisor, signal.SIGCONT)
-    assert all("machine 2 (" in job.err for job in machines.jobs[:2])
+    assert all("node 2 (" in job.err for job in machines.jobs[:2])
     assert machines.ends() == [1, 1, 1]
 
 
@@ -150,7 +150,7 @@ def test_a_signal_that_one_machine_alone_gets_ends_all(machines: Machines, tmp_p
     machines.wait_until_linked()
     os.kill(machines.jobs[1].pid, signal.SIGTERM)
     assert machines.ends() == [143, 143, 143]
-    assert "ranks 2, 3 ended by SIGTERM, which nothing handled" in machines.jobs[1].err
+    assert "ranks 2, 3 ended by SIGTERM, which has no handler" in machines.jobs[1].err
     assert re.search(r"rank [23] \(.*\) failed first, killed by SIGTERM\n", machines.jobs[0].err)
 
 
@@ -172,7 +172,7 @@ def test_all_that_end_well_end_with_0(machines: Machines, tmp_path: Path) -> Non
     machines.wait_until_linked()
     (tmp_path / "go").touch()
     assert machines.ends() == [0, 0, 0]
-    assert [job.err for job in machines.jobs] == ["[launcher] linked with 2 other machines\n", "", ""]
+    assert [job.err for job in machines.jobs] == ["[launcher] linked with 2 other nodes\n", "", ""]
 
 
 def test_the_rank_that_died_is_named_where_its_peers_end_before_it(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_machines_of_unequal_size_are_told_so(tmp_path: Path) -> None:
             machines.start(write(tmp_path, "fails.py", FAILS), "none", ranks=ranks)
         assert machines.ends() == [1, 1]
     for job in machines.jobs:
-        assert re.search(r"machine 1 .*takes the job to have 4 ranks, and this one 2: say --nproc-per-node", job.err)
+        assert re.search(r"node 1 .*expects 4 ranks, this one 2: pass --nproc-per-node", job.err)
 
 
 def test_without_a_secret_they_run_unlinked_with_one_warning_and_one_command(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_without_a_secret_they_run_unlinked_with_one_warning_and_one_command(tmp
             machines.start(write(tmp_path, "ends.py", ENDS), secret="").wait_for("ready", times=2)
         (tmp_path / "go").touch()
         assert machines.ends() == [0, 0]
-    warning = r"\[launcher\] there is no DET_CORE_SECRET: .*the same on each.*\n"
+    warning = r"\[launcher\] DET_CORE_SECRET is not set: .* on each node.*\n"
     command = r"\[launcher\]     export DET_CORE_SECRET=[0-9a-f]{64}\n"
     assert re.fullmatch(warning + command, machines.jobs[0].err), machines.jobs[0].err
     assert re.fullmatch(warning, machines.jobs[1].err), machines.jobs[1].err
@@ -219,8 +219,10 @@ def test_another_secret_is_heard_of_on_both_sides_and_a_second_try_joins(tmp_pat
         refused = machines.start(script, secret="the secret of another job")
         assert refused.wait() == 1
         refused.nothing_left()
-        assert re.search(r"machine 0 \(127.0.0.1\) has another DET_CORE_SECRET: set the same on each", refused.err)
-        first.wait_for(r"\[launcher\] a launcher at \S*127.0.0.1 has another DET_CORE_SECRET: set the same on each")
+        assert re.search(r"node 0 \(127.0.0.1\) has another DET_CORE_SECRET: set the same on each node", refused.err)
+        first.wait_for(
+            r"\[launcher\] a launcher at \S*127.0.0.1 has another DET_CORE_SECRET: set the same on each node"
+        )
         machines.jobs.remove(refused)
         machines.start(script)
         (tmp_path / "go").touch()
@@ -238,7 +240,7 @@ def test_a_launcher_port_that_is_taken_ends_the_job(tmp_path: Path) -> None:
             TORCH, *place, "--launcher-port", port, "ends.py", folder=tmp_path, DET_CORE_SECRET=SECRET
         ) as job:
             assert job.wait() == 1, "others could not join it, and would end at the deadline"
-            job.wait_for(rf"cannot link.* port {port} cannot be used \(.*\); --launcher-port PORT takes another one")
+            job.wait_for(rf"cannot link.* port {port} cannot be used \(.*\); pass another --launcher-port")
 
 
 @pytest.mark.parametrize("node", [0, 2])
@@ -248,7 +250,7 @@ def test_a_launcher_that_cannot_start_ends_all(machines: Machines, tmp_path: Pat
         machines.start("nowhere.py" if number == node else script, "none")
     assert machines.ends() == [2, 2, 2], [job.err for job in machines.jobs]
     for number, job in enumerate(machines.jobs):
-        assert re.search(rf"machine {node} \(.*\) could not start: the script nowhere.py does not exist", job.err)
+        assert re.search(rf"node {node} \(.*\) could not start: the script nowhere.py does not exist", job.err)
         assert ("the job ends here too" in job.err) == (number != node)
 
 
@@ -261,7 +263,7 @@ def test_a_port_of_the_ranks_that_is_taken_ends_all(tmp_path: Path) -> None:
         for _ in range(2):
             machines.start(write(tmp_path, "fails.py", FAILS), "none")
         assert machines.ends() == [1, 1]
-    assert re.search(r"machine 0 \(.*\) could not start: port \d+ is in use", machines.jobs[1].err)
+    assert re.search(r"node 0 \(.*\) could not start: port \d+ is in use", machines.jobs[1].err)
 
 
 def test_a_rank_that_fails_before_others_have_linked_ends_them(tmp_path: Path) -> None:
@@ -270,7 +272,7 @@ def test_a_rank_that_fails_before_others_have_linked_ends_them(tmp_path: Path) -
         (tmp_path / "go").touch()
         script = write(tmp_path, "fails.py", FAILS)
         first = machines.start(script, "0")
-        first.wait_for("the other rank has 20 s to end")
+        first.wait_for("20 s for 1 other rank to end")
         until(lambda: len(first.processes()) == 2)  # launcher and supervisor
         machines.start(script, "0")
         assert machines.ends() == [7, 7], [job.err for job in machines.jobs]
@@ -286,13 +288,11 @@ def test_a_machine_that_does_not_link_is_named_and_ends_the_job_at_the_deadline(
         assert job.wait() == 1
         job.nothing_left()
     if node:
-        assert (
-            f"machine 0's launcher does not answer at 127.0.0.1:{port}: the job ends if that is so after 1" in job.err
-        )
-        assert f"machine 0 (127.0.0.1) did not answer at 127.0.0.1:{port} within 1 s: the job ends here too" in job.err
+        assert f"node 0's launcher does not answer at 127.0.0.1:{port}; the job ends if that is so after 1" in job.err
+        assert f"node 0 (127.0.0.1) did not answer at 127.0.0.1:{port} within 1 s: the job ends here too" in job.err
     else:
-        assert f"not linked yet: machine 1; their launchers look for this one at 127.0.0.1:{port}, and" in job.err
-        assert re.search(r"machine 1 \(.*\) did not link within 1 s: the job ends here too", job.err)
+        assert f"not linked yet: node 1; they connect to 127.0.0.1:{port}; the job ends" in job.err
+        assert re.search(r"node 1 \(.*\) did not link within 1 s: the job ends here too", job.err)
 
 
 def test_a_signal_to_the_first_machine_alone_is_told_without_internals(machines: Machines, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_signal_to_the_first_machine_alone_is_told_without_internals(machines:
     os.kill(machines.jobs[0].pid, signal.SIGTERM)
     assert machines.ends() == [143, 143, 143], [job.err for job in machines.jobs]
     for job in machines.jobs:
-        assert not re.search("asyncio|Task|Cancelled|the link to other machines", job.err), job.err
+        assert not re.search("asyncio|Task|Cancelled|link to other nodes", job.err), job.err
         assert "failed killed" not in job.err
     assert re.search(r"rank [01] \(.*\) was killed by SIGTERM: the job ends here too", machines.jobs[1].err)
 
@@ -341,7 +341,7 @@ async def introduced(port: int, version: str = det_core.__version__) -> AsyncIte
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     peer = _Peer(reader, writer)
     await peer.authenticate(SECRET.encode())
-    peer.say("hello", node=1, host="h", size=2, version=version)
+    peer.send("hello", node=1, host="h", size=2, version=version)
     yield peer
     peer.close()
     await writer.wait_closed()
@@ -359,7 +359,7 @@ def test_strangers_disturb_nothing() -> None:
 
         async def comes() -> None:
             async with introduced(port) as peer:
-                peer.say("failed", **RankOutcome(5, 77, 3, host="h", node=1).to_message())
+                peer.send("failed", **RankOutcome(5, 77, 3, host="h", node=1).to_message())
                 assert (await peer.read())["kind"] == "beat"
 
         asyncio.run(comes())
@@ -367,8 +367,8 @@ def test_strangers_disturb_nothing() -> None:
         while len(entries) < 3:
             entries += heard(link)
         notice, linked, news = entries[:3]  # another may say that the machine was lost: it left without a word
-        assert notice == "a launcher at 127.0.0.1 has another DET_CORE_SECRET: set the same on each machine"
-        assert linked == "linked with 1 other machine"
+        assert notice == "a launcher at 127.0.0.1 has another DET_CORE_SECRET: set the same on each node"
+        assert linked == "linked with 1 other node"
         assert isinstance(news, RankOutcome) and (news.rank, news.status, news.node) == (5, 3, 1)
 
 
@@ -380,7 +380,7 @@ def test_a_machine_that_is_there_already_is_told_so() -> None:
                 told = await second.read()
                 assert told["kind"] == "failed" and "give each its own --node-rank" in told["words"]
                 assert (await second.read())["kind"] == "bye"
-            first.say("bye")
+            first.send("bye")
 
     with listening() as (link, port):
         asyncio.run(comes(port))
@@ -388,15 +388,15 @@ def test_a_machine_that_is_there_already_is_told_so() -> None:
         entries: list[RankOutcome | str] = []
         while len(entries) < 2:
             entries += heard(link)
-        assert re.match(r"machine 1 \(h\) cannot join, as another launcher is machine 1: ", str(entries[1]))
+        assert re.match(r"node 1 \(h\) cannot join, as another launcher is node 1: ", str(entries[1]))
 
 
 def test_a_message_that_was_changed_on_its_way_ends_the_link() -> None:
     async def comes(port: int) -> None:
         async with introduced(port) as peer:
             await peer.read()
-            peer._said += 1  # as if one were left out
-            peer.say("bye")
+            peer._sent += 1  # as if one were left out
+            peer.send("bye")
             with pytest.raises(EOFError):
                 while True:
                     await peer.read()
@@ -407,7 +407,7 @@ def test_a_message_that_was_changed_on_its_way_ends_the_link() -> None:
         while len(entries) < 2:
             entries += heard(link)
         news = entries[1]  # the first says that it has linked
-        assert isinstance(news, RankOutcome) and news.name == "machine 1 (h)" and "was lost" in news.ending
+        assert isinstance(news, RankOutcome) and news.name == "node 1 (h)" and "was lost" in news.ending
 
 
 def test_one_that_cannot_know_the_secret_learns_nothing() -> None:
@@ -424,8 +424,8 @@ def test_another_version_is_named_on_both_sides() -> None:
         async with introduced(port, version="0.0.1") as peer:
             while (told := await peer.read())["kind"] != "failed":
                 pass
-            assert "has det_core 0.0.1, and machine 0 " in told["words"]
-            peer.say("bye")
+            assert "has det_core 0.0.1, and node 0 " in told["words"]
+            peer.send("bye")
 
     with listening() as (link, port):
         asyncio.run(comes(port))

@@ -40,7 +40,7 @@ def test_the_first_failure_comes_first_with_its_last_lines() -> None:
 def test_what_ended_by_the_signal_it_was_sent_is_no_failure_to_show() -> None:
     ranks = [rank(0, -15, tail=b"x\n"), rank(1, -15), rank(2, 0)]
     ((text, lines),) = summary(ranks, 20, stop=signal.SIGTERM)
-    assert text.startswith("ranks 0, 1 ended by SIGTERM, which nothing handled: should_preempt() does")
+    assert text.startswith("ranks 0, 1 ended by SIGTERM, which has no handler before the first should_preempt()")
     assert lines == b""
     assert summary([rank(0, -3)], 20, stop=signal.SIGQUIT) == [("rank 0 ended by SIGQUIT", b"")]
 
@@ -65,7 +65,7 @@ def test_a_rank_that_ended_for_the_loss_of_one_of_a_lost_machine_does_not_come_b
     lost = rank(None, 1, 2.0, node=1, description="was lost: its launcher has died or does not answer")
     ranks = [rank(0, 3, 1.0, peer=2), lost]
     assert failures(ranks)[0] is lost
-    assert summary(ranks, 20)[0][0] == "machine 1 (h) was lost: its launcher has died or does not answer"
+    assert summary(ranks, 20)[0][0] == "node 1 (h) was lost: its launcher has died or does not answer"
     assert failures([rank(0, 3, 1.0), lost])[0].rank == 0
 
 

@@ -183,7 +183,7 @@ def test_notices_stand_between_lines_and_wait_for_nobody(capfd: pytest.CaptureFi
     output = Output()
     end = output.pipe(7, 2)
     os.write(end, b"begun")
-    output.say("one\ntwo")
+    output.print_notice("one\ntwo")
     output.start()
     os.write(end, b" and ended\n")
     os.close(end)

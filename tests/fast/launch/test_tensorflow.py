@@ -71,7 +71,7 @@ def test_two_machines_know_each_other(tmp_path: Path) -> None:
             "task": {"type": "worker", "index": node},
         }
         said = [line for line in job.err.splitlines() if line.startswith("[launcher]")]
-        assert said == ([] if node else ["[launcher] linked with 1 other machine"])
+        assert said == ([] if node else ["[launcher] linked with 1 other node"])
 
 
 def test_one_machine_has_no_cluster(tmp_path: Path) -> None:
@@ -90,7 +90,7 @@ def test_a_signal_reaches_the_script_once_and_nothing_is_left(tmp_path: Path) ->
         assert job.wait() == 0, job.err
         job.nothing_left()
     assert "[rank=0] got 1\n" in job.out
-    assert job.err == "[launcher] SIGTERM: passed on to 1 rank, which has 60 s to save and exit\n"
+    assert job.err == "[launcher] SIGTERM forwarded to 1 rank; grace period 60 s\n"
 
 
 @pytest.fixture
