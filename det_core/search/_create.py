@@ -1,4 +1,4 @@
-"""From the configuration's section ``searcher`` to a search."""
+"""Creation of a search from the configuration's section ``searcher``."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ _METHODS: dict[str, Callable[[Mapping[str, Any], Mapping[str, Any], int], Search
 def create_search(
     searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int, *, folder: str | None = None
 ) -> Search:
-    """The search that a configuration asks for, before its first event.
+    """Return the search of a configuration, before its first event.
 
     Args:
-        searcher: the configuration's section ``searcher``; what is left out has the wire contract's default.
-        hyperparameters: its section ``hyperparameters``.
-        seed: its ``reproducibility.experiment_seed``.
-        folder: where the module of a custom method is looked for first: the experiment's own files. It is loaded anew
-            each time, and may import modules beside it.
+        searcher: Section ``searcher`` of the configuration; missing keys have the wire contract's defaults.
+        hyperparameters: Section ``hyperparameters``.
+        seed: ``reproducibility.experiment_seed``.
+        folder: Directory searched first for the module of a custom method: the experiment's own files. The module is
+            loaded anew each time, and may import modules beside it.
 
     Raises:
-        SearchError: there is no such method, or the class of a custom one cannot be used.
-        ValueError: a value cannot be used; the message names it.
-        MissingExtra: the method needs a package that is not installed.
+        SearchError: If the method is unknown, or the class of a custom one cannot be used.
+        ValueError: If a value cannot be used; the message names it.
+        MissingExtra: If the method needs a package that is not installed.
     """
     name = searcher.get("name")
     if name == "custom":
         return custom_search(searcher, hyperparameters, seed, folder)
     if name not in _METHODS:
-        raise SearchError(f"searcher.name is {name!r}; there are {', '.join(sorted([*_METHODS, 'custom']))}")
+        names = ", ".join(sorted([*_METHODS, "custom"]))
+        raise SearchError(f"searcher.name={name!r}: expected one of {names}")
     return _METHODS[name](searcher, hyperparameters, seed)

@@ -1,4 +1,4 @@
-"""What a search is told (events) and what it decides (actions), as values that the record keeps as JSON."""
+"""Events that a search receives and actions that it decides, as values that its record keeps as JSON."""
 
 from __future__ import annotations
 
@@ -11,33 +11,36 @@ from det_core._json import encode_nonfinite
 
 JSON = dict[str, Any]
 ExitReason = Literal["completed", "errored", "invalid_hp", "canceled"]
-"""Why a trial is over: it exited by itself or as it was told, failed for good, could not be trained with these
-hyperparameters, or was ended by a person."""
+"""Reason of a trial's end.
+
+``completed``: it exited by itself or at a decision of the search; ``errored``: it failed more often than it may;
+``invalid_hp``: its hyperparameters cannot be trained; ``canceled``: a person ended it.
+"""
 
 
 class Recordable:
-    """An event or an action: equal to another one if it says the same."""
+    """An event or an action: equal to another one of the same kind with equal fields."""
 
     __slots__ = ()
     kind: ClassVar[str]
-    """What it is called in the record."""
+    """Name of the class in the record."""
 
     def to_dict(self) -> JSON:
-        """The fact for JSON; a float that is not finite as the text NaN, Infinity or -Infinity."""
+        """Return the fields for JSON; a number that is not finite is the string NaN, Infinity or -Infinity."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
-        return {"kind": self.kind, **{name: _plain(value) for name, value in values.items()}}
+        return {"kind": self.kind, **{name: _to_plain(value) for name, value in values.items()}}
 
 
 @dataclass(frozen=True, slots=True)
 class Started(Recordable):
-    """The experiment begins. Always the first event."""
+    """Start of the experiment; always the first event."""
 
     kind: ClassVar[str] = "started"
 
 
 @dataclass(frozen=True, slots=True)
 class TrialCreated(Recordable):
-    """A trial that the search asked for exists. Only custom methods use it."""
+    """Creation of a trial that the search requested; only custom methods receive it."""
 
     kind: ClassVar[str] = "trial_created"
     request_id: str
@@ -45,7 +48,7 @@ class TrialCreated(Recordable):
 
 @dataclass(frozen=True, slots=True)
 class Completed(Recordable):
-    """A trial has done its operation of that length; the metric is as reported (NaN counts as the worst)."""
+    """Completion of a trial's operation of that length; the metric is as reported (NaN counts as the worst)."""
 
     kind: ClassVar[str] = "completed"
     request_id: str
@@ -55,7 +58,7 @@ class Completed(Recordable):
 
 @dataclass(frozen=True, slots=True)
 class Validated(Recordable):
-    """A trial has reported a validation, at the value ``step`` of the search's ``time_metric``, truncated."""
+    """Validation of a trial, at the value ``step`` of the search's ``time_metric``, truncated."""
 
     kind: ClassVar[str] = "validated"
     request_id: str
@@ -65,7 +68,7 @@ class Validated(Recordable):
 
 @dataclass(frozen=True, slots=True)
 class Progress(Recordable):
-    """How many units a trial has trained in all."""
+    """Units that a trial has trained in all."""
 
     kind: ClassVar[str] = "progress"
     request_id: str
@@ -74,7 +77,7 @@ class Progress(Recordable):
 
 @dataclass(frozen=True, slots=True)
 class Exited(Recordable):
-    """A trial is over for good: it will not be allocated again."""
+    """End of a trial for good: it will not be allocated again."""
 
     kind: ClassVar[str] = "exited"
     request_id: str
@@ -91,7 +94,7 @@ class Posted(Recordable):
 
 @dataclass(frozen=True, slots=True)
 class Create(Recordable):
-    """Start a new trial. ``request_id`` is the search's name of it, a UUID; its seed is from 0 to 2**31 - 1."""
+    """Request for a new trial: ``request_id`` is its ID in the search, a UUID; its seed is from 0 to 2**31 - 1."""
 
     kind: ClassVar[str] = "create"
     request_id: str
@@ -101,7 +104,7 @@ class Create(Recordable):
 
 @dataclass(frozen=True, slots=True)
 class TrainTo(Recordable):
-    """The trial's next operation: train until it has trained ``length`` units in all, and validate."""
+    """Next operation of a trial: train until it has trained ``length`` units in all, and validate."""
 
     kind: ClassVar[str] = "train_to"
     request_id: str
@@ -110,7 +113,7 @@ class TrainTo(Recordable):
 
 @dataclass(frozen=True, slots=True)
 class Close(Recordable):
-    """No more operations will come: the trial ends when it has done the one it has, if any."""
+    """Last action for a trial: it ends when its present operation, if any, is completed."""
 
     kind: ClassVar[str] = "close"
     request_id: str
@@ -118,7 +121,7 @@ class Close(Recordable):
 
 @dataclass(frozen=True, slots=True)
 class Stop(Recordable):
-    """End the trial now, by preemption, although its operation is not done. Nothing comes after it."""
+    """End of a trial now, by preemption, although its operation is not completed; its last action."""
 
     kind: ClassVar[str] = "stop"
     request_id: str
@@ -126,7 +129,7 @@ class Stop(Recordable):
 
 @dataclass(frozen=True, slots=True)
 class SetProgress(Recordable):
-    """How much of the search is done, 0 to 1: only a custom method says so."""
+    """Fraction of the search that is done, 0 to 1; only custom methods decide it."""
 
     kind: ClassVar[str] = "set_progress"
     progress: float
@@ -134,7 +137,7 @@ class SetProgress(Recordable):
 
 @dataclass(frozen=True, slots=True)
 class Shutdown(Recordable):
-    """The search is over. ``failure``: every trial failed; ``cancel``: every trial was canceled."""
+    """End of the search. ``failure``: every trial failed; ``cancel``: every trial was canceled."""
 
     kind: ClassVar[str] = "shutdown"
     failure: bool = False
@@ -142,45 +145,48 @@ class Shutdown(Recordable):
 
 
 Event = Started | TrialCreated | Completed | Validated | Progress | Exited | Posted
-"""What a search can be told."""
+"""Any event of a search."""
 Action = Create | TrainTo | Close | Stop | SetProgress | Shutdown
-"""What a search can decide."""
+"""Any action of a search."""
 _EVENTS: dict[str, type[Recordable]] = {cls.kind: cls for cls in get_args(Event)}
 _ACTIONS: dict[str, type[Recordable]] = {cls.kind: cls for cls in get_args(Action)}
 
 
 def event_from_dict(data: Mapping[str, Any]) -> Event:
-    """The event of which ``data`` is the ``to_dict()``.
+    """Return the event whose ``to_dict()`` is ``data``.
 
     Raises:
-        ValueError: there is no such event.
+        ValueError: If the kind or the fields are not those of an event.
     """
-    return cast(Event, _fact(_EVENTS, data, "a search's event"))
+    return cast(Event, _from_dict(_EVENTS, data, "search event"))
 
 
 def action_from_dict(data: Mapping[str, Any]) -> Action:
-    """The action of which ``data`` is the ``to_dict()``.
+    """Return the action whose ``to_dict()`` is ``data``.
 
     Raises:
-        ValueError: there is no such action.
+        ValueError: If the kind or the fields are not those of an action.
     """
-    return cast(Action, _fact(_ACTIONS, data, "a search's action"))
+    return cast(Action, _from_dict(_ACTIONS, data, "search action"))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return encode_nonfinite(value)
-    return [action.to_dict() for action in value] if isinstance(value, tuple) else value
+    if isinstance(value, tuple):
+        return [action.to_dict() for action in value]
+    return value
 
 
-def _fact(kinds: Mapping[str, type[Recordable]], data: Mapping[str, Any], what: str) -> Recordable:
+def _from_dict(kinds: Mapping[str, type[Recordable]], data: Mapping[str, Any], what: str) -> Recordable:
     cls = kinds.get(str(data.get("kind")))
     if cls is None:
-        raise ValueError(f"{what} has kind {data.get('kind')!r}; there are {', '.join(sorted(kinds))}")
+        raise ValueError(f"invalid {what} kind {data.get('kind')!r}: expected one of {', '.join(sorted(kinds))}")
     values = {name: value for name, value in data.items() if name != "kind"}
-    wanted = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    if values.keys() != wanted:
-        raise ValueError(f"{what} {cls.kind!r} has the fields {sorted(values)}, and must have {sorted(wanted)}")
+    names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
+    if values.keys() != names:
+        raise ValueError(f"{what} {cls.kind!r} has the fields {sorted(values)}: expected {sorted(names)}")
+    # A metric that is not finite is a string in the record; float() reads it back.
     for name in values.keys() & {"metric", "progress"}:
         values[name] = float(values[name])
     if cls is Posted:

@@ -1,4 +1,4 @@
-"""What a search will do, before it does it."""
+"""Preview of a search: its trials, rungs and training, computed before it runs."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from det_core.search._create import create_search
 from det_core.search._events import JSON
 from det_core.search._halving import HalvingSearch, is_time_based
 from det_core.search._plain import RandomSearch, SingleSearch, units_of
+from det_core.search._search import Search
 from det_core.search._simulate import Simulation, simulate
 from det_core.search._space import Space
 
 SIMULATED_RUNS = 20
 MAX_SIMULATED_TRIALS = 20_000
-"""Trials to simulate, over all runs."""
+"""Trials simulated over all runs."""
 
 
 def preview(
@@ -26,54 +27,72 @@ def preview(
     """Describe a search: its brackets, their rungs, and how much will be trained.
 
     Searches by halving, and custom ones, are run in the simulator with trials that are better and worse by chance and
-    stay so; those by halving several times, as who meets whom on a rung is chance too.
+    stay so; those by halving several times, because it is chance, too, which trials meet on a rung.
 
     Args:
-        searcher, hyperparameters, seed, folder: as :func:`create_search` gets them.
+        searcher, hyperparameters, seed, folder: As for :func:`create_search`.
 
     Returns:
         ``{"method", "trials", "units", "units_range", "units_if_all_trained_fully", "brackets", "warnings"}``: how many
         trials there are; the mean, and ``[least, most]``, of the units trained in all (None: the configuration does
         not say how long a trial trains); each bracket as :meth:`Search.rungs` has it, where each rung has the mean
         number of trials that reach it as ``"trials"``, and ``[least, most]`` as ``"trials_range"``, instead of its
-        entries; and what is probably not as it was meant.
+        entries; and settings that are probably mistakes.
 
     Raises:
-        SearchError: a custom method failed.
-        ValueError: the configuration cannot be used, or a program elsewhere steers the search.
+        SearchError: If a custom method failed.
+        ValueError: If the configuration cannot be used, or a program elsewhere steers the search.
     """
     name = searcher["name"]
     if name == "custom" and searcher.get("class") is None:
-        raise ValueError("this search is steered by a program outside, which is not run here: nothing to preview")
+        raise ValueError("nothing to preview: this search is steered by a program outside, which is not run here")
     # What a sampler proposes changes no number here, so Optuna need not be installed.
-    plain = {**searcher, "name": "random"} if name == "optuna" else searcher
-    search = create_search(plain, hyperparameters, seed, folder=folder)
+    if name == "optuna":
+        searcher = {**searcher, "name": "random"}
+    search = create_search(searcher, hyperparameters, seed, folder=folder)
+    units: list[int] = []
+    full: float | None = None
+    brackets: list[JSON] = []
     if isinstance(search, RandomSearch):
-        trials, length = search.max_trials, search.length
-        units = [] if length is None else [trials * length]
-        full: float | None = units[0] if units else None
-        brackets: list[JSON] = []
+        trials = search.max_trials
+        if search.length is not None:
+            units = [trials * search.length]
+            full = units[0]
     else:
-        halving = isinstance(search, HalvingSearch)
-        runs = max(1, min(SIMULATED_RUNS, MAX_SIMULATED_TRIALS // int(searcher["max_trials"]))) if halving else 1
-        done = [_run(searcher, hyperparameters, (seed + i) % 2**32, folder) for i in range(runs)]
-        trials, units = len(done[0].trials), [run.units for run in done]
-        full = trials * units_of(searcher["max_time" if is_time_based(searcher) else "max_length"]) if halving else None
-        brackets = [_bracket(list(seen)) for seen in zip(*(run.search.rungs() for run in done), strict=True)]
-    warnings = [text for bracket in brackets for text in _on_rungs(bracket)]
+        runs = _simulate_runs(search, searcher, hyperparameters, seed, folder)
+        trials = len(runs[0].trials)
+        units = [run.units for run in runs]
+        brackets = [_bracket(list(seen)) for seen in zip(*(run.search.rungs() for run in runs), strict=True)]
+        if isinstance(search, HalvingSearch):
+            full = trials * units_of(searcher["max_time" if is_time_based(searcher) else "max_length"])
+    warnings = [text for bracket in brackets for text in _rung_warnings(bracket)]
     if isinstance(search, SingleSearch) and any(p.kind != "const" for p in Space(hyperparameters).parameters):
         warnings.append("the hyperparameters vary, and `single` has one trial: it gets values drawn at random")
     if brackets:
-        warnings += _on_all(searcher, brackets)
+        warnings += _search_warnings(searcher, brackets)
+    mean = None
+    span = None
+    if units:
+        mean = fmean(units)
+        span = [min(units), max(units)]
     return {
         "method": name,
         "trials": trials,
-        "units": fmean(units) if units else None,
-        "units_range": [min(units), max(units)] if units else None,
+        "units": mean,
+        "units_range": span,
         "units_if_all_trained_fully": full,
         "brackets": brackets,
         "warnings": warnings,
     }
+
+
+def _simulate_runs(
+    search: Search, searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int, folder: str | None
+) -> list[Simulation]:
+    count = 1
+    if isinstance(search, HalvingSearch):
+        count = max(1, min(SIMULATED_RUNS, MAX_SIMULATED_TRIALS // int(searcher["max_trials"])))
+    return [_run(searcher, hyperparameters, (seed + i) % 2**32, folder) for i in range(count)]
 
 
 def _run(searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: int, folder: str | None) -> Simulation:
@@ -84,7 +103,7 @@ def _run(searcher: Mapping[str, Any], hyperparameters: Mapping[str, Any], seed: 
 
 
 def _bracket(seen: list[JSON]) -> JSON:
-    """One bracket, from what became of it in each run."""
+    """Summarize one bracket of all runs."""
     rungs = []
     for same in zip(*(bracket["rungs"] for bracket in seen), strict=True):
         counts = [len(rung["entries"]) for rung in same]
@@ -93,8 +112,9 @@ def _bracket(seen: list[JSON]) -> JSON:
     return {**seen[0], "rungs": rungs}
 
 
-def _on_rungs(bracket: JSON) -> list[str]:
-    rungs, where = bracket["rungs"], f"bracket {bracket['bracket']}"
+def _rung_warnings(bracket: JSON) -> list[str]:
+    rungs = bracket["rungs"]
+    where = f"bracket {bracket['bracket']}"
     same = [
         f"{where}: rungs {below['rung']} and {rung['rung']} have the same length, {rung['length']}: take fewer rungs, "
         "or a smaller unit for the length"
@@ -103,7 +123,7 @@ def _on_rungs(bracket: JSON) -> list[str]:
     ]
     empty = [
         f"{where}: rung {rung['rung']} (length {rung['length']}) is reached by "
-        f"{'no trial' if not rung['trials'] else 'less than one trial on average'}: max_trials is "
+        f"{'less than one trial on average' if rung['trials'] else 'no trial'}: max_trials is "
         f"{bracket['max_trials']} there, too few for {len(rungs)} rungs; take more, or fewer rungs"
         for rung in rungs
         if rung["trials"] < 1
@@ -111,18 +131,18 @@ def _on_rungs(bracket: JSON) -> list[str]:
     return same + empty
 
 
-def _on_all(searcher: Mapping[str, Any], brackets: list[JSON]) -> list[str]:
-    found = []
-    asked = searcher.get("max_concurrent_trials") or 0
-    if 0 < asked < len(brackets):
-        found.append(
-            f"max_concurrent_trials is {asked}, and there are {len(brackets)} brackets: one trial runs in each"
+def _search_warnings(searcher: Mapping[str, Any], brackets: list[JSON]) -> list[str]:
+    warnings = []
+    concurrent = searcher.get("max_concurrent_trials") or 0
+    if 0 < concurrent < len(brackets):
+        warnings.append(
+            f"max_concurrent_trials is {concurrent}, and there are {len(brackets)} brackets: one trial runs in each"
         )
     if is_time_based(searcher):
         metric = searcher["time_metric"]
-        found.append(
+        warnings.append(
             f"lengths and units are values of the validation metric {metric!r}, whatever it counts. A trial is judged "
             f"only when it reports a validation with {metric!r}, and until then trains on past its rung: these units "
             "are the least that will be trained"
         )
-    return found
+    return warnings

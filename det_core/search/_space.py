@@ -1,4 +1,4 @@
-"""The hyperparameters of a configuration: drawn at random, or as the points of a grid (wire contract 11.2)."""
+"""Hyperparameters of a configuration, drawn at random or as the points of a grid (wire contract 11.2)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,13 @@ _REQUIRED_KEYS = {
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One hyperparameter: its name within the objects it is nested in, its type, and all that is said of it."""
+    """One hyperparameter.
+
+    Attributes:
+        path: Its name, behind those of the objects it is nested in.
+        kind: Its ``type``.
+        spec: Its object in the configuration.
+    """
 
     path: tuple[str, ...]
     kind: str
@@ -34,7 +40,7 @@ class Parameter:
         return ".".join(self.path)
 
     def draw(self, rng: random.Random) -> Any:
-        """A value at random, each as likely; of a logarithmic one, each exponent."""
+        """Return a random value, each as likely; of a logarithmic parameter, each exponent as likely."""
         spec = self.spec
         match self.kind:
             case "const":
@@ -49,31 +55,51 @@ class Parameter:
                 return math.pow(spec["base"], rng.uniform(spec["minval"], spec["maxval"]))
 
     def axis(self) -> list[Any]:
-        """Its values on a grid."""
+        """Return the values on a grid.
+
+        Raises:
+            ValueError: If ``count`` is missing or below 1.
+        """
         spec = self.spec
-        if self.kind in ("const", "categorical"):
-            return [spec["val"]] if self.kind == "const" else list(spec["vals"])
+        if self.kind == "const":
+            return [spec["val"]]
+        if self.kind == "categorical":
+            return list(spec["vals"])
         if spec.get("count") is None:
             raise ValueError(f"hyperparameters.{self.name}: a grid needs `count` for the type {self.kind}")
-        low, high, count = spec["minval"], spec["maxval"], int(spec["count"])
+        count = int(spec["count"])
         if count < 1:
             raise ValueError(f"hyperparameters.{self.name}: count must be at least 1, and is {count}")
+        low = spec["minval"]
+        high = spec["maxval"]
         if self.kind == "int":
             count = min(count, high - low + 1)
-        points = [low + i * (high - low) / (count - 1) for i in range(count)] if count > 1 else [low + (high - low) / 2]
-        if self.kind == "int":  # half away from zero
-            return [math.floor(point + 0.5) if point >= 0 else math.ceil(point - 0.5) for point in points]
-        return points if self.kind == "double" else [math.pow(spec["base"], point) for point in points]
+        if count == 1:
+            points = [low + (high - low) / 2]
+        else:
+            points = [low + i * (high - low) / (count - 1) for i in range(count)]
+        if self.kind == "int":
+            return list(map(_round_away_from_zero, points))
+        if self.kind == "log":
+            return [math.pow(spec["base"], point) for point in points]
+        return points
+
+
+def _round_away_from_zero(number: float) -> int:
+    # As the wire contract has it; Python's round() takes a half to the even neighbor.
+    if number >= 0:
+        return math.floor(number + 0.5)
+    return math.ceil(number - 0.5)
 
 
 class Space:
     """All hyperparameters, in sorted order, nested ones within their object.
 
     Args:
-        hyperparameters: the configuration's section.
+        hyperparameters: Section of the configuration.
 
     Raises:
-        ValueError: one of them cannot be drawn; the message names it.
+        ValueError: If one of them cannot be drawn; the message names it.
     """
 
     def __init__(self, hyperparameters: Mapping[str, Any]) -> None:
@@ -81,32 +107,37 @@ class Space:
         self._tree = self._read(hyperparameters, ())
 
     def sample(self, rng: random.Random) -> JSON:
-        """A trial's hyperparameters, drawn at random."""
+        """Return a trial's hyperparameters, drawn at random."""
         return self.fill(lambda parameter: parameter.draw(rng))
 
     def fill(self, value_of: Callable[[Parameter], Any]) -> JSON:
-        """A trial's hyperparameters, with what ``value_of`` says of each."""
-        return _filled(self._tree, value_of)
+        """Return a trial's hyperparameters with ``value_of(parameter)`` for each."""
+        return _fill(self._tree, value_of)
 
     def _read(self, tree: Mapping[str, Any], above: tuple[str, ...]) -> JSON:
         read: JSON = {}
+        # Sorted: the n-th draw belongs to the same hyperparameter, however the file orders them.
         for name in sorted(tree):
             spec = tree[name]
-            if isinstance(spec, Mapping) and "type" not in spec:
-                read[name] = self._read(spec, (*above, name))
+            path = (*above, name)
+            if not isinstance(spec, Mapping):
+                parameter = Parameter(path, "const", {"val": spec})
+            elif "type" in spec:
+                parameter = Parameter(path, str(spec["type"]), spec)
+            else:
+                read[name] = self._read(spec, path)
                 continue
-            kind, spec = (str(spec["type"]), spec) if isinstance(spec, Mapping) else ("const", {"val": spec})
-            read[name] = Parameter((*above, name), kind, spec)
-            _check(read[name])
-            self.parameters.append(read[name])
+            _check(parameter)
+            read[name] = parameter
+            self.parameters.append(parameter)
         return read
 
 
 class Grid:
-    """Every combination, worked out when asked for: a grid may have more of them than fit into memory.
+    """Every combination, computed on access: a grid may have more of them than fit into memory.
 
     Raises:
-        ValueError: a hyperparameter has no ``count`` and needs one.
+        ValueError: If a hyperparameter needs a ``count`` and has none.
     """
 
     def __init__(self, space: Space) -> None:
@@ -117,7 +148,7 @@ class Grid:
         return math.prod(map(len, self._axes.values()))
 
     def __getitem__(self, index: int) -> JSON:
-        """A combination; the last axis varies fastest."""
+        """Return a combination; the last axis varies fastest."""
         values = {}
         for path, axis in reversed(self._axes.items()):
             index, place = divmod(index, len(axis))
@@ -125,19 +156,27 @@ class Grid:
         return self._space.fill(lambda parameter: values[parameter.path])
 
 
-def _filled(tree: JSON, value_of: Callable[[Parameter], Any]) -> JSON:
+def _fill(tree: JSON, value_of: Callable[[Parameter], Any]) -> JSON:
     filled: JSON = {}
     for name, part in tree.items():
-        value = value_of(part) if isinstance(part, Parameter) else _filled(part, value_of)
-        # Trials must not share a list: a script may change its own.
-        filled[name] = copy.deepcopy(value) if isinstance(value, (list, dict)) else value
+        if isinstance(part, Parameter):
+            value = value_of(part)
+            # Trials must not share a list: a script may change its own.
+            if isinstance(value, (list, dict)):
+                value = copy.deepcopy(value)
+        else:
+            value = _fill(part, value_of)
+        filled[name] = value
     return filled
 
 
 def _check(parameter: Parameter) -> None:
-    spec, where = parameter.spec, f"hyperparameters.{parameter.name}"
+    spec = parameter.spec
+    where = f"hyperparameters.{parameter.name}"
     if parameter.kind not in _REQUIRED_KEYS:
-        raise ValueError(f"{where}: there is no type {parameter.kind!r}; there are {', '.join(sorted(_REQUIRED_KEYS))}")
+        raise ValueError(
+            f"{where}: unknown type {parameter.kind!r}; expected one of {', '.join(sorted(_REQUIRED_KEYS))}"
+        )
     if missing := [key for key in _REQUIRED_KEYS[parameter.kind] if key not in spec]:
         raise ValueError(f"{where}: {missing[0]} is missing")
     if parameter.kind == "categorical" and not spec["vals"]:

@@ -11,5 +11,5 @@ from fast.search.test_against_the_plain_rules import RUNS, compare
 
 @settings(max_examples=10_000, derandomize=False)
 @RUNS
-def test_it_decides_as_the_rules_say(**run: Any) -> None:
+def test_halving_for_any_trials_decides_by_the_rules(**run: Any) -> None:
     compare(**run)

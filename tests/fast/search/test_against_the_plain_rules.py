@@ -1,4 +1,4 @@
-"""Halving decides as the rules say when they are followed literally, whatever the trials do."""
+"""Halving, beside a literal implementation of its rules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RUNS = given(
 
 
 @RUNS
-def test_it_decides_as_the_rules_say(**run: Any) -> None:
+def test_halving_for_any_trials_decides_by_the_rules(**run: Any) -> None:
     compare(**run)
 
 
@@ -58,7 +58,7 @@ def compare(
 
 
 class _Both:
-    """A search and the plain rules, told the same."""
+    """A search and the plain rules, which receive the same events."""
 
     def __init__(self, search: Search, plain: Plain) -> None:
         self.search, self.plain = search, plain

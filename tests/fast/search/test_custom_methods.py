@@ -1,4 +1,4 @@
-"""Methods of the user's own: in a class, or outside the master."""
+"""User-defined search methods: a class, or a program outside the master."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def custom(folder: Path, body: str, head: str = "") -> Search:
     return create_search({"name": "custom", "class": "mine:Mine"}, {"x": 1}, 0, folder=str(folder))
 
 
-def test_two_experiments_have_each_their_own_modules(tmp_path: Path) -> None:
+def test_custom_method_of_two_experiments_imports_each_its_own_modules(tmp_path: Path) -> None:
     progress = []
     for number in (1, 2):
         folder = tmp_path / str(number)
@@ -51,49 +51,47 @@ def test_two_experiments_have_each_their_own_modules(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "body, told",
     [
-        ("return [TrainTo('nobody', 1)]", "decides on trial nobody, which it has not created"),
-        ("a = self.create()\nreturn [a, a]", "a second time"),
-        ("a = self.create()\nreturn [a, Close(a.request_id), TrainTo(a.request_id, 1)]", "after it closed it"),
-        ("a = self.create()\nreturn [a, TrainTo(a.request_id, 1), TrainTo(a.request_id, 2)]", "still trains to 1"),
-        ("return 1 / 0", r"the search method Mine failed at Started\(\): ZeroDivisionError"),
+        ("return [TrainTo('nobody', 1)]", "decided on trial nobody, which it has not created"),
+        ("a = self.create()\nreturn [a, a]", "twice"),
+        ("a = self.create()\nreturn [a, Close(a.request_id), TrainTo(a.request_id, 1)]", "after closing it"),
+        ("a = self.create()\nreturn [a, TrainTo(a.request_id, 1), TrainTo(a.request_id, 2)]", "before it completed 1"),
+        ("return 1 / 0", r"search method Mine failed at Started\(\): ZeroDivisionError"),
     ],
 )
-def test_mistakes_of_a_method_are_told(tmp_path: Path, body: str, told: str) -> None:
+def test_custom_method_with_invalid_decision_raises(tmp_path: Path, body: str, told: str) -> None:
     with pytest.raises(SearchError, match=told):
         custom(tmp_path, body).handle(Started())
 
 
 @pytest.mark.parametrize(
     "name, told",
-    [("mine", "must be 'module:Class'"), ("missing:Mine", "ModuleNotFoundError"), ("mine:Other", "inherits from")],
+    [("mine", "expected 'module:Class'"), ("missing:Mine", "ModuleNotFoundError"), ("mine:Other", "inherits from")],
 )
-def test_a_class_that_cannot_be_used_is_refused(tmp_path: Path, name: str, told: str) -> None:
+def test_custom_method_of_invalid_class_is_rejected(tmp_path: Path, name: str, told: str) -> None:
     (tmp_path / "mine.py").write_text("class Other: pass\n")
     with pytest.raises(SearchError, match=told):
         create_search({"name": "custom", "class": name}, {}, 0, folder=str(tmp_path))
 
 
-def test_what_was_decided_stands_if_the_method_decides_otherwise_now(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_custom_method_changed_since_keeps_recorded_decisions(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     body = "a = self.create()\nreturn [a, TrainTo(a.request_id, {length}), Close(a.request_id)]"
     first = custom(tmp_path, body.format(length=5))
     actions = first.handle(Started())
     changed = custom(tmp_path, body.format(length=60))
     with caplog.at_level(logging.WARNING):
         changed.apply(Started(), actions)
-    assert "what was recorded stands" in caplog.text
+    assert "keeping the recorded decisions" in caplog.text
     assert changed.handle(Exited(actions[0].request_id, "completed"))[:1] != []  # type: ignore[union-attr]
     again = custom(tmp_path, body.format(length=60))
     again.apply(Started(), actions)
-    with pytest.raises(SearchError, match="it was to train to 5"):
+    with pytest.raises(SearchError, match="expected 5"):
         again.handle(Completed(actions[0].request_id, 60, 1.0))  # type: ignore[union-attr]
     caplog.clear()
     custom(tmp_path, "return []").apply(Started(), actions)
-    assert "what was recorded stands" in caplog.text, "also if it decides less"
+    assert "keeping the recorded decisions" in caplog.text, "also if it decides less"
 
 
-def test_decisions_from_outside() -> None:
+def test_remote_search_takes_posted_decisions() -> None:
     search = create_search({"name": "custom"}, {"x": 1}, 0)
     assert search.handle(Started()) == []
     new: list[Any] = [Create("one", {"x": 2}, 42), TrainTo("one", 3), SetProgress(0.25)]
@@ -109,15 +107,14 @@ def test_decisions_from_outside() -> None:
     assert search.over and search.progress() == 1.0
 
 
-def test_one_that_ships_is_previewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever its name, and without the keys that halving has."""
+def test_preview_of_shipped_method_needs_no_halving_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Searches by halving have keys that a preview reads, and this one has not.
     monkeypatch.setitem(_create._METHODS, "mine", RandomSearch)
     found = preview({"name": "mine", "metric": "loss", "max_trials": 3, "max_length": 4}, {"x": 1}, 0)
     assert found["trials"] == 3 and found["units"] == found["units_if_all_trained_fully"] == 12
 
 
-def test_a_recovered_method_has_its_trials_and_its_random_numbers(tmp_path: Path) -> None:
-    """Also one that creates more trials than it returns."""
+def test_custom_method_recovered_keeps_trials_and_random_numbers(tmp_path: Path) -> None:
     body = "unused = self.create()\na = self.create({'x': self.random.random()})\nreturn [a, TrainTo(a.request_id, 5)]"
     first = custom(tmp_path, body)
     (a, train), again = first.handle(Started()), custom(tmp_path, body)
@@ -127,8 +124,8 @@ def test_a_recovered_method_has_its_trials_and_its_random_numbers(tmp_path: Path
     assert again.handle(done) == first.handle(done)
 
 
-def test_a_recovered_method_has_each_trial_where_it_had_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """In whatever order it returns them; also those of an earlier version, which drew other ids."""
+def test_custom_method_recovered_keeps_order_of_trials(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    # Also of an earlier version, which drew other IDs.
     body = "a, b = self.create({'x': 1}), self.create({'x': 2})\nreturn [b, TrainTo(b.request_id, 7), a]"
     actions = custom(tmp_path, body).handle(Started())
     custom(tmp_path, body).apply(Started(), actions)

@@ -1,4 +1,4 @@
-"""The grid of the wire contract 11.2, and how hyperparameters that cannot be used are refused."""
+"""Grids of the wire contract 11.2, and hyperparameters that are rejected."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from det_core.search import create_search, simulate
 
 
 def values(**spec: Any) -> list[Any]:
-    """The grid of one hyperparameter, the first value first."""
+    """Return the grid of one hyperparameter, the first value first."""
     done = simulate({"name": "grid", "max_length": 1}, {"x": spec}, 0, lambda *_: 1.0)
     return [trial.hparams["x"] for trial in reversed(done.trials)]
 
 
-def test_axes() -> None:
+def test_grid_axis_has_values_of_contract() -> None:
     assert values(type="int", minval=1, maxval=10, count=4) == [1, 4, 7, 10]
     assert values(type="int", minval=1, maxval=3, count=9) == [1, 2, 3]
     assert values(type="int", minval=0, maxval=5, count=3) == [0, 3, 5]
@@ -28,7 +28,7 @@ def test_axes() -> None:
     assert values(type="const", val=None) == [None]
 
 
-def test_the_last_combination_is_the_first_trial() -> None:
+def test_grid_starts_with_last_combination() -> None:
     space = {
         "b": {"type": "categorical", "vals": [1, 2]},
         "a": {"inner": {"type": "categorical", "vals": ["x", "y"]}, "fixed": [0]},
@@ -40,7 +40,7 @@ def test_the_last_combination_is_the_first_trial() -> None:
     assert done.trials[1].hparams["a"]["fixed"] == [0], "trials share a list"
 
 
-def test_a_huge_grid_is_not_laid_out() -> None:
+def test_grid_of_huge_size_is_computed_on_access() -> None:
     space = {name: {"type": "double", "minval": 0, "maxval": 1, "count": 1000} for name in "abcdef"}
     assert create_search({"name": "grid", "max_length": 1}, space, 0).progress() == 0.0
 
@@ -54,9 +54,9 @@ def test_a_huge_grid_is_not_laid_out() -> None:
         ({"type": "categorical", "vals": []}, "opt.lr: vals is empty"),
         ({"type": "log", "base": 0, "minval": 0, "maxval": 1, "count": 2}, "opt.lr: base must be positive"),
         ({"type": "log", "minval": 0, "maxval": 1, "count": 2}, "opt.lr: base is missing"),
-        ({"type": "normal"}, "opt.lr: there is no type 'normal'"),
+        ({"type": "normal"}, "opt.lr: unknown type 'normal'"),
     ],
 )
-def test_what_cannot_be_used_is_refused(spec: Any, told: str) -> None:
+def test_grid_of_invalid_hyperparameter_is_rejected(spec: Any, told: str) -> None:
     with pytest.raises(ValueError, match=f"hyperparameters.{told}"):
         create_search({"name": "grid", "max_length": 1}, {"opt": {"lr": spec}}, 0)

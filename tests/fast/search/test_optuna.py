@@ -1,4 +1,4 @@
-"""Optuna's samplers propose, learn, and go on after a recovery as if nothing had happened."""
+"""Searches by Optuna's samplers: proposals, learning, recovery."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def objective(hparams: Any, length: int, number: int) -> Any:
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "cmaes", "qmc", "nsgaii", "random"])
-def test_a_recovered_search_proposes_the_same(sampler: str) -> None:
+def test_optuna_recovered_proposes_the_same(sampler: str) -> None:
     pytest.importorskip("cmaes" if sampler == "cmaes" else "optuna")
     searcher = {"name": "optuna", "sampler": sampler, "max_trials": 14, "max_length": 2, "max_concurrent_trials": 3}
     record = simulate(searcher, SPACE, 3, objective, record=True).record
@@ -43,7 +43,7 @@ def test_a_recovered_search_proposes_the_same(sampler: str) -> None:
         assert applied.handle(event) == actions
 
 
-def test_true_is_not_1_after_a_recovery() -> None:
+def test_optuna_recovered_tells_true_from_1() -> None:
     searcher = {
         "name": "optuna", "sampler": "tpe", "sampler_options": {"n_startup_trials": 8}, "max_trials": 30,
         "max_length": 1, "max_concurrent_trials": 1,
@@ -57,7 +57,7 @@ def test_true_is_not_1_after_a_recovery() -> None:
         assert repr(applied.handle(event)) == repr(actions)
 
 
-def test_it_learns() -> None:
+def test_optuna_proposes_better_than_random() -> None:
     searcher = {"name": "optuna", "sampler": "tpe", "max_trials": 30, "max_length": 1, "max_concurrent_trials": 1}
     space = {"x": {"type": "double", "minval": -10, "maxval": 10}}
     done = simulate(searcher, space, 1, lambda hparams, length, number: -abs(hparams["x"] - 3))
@@ -67,7 +67,7 @@ def test_it_learns() -> None:
     assert sum(abs(t.hparams["x"] - 3) for t in best.trials[-10:]) < sum(first)
 
 
-def test_what_was_proposed_stands_if_it_proposes_otherwise_now() -> None:
+def test_optuna_sampler_changed_since_keeps_recorded_decisions() -> None:
     searcher = {"name": "optuna", "max_length": 2, "max_trials": 4, "max_concurrent_trials": 1}
     record = simulate({**searcher, "sampler": "random"}, SPACE, 3, objective, record=True).record
     for sampler in ("tpe", "cmaes"):
@@ -77,13 +77,13 @@ def test_what_was_proposed_stands_if_it_proposes_otherwise_now() -> None:
         assert search.handle(record[-1][0]) == record[-1][1]
 
 
-def test_bad_options_are_told() -> None:
+def test_optuna_with_invalid_options_is_rejected() -> None:
     searcher = {"name": "optuna", "sampler": "tpe", "max_trials": 1, "sampler_options": {"wrong": 1}}
     with pytest.raises(ValueError, match=r"searcher\.sampler_options: .*wrong"):
         create_search(searcher, SPACE, 0)
 
 
-def test_without_the_package_the_error_is_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_optuna_not_installed_raises_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(MissingExtra, match=r"pip install .*\[optuna\]'"):
         create_search({"name": "optuna", "max_trials": 1}, SPACE, 0)

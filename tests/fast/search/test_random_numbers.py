@@ -27,7 +27,7 @@ def drawn(seed: int, space: Any = SPACE, **searcher: Any) -> list[SimulatedTrial
     return simulate(searcher, space, seed, lambda hparams, length, number: -number).trials
 
 
-def test_each_value_is_as_likely_and_both_ends_count() -> None:
+def test_draw_is_uniform_including_both_ends() -> None:
     found = [trial.hparams for trial in drawn(3)]
     assert {hparams["a"] for hparams in found} == {3, 4, 5}
     assert all(0.5 <= hparams["z"] <= 2 and 0 <= hparams["m"]["b"] <= 1 for hparams in found)
@@ -37,15 +37,14 @@ def test_each_value_is_as_likely_and_both_ends_count() -> None:
     assert list(found[0]) == sorted(SPACE)
 
 
-def test_trials_share_no_list() -> None:
+def test_trials_do_not_share_lists() -> None:
     found = [trial.hparams for trial in drawn(3)]
     lists = [h["fixed"] for h in found] + [h["m"]["y"] for h in found if h["m"]["y"] == [1]]
     assert len({id(one) for one in lists}) == len(lists)
 
 
 @given(seed=SEEDS)
-def test_a_trial_is_a_function_of_the_seed_and_its_number(seed: int) -> None:
-    """Whatever the method, and whatever happened before it."""
+def test_trial_depends_on_seed_and_number_alone(seed: int) -> None:
     expected = [(t.request_id, t.hparams, t.seed) for t in drawn(seed, max_trials=12)]
     halving = {"name": "async_halving", "num_rungs": 2, "divisor": 2, "max_concurrent_trials": 2, "max_length": 8}
     assert [(t.request_id, t.hparams, t.seed) for t in drawn(seed, max_trials=12, **halving)] == expected
@@ -60,12 +59,12 @@ def test_a_trial_is_a_function_of_the_seed_and_its_number(seed: int) -> None:
 
 
 @given(seed=SEEDS, other=SEEDS)
-def test_other_seeds_give_other_trials(seed: int, other: int) -> None:
+def test_trial_of_another_seed_differs(seed: int, other: int) -> None:
     ids = {trial.request_id for one in {seed, other} for trial in drawn(one, max_trials=20)}
     assert len(ids) == 20 * len({seed, other})
 
 
-def test_another_process_draws_the_same() -> None:
+def test_trial_in_another_process_is_equal() -> None:
     code = (
         "from det_core.search import Started, create_search\n"
         f"search = create_search({{'name': 'random', 'max_trials': 2, 'max_length': 1}}, {SPACE!r}, 99)\n"

@@ -1,4 +1,4 @@
-"""At any moment a search equals its record applied to a new one, and both go on alike."""
+"""Recovery of searches: at any moment one equals its record applied to a new one."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ PICK = st.integers(0, 100)
 
 
 class Recovery(RuleBasedStateMachine):
-    """Trials that do as they like, and a master that is killed and comes back."""
+    """Arbitrary trials, under a master that is killed and restarted."""
 
     @initialize(searcher=st.sampled_from(SEARCHERS), seed=st.integers(0, 5))
     def start(self, searcher: dict[str, Any], seed: int) -> None:
         self.made_of = (searcher, SPACE, seed)
         self.search = create_search(*self.made_of)
         self.other = create_search(*self.made_of)
-        """What was last recovered: it is told the same, and decides the same."""
+        """Search last recovered, which receives the same events and must decide the same."""
         self.record: list[tuple[Event, list[Action]]] = []
         self.told: dict[str, int] = {}
         self.over: set[str] = set()
@@ -115,7 +115,7 @@ class Recovery(RuleBasedStateMachine):
         self.other = recovered
 
     def teardown(self) -> None:
-        """Whatever happened, the search ends when its trials do as they are told."""
+        """End the search by completing its operations, whatever happened before."""
         if not hasattr(self, "search"):
             return
         for _ in range(1000):

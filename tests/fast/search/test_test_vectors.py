@@ -1,4 +1,4 @@
-"""The test vectors of the wire contract, 12.7."""
+"""Test vectors of the wire contract, 12.7."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ VECTORS: list[tuple[dict[str, Any], list[tuple[Any, ...]]]] = [
 
 
 @pytest.mark.parametrize("searcher, expected", VECTORS)
-def test_brackets(searcher: dict[str, Any], expected: list[tuple[Any, ...]]) -> None:
+def test_brackets_equal_vectors_of_contract(searcher: dict[str, Any], expected: list[tuple[Any, ...]]) -> None:
     brackets = create_search({"name": "adaptive_asha", **searcher}, {}, 0).rungs()
     assert len(brackets) == len(expected)
     for bracket, (rungs, trials, concurrent, lengths) in zip(brackets, expected, strict=True):
@@ -45,20 +45,20 @@ def test_brackets(searcher: dict[str, Any], expected: list[tuple[Any, ...]]) -> 
         assert lengths is None or found == lengths
 
 
-def test_given_brackets_are_taken_largest_first() -> None:
+def test_brackets_given_are_taken_largest_first() -> None:
     searcher = {"name": "adaptive_asha", "max_length": 64, "max_trials": 20, "bracket_rungs": [1, 3]}
     assert [len(bracket["rungs"]) for bracket in create_search(searcher, {}, 0).rungs()] == [3, 1]
 
 
 @pytest.mark.parametrize("concurrent", [0, 1, 2, 16])
-def test_a_run_with_equal_metrics(concurrent: int) -> None:
+def test_halving_with_equal_metrics_equals_vector_of_contract(concurrent: int) -> None:
     searcher = {"name": "async_halving", "num_rungs": 3, "max_trials": 12, "divisor": 3, "max_length": 9000}
     done = simulate({**searcher, "max_concurrent_trials": concurrent}, {}, 0, lambda *_: 1.0, slots=1)
     assert Counter(trial.length for trial in done.trials) == {1000: 8, 3000: 3, 9000: 1}
 
 
 @pytest.mark.parametrize("concurrent, started", [(0, 9), (5, 5), (16, 12)])
-def test_how_many_trials_a_bracket_starts_with(concurrent: int, started: int) -> None:
+def test_bracket_starts_with_its_share_of_concurrent_trials(concurrent: int, started: int) -> None:
     searcher = {"name": "async_halving", "num_rungs": 3, "max_trials": 12, "divisor": 3, "max_length": 9000}
     (bracket,) = create_search({**searcher, "max_concurrent_trials": concurrent}, {}, 0).rungs()
     assert bracket["max_concurrent_trials"] == started

@@ -1,4 +1,4 @@
-"""Trials that fail, that cannot be trained, or that end before they are done; and validations that drive a search."""
+"""Trials that fail, are invalid or end early; and searches that validations drive."""
 
 from __future__ import annotations
 
@@ -31,37 +31,39 @@ RANDOM = {"name": "random", "max_trials": 4, "max_length": 8, "max_concurrent_tr
 @pytest.mark.parametrize(
     "searcher, total", [(RANDOM, 5), (HALVING, 9), (TIMED, 9), ({**HALVING, "stop_once": True}, 9)]
 )
-def test_a_trial_that_cannot_be_trained_is_replaced(searcher: Any, total: int) -> None:
+def test_trial_with_invalid_hyperparameters_is_replaced(searcher: Any, total: int) -> None:
     done = simulate(searcher, {}, 0, lambda hparams, length, number: "invalid_hp" if number == 1 else 1.0)
     assert len(done.trials) == total
     assert sum(trial.exited == "completed" for trial in done.trials) == total - 1
 
 
 @pytest.mark.parametrize("searcher", [{"name": "single", "max_length": 8}, {"name": "grid", "max_length": 8}])
-def test_single_and_grid_replace_none(searcher: Any) -> None:
+def test_trial_of_single_or_grid_is_not_replaced(searcher: Any) -> None:
     done = simulate(searcher, {}, 0, lambda *_: "invalid_hp", record=True)
     assert len(done.trials) == 1
     assert done.record[-1][1] == [Shutdown()]
 
 
 @pytest.mark.parametrize("searcher", [RANDOM, HALVING, TIMED])
-def test_a_search_in_which_nothing_can_be_trained_ends(searcher: Any) -> None:
+def test_search_of_invalid_hyperparameters_alone_ends(searcher: Any) -> None:
     assert 100 <= len(simulate(searcher, {}, 0, lambda *_: "invalid_hp").trials) <= 110
 
 
 @pytest.mark.parametrize("reason, shutdown", [("errored", Shutdown(failure=True)), ("canceled", Shutdown(cancel=True))])
 @pytest.mark.parametrize("searcher", [RANDOM, HALVING, TIMED, {"name": "single", "max_length": 3}])
-def test_what_all_trials_did_the_search_did(searcher: Any, reason: Any, shutdown: Shutdown) -> None:
+def test_search_whose_trials_all_failed_or_were_canceled_says_so(
+    searcher: Any, reason: Any, shutdown: Shutdown
+) -> None:
     assert simulate(searcher, {}, 0, lambda *_: reason, record=True).record[-1][1] == [shutdown]
 
 
 @pytest.mark.parametrize("searcher", [HALVING, TIMED, {**HALVING, "stop_once": True}])
-def test_scripts_that_end_before_their_operation_is_done_do_not_keep_the_search_from_its_end(searcher: Any) -> None:
+def test_search_whose_scripts_exit_early_ends(searcher: Any) -> None:
     done = simulate(searcher, {}, 0, lambda hparams, length, number: "completed" if number % 2 else 1.0)
     assert len(done.trials) == 8
 
 
-def test_a_parked_trial_that_is_gone_lets_the_next_one_through() -> None:
+def test_halving_promotes_next_trial_when_parked_one_exited() -> None:
     search = create_search({**HALVING, "max_trials": 4, "max_concurrent_trials": 4}, {}, 0)
     a, b, c, d = names(search.handle(Started()))
     assert search.handle(Completed(a, 2, 1.0)) == []
@@ -72,7 +74,7 @@ def test_a_parked_trial_that_is_gone_lets_the_next_one_through() -> None:
     assert search.rungs()[0]["rungs"][1]["entries"] == [{"request_id": a, "metric": None, "state": "exited"}]
 
 
-def test_nan_is_the_worst_and_larger_can_be_better() -> None:
+def test_score_of_nan_is_worst() -> None:
     searcher = {**HALVING, "max_trials": 4, "max_concurrent_trials": 4, "smaller_is_better": False}
     search = create_search(searcher, {}, 0)
     a, b, c, d = names(search.handle(Started()))
@@ -83,7 +85,7 @@ def test_nan_is_the_worst_and_larger_can_be_better() -> None:
     assert [entry["request_id"] for entry in search.rungs()[0]["rungs"][0]["entries"]] == [d, b, a, c]
 
 
-def test_a_stopped_trial_is_not_counted_again() -> None:
+def test_stopped_trial_is_not_counted_again() -> None:
     search = create_search(TIMED, {}, 0)
     actions = search.handle(Started())
     a, b = names(actions)
@@ -101,7 +103,7 @@ def test_a_stopped_trial_is_not_counted_again() -> None:
     assert search.handle(Exited(b, "completed")) == []
 
 
-def test_one_validation_may_pass_several_rungs() -> None:
+def test_validation_may_pass_several_rungs() -> None:
     search = create_search(TIMED, {}, 0)
     _, b = names(search.handle(Started()))
     assert search.handle(Validated(b, 5, 3.0)) == []
@@ -121,16 +123,16 @@ def test_progress_grows_to_one() -> None:
     assert search.progress() == pytest.approx(0.25)
 
 
-def test_what_cannot_be_is_an_error() -> None:
+def test_search_with_impossible_event_raises() -> None:
     search = create_search(RANDOM, {}, 0)
     a, _ = names(search.handle(Started()))
     with pytest.raises(SearchError, match="no trial nobody"):
         search.handle(Completed("nobody", 8, 1.0))
-    with pytest.raises(SearchError, match=f"trial {a} completed length 9; it was to train to 8"):
+    with pytest.raises(SearchError, match=f"trial {a} completed length 9: expected 8"):
         search.handle(Completed(a, 9, 1.0))
     with pytest.raises(SearchError, match="decides by itself"):
         search.handle(Posted((Close(a),)))
-    with pytest.raises(SearchError, match=r"searcher.name is 'hyperband'; there are adaptive_asha, "):
+    with pytest.raises(SearchError, match=r"searcher.name='hyperband': expected one of adaptive_asha, "):
         create_search({"name": "hyperband"}, {}, 0)
 
 

@@ -1,4 +1,4 @@
-"""The conformance suite for searches: run on ours, and shown to find one that is wrong."""
+"""Conformance suite for searches: run on ours, and on faulty ones that it must find."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class TestOptuna(
 
 
 class Halver(SearchMethod):
-    """Trains eight trials a little, then the best four more."""
+    """Method that trains eight trials a little, then the best four more."""
 
     def __init__(self, setup: Any) -> None:
         super().__init__(setup)
@@ -116,7 +116,7 @@ class NeverEnding(SearchMethod):
 
 
 class Outside(Halver):
-    """Decides by what is no part of its record."""
+    """Method that decides by state outside of its record."""
 
     lengths = itertools.count(2)
 
@@ -129,12 +129,12 @@ class Outside(Halver):
 @pytest.mark.parametrize(
     "wrong, test",
     [
-        (Unseeded, "test_one_seed_gives_one_search"),
-        (NeverEnding, "test_it_ends_by_itself"),
-        (Outside, "test_a_recovered_search_goes_on_as_if_nothing_had_happened"),
+        (Unseeded, "test_search_of_one_seed_is_deterministic"),
+        (NeverEnding, "test_search_ends_by_itself"),
+        (Outside, "test_search_recovered_decides_the_same"),
     ],
 )
-def test_it_finds_what_is_wrong(wrong: type, test: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("det_core.testing._searches.LIMIT", 300)
+def test_suite_finds_faulty_search(wrong: type, test: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("det_core.testing._searches.MAX_REPORTS", 300)
     with pytest.raises(AssertionError):
         getattr(suite(**{"name": "custom", "class": f"{__name__}:{wrong.__name__}"})(), test)()
