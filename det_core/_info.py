@@ -152,7 +152,7 @@ class ClusterInfo:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The storage_id of the checkpoint to start from; None without one and in a task that is no trial."""
+        """The storage_id of the checkpoint to start from; None without one and outside of a trial."""
         return self._latest_checkpoint if self.task_type == "TRIAL" else None
 
     def _start_from(self, storage_id: str, steps_completed: int) -> None:
@@ -165,10 +165,10 @@ class ClusterInfo:
         """The trial that this task runs.
 
         Raises:
-            RuntimeError: this task is no trial.
+            RuntimeError: If this task is not a trial.
         """
         if self.task_type != "TRIAL" or self._trial_info is None:
-            raise RuntimeError(f"there is no trial: task {self.task_id} is of type {self.task_type}")
+            raise RuntimeError(f"task {self.task_id} is not a trial but of type {self.task_type}")
         return self._trial_info
 
     @property

@@ -14,7 +14,7 @@ def validate_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """``metadata`` as a dictionary of its own, or every reason why not.
 
     Raises:
-        TypeError: it is no mapping.
+        TypeError: If it is not a mapping.
         ValueError: keys or values outside the limits; the message lists each with its path.
     """
     if not isinstance(metadata, Mapping):
