@@ -168,7 +168,7 @@ class ClusterInfo:
             RuntimeError: If this task is not a trial.
         """
         if self.task_type != "TRIAL" or self._trial_info is None:
-            raise RuntimeError(f"task {self.task_id} is not a trial but of type {self.task_type}")
+            raise RuntimeError(f"task {self.task_id} is of type {self.task_type}, not TRIAL")
         return self._trial_info
 
     @property

@@ -131,7 +131,7 @@ def test_a_file_that_is_not_there_is_named_when_it_is_asked_for(folder: Path) ->
     assert info.container_rank == 1
 
 
-def test_a_task_that_is_no_trial_has_one_container_and_no_trial(folder: Path) -> None:
+def test_task_other_than_trial_has_one_container(folder: Path) -> None:
     write(folder, cluster={**CLUSTER, "task_type": "NOTEBOOK"})
     info = read()
     assert (info.container_addrs, info.container_rank, info.container_slot_counts) == (["127.0.0.1"], 0, [2])
