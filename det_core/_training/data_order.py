@@ -67,7 +67,8 @@ class SeededShuffle(Sampler[int]):
     """The permutation of a pass of ``size`` indices, from seed and pass alone."""
 
     def __init__(self, size: int, seed: int) -> None:
-        self.size, self.seed = size, seed
+        self.size = size
+        self.seed = seed
         self._pass = 0
 
     def set_epoch(self, pass_: int) -> None:
@@ -94,7 +95,10 @@ class NumberedBatches(Sampler[Any]):
     """
 
     def __init__(self, batches: Any, *, rank: int, size: int, skip: int, numbered: bool) -> None:
-        self._batches, self._rank, self._size, self._skip = batches, rank, size, skip
+        self._batches = batches
+        self._rank = rank
+        self._size = size
+        self._skip = skip
         self._numbered = numbered
 
     def __len__(self) -> int:
@@ -102,7 +106,10 @@ class NumberedBatches(Sampler[Any]):
         return share(len(self._batches), self._rank, self._size, even=False)
 
     def __iter__(self) -> Iterator[Any]:
-        first, rank, size, numbered = self._skip * self._size, self._rank, self._size, self._numbered
+        first = self._skip * self._size
+        rank = self._rank
+        size = self._size
+        numbered = self._numbered
         for n, indices in self._stream(first):
             if n >= first and n % size == rank:
                 yield (n, indices) if numbered else indices
@@ -137,14 +144,19 @@ class EpochOrder(Sampler[Any]):
     """
 
     def __init__(self, batches: Any, *, rank: int, size: int, even: bool, numbered: bool) -> None:
-        self._batches, self._rank, self._size, self._even, self._numbered = batches, rank, size, even, numbered
+        self._batches = batches
+        self._rank = rank
+        self._size = size
+        self._even = even
+        self._numbered = numbered
         self.epoch = self.first = 0
 
     def __len__(self) -> int:
         return share(len(self._batches), self._rank, self._size, self._even)
 
     def __iter__(self) -> Iterator[Any]:
-        size, first = self._size, self.first
+        size = self._size
+        first = self.first
         number = self.epoch << 32 if self._numbered else 0
         for n, indices in enumerate(evened(self._batches, size) if self._even else self._batches):
             if n % size == self._rank and n // size >= first:
@@ -155,7 +167,8 @@ class SeededDataset(Dataset[Any]):
     """Seeds a worker's generators from (seed, n) before it makes batch n, so that it matters not which worker does."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset, self.order_seed = dataset, seed
+        self.dataset = dataset
+        self.order_seed = seed
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "dataset":  # asked for by pickle before there is any
@@ -195,7 +208,8 @@ def evened(batches: Any, size: int) -> Iterator[Any]:
         yield from completed(batches, size)
         return
     head: list[Any] = []
-    n, last = -1, None
+    n = -1
+    last = None
     for n, batch in enumerate(batches):
         if last is not None:
             yield last

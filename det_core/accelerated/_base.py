@@ -129,7 +129,8 @@ class Extra:
     """A property of ours: one that a subclass assigns to takes its place, and nothing of ours reads it."""
 
     def __init__(self, doc: str, read: Callable[[Any], Any]) -> None:
-        self.__doc__, self._read = doc, read
+        self.__doc__ = doc
+        self._read = read
 
     def __get__(self, trainer: Any, owner: Any = None) -> Any:
         return self if trainer is None else self._read(trainer)
@@ -203,7 +204,9 @@ class TrainerBase:
 
     def _clip_gradients(self) -> None:
         """Clip gradients by value or by norm before an update, and note their norm."""
-        run, strategy, limit = self._det_core.run, self._det_core.strategy, self.run_config.gradient_clip_value
+        run = self._det_core.run
+        strategy = self._det_core.strategy
+        limit = self.run_config.gradient_clip_value
         if limit is not None:
             strategy.clip_value(self.model, limit)
         if run.clip_norm is not None:
@@ -215,7 +218,8 @@ class TrainerBase:
         Raises:
             ValueError: there is no optimizer.
         """
-        session, optimizer = self._det_core, self.optimizer
+        session = self._det_core
+        optimizer = self.optimizer
         if optimizer is None:
             raise ValueError("training needs an optimizer, and this Trainer has none at its first update")
         session.strategy.step((optimizer,) if hasattr(optimizer, "step") else listed(optimizer))

@@ -13,7 +13,8 @@ from det_core.accelerated._data import begin
 
 def training_batches(session: Session, loader: Any) -> Iterator[Any]:
     """Return the batches of the epoch under way, from ``run.batch`` on."""
-    epoch, first = session.run.epoch, session.run.batch
+    epoch = session.run.epoch
+    first = session.run.batch
 
     def open_from(drawn: int) -> Iterator[Any]:
         begin(loader, epoch, first + drawn)
@@ -65,7 +66,8 @@ def in_groups(session: Session, batches: Iterator[Any]) -> Iterator[Any]:
                     f"{everyone.index(max(everyone))}. Give all of them the same data"
                 )
         if len(group) < run.accumulation:
-            run.length, run.group = drawn, len(group)
+            run.length = drawn
+            run.group = len(group)
         yield from group
 
 

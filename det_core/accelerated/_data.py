@@ -61,18 +61,24 @@ class EpochLoader:
         self, loader: Any, *, seed: int, rank: int, size: int, even: bool, device: torch.device, shared: Any = None
     ) -> None:
         self.loader = loader
-        self.device, self._shared = device, shared
+        self.device = device
+        self._shared = shared
         self.end_of_dataloader = False
-        self.total_dataset_length, width = length_of(getattr(loader, "dataset", None)), batch_size_of(loader)
+        self.total_dataset_length = length_of(getattr(loader, "dataset", None))
+        width = batch_size_of(loader)
         self.total_batch_size = None if width is None else width * size
         is_cut = getattr(loader, "drop_last", False) or not (self.total_dataset_length and self.total_batch_size)
         self.remainder = 0 if is_cut else self.total_dataset_length % self.total_batch_size  # type: ignore[operator]
-        self._seed, self._even = seed, even
+        self._seed = seed
+        self._even = even
         self._epoch = self._first = 0
         sampler = _sampler(loader)
         if isinstance(sampler, DistributedSampler):
-            rank, size = 0, 1  # the user has shared it out
-        self._rank, self._size = rank, size
+            # the user has shared it out
+            rank = 0
+            size = 1
+        self._rank = rank
+        self._size = size
         self._sampler = sampler
         self._generator: EpochGenerator | None = None
         self._order: EpochOrder | None = None
@@ -124,7 +130,8 @@ class EpochLoader:
 
     def begin(self, epoch: int, first: int = 0) -> None:
         """Say which epoch the next iteration is of, counted from 0, and with which batch of this rank it begins."""
-        self._epoch, self._first = epoch, first
+        self._epoch = epoch
+        self._first = first
         known = isinstance(self._sampler, SequentialSampler) or hasattr(self._sampler, "set_epoch")
         if first and (self._order is None or not (known or self._generator is not None)):
             logger.warning(
@@ -139,7 +146,8 @@ class EpochLoader:
             if callable(set_epoch := getattr(part, "set_epoch", None)):
                 set_epoch(self._epoch)
         if self._order is not None:
-            self._order.epoch, self._order.first = self._epoch, self._first
+            self._order.epoch = self._epoch
+            self._order.first = self._first
             batches: Iterator[Any] = iter(self._rebuilt)
         else:
             stream = completed(self.loader, self._size) if self._even else iter(self.loader)
@@ -151,7 +159,8 @@ class EpochLoader:
 
     def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Count what is given, which accelerate's state is told of until there is no more, as by its own loaders."""
-        shared, length = self._shared, length_of(self)
+        shared = self._shared
+        length = length_of(self)
         if shared is not None:
             shared._remove_dataloader(self)  # of an epoch that was left
             shared._add_dataloader(self)

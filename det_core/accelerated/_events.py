@@ -49,7 +49,8 @@ class Stops:
     def taken(self) -> tuple[StopTrainingError | None, bool]:
         """The stop and whether it was asked for; none is left."""
         mine = self.stop, self.has_asked
-        self.stop, self.has_asked = None, False
+        self.stop = None
+        self.has_asked = False
         return mine
 
 

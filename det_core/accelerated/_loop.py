@@ -39,11 +39,16 @@ class TrainingLoop(TrainerBase):
     def _run_train_epoch(self, train_dl: Any) -> bool:
         """Train an epoch, or the rest of one that is resumed; whether this is the last one, as the updates asked for
         are made."""
-        session, run, handler, whole = self._det_core, self._det_core.run, self.callback_handler, self._train_dataloader
+        session = self._det_core
+        run = self._det_core.run
+        handler = self.callback_handler
+        whole = self._train_dataloader
         if run.left:
             return True
         if run.part:  # that of a loop over epochs which does not count them here
-            run.epoch, run.batch, run.part = run.epoch + 1, 0, 0
+            run.epoch += 1
+            run.batch = 0
+            run.part = 0
         if not run.batch:
             _restore_random(self)
         session.try_to(self.train_epoch_start)
@@ -71,7 +76,8 @@ class TrainingLoop(TrainerBase):
 
     def _perform_forward_and_backward_passes(self, batch: Any, step: int) -> None:
         """Compute the loss of a batch and its gradients; the update is the loop's."""
-        session, config = self._det_core, self.run_config
+        session = self._det_core
+        config = self.run_config
         run = session.run
         if not run.in_epoch:  # of the user's own, where nobody has asked for them
             _resolve_events(self)
@@ -99,7 +105,8 @@ class TrainingLoop(TrainerBase):
     def _run_evaluation(self) -> None:
         """Evaluate once, on what ``evaluate()`` has prepared."""
         with opened(self):
-            handler, session = self.callback_handler, self._det_core
+            handler = self.callback_handler
+            session = self._det_core
             _compare_ranks(self)
             if session.managed is not None:
                 session.run.base = session.managed.steps - session.run.updates  # another Trainer may have trained
@@ -125,7 +132,9 @@ class TrainingLoop(TrainerBase):
             is_training: whether this is part of a training run.
             is_intermediate: whether training goes on in the same epoch: its metrics do not stay in the history.
         """
-        session, handler, history = self._det_core, self.callback_handler, self.run_history
+        session = self._det_core
+        handler = self.callback_handler
+        history = self.run_history
         whole = self._eval_dataloader
         kind = "intermediate_eval" if is_intermediate else "eval" if is_training else "evaluation"
         before = counts_of(history)
@@ -185,7 +194,8 @@ def opened(trainer: TrainingLoop) -> Iterator[None]:
             session.ranks.distributed.raise_if_peer_failed()
         raise
     finally:
-        run, session.is_open = session.run, False
+        run = session.run
+        session.is_open = False
         if run.is_begun:
             run.is_begun = False
             if session.managed is not None:
@@ -205,7 +215,8 @@ def connect(trainer: TrainingLoop) -> None:
     session = trainer._det_core
     if session.strategy.accelerator is not trainer._accelerator:
         session.strategy = Strategy(trainer._accelerator)
-    size, context = session.strategy.num_processes, open_context(session.given_context)
+    size = session.strategy.num_processes
+    context = open_context(session.given_context)
     if context is not None and context.distributed.size != size:
         remedy = (
             "give core.init(distributed=core.DistributedContext.detect())" if size > 1 else
@@ -225,7 +236,9 @@ def begin_run(trainer: TrainingLoop, run: Run, resume_from: Any = None) -> bool:
     session = trainer._det_core
     if not session.is_loaded:
         session.resumed = None
-    session.run, session.preempted, session.is_loaded = run, False, False
+    session.run = run
+    session.preempted = False
+    session.is_loaded = False
     session.taken()
     _compare_ranks(trainer)
     run.is_begun = session.managed is None or session.managed.begin(trainer, resume_from)
@@ -238,12 +251,14 @@ def _compare_ranks(trainer: TrainingLoop) -> None:
     Raises:
         ValueError: data or options differ between ranks.
     """
-    session, config = trainer._det_core, trainer.run_config
+    session = trainer._det_core
+    config = trainer.run_config
     if not session.several:
         return
     mine: dict[str, Any] = {}
     for kind in ("train", "eval"):
-        loader, dataset = getattr(trainer, f"_{kind}_dataloader"), getattr(trainer, f"{kind}_dataset")
+        loader = getattr(trainer, f"_{kind}_dataloader")
+        dataset = getattr(trainer, f"{kind}_dataset")
         mine[f"the length of {kind}_dataset"] = None if loader is None else length_of(dataset)
         mine[f"the length of the {kind} loader"] = None if loader is None else whole_length(loader)
     for name in ("num_epochs", "max_num_train_steps", "gradient_accumulation_steps", "gradient_clip_value"):
@@ -273,8 +288,10 @@ def _unprepare(trainer: TrainingLoop) -> None:
 
 
 def _train(trainer: TrainingLoop) -> None:
-    session, handler = trainer._det_core, trainer.callback_handler
-    run, managed = session.run, session.managed
+    session = trainer._det_core
+    handler = trainer.callback_handler
+    run = session.run
+    managed = session.managed
     try:
         trainer.training_run_start()
         handler.call_event("on_training_run_start", trainer)
@@ -331,7 +348,9 @@ def _run_epoch(trainer: TrainingLoop) -> None:
     if run.ended and (limit := limit_of(trainer.run_config)) is not None:
         trainer.print(f"Reached max number of training steps {limit} in epoch {trainer.run_history.current_epoch}")
     trainer.run_history._increment_epoch()
-    run.epoch, run.batch, run.part = run.epoch + 1, 0, 0
+    run.epoch += 1
+    run.batch = 0
+    run.part = 0
     if session.managed is not None:
         session.managed.after_epoch(trainer)
 
@@ -342,9 +361,13 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
     Raises:
         RuntimeError: there is none, or fewer than the loader's length.
     """
-    session, config = trainer._det_core, trainer.run_config
-    run, strategy, several = session.run, session.strategy, session.several
-    run.length, run.accumulation = length_of(train_dl), config.gradient_accumulation_steps
+    session = trainer._det_core
+    config = trainer.run_config
+    run = session.run
+    strategy = session.strategy
+    several = session.several
+    run.length = length_of(train_dl)
+    run.accumulation = config.gradient_accumulation_steps
     batches = training_batches(session, train_dl)
     if run.length is None:
         batches = in_groups(session, batches)
@@ -352,10 +375,13 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
     if session.managed is not None:
         session.managed.start_epoch(trainer)
     _restore_random(trainer)  # in the middle of an epoch last of all: what comes before may draw random numbers
-    perform, accumulation, step = trainer._perform_forward_and_backward_passes, run.accumulation, run.batch
+    perform = trainer._perform_forward_and_backward_passes
+    accumulation = run.accumulation
+    step = run.batch
     clips = config.gradient_clip_value is not None or run.clip_norm is not None
     run.in_epoch = run.in_step = True
-    run.group, rest = accumulation, (run.length or 0) % accumulation
+    run.group = accumulation
+    rest = (run.length or 0) % accumulation
     short_from = (run.length or 0) - rest if rest else None
     try:
         if run.ended:
@@ -392,15 +418,18 @@ def _train_batches(trainer: TrainingLoop, train_dl: Any) -> None:
 
 
 def _resolve_events(trainer: TrainingLoop) -> None:
-    session, handler = trainer._det_core, trainer.callback_handler
-    session.step_start, session.step_end = caller(handler, "on_train_step_start"), caller(handler, "on_train_step_end")
+    session = trainer._det_core
+    handler = trainer.callback_handler
+    session.step_start = caller(handler, "on_train_step_start")
+    session.step_end = caller(handler, "on_train_step_end")
     session.on_update = caller(handler, "on_update")
 
 
 def _after_update(trainer: TrainingLoop) -> bool:
     """What comes between an update and the next batch; whether to leave the epoch."""
     session = trainer._det_core
-    run, managed = session.run, session.managed
+    run = session.run
+    managed = session.managed
     run.updates += 1
     run.in_step = False
     if session.on_update is not None:
@@ -434,13 +463,15 @@ def limit_of(config: TrainerRunConfig) -> int | None:
     The bound of one that was given none, an update more than its epochs have, stops nobody: it counts updates of all
     ranks as if they were one's, and a run that goes on with batches of another size has more.
     """
-    limit, each = config.max_num_train_steps, config.num_update_steps_per_epoch
+    limit = config.max_num_train_steps
+    each = config.num_update_steps_per_epoch
     return None if each is not None and limit == config.num_epochs * each + 1 else limit
 
 
 def _is_at_limit(trainer: TrainingLoop) -> bool:
     """Whether the updates of all ranks that were asked for are made."""
-    config, limit = trainer.run_config, limit_of(trainer.run_config)
+    config = trainer.run_config
+    limit = limit_of(trainer.run_config)
     return limit is not None and trainer._det_core.run.updates * config.num_processes >= limit
 
 
@@ -448,7 +479,8 @@ def _is_at_limit(trainer: TrainingLoop) -> bool:
 
 
 def _restore_random(trainer: TrainingLoop) -> None:
-    resumed, trainer._det_core.resumed = trainer._det_core.resumed, None
+    resumed = trainer._det_core.resumed
+    trainer._det_core.resumed = None
     if resumed is not None and resumed.random is not None:
         from det_core.core import set_random_state
 
@@ -540,10 +572,12 @@ def _evaluation_state(trainer: TrainingLoop) -> Iterator[None]:
 
 
 def _eval_batches(trainer: TrainingLoop, valid_dl: Any) -> None:
-    session, handler = trainer._det_core, trainer.callback_handler
+    session = trainer._det_core
+    handler = trainer.callback_handler
     for metric in named(session.metrics).values():
         metric.reset()
-    start, end = caller(handler, "on_eval_step_start"), caller(handler, "on_eval_step_end")
+    start = caller(handler, "on_eval_step_start")
+    end = caller(handler, "on_eval_step_end")
     given = 0
     for batch in evaluation_batches(session, valid_dl):
         given += 1

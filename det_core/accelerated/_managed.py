@@ -90,7 +90,8 @@ class Managed:
             return False
         self._number += 1
         self._has_stopped = self._is_passing = False
-        trainer._det_core.run.base, self._counts = self.steps, counts_of(trainer.run_history)
+        trainer._det_core.run.base = self.steps
+        self._counts = counts_of(trainer.run_history)
         self._saved_at = self._place(trainer)
         if resume_from is None and not self._has_resumed:
             with self.context.checkpoint.resume(only_listed=True) as folder:
@@ -111,7 +112,8 @@ class Managed:
             _state.apply(trainer, folder, state, anew=True)
             trainer.print("Begun with the model and the optimizer of another trial's checkpoint")
         elif position["run"] > self._number:
-            self._is_passing, told = True, _state.pass_over(trainer, state)
+            self._is_passing = True
+            told = _state.pass_over(trainer, state)
             trainer.print(f"Training run {self._number} of this script had ended before: going on, {told}")
             return False
         elif position["run"] == self._number:
@@ -123,9 +125,11 @@ class Managed:
         for callback in callbacks_of(trainer):
             if hasattr(callback, "restore_files"):
                 callback.restore_files(folder)
-        run, stopped = trainer._det_core.run, bool(state["position"]["stopped"])
+        run = trainer._det_core.run
+        stopped = bool(state["position"]["stopped"])
         self._has_stopped = run.left = stopped  # nothing is left to train
-        self._saved_at, self._counts = self._place(trainer), counts_of(trainer.run_history)
+        self._saved_at = self._place(trainer)
+        self._counts = counts_of(trainer.run_history)
         ended = run.epoch >= trainer.run_config.num_epochs
         where = "at the end" if ended else f"at batch {run.batch} of epoch {run.epoch + 1}"
         if stopped:
@@ -191,7 +195,8 @@ class Managed:
         for callback in callbacks_of(trainer):
             if hasattr(callback, "checkpoint_files"):
                 files.update(callback.checkpoint_files())
-        history, metric = trainer.run_history, self.context.searcher.metric
+        history = trainer.run_history
+        metric = self.context.searcher.metric
         metadata: dict[str, Any] = {"steps_completed": steps_of(trainer), "epoch": history.current_epoch}
         if metric in history.get_metric_names():
             metadata[str(metric)] = self._metric(trainer)
@@ -206,9 +211,11 @@ class Managed:
     def _next_operation(self, trainer: TrainerBase) -> None:
         self._operation = next(self._operations, None)
         if self._operation is None:
-            trainer._det_core.run.ended, trainer._det_core.run.left = True, bool(trainer._det_core.run.batch)
+            trainer._det_core.run.ended = True
+            trainer._det_core.run.left = bool(trainer._det_core.run.batch)
             return
-        epochs, limit = self._operation.length, trainer.run_config.num_epochs
+        epochs = self._operation.length
+        limit = trainer.run_config.num_epochs
         if self._size(trainer) is None and epochs > limit:
             trainer.print(f"The search asks for {epochs} epochs: num_epochs={limit} ends the training before")
 
@@ -216,7 +223,8 @@ class Managed:
         """What an update counts in the unit of the search; None: that is epochs."""
         from det_core import core
 
-        unit, known = self.context.searcher.get_configured_units(), batch_size_of(trainer._train_dataloader)
+        unit = self.context.searcher.get_configured_units()
+        known = batch_size_of(trainer._train_dataloader)
         size = None if known is None else trainer.run_config.train_total_batch_size
         if unit is core.Unit.RECORDS and size is None:
             raise ValueError("a search in records needs a loader with a batch size: give its lengths in batches")
@@ -248,13 +256,15 @@ class Managed:
             self._next_operation(trainer)
 
     def _complete(self, trainer: TrainerBase, best: bool = False) -> None:
-        operation, self._operation = self._operation, None
+        operation = self._operation
+        self._operation = None
         if self._chief and operation is not None:
             operation.report_completed(self._metric(trainer, best))
 
     def _metric(self, trainer: TrainerBase, best: bool = False) -> float:
         """The searched-over metric's latest value in the history, or its best."""
-        searcher, history = self.context.searcher, trainer.run_history
+        searcher = self.context.searcher
+        history = trainer.run_history
         names = list(history.get_metric_names())
         if searcher.metric not in names:
             raise ValueError(
@@ -290,7 +300,8 @@ class Managed:
         if not self._chief:
             return
         history, (began, before) = trainer.run_history, self._epoch_clock
-        updated, self._counts = recorded_since(history, self._counts), counts_of(history)
+        updated = recorded_since(history, self._counts)
+        self._counts = counts_of(history)
         metrics = {name: value for name, value in updated.items() if "train" in name}
         samples = (trainer._loss_tracker.running_count - before) * trainer._det_core.strategy.num_processes
         metrics |= {"epoch": history.current_epoch, **learning_rates(trainer)}
@@ -301,8 +312,10 @@ class Managed:
     def _report_window(self, trainer: TrainerBase) -> None:
         """If it is time, report the mean loss of all ranks since the last such report in this epoch; no device is
         waited for."""
-        run, tracker = trainer._det_core.run, trainer._loss_tracker
-        total, count = tracker.total_loss, tracker.running_count
+        run = trainer._det_core.run
+        tracker = trainer._loss_tracker
+        total = tracker.total_loss
+        count = tracker.running_count
         if not run.report_every or run.updates % run.report_every or run.reported == run.updates:
             return
         sums = trainer._det_core.strategy.sums([total - run.window[0], count - run.window[1]])

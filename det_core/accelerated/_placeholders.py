@@ -118,7 +118,8 @@ def _number(trainer: Any, value: Any) -> Any:
 
 def _looked_up(trainer: Any, placeholder: TrainerPlaceholderValues) -> tuple[int | None, str]:
     """A placeholder's number (None: unknown), and what to do where it is unknown."""
-    which, config = TrainerPlaceholderValues, trainer.run_config
+    which = TrainerPlaceholderValues
+    config = trainer.run_config
     if placeholder is which.NUM_EPOCHS:
         return config.num_epochs, "the run has no epochs"
     if placeholder is which.TRAIN_DATALOADER_LEN:

@@ -24,7 +24,8 @@ from det_core.accelerated._base import Run, TrainerBase, listed
 from det_core.accelerated._strategy import NEEDED
 from det_core.errors import CheckpointError
 
-METADATA, BESIDE = "trainer_metadata.pt", "trainer_state.pt"
+METADATA = "trainer_metadata.pt"
+BESIDE = "trainer_state.pt"
 
 
 class Saves(TrainerBase):
@@ -42,12 +43,14 @@ class Saves(TrainerBase):
             save_optimizer, save_scheduler: what is in it beside the model.
             save_per_node: write it on each machine, not on the first alone.
         """
-        strategy, path = self._det_core.strategy, Path(save_path)
+        strategy = self._det_core.strategy
+        path = Path(save_path)
         strategy.wait_for_everyone()
         if not (strategy.is_local_main_process if save_per_node else strategy.is_main_process):
             return
         content: dict[str, Any] = {"model_state_dict": strategy.bare(self.model).state_dict()}
-        optimizers, schedulers = listed(self.optimizer), listed(self.scheduler)
+        optimizers = listed(self.optimizer)
+        schedulers = listed(self.scheduler)
         if save_optimizer and optimizers:
             content["optimizer_state_dict"] = _one_or_many([o.state_dict() for o in optimizers])
         if save_scheduler and schedulers:
@@ -107,7 +110,8 @@ class Saves(TrainerBase):
             FileNotFoundError: there is no such folder.
             CheckpointError: it is of another model or other optimizers, or holds code.
         """
-        folder, session = Path(input_dir), self._det_core
+        folder = Path(input_dir)
+        session = self._det_core
         if not folder.is_dir():
             raise FileNotFoundError(f"{folder} is no folder with a training state")
         if not session.run.is_begun:
@@ -183,7 +187,8 @@ def _readable_states(trainer: TrainerBase, name: str, owners: list[Any]) -> list
 
 def _load_parts(trainer: TrainerBase, folder: Path) -> None:
     """Load what accelerate has laid out, none of it by a pickle that runs code."""
-    strategy, schedulers = trainer._det_core.strategy, listed(trainer.scheduler)
+    strategy = trainer._det_core.strategy
+    schedulers = listed(trainer.scheduler)
     checkpointing = require("accelerate.checkpointing", **NEEDED)
     with fitting(folder):
         if strategy.is_whole:

@@ -26,7 +26,9 @@ class _Watching(TrainerCallback):
     """Follows one metric of the history. NaN is the worst of values."""
 
     def __init__(self, watch_metric: str, greater_is_better: bool, reset_on_train: bool) -> None:
-        self.watch_metric, self.greater_is_better, self.reset_on_train = watch_metric, greater_is_better, reset_on_train
+        self.watch_metric = watch_metric
+        self.greater_is_better = greater_is_better
+        self.reset_on_train = reset_on_train
         self.best_metric: float | None = None
         self.best_metric_epoch: int | None = None
 
@@ -87,13 +89,17 @@ class SaveBestModelCallback(_Watching):
         save_scheduler: bool = True, load_saved_checkpoint: bool = True, core_upload: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(watch_metric, greater_is_better, reset_on_train)
-        self.save_path, self.save_optimizer, self.save_scheduler = save_path, save_optimizer, save_scheduler
-        self.load_saved_checkpoint, self.core_upload = load_saved_checkpoint, core_upload
+        self.save_path = save_path
+        self.save_optimizer = save_optimizer
+        self.save_scheduler = save_scheduler
+        self.load_saved_checkpoint = load_saved_checkpoint
+        self.core_upload = core_upload
 
     def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         value = self._value(trainer)
         if self._is_better(value):
-            self.best_metric, self.best_metric_epoch = value, trainer.run_history.current_epoch
+            self.best_metric = value
+            self.best_metric_epoch = trainer.run_history.current_epoch
             told = {self.watch_metric: value, "loss": value, "epoch": self.best_metric_epoch}
             trainer.save_checkpoint(
                 self.save_path, told, save_optimizer=self.save_optimizer, save_scheduler=self.save_scheduler
@@ -119,7 +125,8 @@ class SaveBestModelCallback(_Watching):
 
     def restore_files(self, folder: Path) -> None:
         """Bring the best model back from a checkpoint, where this machine lacks it."""
-        kept, path = folder / "best" / Path(self.save_path).name, Path(self.save_path)
+        kept = folder / "best" / Path(self.save_path).name
+        path = Path(self.save_path)
         if self.core_upload and kept.exists() and not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(kept, path)
@@ -139,7 +146,8 @@ class EarlyStoppingCallback(_Watching):
         watch_metric: str = "eval_loss_epoch", greater_is_better: bool = False, reset_on_train: bool = True,
     ) -> None:  # fmt: skip
         super().__init__(watch_metric, greater_is_better, reset_on_train)
-        self.early_stopping_patience, self.early_stopping_threshold = early_stopping_patience, early_stopping_threshold
+        self.early_stopping_patience = early_stopping_patience
+        self.early_stopping_threshold = early_stopping_threshold
         self.early_stopping_patience_counter = 0
 
     def _reset(self) -> None:
@@ -147,15 +155,18 @@ class EarlyStoppingCallback(_Watching):
         self.early_stopping_patience_counter = 0
 
     def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
-        value, best = self._value(trainer), self.best_metric
+        value = self._value(trainer)
+        best = self.best_metric
         if self._is_better(value, self.early_stopping_threshold):
             if best is not None:
                 trainer.print(f"\nImprovement of {abs(value - best)} in {self.watch_metric}: the best is now {value}")
-            self.best_metric, self.best_metric_epoch = value, trainer.run_history.current_epoch
+            self.best_metric = value
+            self.best_metric_epoch = trainer.run_history.current_epoch
             self.early_stopping_patience_counter = 0
             return
         self.early_stopping_patience_counter += 1
-        count, patience = self.early_stopping_patience_counter, self.early_stopping_patience
+        count = self.early_stopping_patience_counter
+        patience = self.early_stopping_patience
         trainer.print(f"\nNo improvement above {self.early_stopping_threshold} in {self.watch_metric}: best {best}")
         trainer.print(f"Early stopping counter: {count}/{patience}")
         if count >= patience:
@@ -197,17 +208,19 @@ class ModelEmaCallback(SaveBestModelCallback):
         super().__init__(save_path, watch_metric, greater_is_better, save_optimizer=False, load_saved_checkpoint=False)
         if update_every not in ("epoch", "step") and not (isinstance(update_every, int) and update_every > 0):
             raise ValueError(f"update_every={update_every!r}: expected 'epoch', 'step', or a number of updates")
-        self.decay, self.evaluate_during_training, self.warmup = decay, evaluate_during_training, warmup
+        self.decay = decay
+        self.evaluate_during_training = evaluate_during_training
+        self.warmup = warmup
         self.ema_model: Any = None
-        self.model_ema_cls, self.callback_handler, self._updates = model_ema, CallbackHandler(callbacks), 0
+        self.model_ema_cls = model_ema
+        self.callback_handler = CallbackHandler(callbacks)
+        self._updates = 0
         self._every = {"epoch": 0, "step": 1}.get(str(update_every), update_every)
 
     def on_training_run_start(self, trainer: Any, **kwargs: Any) -> None:
         super().on_training_run_start(trainer)
-        self.ema_model, self._updates = (
-            self.model_ema_cls(trainer.get_model(keep_torch_compile=False), decay=self.decay),
-            0,
-        )
+        self.ema_model = self.model_ema_cls(trainer.get_model(keep_torch_compile=False), decay=self.decay)
+        self._updates = 0
 
     def on_update(self, trainer: Any, **kwargs: Any) -> None:
         """Follow the model; the Trainer fires this after each optimizer update."""
@@ -232,13 +245,17 @@ class ModelEmaCallback(SaveBestModelCallback):
         if trainer.run_config.is_distributed:  # ranks have averaged their own batch norms; the first one's are saved
             for buffer in self.ema_model.buffers():
                 torch.distributed.broadcast(buffer, 0)
-        model, handler, prefix = trainer.model, trainer.callback_handler, trainer.run_history.metric_name_prefix
-        trainer.model, trainer.callback_handler = self.ema_model.module, self.callback_handler
+        model = trainer.model
+        handler = trainer.callback_handler
+        prefix = trainer.run_history.metric_name_prefix
+        trainer.model = self.ema_model.module
+        trainer.callback_handler = self.callback_handler
         trainer.run_history.set_metric_name_prefix("ema_model_")
         try:
             trainer._run_eval_epoch(trainer._eval_dataloader, is_training=True)
         finally:
-            trainer.model, trainer.callback_handler = model, handler
+            trainer.model = model
+            trainer.callback_handler = handler
             trainer.run_history.set_metric_name_prefix(prefix)
 
     def on_training_run_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
@@ -279,8 +296,11 @@ class SaveTrainingStateCallback(TrainerCallback):
         self, save_dir: str | os.PathLike[str] = "training_states", save_every_n_epochs: int | None = None,
         save_every_n_steps: int | None = None, save_at_end: bool = True, max_checkpoints: int | None = None,
     ) -> None:  # fmt: skip
-        self.save_dir, self.save_at_end, self.max_checkpoints = Path(save_dir), save_at_end, max_checkpoints
-        self.save_every_n_epochs, self.save_every_n_steps = save_every_n_epochs, save_every_n_steps
+        self.save_dir = Path(save_dir)
+        self.save_at_end = save_at_end
+        self.max_checkpoints = max_checkpoints
+        self.save_every_n_epochs = save_every_n_epochs
+        self.save_every_n_steps = save_every_n_steps
         self.global_step = 0
         self._saved_checkpoints: list[str] = []
 
@@ -338,7 +358,9 @@ class WSDCheckpointCallback(TrainerCallback):
         self, save_dir: str | os.PathLike[str] = "checkpoints", save_optimizer: bool = True,
         save_scheduler: bool = True, initial_checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:  # fmt: skip
-        self.save_dir, self.save_optimizer, self.save_scheduler = Path(save_dir), save_optimizer, save_scheduler
+        self.save_dir = Path(save_dir)
+        self.save_optimizer = save_optimizer
+        self.save_scheduler = save_scheduler
         self.initial_checkpoint = None if initial_checkpoint is None else Path(initial_checkpoint)
         self.last_checkpoint_step: int | None = None
         self._kinds: dict[str, int] = {}
@@ -350,8 +372,10 @@ class WSDCheckpointCallback(TrainerCallback):
                 "WSDCheckpointCallback needs a scheduler with get_checkpoint_steps(), such as WSDLrScheduler, and the "
                 f"run has {type(trainer.scheduler).__name__}"
             )
-        self.last_checkpoint_step, self._kinds = None, {}
-        start, told = self.initial_checkpoint, {}
+        self.last_checkpoint_step = None
+        self._kinds = {}
+        start = self.initial_checkpoint
+        told = {}
         if start is not None and start.is_dir():
             told = trainer.load_training_state(start)
         elif start is not None and start.is_file():

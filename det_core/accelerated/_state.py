@@ -30,7 +30,8 @@ from det_core.accelerated._data import batch_size_of, reseed
 from det_core.errors import CheckpointError
 
 logger = logging.getLogger("det_core.accelerated")
-STATE, COUNTERS = "state.pt", "trainer_state.json"
+STATE = "state.pt"
+COUNTERS = "trainer_state.json"
 PARTS = ("model", "optimizers", "scaler", "schedulers")
 VERSION = 2
 
@@ -67,7 +68,8 @@ def rank_state(trainer: TrainerBase) -> dict[str, Any]:
     """What each rank has of its own."""
     from det_core.core import random_state
 
-    tracker, run = trainer._loss_tracker, trainer._det_core.run
+    tracker = trainer._loss_tracker
+    run = trainer._det_core.run
     return {
         "random": random_state(),
         "loss": [float(tracker.total_loss), tracker.running_count],
@@ -89,7 +91,8 @@ def beside(
         trial_id: the trial; 0 in a bare run.
         stopped: whether a stop has ended the run for good.
     """
-    run, history = trainer._det_core.run, trainer.run_history
+    run = trainer._det_core.run
+    history = trainer.run_history
     callbacks = {name: python(callback.state_dict()) for name, callback in _names(callbacks_of(trainer))}
     values = {name: python(history.get_metric_values(name)) for name in history.get_metric_names()}
     readable_ones = partial(readable_states, load=load, log=logger, warned=trainer._det_core.warned)
@@ -191,7 +194,8 @@ def apply(trainer: TrainerBase, folder: Path, state: Mapping[str, Any], *, anew:
     Raises:
         CheckpointError: it is of another model, other optimizers, or a training with other parts.
     """
-    optimizers, schedulers = listed(trainer.optimizer), listed(trainer.scheduler)
+    optimizers = listed(trainer.optimizer)
+    schedulers = listed(trainer.scheduler)
     for name, mine in (("optimizers", optimizers), ("schedulers", schedulers)):
         if not anew and len(state[name]) != len(mine):
             raise CheckpointError(f"the checkpoint holds {len(state[name])} {name}, and this training has {len(mine)}")
@@ -208,7 +212,8 @@ def apply(trainer: TrainerBase, folder: Path, state: Mapping[str, Any], *, anew:
 
 def apply_beside(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
     """Go on with all of a training but its model, optimizers and schedulers."""
-    session, tracker = trainer._det_core, trainer._loss_tracker
+    session = trainer._det_core
+    tracker = trainer._loss_tracker
     run = session.run
     _apply_position(trainer, state["position"], len(state["ranks"]))
     _apply_history(trainer, state)
@@ -222,7 +227,8 @@ def apply_beside(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
             setattr(metric, key, value)
     session.move_metrics()
     session.resumed = Resumed(state["callbacks"], had["random"])
-    before, now = state.get("given", {}), _given(trainer)
+    before = state.get("given", {})
+    now = _given(trainer)
     differ = sorted(name for name in before.keys() & now.keys() if repr(before[name]) != repr(now[name]))
     if differ:
         changed = ", ".join(f"{name}={before[name]} (given now: {now[name]})" for name in differ)
@@ -244,7 +250,8 @@ def pass_over(trainer: TrainerBase, state: Mapping[str, Any]) -> str:
 
 def _apply_position(trainer: TrainerBase, told: Mapping[str, Any], ranks: int) -> None:
     session = trainer._det_core
-    run, size = session.run, session.strategy.num_processes
+    run = session.run
+    size = session.strategy.num_processes
     for name in Position.__dataclass_fields__:
         setattr(run, name, told[name])
     now, before = batch_size_of(trainer._train_dataloader), told["batch_size"]
@@ -276,7 +283,8 @@ def _mine(trainer: TrainerBase, ranks: Sequence[Mapping[str, Any]]) -> Mapping[s
 
 
 def _apply_history(trainer: TrainerBase, state: Mapping[str, Any]) -> None:
-    history, prefix = trainer.run_history, trainer.run_history.metric_name_prefix
+    history = trainer.run_history
+    prefix = trainer.run_history.metric_name_prefix
     history.reset()
     history.set_metric_name_prefix("")  # the names are whole
     for name, values in state["history"].items():

@@ -118,7 +118,8 @@ class _LateValue:
             return 0.0
         value = 0.0 if self._host is None else self._host.item()
         if self._host is None:
-            self._host, self._arrived = torch.empty((), pin_memory=True), torch.cuda.Event()
+            self._host = torch.empty((), pin_memory=True)
+            self._arrived = torch.cuda.Event()
         self._host.copy_(tensor.float(), non_blocking=True)
         self._arrived.record()
         return value
@@ -154,7 +155,8 @@ class _Bar:
     """
 
     def __init__(self, owner: ProgressBarCallback) -> None:
-        self._owner, self.more = owner, dict[str, Any]()
+        self._owner = owner
+        self.more = dict[str, Any]()
 
     def update(self, n: float = 1) -> None:
         """Accepted."""
@@ -227,7 +229,10 @@ class ProgressBarCallback(TrainerCallback):
             self._line = None
 
     def _begin(self, trainer: Any, loader: Any, done: int) -> None:
-        self._total, self._first, self._done, self._began = length_of(loader), done, done, time.monotonic()
+        self._total = length_of(loader)
+        self._first = done
+        self._done = done
+        self._began = time.monotonic()
         self._line = ProgressLine() if trainer._det_core.strategy.is_local_main_process else None
 
     def _end(self, trainer: Any, what: str) -> None:
@@ -289,7 +294,8 @@ class LimitEvalStepsCallback(TrainerCallback):
     """
 
     def __init__(self, num_eval_steps: int, limit_intermediate_only: bool = True) -> None:
-        self.num_eval_steps, self.limit_intermediate_only = num_eval_steps, limit_intermediate_only
+        self.num_eval_steps = num_eval_steps
+        self.limit_intermediate_only = limit_intermediate_only
         self._whole: Any = None
 
     def on_eval_epoch_start(self, trainer: Any, **kwargs: Any) -> None:
@@ -301,7 +307,8 @@ class LimitEvalStepsCallback(TrainerCallback):
 
     def on_eval_epoch_end(self, trainer: Any, **kwargs: Any) -> None:
         if self._whole is not None:
-            trainer._eval_dataloader, self._whole = self._whole, None
+            trainer._eval_dataloader = self._whole
+            self._whole = None
 
     on_run_closed = on_eval_epoch_end  # an evaluation that was stopped has had none
 
@@ -355,7 +362,8 @@ def get_default_callbacks(progress_bar: bool = True) -> tuple[Any, ...]:
 
 def limited(callbacks: Iterable[Any]) -> tuple[Any, ...]:
     """Callbacks, and before them one that ends epochs early, if the environment says so and none of them does."""
-    limit, chosen = Environment.read().limit_batches, tuple(callbacks)
+    limit = Environment.read().limit_batches
+    chosen = tuple(callbacks)
     if limit is None or any(isinstance(one, LimitBatchesCallback) for one in chosen):
         return chosen
     return (LimitBatchesCallback(limit), *chosen)

@@ -145,7 +145,9 @@ class LossTracker:
 
     def reset(self) -> None:
         """Begin anew."""
-        self.loss_value, self.total_loss, self.running_count = 0.0, 0.0, 0
+        self.loss_value = 0.0
+        self.total_loss = 0.0
+        self.running_count = 0
 
     def update(self, loss_batch_value: float, batch_size: int = 1) -> None:
         """Add the mean loss of a batch of ``batch_size`` records."""

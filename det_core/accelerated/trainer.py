@@ -82,9 +82,12 @@ class Trainer(TrainingLoop, Saves):
                     f"the metric {name} is a {type(metric).__name__}: give one of torchmetrics (which the extra "
                     "'metrics' installs), or another object with update(outputs, targets), compute() and reset()"
                 )
-        self.model, self.loss_func, self.optimizer = model, loss_func, optimizer
+        self.model = model
+        self.loss_func = loss_func
+        self.optimizer = optimizer
         self.run_history = InMemoryRunHistory() if run_history is None else run_history
-        self._callbacks, self._loss_tracker = callbacks, LossTracker()
+        self._callbacks = callbacks
+        self._loss_tracker = LossTracker()
         self._det_core = Session(
             given_context=core_context, given_seed=seed, metrics=metrics, train_metrics=train_metrics,
             mixed_precision=mixed_precision, on_nan=on_nan, profile=profile,
@@ -214,8 +217,10 @@ class Trainer(TrainingLoop, Saves):
             checkpoint_every="epoch" if checkpoint_every == "epoch" else _whole("checkpoint_every", checkpoint_every),
         )
         clip_value = _above_0("gradient_clip_value", gradient_clip_value)
-        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
-        self.create_scheduler_fn, self.collate_fn = create_scheduler_fn, collate_fn
+        self.train_dataset = train_dataset
+        self.eval_dataset = eval_dataset
+        self.create_scheduler_fn = create_scheduler_fn
+        self.collate_fn = collate_fn
         self.scheduler = self._eval_dataloader = self._train_dl_kwargs = self._eval_dl_kwargs = None
         if reset_run_history and resume_from is None:
             self.run_history.reset()
@@ -296,7 +301,8 @@ class Trainer(TrainingLoop, Saves):
         max_num_train_steps: int | None, gradient_clip_value: float | None,
     ) -> TrainerRunConfig:  # fmt: skip
         """The sizes and lengths of the run that begins; the loaders say what their batch size is."""
-        strategy, size = self._det_core.strategy, self._det_core.strategy.num_processes
+        strategy = self._det_core.strategy
+        size = self._det_core.strategy.num_processes
         train_size = batch_size_of(self._train_dataloader) or per_device_batch_size
         eval_size = batch_size_of(self._eval_dataloader) or per_device_batch_size
         local = 0 if self._train_dataloader is None else length_of(self._train_dataloader)
@@ -324,7 +330,8 @@ class Trainer(TrainingLoop, Saves):
         Raises:
             ValueError: the batches of all ranks hold more than the whole dataset.
         """
-        config, loader = self.run_config, self._eval_dataloader
+        config = self.run_config
+        loader = self._eval_dataloader
         samples = length_of(self.eval_dataset) if loader is not None and self.eval_dataset is not None else None
         if not config.is_distributed or samples is None or batch_size_of(loader) is None:
             return

@@ -158,7 +158,8 @@ def local_process_zero_first(function: Callable[P, R]) -> Callable[P, R]:
 def _only(function: Callable[P, R], here: Callable[[], bool]) -> Callable[P, R | None]:
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R | None:
-        result, error = None, None
+        result = None
+        error = None
         try:
             result = function(*args, **kwargs) if here() else None
         except BaseException as e:  # the others would wait for ever
@@ -183,9 +184,11 @@ def _grouped() -> bool:
 def _place() -> tuple[int, int, int]:
     """The rank of this process, its rank on its node, and how many there are."""
     launch = Environment.read().launch
-    rank, size = int(launch.get("RANK", 0)), int(launch.get("WORLD_SIZE", 1))
+    rank = int(launch.get("RANK", 0))
+    size = int(launch.get("WORLD_SIZE", 1))
     if _grouped():
-        rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+        rank = torch.distributed.get_rank()
+        size = torch.distributed.get_world_size()
     return rank, int(launch.get("LOCAL_RANK", rank)), size
 
 

@@ -1,11 +1,10 @@
-"""What a trial's checkpoint holds, in which file: writing it, reading it, applying it.
+"""Checkpoints of trials: their files, written, read and applied.
 
-The layout is that of the contract's §10, so that what reads the original's checkpoints reads these: ``state_dict.pth``
-(models without ``module.``, optimizers, schedulers, scaler, callbacks, the chief's random states), ``trial_state.json``
-(counters and position; ``trial_state.pkl`` beside it for the original), ``rng_rank<r>.pth`` (random states of each
-rank), ``loader_rank<r>.pth`` (its position in a DataLoader of the user's), ``gradients_rank<r>.pth`` (only between two
-updates with ``aggregation_frequency``), ``load_data.json`` and ``code/``. Nothing that we have written is unpickled
-beyond what ``weights_only`` admits.
+Tools for Determined's checkpoints can read this layout (contract §10): ``state_dict.pth`` (models without ``module.``,
+optimizers, schedulers, scaler, callbacks, random states of the chief), ``trial_state.json`` (counters and position;
+``trial_state.pkl`` for Determined), ``rng_rank<r>.pth`` (random states of each rank), ``loader_rank<r>.pth`` (its
+position in a DataLoader of the user), ``gradients_rank<r>.pth`` (only between two updates with
+``aggregation_frequency``), ``load_data.json`` and ``code/``.
 """
 
 from __future__ import annotations
@@ -50,36 +49,36 @@ logger = logging.getLogger("det_core.pytorch")
 STATE = "state_dict.pth"
 VERSION = 1
 CODE_LIMIT = 32 << 20
-"""Bytes of code that go into a checkpoint; if there are more, none does."""
+"""Maximum bytes of code in a checkpoint; larger code is left out as a whole."""
 CODE_FILES = 5000
 
 
 @dataclass
-class Content:
-    """A checkpoint's content, apart from its files."""
+class CheckpointContent:
+    """CheckpointContent of a checkpoint, independent of its files."""
 
     counters: Counters
     position: Position | None = None
-    """None: it was written by the original, or by somebody else."""
+    """None if another program wrote the checkpoint, such as Determined."""
     state: dict[str, Any] = field(default_factory=dict)
-    """What ``state_dict.pth`` holds."""
+    """CheckpointContent of ``state_dict.pth``."""
     random: dict[str, Any] | None = None
-    """The random states for this rank."""
+    """Random states of this rank."""
     loader: dict[str, Any] | None = None
-    """This rank's position in a torch DataLoader of the user's; None: there is none, or of another number of ranks."""
+    """Position of this rank in a torch DataLoader of the user; None without one, or with another number of ranks."""
     gradients: list[torch.Tensor | None] | None = None
-    """This rank's aggregated gradients; None: it was saved right after an update."""
+    """Aggregated gradients of this rank; None right after an update."""
     step: int = 0
-    """What the checkpoint is listed with."""
+    """``steps_completed`` of the checkpoint."""
     folder: Path | None = None
-    """Where it was read from."""
+    """Directory it was read from."""
 
 
-def read(folder: Path, distributed: core.DistributedContext) -> Content:
-    """What the checkpoint in ``folder`` holds for this rank; nothing is applied.
+def read(folder: Path, distributed: core.DistributedContext) -> CheckpointContent:
+    """Read the content for this rank, without applying it.
 
     Raises:
-        CheckpointError: there is no file of a known layout, or it holds something else.
+        CheckpointError: If no file has a known layout, or its content is not a trial's.
     """
     state = as_current(load_weights(find_state(folder)))
     counters, position = read_progress(folder)
@@ -88,22 +87,30 @@ def read(folder: Path, distributed: core.DistributedContext) -> Content:
         files = {name: folder / f"{name}_rank{distributed.rank}.pth" for name in ("rng", "loader")}
         own = {name: load_weights(file) for name, file in files.items() if file.exists()}
     random = own.get("rng") or random_state_of(state)
-    return Content(counters, position, state, random, own.get("loader"), _gradients(folder, distributed), folder=folder)
+    gradients = _read_gradients(folder, distributed)
+    return CheckpointContent(counters, position, state, random, own.get("loader"), gradients, folder=folder)
 
 
-def _gradients(folder: Path, distributed: core.DistributedContext) -> list[torch.Tensor | None] | None:
-    """This rank's aggregated gradients; of another number of ranks the mean, which their exchange leaves as it is."""
+def _read_gradients(folder: Path, distributed: core.DistributedContext) -> list[torch.Tensor | None] | None:
+    """Return the aggregated gradients of this rank, or their mean if another number of ranks saved them."""
     files = sorted(folder.glob("gradients_rank*.pth"))
     own = folder / f"gradients_rank{distributed.rank}.pth"
     if len(files) == distributed.size and own.exists():
         mine: list[torch.Tensor | None] = load_weights(own)
         return mine
-    each = zip(*map(load_weights, files), strict=True)
-    return [None if g[0] is None else torch.stack(g).mean(0) for g in each] if files else None
+    if not files:
+        return None
+    # The exchange before the update averages over ranks, which leaves a mean unchanged.
+    means: list[torch.Tensor | None] = []
+    for gradients in zip(*map(load_weights, files), strict=True):
+        means.append(None)
+        if gradients[0] is not None:
+            means[-1] = torch.stack(gradients).mean(0)
+    return means
 
 
 def read_progress(folder: Path) -> tuple[Counters, Position | None]:
-    """How far the trial was, and where in its data; None: the original wrote it, or somebody else."""
+    """Return the counters, and the position in the data if det_core wrote the checkpoint."""
     saved = read_counters(folder)
     names = [name for name in asdict(Counters()) if saved.get(name) is not None]
     position = saved.get("position")
@@ -111,19 +118,22 @@ def read_progress(folder: Path) -> tuple[Counters, Position | None]:
 
 
 def random_state_of(state: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The random states in a state of ours or of the original's, as ``core.set_random_state()`` takes them."""
+    """Return the random states of ``state_dict.pth`` in the form of ``core.set_random_state()``."""
     random: dict[str, Any] | None = state.get("rng_state")
-    return random if random is None or "python" in random else original_random_state(random)
+    if random is None or "python" in random:
+        return random
+    return original_random_state(random)
 
 
-def apply(content: Content, context: PyTorchTrialContext, hooks: Hooks) -> None:
-    """Put models, optimizers, schedulers, the scaler and callbacks to where they were."""
+def apply(content: CheckpointContent, context: PyTorchTrialContext, hooks: Hooks) -> None:
+    """Restore models, optimizers, schedulers, the scaler and callbacks."""
     state = content.state
-    models, optimizers = context.models, context.optimizers
+    models = context.models
+    optimizers = context.optimizers
     for name, have in (("models", models), ("optimizers", optimizers), ("lr_schedulers", context.lr_schedulers)):
         saved = state.get(f"{name}_state_dict", [])
         if len(saved) != len(have):
-            raise CheckpointError(f"the checkpoint holds {len(saved)} {name}, and the trial has wrapped {len(have)}")
+            raise CheckpointError(f"the checkpoint has {len(saved)} {name}, but the trial has wrapped {len(have)}")
     with fitting(f"the checkpoint in {content.folder}"):
         context._strategy.load(models, optimizers, state)
     for scheduler, saved in zip(context.lr_schedulers, state.get("lr_schedulers_state_dict", []), strict=True):
@@ -131,42 +141,51 @@ def apply(content: Content, context: PyTorchTrialContext, hooks: Hooks) -> None:
     if context._scaler is not None and "scaler_state_dict" in state:
         context._scaler.load_state_dict(state["scaler_state_dict"])
     elif (context._scaler is not None) != ("scaler_state_dict" in state):
-        where = "the checkpoint has none" if context._scaler is not None else "the trial has wrapped none"
-        logger.warning("the state of the gradient scaler is not restored: %s", where)
+        missing_in = "checkpoint"
+        if context._scaler is None:
+            missing_in = "trial"
+        logger.warning("state of the gradient scaler not restored: the %s has no scaler", missing_in)
     if content.gradients is not None:
-        context._go_on_with(content.gradients)
+        context._restore_gradients(content.gradients)
     apply_callbacks(hooks, state)
 
 
 def apply_callbacks(hooks: Hooks, state: Mapping[str, Any]) -> None:
-    """Put callbacks to where they were."""
+    """Restore the states of callbacks."""
     known = state.get("callbacks") or {}
     for name, callback in hooks.named.items():
         if name in known:
             callback.load_state_dict(known[name])
         elif hooks.is_stateful(name):
-            logger.warning("callback %r has a load_state_dict(), but the checkpoint holds no state of it", name)
+            logger.warning("callback %r has a load_state_dict(), but the checkpoint has no state for it", name)
 
 
-class Files:
-    """What a checkpoint of any trial holds beside its models; of one fit. ``kind`` is what the original calls it."""
+class CheckpointFiles:
+    """Files and metadata that checkpoints of all trial classes share, for one fit.
+
+    Args:
+        kind: ``trial_type`` in ``load_data.json``, as Determined writes it.
+    """
 
     def __init__(self, trial: Trial, context: TrialContext, hooks: Hooks, kind: str) -> None:
-        self._trial, self._context, self._hooks, self._kind = trial, context, hooks, kind
-        self._code = Code(Path.cwd(), trial.code_files, whole=context._core.managed)
+        self._trial = trial
+        self._context = context
+        self._hooks = hooks
+        self._kind = kind
+        self._code = CodeSnapshot(Path.cwd(), trial.code_files, whole=context._core.managed)
         self._warned: set[str] = set()
 
-    def metadata(self, content: Content) -> dict[str, Any]:
-        """What the checkpoint is listed with."""
+    def metadata(self, content: CheckpointContent) -> dict[str, Any]:
+        """Return the metadata of the checkpoint."""
         return {
             "steps_completed": content.step, "determined_version": det_core.__version__,
             "framework": f"torch-{torch.__version__}", "format": "pickle",
         }  # fmt: skip
 
-    def files(self, content: Content) -> dict[str, bytes | Path]:
-        """How far the trial is, how its class is found, and its code."""
+    def files(self, content: CheckpointContent) -> dict[str, bytes | Path]:
+        """Return counters, position, the location of the class, and code."""
         counters = asdict(content.counters)
-        position = None if content.position is None else content.position.to_dict()
+        position = content.position and content.position.to_dict()
         original = {name: counters[name] for name in COUNTERS}
         return {
             "trial_state.json": json.dumps({**counters, "position": position, "version": VERSION}).encode(),
@@ -176,17 +195,18 @@ class Files:
         }
 
     def callbacks(self) -> dict[str, Any]:
-        """Return the state of each callback, without those that could not be read back."""
+        """Return the state of each callback, without states that could not be read back."""
         states = {name: callback.state_dict() for name, callback in self._hooks.named.items()}
         return readable_states("callback", states, load_weights, logger, self._warned)
 
     def readable(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return all that a checkpoint is to hold, without what could not be read back, with a warning of that."""
+        """Return ``state`` without parts that could not be read back, with a warning for each."""
         return without_unreadable(state, load_weights, logger, self._warned)
 
     def _load_data(self) -> dict[str, Any]:
-        """How :func:`load_trial_from_checkpoint_path` finds the class, and what it gives to it."""
-        context, cls = self._context, type(self._trial)
+        """Return the class and its arguments for :func:`load_trial_from_checkpoint_path`."""
+        context = self._context
+        cls = type(self._trial)
         return {
             "trial_type": self._kind,
             "experiment_config": context._exp_conf,
@@ -197,15 +217,25 @@ class Files:
 
 
 def write_files(files: Mapping[str, bytes | Path], folder: Path) -> None:
-    """Write files, or copy them, into a folder; raise StorageError where the disk refuses."""
-    for name, given in files.items():
+    """Write or copy files into a directory.
+
+    Raises:
+        StorageError: If a file cannot be written.
+    """
+    for name, source in files.items():
         with _storage_errors(folder / name):
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_bytes(given.read_bytes() if isinstance(given, Path) else given)
+            if isinstance(source, Path):
+                source = source.read_bytes()
+            (folder / name).write_bytes(source)
 
 
 def write_state(state: dict[str, Any], path: Path) -> None:
-    """Write a state by ``torch.save``; raise StorageError where the disk refuses."""
+    """Write a state with ``torch.save``.
+
+    Raises:
+        StorageError: If the file cannot be written.
+    """
     with _storage_errors(path), open(path, "xb") as file:
         torch.save(state, file)
 
@@ -215,27 +245,30 @@ def _storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError) as e:
-        cause = e if isinstance(e, OSError) else e.__context__  # torch.save raises a RuntimeError over the file's error
+        cause: BaseException | None = e
+        if isinstance(e, RuntimeError):
+            cause = e.__context__  # torch.save raises a RuntimeError while it handles the file's error
         if not isinstance(cause, OSError):
             raise
-        where = cause.filename or path
-        text = f"cannot write a file of the checkpoint: {where}: {cause.strerror or cause}"
+        text = f"cannot write checkpoint file {cause.filename or path}: {cause.strerror or cause}"
         raise StorageError(cause.errno, text) from cause
 
 
 class Checkpoints:
-    """Writes the checkpoints of a PyTorchTrial, of one fit."""
+    """Reads and writes the checkpoints of a PyTorchTrial in one fit."""
 
     def __init__(self, trial: Trial, context: PyTorchTrialContext, hooks: Hooks) -> None:
-        self._context, self._hooks, self._core = context, hooks, context._core
-        self._files = Files(trial, context, hooks, "PyTorchTrial")
+        self._context = context
+        self._hooks = hooks
+        self._core = context._core
+        self._files = CheckpointFiles(trial, context, hooks, "PyTorchTrial")
 
-    def save(self, content: Content, *, alone: bool = False) -> str:
-        """Save on the chief; the storage_id, on every rank.
+    def save(self, content: CheckpointContent, *, alone: bool = False) -> str:
+        """Save on the chief, and return the storage_id on every rank.
 
         Args:
             content: counters and position.
-            alone: without a word to the other ranks, because of an error that is under way here.
+            alone: call no collective, because this rank is about to leave with an error.
         """
         distributed = self._context.distributed
         own = {"rng": _saved(core.random_state())}
@@ -243,25 +276,31 @@ class Checkpoints:
             own["loader"] = _saved(content.loader)
         if content.counters.batches_trained % self._context._aggregation:
             own["gradients"] = _saved(self._context._aggregated())
-        everyone = [own] if alone else distributed.gather(own)
-        storage_id = None
-        if everyone is not None:
+        per_rank: list[dict[str, bytes]] | None = [own]
+        if not alone:
+            per_rank = distributed.gather(own)
+        storage_id = ""
+        if per_rank is not None:
             files: dict[str, bytes | Path] = {
-                f"{name}_rank{rank}.pth": saved for rank, each in enumerate(everyone) for name, saved in each.items()
+                f"{name}_rank{rank}.pth": saved for rank, parts in enumerate(per_rank) for name, saved in parts.items()
             }
             storage_id = self._save(
                 content, files, blocking=alone or "on_checkpoint_upload_end" in self._hooks.anywhere
             )
-        return str(storage_id if alone else distributed.broadcast(storage_id))
+        if alone:
+            return storage_id
+        return str(distributed.broadcast(storage_id))
 
-    def _save(self, content: Content, files: dict[str, bytes | Path], *, blocking: bool) -> str:
-        hooks, checkpoint = self._hooks, self._core.checkpoint
+    def _save(self, content: CheckpointContent, files: dict[str, bytes | Path], *, blocking: bool) -> str:
+        hooks = self._hooks
+        checkpoint = self._core.checkpoint
         self._core.train.set_status("checkpointing")
-        random = core.random_state()  # first: a callback's state_dict() may draw numbers
+        random = core.random_state()  # first: the state_dict() of a callback may draw random numbers
         state = {**self._state(), "callbacks": self._files.callbacks(), "rng_state": random}
         hooks.call("on_checkpoint_save_start", state)
         state = self._files.readable(state)
-        metadata, files = self._files.metadata(content), files | self._files.files(content)
+        metadata = self._files.metadata(content)
+        files = files | self._files.files(content)
         if not (hooks.on_checkpoint_write_end or hooks.on_checkpoint_end):
             return checkpoint.save(state, metadata, name=STATE, files=files, blocking=blocking)
         with checkpoint.store_path(metadata, blocking=blocking) as (path, storage_id):
@@ -271,8 +310,8 @@ class Checkpoints:
             hooks.call("on_checkpoint_write_end", str(path))
         return storage_id
 
-    def read(self, folder: Path) -> Content:
-        """Return what :func:`read` does; parts of a state that could not be saved are as they are now."""
+    def read(self, folder: Path) -> CheckpointContent:
+        """Read a checkpoint; parts of the state that were not saved keep their current values."""
         content = read(folder, self._context.distributed)
         content.state = completed(content.state, self._state)
         return content
@@ -286,37 +325,44 @@ class Checkpoints:
         return state
 
 
-class Code:
-    """The code that checkpoints keep, from which a trial's class is imported again.
-
-    Under a master that is the working directory, which is the experiment's context. Elsewhere it may hold anything: it
-    is the modules that this process has loaded from there, and what the class names.
+class CodeSnapshot:
+    """Code in checkpoints, from which the class of a trial can be imported again.
 
     Args:
-        folder: the working directory. What its ``.detignore`` names is left out.
-        more: files, folders and patterns below it.
-        whole: take all of it, but for hidden files.
+        folder: working directory, without the files that its ``.detignore`` names.
+        more: files, directories and patterns below it.
+        whole: take all files except hidden ones, as in an experiment, whose working directory is its context. Otherwise
+            only ``more`` and the modules that this process has loaded from the directory, which may contain anything.
     """
 
     def __init__(self, folder: Path, more: Iterable[str], *, whole: bool) -> None:
-        self._folder, self._more, self._whole = folder, list(more), whole
+        self._folder = folder
+        self._more = list(more)
+        self._whole = whole
         self._found: dict[str, bytes | Path] = {}
         self._modules = self._size = 0
         self._refused = ""
 
     def files(self) -> dict[str, bytes | Path]:
-        """By path, as they were when they were first seen, since files come, go and grow; none if they are more than a
-        model's code. They are looked for again when modules were loaded since; what cannot be read is left out."""
+        """Return the files by path, with the content they had when first seen; none if the code is too large.
+
+        Modules loaded since the last call are added. Unreadable files are left out.
+        """
         modules = len(sys.modules)
         if not self._refused and modules != self._modules and not (self._whole and self._modules):
             self._modules = modules
             try:
-                self._read(self._context() if self._whole else loaded(self._folder, self._more))
+                if self._whole:
+                    self._read(self._context())
+                else:
+                    self._read(loaded(self._folder, self._more))
             except MissingExtra as e:
                 self._refused = str(e)
             if self._refused:
-                logger.warning("the code in %s is not kept in checkpoints: %s", self._folder, self._refused)
-        return {} if self._refused else self._found
+                logger.warning("leaving code in %s out of checkpoints: %s", self._folder, self._refused)
+        if self._refused:
+            return {}
+        return self._found
 
     def _read(self, names: Iterable[str]) -> None:
         for name in names:
@@ -325,42 +371,45 @@ class Code:
             try:
                 content = (self._folder / name).read_bytes()
             except OSError as e:
-                self._tell(e)
+                self._warn(e)
                 continue
-            self._found[name], self._size = content, self._size + len(content)
+            self._found[name] = content
+            self._size += len(content)
             if self._size > CODE_LIMIT or len(self._found) > CODE_FILES:
                 self._refused = (
-                    f"it is more than {CODE_LIMIT >> 20} MB or {CODE_FILES} files. Name in .detignore there what a "
-                    "model does not need, one pattern a line, as in .gitignore"
+                    f"it exceeds {CODE_LIMIT >> 20} MB or {CODE_FILES} files; list files that the model does not need "
+                    "in .detignore there, with patterns as in .gitignore"
                 )
                 return
 
     def _context(self) -> Iterator[str]:
         home = Environment.read().home
-        return (path for path, entry in walk(self._folder, home, hidden=False, failed=self._tell) if entry.is_file())
+        return (path for path, entry in walk(self._folder, home, hidden=False, failed=self._warn) if entry.is_file())
 
-    def _tell(self, error: OSError) -> None:
-        logger.warning("%s is not kept in checkpoints: %s", error.filename, error.strerror)
+    def _warn(self, error: OSError) -> None:
+        logger.warning("leaving %s out of checkpoints: %s", error.filename, error.strerror)
 
 
-def tell_changes(content: Content, hparams: Mapping[str, Any] | None) -> None:
-    """Warn of hyperparameters that are not those of a checkpoint."""
-    if content.folder is None or hparams is None or not (told := content.folder / "load_data.json").is_file():
+def warn_hparam_changes(content: CheckpointContent, hparams: Mapping[str, Any] | None) -> None:
+    """Warn of hyperparameters that differ from those of a checkpoint."""
+    if content.folder is None or hparams is None or not (load_data := content.folder / "load_data.json").is_file():
         return
-    before = json.loads(told.read_text()).get("hparams") or {}
+    before = json.loads(load_data.read_text()).get("hparams") or {}
     now = json.loads(json.dumps(dict(hparams), default=_plain))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if names:
         logger.warning(
-            "hyperparameters differ from the checkpoint's: %s. What it restores keeps its own values, such as an "
-            "optimizer's learning rate", "; ".join(f"{n} is {now.get(n)}, and was {before.get(n)}" for n in names),
+            "hyperparameters differ from the checkpoint's: %s. Restored objects keep their own values, such as the "
+            "learning rate of an optimizer", "; ".join(f"{n} was {before.get(n)} and is {now.get(n)}" for n in names),
         )  # fmt: skip
 
 
 def _plain(value: Any) -> Any:
-    """Return a value that is not JSON as one that is: arrays as lists and numbers, any other as its text."""
+    """Convert a value that JSON does not know: arrays to lists and numbers, others to their text."""
     builtin = to_builtin(value)
-    return str(value) if builtin is value else builtin
+    if builtin is value:
+        return str(value)
+    return builtin
 
 
 def _saved(value: Any) -> bytes:

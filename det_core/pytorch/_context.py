@@ -1,4 +1,4 @@
-"""What a PyTorchTrial is given: wraps, the backward pass and the optimizer step, beside what every trial is given."""
+"""Context of a PyTorchTrial: wrapping, the backward pass, and optimizer steps."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ logger = logging.getLogger("det_core.pytorch")
 
 
 class PyTorchTrialContext(TrialContext):
-    """What a trial needs at run time. Made by :func:`det_core.pytorch.init`.
+    """Context of a trial at run time, made by :func:`det_core.pytorch.init`.
 
     Attributes:
         distributed: the ranks.
-        device: where models and batches go.
-        models, optimizers, lr_schedulers: what was wrapped, in that order.
-        experimental: switches that the class of the original keeps apart.
-        profiler: the core's, which samples the machine.
+        device: device of models and batches.
+        models, optimizers, lr_schedulers: wrapped objects, in order.
+        experimental: further switches.
+        profiler: ``ctx.profiler``, which samples the machine.
     """
 
     _any_loader_call = "context.experimental.disable_dataset_reproducibility_checks()"
@@ -64,18 +64,18 @@ class PyTorchTrialContext(TrialContext):
         self.experimental = PyTorchExperimentalContext(self)
         self._averages: dict[int, bool] = {}
         self._unchecked: set[int] = set()
-        """Optimizers that have not stepped yet."""
+        """IDs of optimizers that have not stepped yet."""
         self._scaler: Any = None
         self._scaler_from = ""
         self._auto_amp: torch.dtype | None = None
         self._auto_to_device = True
         self._updates: bool | None = None
-        """Whether the batch that is trained is one at which optimizers step; None: before training."""
+        """Whether optimizers step at the current batch; None before training."""
         self._global_batch_size, self._slot_batch_size = _batch_sizes(self._hparams, self.distributed.size)
 
     @property
     def _current_batch_idx(self) -> int | None:
-        """As :meth:`current_train_batch`; trials and their tests read it under this name, and the next."""
+        # Trials and their tests read these two private names.
         return self._batch
 
     @property
@@ -85,7 +85,7 @@ class PyTorchTrialContext(TrialContext):
     # wrapping
 
     def wrap_model(self, model: nn.Module) -> nn.Module:
-        """Move a model to the device and spread it over the ranks; returns what is to be called in its place."""
+        """Move a model to the device and distribute it over the ranks; return the model to call instead."""
         if not isinstance(model, nn.Module):
             raise TypeError(f"wrap_model() takes a torch.nn.Module, not {type(model).__name__}")
         if self._auto_amp is not None:
@@ -101,48 +101,53 @@ class PyTorchTrialContext(TrialContext):
         fp16_compression: bool | None = None,
         average_aggregated_gradients: bool | None = None,
     ) -> Optimizer:
-        """Register an optimizer; returns what is to be stepped in its place.
+        """Register an optimizer; return the optimizer to step instead.
 
         Args:
-            optimizer: of parameters of wrapped models.
-            backward_passes_per_step: how often ``train_batch`` calls backward before it steps; needed with Horovod.
-            fp16_compression: send gradients as float16; Horovod only. Left out: as the configuration says, else no.
-            average_aggregated_gradients: divide gradients that were aggregated over batches by their number. Left out:
-                as the configuration says, else yes.
+            optimizer: an optimizer of parameters of wrapped models.
+            backward_passes_per_step: number of backward passes in ``train_batch`` before a step; used with Horovod.
+            fp16_compression: send gradients as float16 with Horovod. Defaults to the configuration's value, or False.
+            average_aggregated_gradients: divide gradients aggregated over batches by the number of batches. Defaults to
+                the configuration's value, else True.
         """
         if backward_passes_per_step < 1:
             raise InvalidExperimentException(
                 f"wrap_optimizer(backward_passes_per_step={backward_passes_per_step}): expected at least 1"
             )
-        average = average_aggregated_gradients
+        if fp16_compression is None:
+            fp16_compression = self._fp16_compression_default
+        if average_aggregated_gradients is None:
+            average_aggregated_gradients = self._average_gradients_default
         if self._horovod is not None and self.distributed.size > 1:
-            compress = self._fp16_compression_default if fp16_compression is None else fp16_compression
-            optimizer = self._distributed_optimizer(optimizer, backward_passes_per_step, compress)
-        self._averages[id(optimizer)] = self._average_gradients_default if average is None else average
+            optimizer = self._distributed_optimizer(optimizer, backward_passes_per_step, fp16_compression)
+        self._averages[id(optimizer)] = average_aggregated_gradients
         self.optimizers.append(optimizer)
         self._unchecked.add(id(optimizer))
         return optimizer
 
     def _distributed_optimizer(self, optimizer: Optimizer, passes: int, compress: bool) -> Optimizer:
         hvd = self._horovod
+        compression = hvd.Compression.none
+        if compress:
+            compression = hvd.Compression.fp16
         wrapped: Optimizer = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=[named for i, m in enumerate(self.models) for named in m.named_parameters(prefix=str(i))],
             backward_passes_per_step=passes * self._aggregation,
-            compression=hvd.Compression.fp16 if compress else hvd.Compression.none,
+            compression=compression,
         )
         return wrapped
 
     def wrap_lr_scheduler(self, lr_scheduler: Any, step_mode: Any, frequency: int = 1) -> Any:
-        """Register a learning rate scheduler; returns the very scheduler.
+        """Register a learning rate scheduler, and return it.
 
         Args:
-            lr_scheduler: of an optimizer that was wrapped.
-            step_mode: a ``LRScheduler.StepMode``: what ``frequency`` counts.
-            frequency: step at every so many of them.
+            lr_scheduler: scheduler of a wrapped optimizer.
+            step_mode: a ``LRScheduler.StepMode``, the unit of ``frequency``.
+            frequency: number of units between two steps.
 
         Raises:
-            InvalidExperimentException: its optimizer was not wrapped, or it cannot be stepped in that mode.
+            InvalidExperimentException: If its optimizer is not wrapped, or the scheduler does not support the mode.
         """
         wrapper = LRScheduler(lr_scheduler, step_mode, frequency)
         optimizer = getattr(lr_scheduler, "optimizer", None)
@@ -155,21 +160,22 @@ class PyTorchTrialContext(TrialContext):
         return lr_scheduler
 
     def wrap_scaler(self, scaler: Any) -> Any:
-        """Register a ``torch.amp.GradScaler``, whose state is saved and restored; scaling is up to ``train_batch``."""
+        """Register a ``torch.amp.GradScaler`` to save and restore its state; ``train_batch`` does the scaling."""
         self._take_scaler(scaler, "wrap_scaler()")
         return scaler
 
     def _take_scaler(self, scaler: Any, method: str) -> None:
         if self._scaler is not None:
-            raise InvalidExperimentException(f"{method}: there is a scaler already, by {self._scaler_from}")
+            raise InvalidExperimentException(f"{method}: a scaler exists already, from {self._scaler_from}")
         if self.models:
             raise InvalidExperimentException(f"call {method} before wrap_model()")
-        self._scaler, self._scaler_from = scaler, method
+        self._scaler = scaler
+        self._scaler_from = method
 
     def configure_apex_amp(
         self, models: Any, optimizers: Any, enabled: bool = True, *_ignored: Any, **_too: Any
     ) -> tuple[Any, Any]:
-        """Refused: apex is not supported. With ``enabled=False``, returns its two arguments, as apex does."""
+        """Reject apex, which is not supported; with ``enabled=False``, return both arguments as apex does."""
         if enabled:
             raise InvalidExperimentException(
                 "apex is not supported: use PyTorch's own mixed precision, by context.experimental.use_amp() before "
@@ -182,7 +188,7 @@ class PyTorchTrialContext(TrialContext):
     def backward(
         self, loss: Tensor, gradient: Tensor | None = None, retain_graph: bool = False, create_graph: bool = False
     ) -> None:
-        """Compute gradients, as ``loss.backward()`` does; ranks exchange them at batches at which optimizers step."""
+        """Compute gradients as ``loss.backward()`` does; at batches with a step, exchange them among ranks."""
         if self._auto_amp is not None and self._scaler is not None:
             loss = self._scaler.scale(loss)
         self._strategy.backward(loss, gradient, retain_graph, create_graph)
@@ -194,23 +200,23 @@ class PyTorchTrialContext(TrialContext):
         auto_zero_grads: bool = True,
         scaler: Any = None,
     ) -> None:
-        """Step an optimizer, at every ``aggregation_frequency``-th batch; at the others this does nothing.
+        """Step an optimizer at every ``aggregation_frequency``-th batch; do nothing at the others.
 
         Args:
-            optimizer: what ``wrap_optimizer`` returned.
-            clip_grads: called with the list of its parameters, before the step.
-            auto_zero_grads: set the gradients to zero afterwards.
-            scaler: the wrapped scaler, if scaling is up to ``train_batch``.
+            optimizer: return value of ``wrap_optimizer``.
+            clip_grads: called before the step with the list of the optimizer's parameters.
+            auto_zero_grads: set the gradients to zero after the step.
+            scaler: the wrapped scaler, if ``train_batch`` does the scaling.
 
         Raises:
-            InternalException: before training.
-            InvalidExperimentException: the optimizer was not wrapped; ``auto_zero_grads=False`` with gradients
+            InternalException: If training has not begun.
+            InvalidExperimentException: If the optimizer is not wrapped, or with ``auto_zero_grads=False`` and gradients
                 aggregated over batches.
         """
         if self._updates is None:
             raise InternalException("step_optimizer() was called before training")
         if id(optimizer) not in self._averages:
-            raise InvalidExperimentException("step_optimizer() takes what context.wrap_optimizer() returned")
+            raise InvalidExperimentException("step_optimizer(): expected the return value of context.wrap_optimizer()")
         if self._aggregation > 1:
             if not auto_zero_grads:
                 raise InvalidExperimentException("auto_zero_grads=False cannot be used with aggregation_frequency > 1")
@@ -234,9 +240,9 @@ class PyTorchTrialContext(TrialContext):
             optimizer.zero_grad()
 
     def _average(self, optimizer: Optimizer) -> None:
-        """Divide aggregated gradients by the number of batches. Horovod exchanges them first."""
+        """Divide aggregated gradients by the number of batches."""
         if self._horovod is not None and self.distributed.size > 1:
-            optimizer.synchronize()
+            optimizer.synchronize()  # ends the exchange, which writes to the gradients
         if self._averages.get(id(optimizer), True):
             with torch.no_grad():
                 for group in optimizer.param_groups:
@@ -248,37 +254,46 @@ class PyTorchTrialContext(TrialContext):
         if self._aggregation == 1 or self.distributed.size == 1:
             self._strategy.step(optimizer, scaler)
             return
-        with optimizer.skip_synchronize():  # that is done
+        with optimizer.skip_synchronize():  # _average() did it
             self._strategy.step(optimizer, scaler)
 
-    # what the runner asks for
+    # Called by the runner.
 
     def _evaluating(self) -> AbstractContextManager[Any]:
         return self._strategy.evaluating(self.models)
 
     def _aggregated(self) -> list[Tensor | None]:
-        """This rank's gradients of the batches since optimizers last stepped."""
-        return [None if p.grad is None else p.grad.detach().cpu() for p in parameters_of(self.optimizers)]
+        """Return this rank's gradients of the batches since the last step of optimizers."""
+        gradients: list[Tensor | None] = []
+        for parameter in parameters_of(self.optimizers):
+            gradients.append(None)
+            if parameter.grad is not None:
+                gradients[-1] = parameter.grad.detach().cpu()
+        return gradients
 
-    def _go_on_with(self, aggregated: Sequence[Tensor | None]) -> None:
-        """Put back what :meth:`_aggregated` gave."""
+    def _restore_gradients(self, aggregated: Sequence[Tensor | None]) -> None:
+        """Restore the return value of :meth:`_aggregated`."""
         for parameter, gradient in zip(parameters_of(self.optimizers), aggregated, strict=True):
-            parameter.grad = None if gradient is None else gradient.to(parameter.device)
+            parameter.grad = None
+            if gradient is not None:
+                parameter.grad = gradient.to(parameter.device)
 
-    def _begin_alike(self) -> None:
-        """Without gradients of an earlier fit; with Horovod, which leaves that to its user, rank 0's models."""
+    def _prepare_new_training(self) -> None:
+        """Clear gradients of an earlier fit, and give all ranks the chief's models and optimizers."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         if self._horovod is None or self.distributed.size == 1:
-            return
+            return  # DDP broadcasts when a model is wrapped; Horovod leaves it to its user
         for model in self.models:
             self._horovod.broadcast_parameters(model.state_dict(), root_rank=0)
         for optimizer in self.optimizers:
             self._horovod.broadcast_optimizer_state(optimizer, root_rank=0)
 
     def _mover(self) -> Callable[[Any], Any]:
-        """What moves a batch, decided once."""
-        return mover(self.device, self._not_moved) if self._auto_to_device else lambda batch: batch
+        """Return the function that moves batches to the device."""
+        if self._auto_to_device:
+            return mover(self.device, self._not_moved)
+        return lambda batch: batch
 
 
 class PyTorchExperimentalContext:
@@ -288,41 +303,41 @@ class PyTorchExperimentalContext:
         self._parent = parent
 
     def disable_auto_to_device(self) -> None:
-        """Give batches to ``train_batch`` and ``evaluate_batch`` as the loader makes them."""
+        """Pass batches to ``train_batch`` and ``evaluate_batch`` without moving them to the device."""
         self._parent._auto_to_device = False
 
     def disable_dataset_reproducibility_checks(self) -> None:
-        """Accept any loader from ``build_…_data_loader()``; it is used as it is, neither sharded nor skipped into."""
+        """Accept any loader from ``build_…_data_loader()``, used without sharding and skipping."""
         self._parent._any_loader = True
 
     def use_amp(self, dtype: torch.dtype | None = None) -> None:
-        """Use mixed precision without a change to ``train_batch``: autocast, and a scaler where float16 needs one.
+        """Use mixed precision without changes to ``train_batch``: autocast, and a scaler if float16 needs one.
 
-        Call it before ``wrap_model``. On a CPU it does nothing unless ``dtype`` is given.
+        Call it before ``wrap_model``. On a CPU it has no effect without ``dtype``.
 
         Args:
-            dtype: what autocast computes in; left out: float16 on a GPU. ``torch.bfloat16`` needs no scaler.
+            dtype: type that autocast computes in. Defaults to float16 on a GPU. ``torch.bfloat16`` uses no scaler.
         """
         parent = self._parent
         on_cpu = parent.device.type == "cpu"
         half = dtype in (None, torch.float16) and not on_cpu
         parent._take_scaler(torch.amp.GradScaler(parent.device.type, enabled=half), "experimental.use_amp()")
         if not on_cpu or dtype is not None:
-            parent._auto_amp = torch.float16 if dtype is None else dtype
+            parent._auto_amp = dtype or torch.float16
 
 
 def _batch_sizes(hparams: Mapping[str, Any] | None, size: int) -> tuple[int | None, int | None]:
-    """Records in a batch of all ranks, and of one."""
+    """Return the number of records in a batch of all ranks, and of one."""
     if not hparams or "global_batch_size" not in hparams:
         return None, None
     wanted = hparams["global_batch_size"]
     if isinstance(wanted, bool) or not isinstance(wanted, int):
-        raise InvalidExperimentException(f"global_batch_size must be an integer, not {wanted!r}")
+        raise InvalidExperimentException(f"global_batch_size={wanted!r}: expected an integer")
     if wanted < size:
         raise InvalidExperimentException(
-            f"global_batch_size is {wanted}, less than one record for each of {size} ranks"
+            f"global_batch_size={wanted}: expected at least one record for each of {size} ranks"
         )
     slot = wanted // size
     if slot * size != wanted:
-        logger.warning("global_batch_size is %d, as %d is not divisible by %d ranks", slot * size, wanted, size)
+        logger.warning("global_batch_size %d is not divisible by %d ranks: using %d", wanted, size, slot * size)
     return slot * size, slot

@@ -1,4 +1,4 @@
-"""The loaders of one fit: built for one rank and one position; and what a number of batches is as a place in them."""
+"""Loaders of one fit: build them for one rank and position, and convert numbers of batches to positions."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ logger = logging.getLogger("det_core.pytorch")
 
 
 @dataclass(frozen=True)
-class Dealing:
-    """How batches are dealt out to ranks in one fit, so that a number of trained batches is a place in the data.
+class BatchDistribution:
+    """Distribution of batches over ranks in one fit, by which a number of trained batches is a position in the data.
 
     Attributes:
-        pass_batches: batches of a pass over the dataset.
-        batch_size: records in each; None: it is up to a batch_sampler of the user's.
-        skip: batches of each rank that were passed over.
-        origin: how many were trained by then.
+        pass_batches: number of batches in a pass over the dataset.
+        batch_size: number of records in each; None if a batch_sampler of the user decides.
+        skip: number of batches that each rank skipped at the start.
+        origin: number of batches trained before.
     """
 
     pass_batches: int
@@ -41,76 +41,91 @@ class Dealing:
 
 
 class Loaders:
-    """The loaders of one fit.
+    """Loaders of one fit.
 
     Args:
-        rank: whose share of the batches to take; left out: that of this rank among all.
-        size: how many share them.
-        each: how many batches of the training loader are trained as one.
+        rank: rank whose share of the batches to take. Defaults to this rank.
+        size: number of ranks that share them. Defaults to all.
+        each: number of loader batches in one training batch.
 
     Attributes:
-        dealing: how batches are dealt out; None: nothing is built, or a loader of the user's.
-        lengths: records and batches of loaders of ours, which must be the same on every rank.
-        error: the last error that a loader has raised; None: none has.
+        distribution: distribution of batches over ranks; None before building, and for a loader of the user.
+        lengths: numbers of records and batches of internal loaders, which must be equal on every rank.
+        error: last error of a loader, or None.
     """
 
     def __init__(
         self, trial: Trial, context: TrialContext, *, rank: int | None = None, size: int | None = None, each: int = 1
     ) -> None:
-        self._trial, self._context, self._each = trial, context, each
-        self._rank = context.distributed.rank if rank is None else rank
-        self._size = context.distributed.size if size is None else size
+        self._trial = trial
+        self._context = context
+        self._each = each
+        if rank is None:
+            rank = context.distributed.rank
+        if size is None:
+            size = context.distributed.size
+        self._rank = rank
+        self._size = size
         self._validation: Any = None
         self._resumable: core.ResumableLoader[Any] | None = None
-        self.dealing: Dealing | None = None
+        self.distribution: BatchDistribution | None = None
         self.lengths: dict[str, int | None] = {}
         self.error: Exception | None = None
 
     def build(
         self, position: Position, *, full_validation: bool, state: Mapping[str, Any] | None = None
     ) -> tuple[Iterator[Any], int | None]:
-        """Build both loaders; the training batches from ``position`` on, and how many of them are a pass of a rank.
+        """Build both loaders; return the training batches from ``position`` on, and the length of a rank's pass.
 
         Args:
             position: number of trained batches, and seed of the order.
-            full_validation: whether each rank is given the whole validation set.
-            state: what :meth:`state` returned at the checkpoint, for a DataLoader of the user's.
+            full_validation: whether each rank gets the whole validation set.
+            state: return value of :meth:`state` at the checkpoint, for a DataLoader of the user.
         """
         training = self._trial.build_training_data_loader()
         self._check(training, "build_training_data_loader")
         training = _unrepeated(training)
         if isinstance(training, DataLoader):
-            slot = None if training.batches_by_user else training.batch_size
-            whole = self._note("training", training)
-            skip = self._start(position, whole, slot, length_of(training.dataset))
-            self.dealing = None if whole is None else Dealing(whole, slot, skip, position.batches)
+            batch_size = None
+            if not training.batches_by_user:
+                batch_size = training.batch_size
+            pass_batches = self._note_length("training", training)
+            skip = self._batches_to_skip(position, pass_batches, batch_size, length_of(training.dataset))
+            self.distribution = None
+            if pass_batches is not None:
+                self.distribution = BatchDistribution(pass_batches, batch_size, skip, position.batches)
             batches, length = self._training(training, position.seed, skip)
         else:
-            batches, length = self._foreign(training, position, state), length_of(training)
+            batches = self._user_defined(training, position, state)
+            length = length_of(training)
         validation = self._trial.build_validation_data_loader()
         self._check(validation, "build_validation_data_loader")
         validation = _unrepeated(validation)
         if isinstance(validation, DataLoader):
-            self._note("validation", validation)
-            size, rank = (1, 0) if full_validation else (self._size, self._rank)
-            validation = validation.validation(position.seed, rank=rank, size=size)
+            self._note_length("validation", validation)
+            if full_validation:
+                validation = validation.validation(position.seed, rank=0, size=1)
+            else:
+                validation = validation.validation(position.seed, rank=self._rank, size=self._size)
         self._validation = validation
         return batches, length
 
     def _training(self, data: DataLoader, seed: int, skip: int) -> tuple[Iterator[Any], int | None]:
-        """Return this rank's endless batches after ``skip``, and how many of them are a pass."""
+        """Return this rank's endless batches after ``skip``, and the length of a pass."""
 
         def loader(drawn: int) -> Any:
             return data.training(seed, rank=self._rank, size=self._size, skip=skip + drawn)
 
-        return self._steady(lambda drawn: _unending(iter(loader(drawn)))), length_of(loader(0))
+        return self._guard(lambda drawn: _expect_endless(iter(loader(drawn)))), length_of(loader(0))
 
-    def _foreign(self, loader: Any, position: Position, state: Mapping[str, Any] | None) -> Iterator[Any]:
-        """Return the endless batches of a loader of the user's, of a torch DataLoader from its position on."""
+    def _user_defined(self, loader: Any, position: Position, state: Mapping[str, Any] | None) -> Iterator[Any]:
+        """Return the endless batches of a user-defined loader; a torch DataLoader resumes at its position."""
         self._resumable = None
-        reason = "its position is in no checkpoint"
+        reason = "the checkpoint does not have its position"
+        resumable = loader
         try:
-            resumable = core.resumable(loader) if isinstance(loader, data.DataLoader) else loader
+            if isinstance(loader, data.DataLoader):
+                resumable = core.resumable(loader)
             if isinstance(resumable, core.ResumableLoader):
                 self._resumable = resumable
                 if state is not None:
@@ -119,31 +134,33 @@ class Loaders:
             state = None
             reason = str(e)
         if position.batches and state is None:
-            logger.warning("a loader of your own starts from its beginning: this resume is not exact: %s", reason)
+            logger.warning("a user-defined loader starts from its beginning, so this resume is not exact: %s", reason)
         if self._resumable is None:
-            return self._steady(lambda _drawn: _endless(loader), loader)
+            return self._guard(lambda _drawn: _endless(loader), loader)
 
         def open_from(drawn: int) -> Iterator[Any]:
-            if drawn:  # after an error of this loader
+            if drawn:  # reopened after an error of the loader
                 resumable.load_state_dict(resumable.state_dict())
-            if drawn or state is not None:  # begun now, before what comes next draws random numbers
+            if drawn or state is not None:  # iter() now: later code draws random numbers
                 return chain(iter(resumable), _endless(resumable))
             return _endless(resumable)
 
-        return self._steady(open_from, resumable.loader)
+        return self._guard(open_from, resumable.loader)
 
     def state(self) -> dict[str, Any] | None:
-        """Return the position of this rank in a torch DataLoader of the user's; None of any other loader."""
-        return None if self._resumable is None else self._resumable.state_dict()
+        """Return the position of this rank in a torch DataLoader of the user, or None for other loaders."""
+        if self._resumable is None:
+            return None
+        return self._resumable.state_dict()
 
     def validation(self) -> tuple[Iterator[Any], int | None]:
-        """A new pass over this rank's share of the validation set, and how many batches that is."""
+        """Return a new pass over this rank's share of the validation set, and its number of batches."""
         loader = self._validation
-        one_pass = self._steady(lambda drawn: islice(_one_pass(loader, "validation"), drawn, None), loader)
+        one_pass = self._guard(lambda drawn: islice(_one_pass(loader, "validation"), drawn, None), loader)
         return one_pass, length_of(loader)
 
-    def _steady(self, open_from: Callable[[int], Iterator[Any]], loader: Any = None) -> Iterator[Any]:
-        """Return batches whose errors are noted; on several ranks a stop does not end them."""
+    def _guard(self, open_from: Callable[[int], Iterator[Any]], loader: Any = None) -> Iterator[Any]:
+        """Return batches, and keep their errors; on several ranks, reopen a loader that fails during a stop."""
 
         def note(error: Exception) -> None:
             self.error = error
@@ -152,50 +169,57 @@ class Loaders:
             forget_workers(loader)
             return open_from(drawn)
 
-        preempt = self._context._core.preempt if self._context.distributed.size > 1 else None
+        preempt = None
+        if self._context.distributed.size > 1:
+            preempt = self._context._core.preempt
         return LoaderBatches(open_from, note, preempt=preempt, reopen_from=reopen_from)
 
     def whole_validation(self) -> Any:
-        """The torch loader of the whole validation set."""
+        """Return the torch loader of the whole validation set."""
         return self._validation
 
     def position(self, start: Position, batches_trained: int) -> Position:
-        """Where the data is after so many batches of this rank."""
-        dealing = self.dealing
-        if dealing is None:
+        """Return the position in the data after this number of batches of this rank."""
+        distribution = self.distribution
+        if distribution is None:
             return Position(start.seed, batches_trained, 0, 0, None, self._size)
-        dealt = ((batches_trained - dealing.origin) * self._each + dealing.skip) * self._size
-        pass_, batch = divmod(dealt, dealing.pass_batches)
-        slot = dealing.batch_size
-        records, together = (0, None) if slot is None else (batch * slot, slot * self._each * self._size)
-        return Position(start.seed, batches_trained, pass_, records, together, self._size)
+        done = ((batches_trained - distribution.origin) * self._each + distribution.skip) * self._size
+        pass_, batch = divmod(done, distribution.pass_batches)
+        if distribution.batch_size is None:
+            return Position(start.seed, batches_trained, pass_, 0, None, self._size)
+        records = batch * distribution.batch_size
+        global_batch_size = distribution.batch_size * self._each * self._size
+        return Position(start.seed, batches_trained, pass_, records, global_batch_size, self._size)
 
-    def _start(self, position: Position, pass_batches: int | None, slot: int | None, dataset: int | None) -> int:
-        """How many batches of this rank to pass over: those that the ranks of before have dealt out, in records."""
+    def _batches_to_skip(
+        self, position: Position, pass_batches: int | None, batch_size: int | None, dataset: int | None
+    ) -> int:
+        """Return the number of batches of this rank to skip, so that no record before ``position`` comes again."""
         each = self._each
-        if slot is None or position.global_batch_size is None or pass_batches is None:
+        if batch_size is None or position.global_batch_size is None or pass_batches is None:
             if position.size != self._size and position.batches:
                 logger.warning(
-                    "%d rank(s) go on where %d were: with a batch_sampler of your own, or a checkpoint of another "
-                    "kind, this resume is not exact", self._size, position.size,
+                    "resuming on %d rank(s) a training of %d: with your own batch_sampler, or a checkpoint of another "
+                    "program, this resume is not exact", self._size, position.size,
                 )  # fmt: skip
             return position.batches * each
-        dealt = position.pass_ * pass_batches + math.ceil(position.records / slot)
-        skip = math.ceil(dealt / (self._size * each)) * each
-        together = slot * each * self._size
-        if (position.size, position.global_batch_size) != (self._size, together) and (
-            position.global_batch_size != together or dataset is None or dataset % together
+        # Counted in records, as another number of ranks, or another batch size, may resume.
+        done = position.pass_ * pass_batches + math.ceil(position.records / batch_size)
+        skip = math.ceil(done / (self._size * each)) * each
+        global_batch_size = batch_size * each * self._size
+        if (position.size, position.global_batch_size) != (self._size, global_batch_size) and (
+            position.global_batch_size != global_batch_size or dataset is None or dataset % global_batch_size
         ):
             pass_, batch = divmod(skip * self._size, pass_batches)
             logger.warning(
-                "%d rank(s) with %d records a step go on where %d rank(s) with %d were: the training goes on at record "
+                "resuming on %d rank(s) with %d records a step a training of %d rank(s) with %d: it continues at record "
                 "%d of pass %d, and was at record %d of pass %d",
-                self._size, together, position.size, position.global_batch_size, batch * slot, pass_,
+                self._size, global_batch_size, position.size, position.global_batch_size, batch * batch_size, pass_,
                 position.records, position.pass_,
             )  # fmt: skip
         return skip
 
-    def _note(self, which: str, loader: DataLoader) -> int | None:
+    def _note_length(self, which: str, loader: DataLoader) -> int | None:
         batches = length_of(loader)
         self.lengths |= {f"records of {which} data": length_of(loader.dataset), f"batches of {which} data": batches}
         return batches
@@ -203,46 +227,53 @@ class Loaders:
     def _check(self, loader: Any, method: str) -> None:
         if not isinstance(loader, DataLoader) and not self._context._any_loader:
             raise InvalidExperimentException(
-                f"{method}() returned a {type(loader).__name__}: expected a det_core.pytorch.DataLoader; to use any "
-                f"other, call {self._context._any_loader_call} in __init__()"
+                f"{method}() returned a {type(loader).__name__}: expected a det_core.pytorch.DataLoader; for any other "
+                f"loader, call {self._context._any_loader_call} in __init__()"
             )
 
 
-def _unending(batches: Iterator[Any]) -> Iterator[Any]:
-    """Those of a loader of ours, which has no end."""
+def _expect_endless(batches: Iterator[Any]) -> Iterator[Any]:
+    """Yield the batches of an endless loader; raise RuntimeError if it ends."""
     yield from batches
-    raise RuntimeError("the training loader ended: its dataset raised StopIteration")
+    raise RuntimeError("the endless training loader ended: its dataset raised StopIteration")
 
 
 def _unrepeated(loader: Any) -> Any:
-    """What DeepSpeed's RepeatingLoader repeats: that has a length and an end, and passes are repeated here."""
-    return loader.loader if type(loader).__name__ == "RepeatingLoader" and hasattr(loader, "loader") else loader
+    """Return the loader inside of DeepSpeed's RepeatingLoader, as :func:`_endless` repeats passes itself."""
+    if type(loader).__name__ == "RepeatingLoader" and hasattr(loader, "loader"):
+        return loader.loader
+    return loader
 
 
 def _endless(loader: Any) -> Iterator[Any]:
-    """Pass after pass.
+    """Repeat passes without end.
 
     Raises:
-        RuntimeError: a pass without a batch, or with fewer than its length.
+        RuntimeError: If a pass has no batch, or fewer than its length.
     """
     for number in count(1):
         batch = None
         for batch in _one_pass(loader, "training"):
             yield batch
         if batch is None:
-            spent = f" in pass {number}: it can be gone through once only, as a generator can" if number > 1 else ""
-            raise RuntimeError(f"the training loader gives no batch{spent}")
+            if number > 1:
+                raise RuntimeError(f"the training loader has no batch in pass {number}: it can be iterated only once")
+            raise RuntimeError("the training loader has no batch")
 
 
 def _one_pass(loader: Any, which: str) -> Iterator[Any]:
-    """One pass; RuntimeError, if it ends before its length, unless that is what a batch sampler of the user's says."""
+    """Yield one pass; raise RuntimeError if it ends before its length."""
     batches = getattr(loader, "batch_sampler", None)
-    batches = batches._batches if isinstance(batches, EpochOrder) else batches
-    n, length = 0, length_of(loader) if batches is None or type(batches) is BatchSampler else None
+    if isinstance(batches, EpochOrder):
+        batches = batches._batches
+    n = 0
+    length = None
+    if batches is None or type(batches) is BatchSampler:  # the length of others may be an estimate
+        length = length_of(loader)
     for n, batch in enumerate(loader, 1):  # noqa: B007
         yield batch
     if n < (length or 0):
         raise RuntimeError(
-            f"the {which} loader gave {n} of its {length} batches: its dataset raised StopIteration, or has less than "
-            "it says"
+            f"the {which} loader ended after {n} of {length} batches: its dataset raised StopIteration, or is smaller "
+            "than its length"
         )

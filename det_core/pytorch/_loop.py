@@ -1,7 +1,7 @@
-"""What comes next in a training: a pure state machine, told as a generator. No torch, no I/O, no clock.
+"""Order of actions in a training: a pure state machine as a generator, without torch, I/O and clocks.
 
-The runner carries out one action after the other and sends back what came of it. Every answer must be the same on every
-rank, and so every rank is told the same next action.
+The runner carries out each action and sends back its result. The result must be equal on every rank, so that every rank
+receives the same next action.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Container, Generator
 from dataclasses import dataclass
 from typing import Any
 
-FAR = 4096
-"""How many batches ahead a boundary is looked for where nothing bounds the length."""
+LOOKAHEAD = 4096
+"""Number of batches to search ahead for a boundary if the length is unbounded."""
 
 
 @dataclass(frozen=True)
 class TrainUnit:
-    """A number of batches or epochs, or the ones in a container: see :class:`Batch` and :class:`Epoch`."""
+    """A number of batches or epochs, or a container of some: see :class:`Batch` and :class:`Epoch`."""
 
     value: int | Container[int]
 
     def __post_init__(self) -> None:
         if isinstance(self.value, bool | str) or not isinstance(self.value, int | Container):
-            raise TypeError(f"{type(self).__name__}({self.value!r}): expected a whole number, or a container of some")
+            raise TypeError(f"{type(self).__name__}({self.value!r}): expected an integer, or a container of integers")
 
     def _has(self, count: int) -> bool:
         if isinstance(self.value, int):
@@ -32,15 +32,15 @@ class TrainUnit:
 
 
 class Batch(TrainUnit):
-    """So many batches of one rank: ``Batch(100)`` is every 100, ``Batch([5, 30])`` after the 5th and the 30th."""
+    """Batches of one rank: ``Batch(100)`` is every 100 batches, ``Batch([5, 30])`` is after the 5th and the 30th."""
 
 
 class Epoch(TrainUnit):
-    """So many epochs: ``Epoch(1)`` is every one, ``Epoch(range(5, 10))`` after some of them."""
+    """Epochs: ``Epoch(1)`` is every epoch, ``Epoch(range(5, 10))`` is after epochs 5 to 9."""
 
 
 class Boundary(enum.Enum):
-    """Why training pauses after a batch, in the order in which it is seen to."""
+    """Reason for a pause of training after a batch, in the order of handling."""
 
     TRAIN = enum.auto()
     VALIDATE = enum.auto()
@@ -50,16 +50,16 @@ class Boundary(enum.Enum):
 
 @dataclass
 class Counters:
-    """How far a trial is. The runner changes them before it answers.
+    """Progress of a trial. The runner updates it before it sends a result.
 
     Attributes:
-        trial_id: whose they are; 0 in a bare run.
-        batches_trained, epochs_trained: how many a rank has trained, from 0.
-        last_val: ``batches_trained`` of the last validation; 0: none.
-        last_ckpt: of the last checkpoint.
-        step_id: stays 0; the original's files have it.
-        fit: which ``fit()`` of its script it is, from 1.
-        batches_before: trained by the ones before.
+        trial_id: ID of the trial; 0 in a bare run.
+        batches_trained, epochs_trained: numbers that each rank has trained.
+        last_val: ``batches_trained`` at the last validation; 0 before.
+        last_ckpt: ``batches_trained`` at the last checkpoint; 0 before.
+        step_id: always 0; part of Determined's file format.
+        fit: number of this ``fit()`` in its script, from 1.
+        batches_before: batches trained by earlier fits.
     """
 
     trial_id: int = 0
@@ -73,7 +73,7 @@ class Counters:
 
     @property
     def step(self) -> int:
-        """What rows and checkpoints count: the batches of all fits of the script."""
+        """Step of rows and checkpoints: batches trained by all fits of the script."""
         return self.batches_before + self.batches_trained
 
     @property
@@ -89,10 +89,10 @@ class Counters:
 
 @dataclass(frozen=True)
 class Schedule:
-    """When what is due.
+    """Periods of validations, checkpoints and reports.
 
     Attributes:
-        epoch_len: batches of one rank in an epoch; None: an epoch never ends.
+        epoch_len: batches of one rank in an epoch; None if an epoch never ends.
         validation, checkpoint, report: the periods; None: never.
     """
 
@@ -102,19 +102,23 @@ class Schedule:
     report: TrainUnit | None = None
 
     def due(self, batches: int, length: int | None) -> list[Boundary]:
-        """The boundaries that are reached after so many batches.
+        """Return the boundaries reached after a number of batches.
 
         Args:
-            batches: trained in all.
-            length: of the operation; None: it has none.
+            batches: number of batches trained in total.
+            length: length of the operation in batches, or None.
         """
         units = {Boundary.VALIDATE: self.validation, Boundary.CHECKPOINT: self.checkpoint, Boundary.REPORT: self.report}
-        first = [Boundary.TRAIN] if length is not None and batches >= length else []
-        return first + [boundary for boundary, unit in units.items() if unit is not None and self._at(unit, batches)]
+        reached = [boundary for boundary, unit in units.items() if unit is not None and self._at(unit, batches)]
+        if length is not None and batches >= length:
+            reached.insert(0, Boundary.TRAIN)
+        return reached
 
     def next_boundary(self, batches: int, length: int | None) -> int:
-        """The first count above ``batches`` at which a boundary is reached, or :data:`FAR` further on."""
-        limit = batches + FAR if length is None else max(length, batches + 1)
+        """Return the first count above ``batches`` with a boundary, at most :data:`LOOKAHEAD` more."""
+        limit = batches + LOOKAHEAD
+        if length is not None:
+            limit = max(length, batches + 1)
         units = (self.validation, self.checkpoint, self.report)
         return min(self._next(unit, batches, limit) for unit in units)
 
@@ -127,17 +131,20 @@ class Schedule:
     def _next(self, unit: TrainUnit | None, after: int, limit: int) -> int:
         if unit is None or (isinstance(unit, Epoch) and not self.epoch_len):
             return limit
-        stride = (self.epoch_len or 1) if isinstance(unit, Epoch) else 1
+        stride = 1
+        if isinstance(unit, Epoch):
+            stride = self.epoch_len or 1
         if isinstance(unit.value, int):
             step = stride * max(unit.value, 1)
             return min((after // step + 1) * step, limit)
-        first, limit = (after // stride + 1) * stride, min(limit, after + FAR)
+        first = (after // stride + 1) * stride
+        limit = min(limit, after + LOOKAHEAD)
         return next((n for n in range(first, limit, stride) if n // stride in unit.value), limit)
 
 
 @dataclass(frozen=True)
 class Train:
-    """Train batches until so many are trained or a stop is agreed on; the answer: whether to stop."""
+    """Train until ``until`` batches or an agreed stop; the result is whether to stop."""
 
     until: int
 
@@ -149,53 +156,53 @@ class Report:
 
 @dataclass(frozen=True)
 class Progress:
-    """Say how far the operation is."""
+    """Report the progress of the operation."""
 
 
 @dataclass(frozen=True)
 class Validate:
-    """Validate, and complete the operation if ``completes``; the answer: whether the policy wants a checkpoint."""
+    """Validate, and complete the operation if ``completes``; the result is whether the policy asks for a checkpoint."""
 
     completes: bool
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Save."""
+    """Save a checkpoint."""
 
 
 @dataclass(frozen=True)
 class AskStop:
-    """Ask whether to stop; the answer: whether to."""
+    """Check for a stop; the result is whether to stop."""
 
 
 Action = Train | Report | Progress | Validate | Checkpoint | AskStop
 
 
 class Outcome(enum.Enum):
-    """How an operation ended."""
+    """Result of an operation."""
 
     COMPLETED = enum.auto()
     LEFT_OPEN = enum.auto()
-    """There was nothing to train or validate, in a bare run that was done before."""
+    """There was nothing to train or validate, in a bare run that was complete."""
     STOPPED = enum.auto()
-    """A stop was agreed on; a checkpoint has been saved."""
+    """All ranks stopped after a checkpoint."""
 
 
 def operation(
     counters: Counters, schedule: Schedule, length: int | None, *, handed_out: bool = False
 ) -> Generator[Action, Any, Outcome]:
-    """One operation, from wherever the counters stand.
+    """Yield the actions of one operation, starting from the counters.
 
-    A validation that is due where the counters stand, and was dropped by a stop, comes first. At a boundary the
-    workload is reported, then each boundary is seen to in the order of :class:`Boundary`, and after each it is asked
-    whether to stop. A stop in between is a boundary of its own: report, save, leave.
+    A validation that is due at the start, because a stop came before it, is first. At a boundary, the workload is
+    reported, then each :class:`Boundary` is handled in order, with a check for a stop after each. A stop between two
+    boundaries is handled like a boundary: report, save, leave.
 
     Args:
-        counters: changed by whoever carries out the actions.
-        schedule: when what is due.
-        length: batches to have trained in all; None: without end.
-        handed_out: the operation is a master's, so it is open: it is validated at its length, whatever was before.
+        counters: progress, updated by the runner.
+        schedule: periods of actions.
+        length: total number of batches to train; None trains without end.
+        handed_out: whether a master handed out the operation, which then ends with a validation in any case.
     """
     completed = False
 
@@ -217,19 +224,19 @@ def operation(
         if not due and not stop:
             continue
         yield Report()
-        told = False
-        for boundary in () if stop else due:
-            if boundary in (Boundary.TRAIN, Boundary.REPORT) and not told and not completed:
-                told = True
+        has_reported = False
+        for boundary in due:
+            if stop:
+                break
+            if boundary in (Boundary.TRAIN, Boundary.REPORT) and not has_reported and not completed:
+                has_reported = True
                 yield Progress()
             if boundary is Boundary.VALIDATE and not counters.validated:
                 yield from validate()
             if boundary is Boundary.CHECKPOINT and not counters.saved:
                 yield Checkpoint()
-            if not completed:  # else a stop would only part the last validation from its checkpoint
+            if not completed:  # else a stop would separate the last validation from its checkpoint
                 stop = yield AskStop()
-            if stop:
-                break
     if stop:
         if not counters.saved:
             yield Checkpoint()
@@ -238,4 +245,6 @@ def operation(
         yield from validate()
     if completed and not counters.saved:
         yield Checkpoint()
-    return Outcome.COMPLETED if completed else Outcome.LEFT_OPEN
+    if completed:
+        return Outcome.COMPLETED
+    return Outcome.LEFT_OPEN

@@ -1,4 +1,4 @@
-"""What watches a training, imported when it is asked for: torch's profiler, a TensorBoard writer."""
+"""Observers of a training, imported on first use: torch's profiler and TensorBoard's writer."""
 
 from __future__ import annotations
 
@@ -12,14 +12,22 @@ from det_core._optional import require
 
 
 def summary_writer(folder: Path) -> Any:
-    """A ``SummaryWriter`` of torch's in ``folder``; MissingExtra, if tensorboard is not installed."""
+    """Return a torch ``SummaryWriter`` for a directory.
+
+    Raises:
+        MissingExtra: If tensorboard is not installed.
+    """
     module = require("torch.utils.tensorboard", extra="tensorboard", purpose="context.get_tensorboard_writer()")
     return module.SummaryWriter(log_dir=str(folder))
 
 
 class TorchProfiler:
-    """A ``torch.profiler.profile`` around a whole fit, stepped after each batch, so that its schedule counts batches.
-    Traces go into ``folder``, unless the arguments say otherwise, which are torch's."""
+    """A ``torch.profiler.profile`` for a whole fit, whose schedule counts batches.
+
+    Args:
+        folder: default directory of traces.
+        args, kwargs: arguments of ``torch.profiler.profile``.
+    """
 
     def __init__(self, folder: Path, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         handler = {"on_trace_ready": torch.profiler.tensorboard_trace_handler(str(folder))}
@@ -27,17 +35,17 @@ class TorchProfiler:
         self._running = False
 
     def start(self) -> None:
-        """Begin; again is nothing."""
+        """Start profiling, if it has not started."""
         if not self._running:
             self._running = True
             self._profile.start()
 
     def step(self) -> None:
-        """A batch is over."""
+        """Record the end of a batch."""
         self._profile.step()
 
     def stop(self) -> None:
-        """End, and write what is left."""
+        """Stop profiling and write the remaining traces."""
         if self._running:
             self._running = False
             self._profile.stop()

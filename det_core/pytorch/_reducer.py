@@ -1,4 +1,4 @@
-"""From the metrics of batches to one number for each name: averages, the built-in reducers, and users' own."""
+"""Reduce metrics of batches and ranks to one number each: averages, built-in and user-defined reducers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ Row = dict[str, Any]
 
 
 class Reducer(enum.Enum):
-    """How validation metrics of batches become one number. Scripts use the numbers, too."""
+    """Reduction of a validation metric over batches. Scripts also use the numbers."""
 
     AVG = 1
-    """The mean over batches; over ranks it is weighted by their numbers of batches, not of records."""
+    """Mean over batches; over ranks, weighted by numbers of batches (not of records)."""
     SUM = 2
     MAX = 3
     MIN = 4
@@ -33,33 +33,33 @@ _REDUCE: dict[Reducer, Callable[[Any], Any]] = {
 
 
 class MetricReducer(abc.ABC):
-    """A metric of your own over batches and ranks, made known by ``context.wrap_reducer()``.
+    """A user-defined metric over batches and ranks, registered by ``context.wrap_reducer()``.
 
-    Feed it from ``train_batch`` or ``evaluate_batch`` by a method of your own, such as ``update(value)``.
+    Update it in ``train_batch`` or ``evaluate_batch`` with a method you define, such as ``update(value)``.
     """
 
     @abc.abstractmethod
     def reset(self) -> None:
-        """Begin anew; called before each training workload and each validation."""
+        """Clear the values; called before each training workload and each validation."""
 
     @abc.abstractmethod
     def per_slot_reduce(self) -> Any:
-        """What this rank contributes; called on every rank at the end. It is pickled."""
+        """Return the contribution of this rank, which is pickled; called on every rank at the end."""
 
     @abc.abstractmethod
     def cross_slot_reduce(self, per_slot_metrics: Sequence[Any]) -> Any:
-        """The result; called on every rank.
+        """Reduce the contributions of all ranks; called on every rank.
 
         Args:
-            per_slot_metrics: what :meth:`per_slot_reduce` returned on each rank, in the order of ranks.
+            per_slot_metrics: return values of :meth:`per_slot_reduce` in the order of ranks.
 
         Returns:
-            the value of the metric; or a dictionary of metrics, if the reducer was wrapped without a name.
+            the value of the metric; a dictionary of metrics if the reducer is wrapped without a name.
         """
 
 
 class _FunctionReducer(MetricReducer):
-    """A function over the values of all ranks, in the order of the data where there is one a batch."""
+    """A function of the values of all ranks, in the order of the data if there is one value a batch."""
 
     def __init__(self, function: Callable[[list[Any]], Any]) -> None:
         self._function = function
@@ -77,8 +77,9 @@ class _FunctionReducer(MetricReducer):
 
     def cross_slot_reduce(self, per_slot_metrics: Sequence[list[Any]]) -> Any:
         missing = object()
-        dealt = chain.from_iterable(zip_longest(*per_slot_metrics, fillvalue=missing))
-        return self._function([value for value in dealt if value is not missing])
+        # Rank r has the batches r, r + size, …
+        in_order = chain.from_iterable(zip_longest(*per_slot_metrics, fillvalue=missing))
+        return self._function([value for value in in_order if value is not missing])
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,18 @@ class _Wrapped:
     kind: str
 
     def serves(self, training: bool) -> bool:
-        return self.for_training if training else self.for_validation
+        if training:
+            return self.for_training
+        return self.for_validation
 
     def __str__(self) -> str:
-        return f"reducer {self.kind}" + (f" of metric {self.name!r}" if self.name else "")
+        if self.name:
+            return f"reducer {self.kind} of metric {self.name!r}"
+        return f"reducer {self.kind}"
 
 
 class Reducers:
-    """The reducers of one context, in the order in which they were wrapped; all ranks must wrap the same ones."""
+    """Reducers of one context in the order of wrapping, which must be the same on all ranks."""
 
     def __init__(self) -> None:
         self._all: list[_Wrapped] = []
@@ -105,51 +110,55 @@ class Reducers:
     def wrap(
         self, reducer: Any, name: str | None, *, for_training: bool = True, for_validation: bool = True
     ) -> MetricReducer:
-        """Add one; see ``PyTorchTrialContext.wrap_reducer()``."""
+        """Register a reducer; see ``PyTorchTrialContext.wrap_reducer()``."""
         kind = getattr(reducer, "__name__", type(reducer).__name__)
         assert isinstance(reducer, MetricReducer) or callable(reducer), (
-            f"wrap_reducer() takes a MetricReducer or a function, not a {type(reducer).__name__}"
+            f"wrap_reducer(): expected a MetricReducer or a function, found a {type(reducer).__name__}"
         )
-        assert all(reducer is not known.reducer for known in self._all), f"{kind} was wrapped before"
-        made = reducer if isinstance(reducer, MetricReducer) else _FunctionReducer(reducer)
-        self._all.append(_Wrapped(made, name, for_training, for_validation, kind))
-        return made
+        assert all(reducer is not known.reducer for known in self._all), f"{kind} is already wrapped"
+        if not isinstance(reducer, MetricReducer):
+            reducer = _FunctionReducer(reducer)
+        self._all.append(_Wrapped(reducer, name, for_training, for_validation, kind))
+        return reducer
 
     def any(self, *, training: bool) -> bool:
-        """Whether there are any for training, or for validation."""
+        """Return whether there are reducers for training or for validation."""
         return any(wrapped.serves(training) for wrapped in self._all)
 
     def signature(self) -> list[tuple[str, str | None, bool, bool]]:
-        """What must be equal on all ranks."""
+        """Return the properties that must be equal on all ranks."""
         return [(w.kind, w.name, w.for_training, w.for_validation) for w in self._all]
 
     def reset(self) -> None:
-        """Have all of them begin anew."""
+        """Reset all reducers."""
         for wrapped in self._all:
             _calling(wrapped, wrapped.reducer.reset)
 
     def slots(self, *, training: bool) -> list[Any]:
-        """What this rank contributes to each."""
+        """Return the contributions of this rank."""
         return [_calling(w, w.reducer.per_slot_reduce) for w in self._all if w.serves(training)]
 
     def reduce(self, gathered: Sequence[Sequence[Any]], *, training: bool) -> Row:
-        """The metrics; of equal names the later reducer's counts.
+        """Return the metrics; if two have the same name, that of the later reducer.
 
         Args:
-            gathered: what :meth:`slots` returned on each rank.
-            training: as there.
+            gathered: return values of :meth:`slots` on all ranks.
+            training: whether they are for training.
         """
-        found: Row = {}
+        metrics: Row = {}
         serving = [wrapped for wrapped in self._all if wrapped.serves(training)]
-        for wrapped, per_rank in zip(serving, zip(*gathered, strict=True) if serving else (), strict=True):
+        for i, wrapped in enumerate(serving):
+            per_rank = [slots[i] for slots in gathered]
             value = _calling(wrapped, wrapped.reducer.cross_slot_reduce, per_rank)
             if wrapped.name is None:
-                assert isinstance(value, dict), f"{wrapped} returned a {type(value).__name__}: without a name=, a dict"
-                found.update({name: _plain(each) for name, each in value.items()})
+                assert isinstance(value, dict), (
+                    f"{wrapped} returned a {type(value).__name__}: expected a dict, as it is wrapped without name="
+                )
+                metrics.update({name: _plain(part) for name, part in value.items()})
             else:
-                assert not isinstance(value, dict), f"{wrapped} returned a dict: wrap it without a name="
-                found[wrapped.name] = _plain(value)
-        return found
+                assert not isinstance(value, dict), f"{wrapped} returned a dict: wrap it without name="
+                metrics[wrapped.name] = _plain(value)
+        return metrics
 
 
 def _calling(wrapped: _Wrapped, method: Callable[..., Any], *args: Any) -> Any:
@@ -163,75 +172,79 @@ def _calling(wrapped: _Wrapped, method: Callable[..., Any], *args: Any) -> Any:
 
 
 def check_names(rows: Sequence[Row], method: str, first: int = 0, rows_per_batch: int = 1) -> None:
-    """Raise ValueError unless all rows, which ``method`` has returned from batch ``first`` on, have the same names."""
+    """Raise ValueError if rows that ``method`` returned from batch ``first`` on have different names."""
     for number, row in enumerate(rows):
         if row.keys() != rows[0].keys():
             raise ValueError(
-                f"{method}() returned the metrics {_names(row)} for batch {first + number // rows_per_batch}, and "
+                f"{method}() returned the metrics {_names(row)} for batch {first + number // rows_per_batch}, but "
                 f"{_names(rows[0])} before: it must return the same names for every batch"
             )
 
 
 def _check_ranks(rows: Sequence[Row | None], method: str) -> None:
-    """The same for one row of each rank; None: it reports nothing."""
+    """Raise ValueError if rows of ranks have different names; None stands for a rank without a row."""
     first, *others = [(rank, row) for rank, row in enumerate(rows) if row is not None] or [(0, {})]
     for rank, row in others:
         if row.keys() != first[1].keys():
             raise ValueError(
-                f"{method}() returned the metrics {_names(row)} on rank {rank}, and {_names(first[1])} on rank "
+                f"{method}() returned the metrics {_names(row)} on rank {rank}, but {_names(first[1])} on rank "
                 f"{first[0]}: it must return the same names on every rank"
             )
 
 
 def training_results(per_rank: Sequence[Sequence[Row]]) -> tuple[Row, list[Row]]:
-    """The averages of a workload, and the rows of its batches.
+    """Return the averages of a workload, and the rows of its batches.
 
     Args:
-        per_rank: the rows of each rank, one a batch, as many on each; none of one that does not report.
+        per_rank: rows of each rank, one for each batch; empty for a rank that does not report.
 
     Returns:
-        per name the mean over batches; and per batch the mean over ranks. None does not count; values that have no
+        for each name the mean over batches, and for each batch the mean over ranks. None is ignored; values without a
         mean, such as text, give None. Arrays of equal shapes are averaged element by element.
 
     Raises:
-        ValueError: ranks have returned different names.
+        ValueError: If ranks returned different names.
     """
+    _check_ranks([next(iter(rows), None) for rows in per_rank], "train_batch")
     reporting = [rows for rows in per_rank if rows]
-    _check_ranks([rows[0] if rows else None for rows in per_rank], "train_batch")
-    rows = reporting[0] if reporting else []
+    if not reporting:
+        return {}, []
+    rows = list(reporting[0])
     if len(reporting) > 1:
-        together = zip(*reporting, strict=True)
-        rows = [{name: _mean([row[name] for row in same]) for name in same[0]} for same in together]
-    return {name: _mean([row[name] for row in rows]) for name in (rows[0] if rows else ())}, list(rows)
+        per_batch = zip(*reporting, strict=True)
+        rows = [{name: _mean([row[name] for row in batch]) for name in batch[0]} for batch in per_batch]
+    return {name: _mean([row[name] for row in rows]) for name in rows[0]}, rows
 
 
 def _mean(values: list[Any]) -> Any:
-    if {float}.issuperset(map(type, values)):
+    if {float}.issuperset(map(type, values)):  # the common case, ten times as fast as numpy
         return sum(values) / len(values)
     numbers = [value for value in values if value is not None]
     if not numbers or any(isinstance(value, str | bytes) for value in numbers):
         return None
     try:
         mean = np.mean(np.asarray(numbers), axis=0)
-    except (TypeError, ValueError):  # ragged, or no numbers at all
+    except (TypeError, ValueError):  # arrays of different shapes, or not numbers
         return None
-    return mean.item() if mean.ndim == 0 else mean
+    if mean.ndim == 0:
+        return mean.item()
+    return mean
 
 
 # validation
 
 
 def local_results(rows: Sequence[Row], reducer: Any) -> tuple[Row, int]:
-    """What the batches of one rank come to, with their number.
+    """Reduce the batches of one rank; return the metrics and the number of batches.
 
     Args:
-        rows: one a batch; none at all is fine.
-        reducer: one for all names, or by name.
+        rows: metrics of each batch; may be empty.
+        reducer: a Reducer for all names, or a dictionary by name.
 
     Raises:
-        ValueError: batches with different names, or with values of different shapes under one.
-        TypeError: a value that is no number.
-        InvalidExperimentException: the reducers by name are not those of the metrics.
+        ValueError: If batches have different names, or values of different shapes.
+        TypeError: If a value is not a number.
+        InvalidExperimentException: If the names of reducers and metrics differ.
     """
     if not rows:
         return {}, 0
@@ -241,33 +254,33 @@ def local_results(rows: Sequence[Row], reducer: Any) -> tuple[Row, int]:
 
 
 def evaluation_results(per_rank: Sequence[tuple[Row, int]], reducer: Any) -> Row:
-    """The metrics of a validation.
+    """Reduce the results of all ranks to the metrics of a validation.
 
     Args:
-        per_rank: what :func:`local_results` returned on each rank.
-        reducer: as there.
+        per_rank: return values of :func:`local_results` on all ranks.
+        reducer: a Reducer for all names, or a dictionary by name.
 
     Raises:
-        RuntimeError: no rank has a batch.
-        ValueError: ranks have returned different names.
+        RuntimeError: If no rank has a batch.
+        ValueError: If ranks returned different names.
     """
-    having = [(row, weight) for row, weight in per_rank if weight]
-    if not having:
-        raise RuntimeError("the validation loader gives no batch on any rank")
-    _check_ranks([row if weight else None for row, weight in per_rank], "evaluate_batch")
-    weights = [weight for _, weight in having]
-    kinds = _by_name(reducer, having[0][0])
-    found: Row = {}
-    for name, kind in kinds.items():
-        values = [row[name] for row, _ in having]
-        found[name] = (
-            float(np.average(values, weights=weights)) if kind is Reducer.AVG else _plain(_REDUCE[kind](values))
-        )
-    return found
+    rows: dict[int, Row] = {rank: row for rank, (row, count) in enumerate(per_rank) if count}
+    if not rows:
+        raise RuntimeError("the validation loader has no batch on any rank")
+    _check_ranks([rows.get(rank) for rank in range(len(per_rank))], "evaluate_batch")
+    weights = [per_rank[rank][1] for rank in rows]
+    metrics: Row = {}
+    for name, kind in _by_name(reducer, next(iter(rows.values()))).items():
+        values = [row[name] for row in rows.values()]
+        if kind is Reducer.AVG:
+            metrics[name] = float(np.average(values, weights=weights))
+        else:
+            metrics[name] = _plain(_REDUCE[kind](values))
+    return metrics
 
 
 def _by_name(reducer: Any, row: Row) -> dict[str, Reducer]:
-    """The reducer of each name."""
+    """Return the reducer of each name."""
     if isinstance(reducer, Reducer):
         return dict.fromkeys(row, reducer)
     if not isinstance(reducer, Mapping):
@@ -276,7 +289,7 @@ def _by_name(reducer: Any, row: Row) -> dict[str, Reducer]:
         )
     if reducer.keys() != row.keys():
         raise InvalidExperimentException(
-            f"evaluation_reducer() names {_names(reducer)}, and evaluate_batch() returned {_names(row)}"
+            f"evaluation_reducer() names {_names(reducer)}, but evaluate_batch() returned {_names(row)}"
         )
     for name, kind in reducer.items():
         if not isinstance(kind, Reducer):
@@ -298,10 +311,12 @@ def _reduced(name: str, values: list[Any], kind: Reducer) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """numpy in place of tensors, numbers in place of scalars."""
+    """Convert tensors to numpy arrays, and scalars to numbers."""
     if isinstance(value, Tensor):
         value = value.detach().cpu().numpy()
-    return value.item() if isinstance(value, np.generic | np.ndarray) and value.ndim == 0 else value
+    if isinstance(value, np.generic | np.ndarray) and value.ndim == 0:
+        return value.item()
+    return value
 
 
 def _names(row: Mapping[str, Any]) -> str:

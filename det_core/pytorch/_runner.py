@@ -1,10 +1,10 @@
-"""Carries out what the loop says: one method an action, around one trial, for one ``fit()``."""
+"""Run one ``fit()`` of a trial: carry out the actions of the loop, one method for each."""
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from det_core._training.loader_errors import comes_with_stop
 from det_core._training.progress_line import ProgressLine, numbers_of
 from det_core.errors import InvalidExperimentException, InvalidHP, TensorboardError
 from det_core.pytorch._callback import Hooks
-from det_core.pytorch._checkpoint import Content, tell_changes
+from det_core.pytorch._checkpoint import CheckpointContent, warn_hparam_changes
 from det_core.pytorch._loop import (
     AskStop,
     Batch,
@@ -42,19 +42,18 @@ from det_core.pytorch._validation import Validation
 
 logger = logging.getLogger("det_core.pytorch")
 PREEMPTIONS = ("signal", "master")
-"""The reasons of a stop after which the job goes on later."""
-SHIP_EVERY = 10.0
-"""Seconds between two copies of TensorBoard's files at boundaries: each waits for the disk, and a store gets the whole
-file anew."""
+"""Reasons of stops after which the job resumes later."""
+TENSORBOARD_SYNC_INTERVAL = 10.0
+"""Seconds between two copies of TensorBoard's files: each waits for the disk, and sends whole files to the store."""
 
 
 @dataclass(frozen=True)
 class FitOptions:
-    """The arguments of a ``fit()``.
+    """Arguments of a ``fit()``.
 
     Attributes:
-        latest_checkpoint: the checkpoint that was named; None: none.
-        resumes: whether none was named, so that it is that of the run that is resumed, which may be of another fit.
+        latest_checkpoint: ID of the checkpoint given by the script, or None.
+        resumes: whether the script gave no checkpoint, so that the run's latest one counts; it may be of another fit.
     """
 
     checkpoint_period: TrainUnit | None
@@ -69,23 +68,26 @@ class FitOptions:
     resumes: bool = False
 
     def by_name(self) -> dict[str, Any]:
-        """What ranks compare: equal texts for equal arguments."""
-        told = {f"fit({field.name}=)": repr(getattr(self, field.name)) for field in fields(self)}
-        return {name: re.sub(r" at 0x\w+", "", text) for name, text in told.items()}
+        """Return a text for each argument, equal for equal arguments, to compare among ranks."""
+        texts = {f"fit({field.name}=)": repr(getattr(self, field.name)) for field in fields(self)}
+        return {name: re.sub(r" at 0x\w+", "", text) for name, text in texts.items()}
 
 
 class Runner:
     """One fit of one trial on one rank.
 
-    All ranks are told the same next action, since every answer that the loop gets is equal on every rank: a stop is
-    agreed on by the core, the policy's verdict and an operation's length are the chief's, broadcast. So there is no
-    other agreement in here; only :meth:`_train` and :meth:`_ask_stop` call ``should_preempt()``.
+    All ranks carry out the same actions, since every result that the loop receives is equal on every rank: ``core``
+    agrees on stops, and the chief broadcasts the decision about a checkpoint and the length of an operation. Only
+    :meth:`_train` and :meth:`_ask_stop` call ``should_preempt()``.
     """
 
     def __init__(
         self, trial: Trial, steps: TrialSteps, context: TrialContext, hooks: Hooks, options: FitOptions
     ) -> None:
-        self._steps, self._context, self._hooks, self._options = steps, context, hooks, options
+        self._steps = steps
+        self._context = context
+        self._hooks = hooks
+        self._options = options
         self._core = context._core
         self._distributed = context.distributed
         self._chief = self._distributed.rank == 0
@@ -98,13 +100,17 @@ class Runner:
         self._schedule: Schedule
         self._operation: core.SearcherOperation | None = None
         self._length: int | None = None
-        self._line = ProgressLine() if self._chief else None
-        self._stop_told = self._saving = self._epoch_ended = False
+        self._line: ProgressLine | None = None
+        if self._chief:
+            self._line = ProgressLine()
+        self._stop_forwarded = False
+        self._saving = False
+        self._epoch_ended = False
         self._reported = True
-        """Whether all that was trained is in a report."""
-        self._ship_at = 0.0
+        """Whether all trained batches are in a report."""
+        self._tensorboard_sync_at = 0.0
         self._numbers: dict[str, Any] = {}
-        """The metrics since the last line of an epoch, by what they are of."""
+        """Metrics since the last printed line of an epoch."""
         self._validation = Validation(
             trial, steps, context, hooks, policy=options.checkpoint_policy, test_mode=options.test_mode
         )
@@ -114,12 +120,11 @@ class Runner:
         }  # fmt: skip
 
     def run(self) -> None:
-        """Prepare, restore, carry out every operation, shut down.
+        """Prepare, restore, carry out every operation, and shut down.
 
         Raises:
-            InvalidHP: out of the trial, after a checkpoint.
-            PeerLost: another rank has left; with its error's text, also where torch only says that a connection was
-                closed.
+            InvalidHP: If the trial raises it; a checkpoint is saved before.
+            PeerLost: If another rank has left; with the text of that rank's error.
         """
         hooks = self._hooks
         try:
@@ -130,46 +135,48 @@ class Runner:
                 self._operations()
                 self._sync_tensorboard()
         except InvalidHP:
-            self._save_alone()
+            self._save_on_chief_only()
             raise
         except RuntimeError as e:
-            if self._distributed.size > 1 and is_broken_collective(e):
+            if self._distributed.size > 1 and is_broken_collective(e):  # torch only knows of a closed connection
                 self._distributed.raise_if_peer_failed()
             raise
         finally:
             self._context._batches_before = self._counters.step
             self._batches = None
-            self._tell(end=True)
+            self._print_epoch(end=True)
             if self._line is not None:
                 self._line.close()
             if self._context._torch_profiler is not None:
                 self._context._torch_profiler.stop()
             hooks.shut_down()
-            self._context._stop_requested = False  # it was about this fit
+            self._context._stop_requested = False  # the request was for this fit
 
-    # before the first batch
+    # Before the first batch.
 
     def _prepare(self) -> bool:
-        """Read, build loaders, restore, and put the random states back last: what comes before may draw from them.
+        """Read the checkpoint, build loaders, and restore.
 
         Returns:
-            False: this fit had ended before, and the checkpoint is of a later one of the script.
+            whether to train: False if the checkpoint is of a later fit of the script.
         """
         with ExitStack() as stack:
-            path = self._opened(stack)
-            content = None if path is None else self._steps.read(path, str(self._latest))
-            if content is not None and self._had_ended(content):
+            path = self._open_checkpoint(stack)
+            content = None
+            if path is not None:
+                content = self._steps.read(path, str(self._latest))
+            if content is not None and self._belongs_to_later_fit(content):
                 return False
             self._hooks.start_up(self._start_step(), self._latest)
             self._restore(content)
         return True
 
-    def _opened(self, stack: ExitStack) -> Path | None:
-        """Return the folder of the checkpoint to start from; None: from scratch."""
+    def _open_checkpoint(self, stack: ExitStack) -> Path | None:
+        """Return the directory of the checkpoint to start from, or None to start from scratch."""
         checkpoint = self._core.checkpoint
         if self._options.resumes and self._context._resumed:
             return None
-        # Scripts name what the master handed over: fit(latest_checkpoint=info.latest_checkpoint).
+        # Scripts may give the checkpoint that the master selected: fit(latest_checkpoint=info.latest_checkpoint).
         if self._options.resumes or checkpoint.is_start(self._latest):
             path = stack.enter_context(checkpoint.resume(only_listed=True))
             self._latest = self._core.latest_checkpoint
@@ -179,40 +186,45 @@ class Runner:
         return stack.enter_context(checkpoint.restore_path(self._latest, only_listed=True))
 
     def _start_step(self) -> int:
-        if self._latest is None or self._latest == self._core.latest_checkpoint:
-            return self._core.steps_completed if self._latest is not None else 0
+        if self._latest is None:
+            return 0
+        if self._latest == self._core.latest_checkpoint:
+            return self._core.steps_completed
         return int(self._core.checkpoint.get_metadata(self._latest).get("steps_completed", 0))
 
-    def _had_ended(self, content: Content) -> bool:
-        """Whether the checkpoint is of a later fit of the script; what it has of this one's models is taken then."""
-        own, saved = self._counters, content.counters
+    def _belongs_to_later_fit(self, content: CheckpointContent) -> bool:
+        """Return whether the checkpoint is of a later fit of the script; if so, load this fit's models from it."""
+        own = self._counters
+        saved = content.counters
         ended = self._options.resumes and saved.trial_id == own.trial_id and saved.fit > own.fit
         if ended:
-            logger.warning(
-                "fit() %d of this script had ended before: it goes on with number %d, %s", own.fit, saved.fit,
-                "whose models these are now" if self._steps.take_models(content) else "with the models as they are",
-            )  # fmt: skip
+            models = "with the models as they are"
+            if self._steps.load_models_only(content):
+                models = "whose models are loaded"
+            logger.warning("skipping fit() %d, which is complete: resuming fit() %d, %s", own.fit, saved.fit, models)
         self._context._resumed = not ended
         return ended
 
-    def _restore(self, content: Content | None) -> None:
-        context, hooks = self._context, self._hooks
+    def _restore(self, content: CheckpointContent | None) -> None:
+        context = self._context
+        hooks = self._hooks
         seed = self._seed()
         self._position = Position(seed, 0, 0, 0, None, self._distributed.size)
         loader_state = None
         if content is not None and content.counters.trial_id == self._counters.trial_id:
-            own, saved = self._counters, content.counters
-            if not self._options.resumes:  # it was named: rows and checkpoints count on from here
+            own = self._counters
+            saved = content.counters
+            if not self._options.resumes:  # the script gave it: steps continue from here
                 saved = replace(saved, fit=own.fit, batches_before=own.batches_before)
             self._counters = saved
             self._position = content.position or replace(self._position, batches=self._counters.batches_trained)
             loader_state = content.loader
             if self._chief:
-                tell_changes(content, context._hparams)
+                warn_hparam_changes(content, context._hparams)
         self._batches, length = self._steps.loaders(self._position, loader_state)
         length = self._distributed.broadcast(length)
         if length == 0:
-            raise RuntimeError("the training loader gives no batch: its dataset is empty, or smaller than a batch")
+            raise RuntimeError("the training loader has no batch: its dataset is empty, or smaller than a batch")
         context._epoch_len = length
         options = self._options
         self._schedule = Schedule(
@@ -223,37 +235,46 @@ class Runner:
             if self._last_validation() == self._counters.step:
                 self._counters.last_val = self._counters.batches_trained
         else:
-            context._begin_alike()
+            context._prepare_new_training()
         hooks.call("on_training_start")
         if options.profiling_enabled:
             self._core.profiler.on()
         if content is not None and content.random is not None:
-            core.set_random_state(content.random)
+            core.set_random_state(content.random)  # last: all the code above may draw random numbers
 
     def _seed(self) -> int:
-        """What the order of the data comes from: the trial's, else torch's own on the chief, which draws nothing."""
+        """Return the seed of the data order: the trial's, otherwise torch's on the chief."""
         if self._core.trial is not None:
             return self._core.trial.trial_seed
+        # initial_seed() draws no random number.
         return int(self._distributed.broadcast(torch.initial_seed()))
 
-    # operations
+    # Operations.
 
     def _operations(self) -> None:
         if self._options.step_zero_validation and not self._counters.batches_trained and not self._last_validation():
             self._validate(Validate(completes=False))
-        for op in self._core.searcher.operations() if self._core.managed else (None,):
+        operations: Iterable[core.SearcherOperation | None] = (None,)  # of a bare run
+        if self._core.managed:
+            operations = self._core.searcher.operations()
+        for op in operations:
             self._operation = op
-            length = self._in_batches(self._options.max_length) if op is None else self._length_of(op)
-            if self._drive(length) is Outcome.STOPPED:
+            if op is None:
+                length = self._in_batches(self._options.max_length)
+            else:
+                length = self._length_of(op)
+            if self._run_operation(length) is Outcome.STOPPED:
                 self._context._preempted = self._core.preempt.reason in PREEMPTIONS
                 return
 
     def _last_validation(self) -> int | None:
-        step: int | None = self._distributed.broadcast(self._core.last_validation if self._chief else None)
-        return step
+        step: int | None = None
+        if self._chief:
+            step = self._core.last_validation
+        return self._distributed.broadcast(step)
 
-    def _drive(self, length: int | None) -> Outcome:
-        """Carry out one operation's actions."""
+    def _run_operation(self, length: int | None) -> Outcome:
+        """Carry out the actions of one operation."""
         if self._options.test_mode:
             length = self._counters.batches_trained + 1
         self._length = length
@@ -273,21 +294,21 @@ class Runner:
                 return self._leave_early()
 
     def _is_stop(self, error: Exception) -> bool:
-        """Return whether an error is a loader's, of a worker that died of the signal to stop, say.
+        """Return whether an error is that of a loader during a stop, such as a worker killed by the signal.
 
-        With several ranks the loader was opened again, and has failed again. The others may be in the middle of a
-        batch, so they cannot stop together: the chief saves, and the error ends the job.
+        With several ranks, the reopened loader has failed again. The others may be within a batch, so that the ranks
+        cannot stop together: the chief saves, and the error ends the job.
         """
         if error is not self._steps.loader_error or not comes_with_stop(error, self._core.preempt):
             return False
         if self._distributed.size > 1:
-            self._save_alone()
+            self._save_on_chief_only()
             return False
         return self._core.preempt.should_preempt()
 
     def _leave_early(self) -> Outcome:
-        """Report and save what is trained; a validation that was due comes first after the resume."""
-        logger.warning("the loader failed after a signal to stop: %s", self._steps.loader_error)
+        """Report and save the trained batches; a validation that is due comes after the resume."""
+        logger.warning("the loader failed during a stop: %s", self._steps.loader_error)
         if len(self._steps.buffer):
             self._report(Report())
         if not self._counters.saved:
@@ -295,18 +316,21 @@ class Runner:
         return Outcome.STOPPED
 
     def _units_per_batch(self) -> int | None:
-        """What a batch counts in the searcher's lengths; None: they are epochs. ``max_length`` gives a plain number its
-        unit."""
+        """Return the number of searcher units in a batch, or None if the unit is epochs."""
         units: dict[type, core.Unit] = {Batch: core.Unit.BATCHES, Epoch: core.Unit.EPOCHS}
-        given = units.get(type(self._options.max_length))
-        searcher, records = self._core.searcher, core.Unit.RECORDS
-        size = self._context.get_global_batch_size() if searcher.get_configured_units() is records else None
-        return searcher.units_per_batch(size, given)
+        default_unit = units.get(type(self._options.max_length))  # of a configured length without a unit
+        searcher = self._core.searcher
+        batch_size = None
+        if searcher.get_configured_units() is core.Unit.RECORDS:
+            batch_size = self._context.get_global_batch_size()
+        return searcher.units_per_batch(batch_size, default_unit)
 
     def _length_of(self, op: core.SearcherOperation) -> int:
-        """An operation's length in batches."""
+        """Return the length of an operation in batches."""
         units = self._units_per_batch()
-        return (self._in_batches(Epoch(op.length)) or 0) if units is None else max(op.length // units, 1)
+        if units is None:
+            return self._in_batches(Epoch(op.length)) or 0
+        return max(op.length // units, 1)
 
     def _in_batches(self, unit: TrainUnit | None) -> int | None:
         if unit is None:
@@ -316,30 +340,39 @@ class Runner:
             return unit.value
         if self._schedule.epoch_len is None:
             raise InvalidExperimentException(
-                "a length in epochs needs a training loader with a length: give it in batches, as Batch(N)"
+                "a length in epochs requires a training loader with a length: use batches, as Batch(N)"
             )
         return unit.value * self._schedule.epoch_len
 
-    # the actions
+    # Actions.
 
     def _train(self, action: Train) -> bool:
-        """Train until a boundary; whether a stop was agreed on."""
-        context, counters, hooks, train_one = self._context, self._counters, self._hooks, self._steps.train
-        should_preempt, batches, epoch_len = self._core.preempt.should_preempt, self._batches, context._epoch_len
-        profiler, line = context._torch_profiler, self._line
+        """Train until a boundary; return whether all ranks stop."""
+        context = self._context
+        counters = self._counters
+        hooks = self._hooks
+        train_one = self._steps.train
+        should_preempt = self._core.preempt.should_preempt
+        batches = self._batches
+        epoch_len = context._epoch_len
+        profiler = context._torch_profiler
+        line = self._line
         if self._chief:
             self._core.train.set_status("training")
         for model in context.models:
             model.train()
-        if self._reported:  # else this goes on with a workload, of which the loop had to look further ahead
+        if self._reported:  # otherwise the workload continues: the boundary was beyond LOOKAHEAD
             context._reducers.reset()
             self._reported = False
         if profiler is not None:
             profiler.start()
         while (n := counters.batches_trained) < action.until:
-            epoch, in_epoch = divmod(n, epoch_len) if epoch_len else (0, n)
+            epoch = 0
+            in_epoch = n
+            if epoch_len:
+                epoch, in_epoch = divmod(n, epoch_len)
             if in_epoch == 0:
-                self._tell()
+                self._print_epoch()
                 for hook in hooks.on_training_epoch_start:
                     hook(epoch)
             train_one(batches, epoch, n)
@@ -353,23 +386,28 @@ class Runner:
                 profiler.step()
             if line is not None and line.shown:
                 line.update(n + 1, self._length)
-            if context._stop_requested and not self._stop_told:
+            if context._stop_requested and not self._stop_forwarded:
                 self._request_stop()
             if should_preempt():
                 return True
         return False
 
     def _report(self, _action: Report) -> None:
-        """Report the workload that has just ended: averages over ranks and batches, and the reducers' results."""
-        context, counters = self._context, self._counters
-        rows, reducers = self._steps.buffer.take(), context._reducers
+        """Report the workload that just ended: averages over ranks and batches, and results of reducers."""
+        context = self._context
+        counters = self._counters
+        rows = self._steps.buffer.take()
+        reducers = context._reducers
         self._reported = True
-        each = self._steps.rows_per_batch
-        check_names(rows, "train_batch", counters.batches_trained - len(rows) // each, each)
+        rows_per_batch = self._steps.rows_per_batch
+        check_names(rows, "train_batch", counters.batches_trained - len(rows) // rows_per_batch, rows_per_batch)
         slots = reducers.slots(training=True)
-        everywhere = "on_training_workload_end" in self._hooks.anywhere or reducers.any(training=True)
-        exchange = self._distributed.allgather if everywhere else self._distributed.gather
-        gathered = exchange((rows, slots)) if self._distributed.size > 1 else [(rows, slots)]
+        gathered: list[Any] | None = [(rows, slots)]
+        if self._distributed.size > 1:
+            if "on_training_workload_end" in self._hooks.anywhere or reducers.any(training=True):
+                gathered = self._distributed.allgather((rows, slots))
+            else:  # only the chief needs them
+                gathered = self._distributed.gather((rows, slots))
         if gathered is None:
             return
         averages, per_batch = training_results([each[0] for each in gathered])
@@ -377,8 +415,8 @@ class Runner:
         metrics = {**averages, **reduced}
         if self._chief:
             step = self._step
-            told = {"batches": step, "epochs": counters.epochs_trained, **metrics}
-            self._core.train.report_training_metrics(step, told, batch_metrics=per_batch)
+            row = {"batches": step, "epochs": counters.epochs_trained, **metrics}
+            self._core.train.report_training_metrics(step, row, batch_metrics=per_batch)
             if context._tensorboard:
                 self._write_scalars(step, per_batch, reduced)
             if self._line is not None:
@@ -387,40 +425,49 @@ class Runner:
                 self._numbers |= named
         self._hooks.call("on_training_workload_end", avg_metrics=metrics, batch_metrics=per_batch)
 
-    def _tell(self, *, end: bool = False) -> None:
-        """Say that an epoch is over, once it is reported and validated, where no line shows it; say it of the end."""
-        line, counters = self._line, self._counters
+    def _print_epoch(self, *, end: bool = False) -> None:
+        """Print a line for an epoch that was reported and validated, or for the end, unless a progress line is shown."""
+        line = self._line
+        counters = self._counters
         if line is not None and ((end and self._numbers) or (self._epoch_ended and not line.shown)):
-            done = f"epoch {counters.epochs_trained}" if self._epoch_ended else "end"
-            so_far = f"{counters.batches_trained}/{self._length}" if self._length else counters.batches_trained
-            line.say(f"{done}: {so_far} batches  {numbers_of(self._numbers)}".rstrip())
+            done = "end"
+            if self._epoch_ended:
+                done = f"epoch {counters.epochs_trained}"
+            batches = str(counters.batches_trained)
+            if self._length:
+                batches += f"/{self._length}"
+            line.say(f"{done}: {batches} batches  {numbers_of(self._numbers)}".rstrip())
         if self._epoch_ended:
             self._numbers = {}
         self._epoch_ended = False
 
     def _write_scalars(self, step: int, per_batch: list[dict[str, Any]], reduced: Mapping[str, Any]) -> None:
-        write, each = self._core.train.write_scalars, self._steps.rows_per_batch
-        first = step - len(per_batch) // each
-        names = {name: f"Determined/{name}" for name in (per_batch[0] if per_batch else ())}
+        write = self._core.train.write_scalars
+        rows_per_batch = self._steps.rows_per_batch
+        first = step - len(per_batch) // rows_per_batch
         for i, row in enumerate(per_batch):
-            write(first + i // each, {names.get(name, name): value for name, value in row.items()})
+            write(first + i // rows_per_batch, {f"Determined/{name}": value for name, value in row.items()})
         if reduced:
             write(step, {f"Determined/{name}": value for name, value in reduced.items()})
 
     def _progress(self, _action: Progress) -> None:
-        """Say how far the operation is, in the searcher's unit; in a bare run as a fraction."""
+        """Report progress in the searcher's unit, or as a fraction in a bare run."""
         if not self._chief:
             return
-        counters, op = self._counters, self._operation
+        counters = self._counters
+        op = self._operation
         if op is None:
             if self._length:
                 self._core.train.report_progress(min(1.0, counters.batches_trained / self._length))
             return
         units = self._units_per_batch()
-        op.report_progress(counters.epochs_trained if units is None else counters.batches_trained * units)
+        if units is None:
+            op.report_progress(counters.epochs_trained)
+        else:
+            op.report_progress(counters.batches_trained * units)
 
     def _validate(self, action: Validate) -> bool:
-        """Validate, and complete the operation if this validation does; whether the policy wants a checkpoint."""
+        """Validate, and complete the operation if asked to; return whether the policy asks for a checkpoint."""
         metrics, wanted = self._validation.run(self._counters, self._step)
         if self._line is not None:
             if self._line.shown:
@@ -434,7 +481,8 @@ class Runner:
 
     def _checkpoint(self, _action: Checkpoint) -> None:
         counters = self._counters
-        before, counters.last_ckpt = counters.last_ckpt, counters.batches_trained
+        before = counters.last_ckpt
+        counters.last_ckpt = counters.batches_trained
         self._saving = True
         try:
             storage_id = self._steps.save(self._content())
@@ -444,20 +492,22 @@ class Runner:
         self._saving = False
         self._hooks.call("on_checkpoint_upload_end", uuid=storage_id)
 
-    def _content(self) -> Content:
+    def _content(self) -> CheckpointContent:
         counters = replace(self._counters)
-        return Content(counters, self._steps.position(self._position, counters.batches_trained), step=self._step)
+        return CheckpointContent(
+            counters, self._steps.position(self._position, counters.batches_trained), step=self._step
+        )
 
     @property
     def _step(self) -> int:
         return self._counters.step
 
     def _ask_stop(self, _action: AskStop) -> bool:
-        """Ship what is beside the record, and ask whether to stop."""
-        if _clock.monotonic() >= self._ship_at:
+        """Copy TensorBoard's files from time to time, and check for a stop."""
+        if _clock.monotonic() >= self._tensorboard_sync_at:
             self._sync_tensorboard()
-            self._ship_at = _clock.monotonic() + SHIP_EVERY
-        if self._context._stop_requested and not self._stop_told:
+            self._tensorboard_sync_at = _clock.monotonic() + TENSORBOARD_SYNC_INTERVAL
+        if self._context._stop_requested and not self._stop_forwarded:
             self._request_stop()
         return self._core.preempt.should_preempt()
 
@@ -468,19 +518,17 @@ class Runner:
             if self._context._writer is not None:
                 self._context._writer.flush()
             self._core.train.sync_tensorboard()
-        except TensorboardError as e:  # a copy; the record is whole
-            logger.warning("TensorBoard's files were not copied: %s", e)
+        except TensorboardError as e:  # training goes on: the journal has the same values
+            logger.warning("cannot copy TensorBoard's files: %s", e)
 
     def _request_stop(self) -> None:
-        self._stop_told = True
+        self._stop_forwarded = True
         self._core.preempt.request("stop requested")
 
-    def _save_alone(self) -> None:
-        """Save before an InvalidHP leaves, on the chief, without a word to the others, who may be anywhere.
-
-        One that came out of a save, from a hook, would come out of this one as well.
-        """
+    def _save_on_chief_only(self) -> None:
+        """Save before an error leaves, without collectives, as the other ranks may be anywhere."""
         counters = self._counters
+        # An error raised by a hook of a save would be raised by this save too.
         if self._steps.saves_alone and self._chief and not self._saving and not counters.saved:
             counters.last_ckpt = counters.batches_trained
             storage_id = self._steps.save(self._content(), alone=True)
@@ -489,5 +537,5 @@ class Runner:
 
 
 def is_broken_collective(error: Exception) -> bool:
-    """Whether torch says that another rank is gone. All other errors are this rank's own, and stay what they are."""
+    """Return whether an error of torch means that another rank is gone."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error).lower()

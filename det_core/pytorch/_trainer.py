@@ -216,7 +216,8 @@ class Trainer:
                 latest_checkpoint, step_zero_validation, test_mode, profiling_enabled,
             )
         )  # fmt: skip
-        trial, context = self._trial, self._context
+        trial = self._trial
+        context = self._context
         if not isinstance(trial, self._kind):
             raise TypeError(f"Trainer() takes an instance of a {self._kind.__name__}, not {trial!r}")
         hooks = Hooks(trial.build_callbacks())
@@ -232,7 +233,9 @@ class Trainer:
 
     def _checked(self, options: FitOptions) -> FitOptions:
         """Check the arguments of a fit, and find the checkpoint to start from."""
-        ctx, max_length, latest = self._context._core, options.max_length, options.latest_checkpoint
+        ctx = self._context._core
+        max_length = options.max_length
+        latest = options.latest_checkpoint
         for name in ("validation_period", "checkpoint_period", "reporting_period", "max_length"):
             if (unit := getattr(options, name)) is not None and not isinstance(unit, Batch | Epoch):
                 raise TypeError(f"fit({name}=) takes Batch(…) or Epoch(…), not {unit!r}")
@@ -268,7 +271,8 @@ class Trainer:
 
     def _check_trial(self) -> None:
         """Refuse a trial that cannot be trained, in one line."""
-        trial, context = self._trial, self._context
+        trial = self._trial
+        context = self._context
         name = type(trial).__name__
         if not context.models:
             raise InvalidExperimentException(f"{name}.__init__() wraps no model: self.model = context.wrap_model(…)")

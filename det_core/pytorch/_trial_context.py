@@ -81,7 +81,7 @@ class TrialContext:
                 if value != (chiefs := everybody[0].get(name)):
                     raise ValueError(f"{name}: {value} on rank {rank}, and {chiefs} on rank 0; ranks must be alike")
 
-    def _begin_alike(self) -> None:
+    def _prepare_new_training(self) -> None:
         """Give all ranks rank 0's models and optimizers, where wrapping has not seen to that."""
 
     def wrap_reducer(

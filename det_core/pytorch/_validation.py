@@ -28,10 +28,14 @@ class Validation:
     def __init__(
         self, trial: Trial, steps: TrialSteps, context: TrialContext, hooks: Hooks, *, policy: str, test_mode: bool
     ) -> None:
-        self._trial, self._steps, self._context, self._hooks = trial, steps, context, hooks
+        self._trial = trial
+        self._steps = steps
+        self._context = context
+        self._hooks = hooks
         self._core = context._core
         self._chief = context.distributed.rank == 0
-        self._policy, self._test_mode = policy, test_mode
+        self._policy = policy
+        self._test_mode = test_mode
         self._full = overrides(trial, "evaluate_full_dataset")
 
     def run(self, counters: Counters, step: int) -> tuple[dict[str, Any], bool]:
@@ -40,7 +44,8 @@ class Validation:
         Returns:
             the metrics, and whether the policy wants a checkpoint; on every rank.
         """
-        context, hooks = self._context, self._hooks
+        context = self._context
+        hooks = self._hooks
         if self._chief:
             self._core.train.set_status("validating")
         context._reducers.reset()
@@ -55,7 +60,8 @@ class Validation:
         return metrics, bool(context.distributed.broadcast(wanted))
 
     def _full_set(self) -> dict[str, Any]:
-        found, reducers = self._steps.evaluate_full(), self._context._reducers
+        found = self._steps.evaluate_full()
+        reducers = self._context._reducers
         buffer = MetricBuffer()
         if found is not None:
             buffer.add(found)
@@ -74,7 +80,8 @@ class Validation:
                 buffer.add(found)
                 outputs.append(found)
         hooks.call("on_validation_epoch_end", outputs)
-        reducer, reducers = self._trial.evaluation_reducer(), self._context._reducers
+        reducer = self._trial.evaluation_reducer()
+        reducers = self._context._reducers
         mine = local_results(buffer.take(), reducer), reducers.slots(training=False)
         gathered = self._context.distributed.allgather(mine)
         metrics = evaluation_results([each[0] for each in gathered], reducer)

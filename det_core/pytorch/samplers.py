@@ -51,7 +51,9 @@ class _Distribute:
             raise ValueError(f"num_workers={num_workers}: expected at least 1")
         if not 0 <= rank < num_workers:
             raise ValueError(f"rank={rank}: expected 0 to {num_workers - 1}")
-        self._sampler, self._size, self._rank = sampler, num_workers, rank
+        self._sampler = sampler
+        self._size = num_workers
+        self._rank = rank
 
     def __len__(self) -> int:
         whole = len(self._sampler)
@@ -67,7 +69,8 @@ class _Skip:
     """Without the first ``skip`` items, once for all passes. Its length is that of the whole."""
 
     def __init__(self, sampler: Any, skip: int) -> None:
-        self._sampler, self._skip = sampler, skip
+        self._sampler = sampler
+        self._skip = skip
 
     def __len__(self) -> int:
         return len(self._sampler)

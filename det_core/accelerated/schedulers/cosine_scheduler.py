@@ -58,9 +58,11 @@ class CosineLrScheduler(StatefulSchedulerBase):
         if not lr_min >= 0:
             raise AssertionError(f"lr_min must be at least 0, not {lr_min}")
         self.total_iterations = total_num_epochs * num_update_steps_per_epoch
-        self.lr_min_ratio, self.lr_min = min_lr_ratio, lr_min
+        self.lr_min_ratio = min_lr_ratio
+        self.lr_min = lr_min
         self.warmup_iterations = num_warmup_epochs * num_update_steps_per_epoch
-        self.warmup_lr_init, self.warmup_lr_ratio = warmup_starting_lr, warmup_starting_lr_ratio
+        self.warmup_lr_init = warmup_starting_lr
+        self.warmup_lr_ratio = warmup_starting_lr_ratio
         self.k_decay = k_decay
         self.num_cooldown_iterations = num_cooldown_epochs * num_update_steps_per_epoch
         if self.warmup_iterations > 0:
@@ -73,7 +75,8 @@ class CosineLrScheduler(StatefulSchedulerBase):
     def _rate(self, base: float, n: int) -> float:
         floor = self.lr_min if self.lr_min_ratio is None else self.lr_min_ratio * base
         start = self.warmup_lr_init if self.warmup_lr_ratio is None else self.warmup_lr_ratio * base
-        warmup, end = self.warmup_iterations, self.total_iterations - self.num_cooldown_iterations
+        warmup = self.warmup_iterations
+        end = self.total_iterations - self.num_cooldown_iterations
         if n < warmup:
             return start + n * (base - start) / warmup
         if n >= end:

@@ -93,7 +93,8 @@ class WSDLrScheduler(StatefulSchedulerBase):
         """The rate of each group after so many updates."""
         warmup = 0 if self.is_continuation_from_checkpoint else self.num_warmup_steps
         if num_updates < warmup:
-            part, start = num_updates / warmup, self.warmup_starting_lr
+            part = num_updates / warmup
+            start = self.warmup_starting_lr
             return [start + part * (base - start) for base in self.base_lr_values]
         length, step = self._get_checkpoint_info(num_updates)
         decay = int(length * self.decay_phase_ratio)

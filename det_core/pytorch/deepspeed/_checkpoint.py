@@ -23,8 +23,8 @@ from det_core._training.states import completed
 from det_core.errors import CheckpointError
 from det_core.pytorch._callback import Hooks
 from det_core.pytorch._checkpoint import (
-    Content,
-    Files,
+    CheckpointContent,
+    CheckpointFiles,
     apply_callbacks,
     random_state_of,
     read_progress,
@@ -44,11 +44,15 @@ class Shards:
     """Writes and reads the checkpoints of one fit; every rank calls every method."""
 
     def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext, hooks: Hooks) -> None:
-        self._trial, self._context, self._hooks, self._core = trial, context, hooks, context._core
-        self._rank, self._size = context.distributed.rank, context.distributed.size
-        self._files = Files(trial, context, hooks, "DeepSpeedTrial")
+        self._trial = trial
+        self._context = context
+        self._hooks = hooks
+        self._core = context._core
+        self._rank = context.distributed.rank
+        self._size = context.distributed.size
+        self._files = CheckpointFiles(trial, context, hooks, "DeepSpeedTrial")
 
-    def save(self, content: Content) -> str:
+    def save(self, content: CheckpointContent) -> str:
         """Save; the storage_id, on every rank."""
         hooks = self._hooks
         if self._rank == 0:
@@ -67,7 +71,7 @@ class Shards:
             hooks.call("on_checkpoint_write_end", str(path))
         return storage_id
 
-    def read(self, folder: Path, storage_id: str) -> Content:
+    def read(self, folder: Path, storage_id: str) -> CheckpointContent:
         """What a checkpoint holds for this rank; one that did not write it has the chief's states.
 
         Raises:
@@ -83,9 +87,9 @@ class Shards:
         state = load_weights(own if own.is_file() else folder / OWN.format(0), allow_pickle=self._context._allow_pickle)
         state = completed(state, dict)
         counters, position = read_progress(folder)
-        return Content(counters, position, state, random_state_of(state), folder=folder)
+        return CheckpointContent(counters, position, state, random_state_of(state), folder=folder)
 
-    def apply(self, content: Content) -> None:
+    def apply(self, content: CheckpointContent) -> None:
         """Put the engines and the callbacks to where they were."""
         folder = content.folder
         assert folder is not None
@@ -123,7 +127,8 @@ def _for_other_ranks(folder: Path, ranks: int, context: DeepSpeedTrialContext) -
     Raises:
         CheckpointError: DeepSpeed can do neither, on every rank.
     """
-    distributed, size = context.distributed, context.distributed.size
+    distributed = context.distributed
+    size = context.distributed.size
     partitioned = sorted({path.parent for path in folder.glob("*/*_optim_states.pt")})
     why = f"a checkpoint of {ranks} rank(s) cannot be loaded on {size}: start as many as then, or from scratch"
     made = tempfile.mkdtemp(prefix="det_core-universal-") if partitioned and distributed.local_rank == 0 else None

@@ -56,7 +56,8 @@ class DeepSpeedTrialContext(TrialContext):
         self._mpu_given = False
         self._sizes: tuple[int, int] | None = None
         """Records in a micro batch, and micro batches in a batch, of one data parallel rank."""
-        self._auto_accumulation, self.use_pipeline_parallel = True, False
+        self._auto_accumulation = True
+        self.use_pipeline_parallel = False
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> DeepSpeedTrialContext:
@@ -102,7 +103,8 @@ class DeepSpeedTrialContext(TrialContext):
                 self._mpu = make_deepspeed_mpu(model.grid)
         if self._sizes is None:
             self._sizes = sizes
-            self._slot_batch_size, self._global_batch_size = sizes[0] * sizes[1], model.train_batch_size()
+            self._slot_batch_size = sizes[0] * sizes[1]
+            self._global_batch_size = model.train_batch_size()
         elif self._sizes != sizes:
             logger.warning(
                 "engine %d has micro batches of %d and accumulates %d of them, the first engine %d and %d: the first "
@@ -130,7 +132,8 @@ class DeepSpeedTrialContext(TrialContext):
             raise InvalidExperimentException("set_mpu() comes after context.wrap_model_engine(): no engine is wrapped")
         if self._mpu_given:
             raise InvalidExperimentException("set_mpu() was called before: a trial has one ModelParallelUnit")
-        self._mpu, self._mpu_given = mpu, True
+        self._mpu = mpu
+        self._mpu_given = True
 
     wrap_mpu = set_mpu
 

@@ -11,7 +11,7 @@ from det_core import pytorch
 from det_core._training.data_order import Position
 from det_core.errors import InvalidExperimentException
 from det_core.pytorch._callback import Hooks
-from det_core.pytorch._checkpoint import Content
+from det_core.pytorch._checkpoint import CheckpointContent
 from det_core.pytorch._loaders import Loaders
 from det_core.pytorch._steps import TrialSteps, as_dictionary, as_metrics
 from det_core.pytorch.deepspeed._checkpoint import Shards
@@ -51,7 +51,8 @@ class DeepSpeedTrialSteps(TrialSteps):
 
     def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext, hooks: Hooks) -> None:
         self._context = context
-        self._mpu, self._reports = context._mpu, context._mpu.should_report_metrics
+        self._mpu = context._mpu
+        self._reports = context._mpu.should_report_metrics
         self._micro_batches = context.get_num_micro_batches_per_slot()
         self._pipeline = context.use_pipeline_parallel
         loaders = Loaders(
@@ -60,24 +61,28 @@ class DeepSpeedTrialSteps(TrialSteps):
         )  # fmt: skip
         super().__init__(trial, context, loaders)
         self._shards = Shards(trial, context, hooks)
-        self._evaluations, self._is_first = 0, True
+        self._evaluations = 0
+        self._is_first = True
         self._add, self._train_batch, self._engine = self.buffer.add, trial.train_batch, context.models[0]
         self.rows_per_batch = 1 if self._pipeline or not context._auto_accumulation else self._micro_batches
         self.saves_alone = self._distributed.size == 1
 
     # data
 
-    def read(self, folder: Path, storage_id: str) -> Content:
+    def read(self, folder: Path, storage_id: str) -> CheckpointContent:
         """Every rank reads its own file, and the chief's counters."""
         return self._shards.read(folder, storage_id)
 
     def loaders(self, position: Position, _state: Mapping[str, Any] | None) -> tuple[Iterator[Any] | None, int | None]:
         """Build loaders where they are wanted; all ranks have the epochs of the one with the fewest micro batches."""
-        builds, batches, length, evaluations = self._mpu.should_build_data_loader, None, None, None
+        builds = self._mpu.should_build_data_loader
+        batches = None
+        length = None
+        evaluations = None
         if builds:
             batches, length = self._loaders.build(position, full_validation=self._evaluates_full)
             evaluations = None if self._evaluates_full else self._loaders.validation()[1]
-        mine = (length, evaluations, self._loaders.dealing) if builds else None
+        mine = (length, evaluations, self._loaders.distribution) if builds else None
         everybody = self._distributed.allgather((mine, self._reports))
         built = [each for each, _ in everybody if each is not None]
         if not built or not any(reports for _, reports in everybody):
@@ -91,7 +96,7 @@ class DeepSpeedTrialSteps(TrialSteps):
             raise InvalidExperimentException(
                 f"ranks have training sets of different lengths: micro batches in a pass of all are {told}"
             )
-        self._loaders.dealing = built[0][2]
+        self._loaders.distribution = built[0][2]
         if not self._evaluates_full:
             self._evaluations = self._rounds([each[1] for each in built])
         return batches, self._epoch_len([each[0] for each in built])
@@ -136,7 +141,8 @@ class DeepSpeedTrialSteps(TrialSteps):
     def train(self, batches: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> None:
         """Call ``train_batch`` for each micro batch; a pipeline takes all of them at once."""
         context = self._context
-        context._batch, context._epoch = batch_idx, epoch_idx
+        context._batch = batch_idx
+        context._epoch = epoch_idx
         before = self._steps_taken() if self._is_first else None
         for _ in range(self.rows_per_batch):
             metrics = self._train_batch(batches, epoch_idx, batch_idx)
@@ -202,10 +208,10 @@ class DeepSpeedTrialSteps(TrialSteps):
 
     # checkpoints
 
-    def apply(self, content: Content) -> None:
+    def apply(self, content: CheckpointContent) -> None:
         """Engines, then callbacks."""
         self._shards.apply(content)
 
-    def save(self, content: Content, *, alone: bool = False) -> str:
+    def save(self, content: CheckpointContent, *, alone: bool = False) -> str:
         """Every rank saves its part."""
         return self._shards.save(content)

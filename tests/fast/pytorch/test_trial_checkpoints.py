@@ -350,12 +350,12 @@ def test_in_a_trial_of_an_experiment_it_keeps_the_context(
     (tmp_path / ".detignore").write_text("# not needed\ndata/\n*.log\n*.bin\n!keep.bin\n/m.py\n")
     (tmp_path / "gone").symlink_to("nowhere")
     os.mkfifo(tmp_path / "socket")
-    kept = _checkpoint.Code(tmp_path, (), whole=True).files()
+    kept = _checkpoint.CodeSnapshot(tmp_path, (), whole=True).files()
     assert sorted(kept) == ["keep.bin", "model_def.py", "pkg/part.py", "sub/m.py"]
     shipped = [entry["path"] for entry in pack(tmp_path) if entry["type"] == ord("0")]
     assert set(kept) == set(shipped) - {".env"}
     monkeypatch.setattr(os, "scandir", refusing(os.scandir, tmp_path / "pkg"))
-    assert "pkg/part.py" not in _checkpoint.Code(tmp_path, (), whole=True).files()
+    assert "pkg/part.py" not in _checkpoint.CodeSnapshot(tmp_path, (), whole=True).files()
     assert f"{tmp_path / 'pkg'} is not kept in checkpoints: Permission denied" in caplog.text
 
 
