@@ -1,5 +1,4 @@
-"""What both trainers share and the core cannot tell: how models lie over processes, the order of data, metrics that
-stay on their device. Knows torch, and neither the core nor a trial nor a callback."""
+"""Parts shared by both trainers: models on processes, the order of data, metrics that stay on their device."""
 
 from det_core._optional import check_installed
 

@@ -1,7 +1,7 @@
-"""The order of the data as a function of seed, pass and batch: what makes a resume in the middle of an epoch exact.
+"""Order of the data as a function of seed, pass and batch, so that a resume within an epoch is exact.
 
-Batches are numbered over all ranks: batch ``n`` of the endless stream of passes is the ``n // size``-th of rank
-``n % size``. So the number of batches that a rank has trained is its position, and no state of a loader is saved.
+Batches are numbered over all ranks: batch ``n`` of the endless stream of passes is batch ``n // size`` of rank
+``n % size``. The number of batches that a rank has trained is its position; no state of a loader is saved.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 MASK = (1 << 64) - 1
 _WORKERS = 1 << 32
-"""Tells the seeds of batches in workers from those of passes."""
+"""Number that separates the seeds of batches in workers from those of passes."""
 
 
 def mixed_seed(seed: int, *numbers: int) -> int:
-    """A seed of 63 bits from a seed and numbers, by splitmix64 (Steele, Lea and Flood 2014): neighbours get unrelated
-    ones."""
+    """Return a 63-bit seed for a seed and numbers, by splitmix64 (Steele, Lea and Flood 2014).
+
+    Similar numbers give unrelated seeds.
+    """
     x = seed & MASK
     for number in numbers:
         x = (x + 0x9E3779B97F4A7C15 * (number + 1)) & MASK
@@ -35,15 +37,15 @@ def mixed_seed(seed: int, *numbers: int) -> int:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a training is in its data.
+    """Position of a training in its data.
 
     Attributes:
-        seed: what orders and workers' random numbers come from.
-        batches: how many a rank has trained.
-        pass_: the pass over the dataset that the ranks are in together.
-        records: how many records of it they have been given.
-        global_batch_size: records in a batch of all ranks; None: it is not known, or differs.
-        size: how many ranks there are.
+        seed: seed of orders and of random numbers in workers.
+        batches: number of batches that each rank has trained.
+        pass_: current pass over the dataset, of all ranks together.
+        records: number of records of the pass that the ranks have received.
+        global_batch_size: number of records in a batch of all ranks; None if it is unknown or varies.
+        size: number of ranks.
     """
 
     seed: int
@@ -54,17 +56,17 @@ class Position:
     size: int
 
     def to_dict(self) -> dict[str, int | None]:
-        """For JSON."""
+        """Return a dictionary for JSON."""
         return {name.rstrip("_"): value for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, saved: Mapping[str, Any]) -> Position:
-        """From what :meth:`to_dict` gave."""
+        """Return the position from the return value of :meth:`to_dict`."""
         return cls(*(saved[field.name.rstrip("_")] for field in fields(cls)))
 
 
 class SeededShuffle(Sampler[int]):
-    """The permutation of a pass of ``size`` indices, from seed and pass alone."""
+    """Permutations of ``size`` indices that depend on seed and pass alone."""
 
     def __init__(self, size: int, seed: int) -> None:
         self.size = size
@@ -72,7 +74,7 @@ class SeededShuffle(Sampler[int]):
         self._pass = 0
 
     def set_epoch(self, pass_: int) -> None:
-        """Say which pass is next."""
+        """Select the next pass."""
         self._pass = pass_
 
     def __len__(self) -> int:
@@ -84,14 +86,14 @@ class SeededShuffle(Sampler[int]):
 
 
 class NumberedBatches(Sampler[Any]):
-    """One rank's share of pass after pass, without end, from some batch on.
+    """Share of one rank in endless passes.
 
     Args:
-        batches: the batches of indices of a pass; where its ``sampler`` is a :class:`SeededShuffle`, the passes before
-            the first batch are never drawn.
+        batches: batches of indices of a pass. If its ``sampler`` is a :class:`SeededShuffle`, passes before the first
+            batch are not drawn.
         rank, size: this rank takes the batches ``n`` of the stream with ``n % size == rank``.
-        skip: how many of its batches to pass over.
-        numbered: yield ``(n, indices)``, for a :class:`SeededDataset`.
+        skip: number of this rank's batches to skip.
+        numbered: yield ``(n, indices)`` for a :class:`SeededDataset`.
     """
 
     def __init__(self, batches: Any, *, rank: int, size: int, skip: int, numbered: bool) -> None:
@@ -102,7 +104,7 @@ class NumberedBatches(Sampler[Any]):
         self._numbered = numbered
 
     def __len__(self) -> int:
-        """How many batches of a pass are this rank's."""
+        """Return the number of this rank's batches in a pass."""
         return share(len(self._batches), self._rank, self._size, even=False)
 
     def __iter__(self) -> Iterator[Any]:
@@ -112,35 +114,43 @@ class NumberedBatches(Sampler[Any]):
         numbered = self._numbered
         for n, indices in self._stream(first):
             if n >= first and n % size == rank:
-                yield (n, indices) if numbered else indices
+                if numbered:
+                    yield n, indices
+                else:
+                    yield indices
 
     def _stream(self, first: int) -> Iterator[tuple[int, Any]]:
-        """Every batch with its number, at least from ``first`` on."""
+        """Yield batches with their numbers, from ``first`` on or earlier."""
         shuffle = getattr(self._batches, "sampler", None)
-        shuffle = shuffle if isinstance(shuffle, SeededShuffle) else None
-        pass_ = first // len(self._batches) if shuffle is not None and len(self._batches) else 0
-        n = pass_ * len(self._batches) if pass_ else 0
+        pass_ = 0
+        n = 0
+        if isinstance(shuffle, SeededShuffle) and len(self._batches):
+            pass_ = first // len(self._batches)
+            n = pass_ * len(self._batches)
         while True:
-            if shuffle is not None:
+            if isinstance(shuffle, SeededShuffle):  # other samplers have to draw every pass
                 shuffle.set_epoch(pass_)
             before = n
             for indices in self._batches:
                 yield n, indices
                 n += 1
             if n == before:
-                raise RuntimeError("the training loader gives no batch: its dataset is empty, or smaller than a batch")
+                raise RuntimeError("the training loader has no batch: its dataset is empty, or smaller than a batch")
             pass_ += 1
 
 
 class EpochOrder(Sampler[Any]):
-    """This rank's share of the batches of indices of an epoch: of the same one again and again, as validation wants it,
-    unless ``epoch`` and ``first``, its first batch, are set before it is iterated.
+    """Share of one rank in an epoch, which stays the same in every iteration, as validation needs it.
 
     Args:
-        batches: all batches of indices of an epoch.
+        batches: batches of indices of an epoch.
         rank, size: this rank takes the batches ``n`` with ``n % size == rank``.
-        even: fill the last batches of the ranks from the epoch's beginning, so that all have equally many, of one size.
-        numbered: yield ``(n, indices)``, ``n`` counted through all epochs, for a :class:`SeededDataset`.
+        even: fill the last batches from the beginning of the epoch, so that all ranks have as many, of equal size.
+        numbered: yield ``(n, indices)`` with ``n`` counted over all epochs, for a :class:`SeededDataset`.
+
+    Attributes:
+        epoch: epoch of the next iteration.
+        first: first batch of the next iteration.
     """
 
     def __init__(self, batches: Any, *, rank: int, size: int, even: bool, numbered: bool) -> None:
@@ -149,7 +159,8 @@ class EpochOrder(Sampler[Any]):
         self._size = size
         self._even = even
         self._numbered = numbered
-        self.epoch = self.first = 0
+        self.epoch = 0
+        self.first = 0
 
     def __len__(self) -> int:
         return share(len(self._batches), self._rank, self._size, self._even)
@@ -157,26 +168,32 @@ class EpochOrder(Sampler[Any]):
     def __iter__(self) -> Iterator[Any]:
         size = self._size
         first = self.first
-        number = self.epoch << 32 if self._numbered else 0
-        for n, indices in enumerate(evened(self._batches, size) if self._even else self._batches):
+        batches = self._batches
+        if self._even:
+            batches = pad_evenly(batches, size)
+        for n, indices in enumerate(batches):
             if n % size == self._rank and n // size >= first:
-                yield (number + n, indices) if self._numbered else indices
+                if self._numbered:
+                    yield (self.epoch << 32) + n, indices
+                else:
+                    yield indices
 
 
 class SeededDataset(Dataset[Any]):
-    """Seeds a worker's generators from (seed, n) before it makes batch n, so that it matters not which worker does."""
+    """A dataset that seeds the generators of a worker from (seed, n) before batch n, whichever worker makes it."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset = dataset
         self.order_seed = seed
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") or name == "dataset":  # asked for by pickle before there is any
+        if name.startswith("__") or name == "dataset":  # pickle asks before __init__
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """In a worker this is ``get_worker_info().dataset``, which a ``worker_init_fn`` may give attributes."""
+        """Set an attribute of the dataset."""
+        # In a worker, self is get_worker_info().dataset, whose attributes a worker_init_fn may set.
         if name in ("dataset", "order_seed"):
             super().__setattr__(name, value)
         else:
@@ -188,24 +205,29 @@ class SeededDataset(Dataset[Any]):
     def __getitems__(self, numbered: tuple[int, list[int]]) -> list[Any]:
         n, indices = numbered
         seed_generators(mixed_seed(self.order_seed, _WORKERS, n))
-        many = getattr(self.dataset, "__getitems__", None)
-        found: list[Any] = many(indices) if callable(many) else [self.dataset[i] for i in indices]
-        return found
+        get_items = getattr(self.dataset, "__getitems__", None)
+        if callable(get_items):
+            items: list[Any] = get_items(indices)
+            return items
+        return [self.dataset[i] for i in indices]
 
 
 def share(whole: int, rank: int, size: int, even: bool) -> int:
-    """How many of an epoch's batches a rank gets."""
-    return -(-whole // size) if even else whole // size + (whole % size > rank)
+    """Return the number of batches of one rank in an epoch."""
+    if even:
+        return -(-whole // size)
+    return whole // size + (whole % size > rank)
 
 
-def evened(batches: Any, size: int) -> Iterator[Any]:
-    """An epoch's batches of indices; with several ranks the last ones are filled with the epoch's first indices until
-    each of ``size`` ranks has equally many batches of one size, as accelerate's ``even_batches`` does it. Batches
-    whose size is not known are repeated as they are.
+def pad_evenly(batches: Any, size: int) -> Iterator[Any]:
+    """Yield batches of an epoch, and fill the last ones so that ``size`` ranks have as many batches of equal size.
+
+    They are filled with the first indices of the epoch, as accelerate's ``even_batches`` does. Batches of unknown size
+    are repeated instead.
     """
     width = getattr(batches, "batch_size", None)
     if size == 1 or not isinstance(width, int):
-        yield from completed(batches, size)
+        yield from repeat_first(batches, size)
         return
     head: list[Any] = []
     n = -1
@@ -224,8 +246,8 @@ def evened(batches: Any, size: int) -> Iterator[Any]:
         yield list(itertools.islice(fill, width))
 
 
-def completed(batches: Any, size: int) -> Iterator[Any]:
-    """An epoch's batches, and its first ones again until each of ``size`` ranks has equally many."""
+def repeat_first(batches: Any, size: int) -> Iterator[Any]:
+    """Yield batches of an epoch, and then its first ones, until ``size`` ranks have as many."""
     head: list[Any] = []
     n = -1
     for n, batch in enumerate(batches):
@@ -237,7 +259,7 @@ def completed(batches: Any, size: int) -> Iterator[Any]:
 
 
 def length_of(sized: Any) -> int | None:
-    """How many batches a loader has, or records a dataset; None: it does not know."""
+    """Return the length of a loader or dataset, or None if it has no length."""
     try:
         return len(sized)
     except TypeError:
@@ -245,28 +267,27 @@ def length_of(sized: Any) -> int | None:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed the global generators of torch (the CPU's: 1 µs; ``torch.manual_seed`` takes 140), python and numpy."""
-    torch.default_generator.manual_seed(seed)
+    """Seed the global generators of torch (on the CPU), Python and numpy."""
+    torch.default_generator.manual_seed(seed)  # 1 µs, where torch.manual_seed() takes 140
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed & 0xFFFFFFFF)
 
 
 def rebuilt(loader: DataLoader[Any], order: Any, dataset: Any) -> DataLoader[Any]:
-    """A loader like another, of a dataset in an order.
-
-    It has a generator of its own, so that making an iterator draws nothing from the global one.
+    """Return a copy of a loader with another order and dataset.
 
     Args:
-        loader: how batches are made: workers, collating, pinning.
-        order: batches of what ``dataset`` takes; single indices where ``loader`` does not make batches
-            (``batch_size=None``).
+        loader: loader with the other options: workers, collating, pinning.
+        order: batches of keys of ``dataset``; single keys if ``loader`` does not batch (``batch_size=None``).
         dataset: the dataset.
     """
-    given = {"sampler": order, "batch_size": None} if loader.batch_sampler is None else {"batch_sampler": order}
+    options: dict[str, Any] = {"batch_sampler": order}
+    if loader.batch_sampler is None:
+        options = {"sampler": order, "batch_size": None}
     return DataLoader(
-        dataset, **given, num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
+        dataset, **options, num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
         timeout=loader.timeout, worker_init_fn=loader.worker_init_fn, prefetch_factor=loader.prefetch_factor,
         multiprocessing_context=loader.multiprocessing_context, persistent_workers=loader.persistent_workers,
-        generator=torch.Generator().manual_seed(0),
+        generator=torch.Generator().manual_seed(0),  # else iter() would draw from the global one
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Moving batches, and what is in them, to a device; on a CPU nearly nothing is done."""
+"""Move batches and their content to a device."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 
 logger = logging.getLogger("det_core.training")
 NUMERIC = "fciub"
-"""The kinds of numpy arrays that become tensors."""
+"""Kinds of numpy arrays that become tensors."""
 
 
 def to_device(data: Any, device: torch.device, warned: set[type] | None = None) -> Any:
-    """``data`` with the tensors and numeric arrays in it on ``device``.
+    """Return ``data`` with its tensors and numeric arrays on ``device``.
 
     Args:
-        data: tensors, numpy arrays, anything with a ``to()``, and lists, tuples and mappings of these of any depth,
-            which keep their types where these can be made anew. All else comes back as it is.
-        device: where to.
-        warned: the types of which a warning has said that they are not moved; more are added.
+        data: tensors, numpy arrays, objects with a ``to()``, and nested lists, tuples and mappings of these, whose
+            types are kept if they can be constructed. Other objects are returned unchanged.
+        device: target device.
+        warned: types for which a warning was logged; extended.
     """
     if isinstance(data, Tensor):
         return data.to(device, non_blocking=True)
@@ -31,8 +31,10 @@ def to_device(data: Any, device: torch.device, warned: set[type] | None = None) 
         return _like(data, {key: to_device(value, device, warned) for key, value in data.items()})
     if isinstance(data, list | tuple):
         moved = [to_device(value, device, warned) for value in data]
-        return type(data)(*moved) if hasattr(data, "_fields") else _like(data, moved)
-    kind = getattr(getattr(data, "dtype", None), "kind", "")  # of numpy's
+        if hasattr(data, "_fields"):  # a named tuple
+            return type(data)(*moved)
+        return _like(data, moved)
+    kind = getattr(getattr(data, "dtype", None), "kind", "")
     if type(data).__module__ == "numpy" and kind and kind in NUMERIC:
         return torch.as_tensor(data).to(device, non_blocking=True)
     _warn(data, warned)
@@ -40,11 +42,12 @@ def to_device(data: Any, device: torch.device, warned: set[type] | None = None) 
 
 
 def mover(device: torch.device, warned: set[type] | None = None) -> Callable[[Any], Any]:
-    """What moves a batch to ``device``, decided once."""
+    """Return the function that moves batches to ``device``."""
     if device.type != "cpu":
         return lambda batch: to_device(batch, device, warned)
 
     def stay(batch: Any) -> Any:
+        # The usual batch, a list of tensors of the CPU, is returned without a copy of the list.
         if type(batch) is list:
             for item in batch:
                 if type(item) is not Tensor or not item.is_cpu:
@@ -56,13 +59,15 @@ def mover(device: torch.device, warned: set[type] | None = None) -> Callable[[An
 
 
 def _like(container: Any, content: Any) -> Any:
-    """``content`` in a container of the same type; plain where that cannot be made of it."""
+    """Return ``content`` in a container of the same type, or in a built-in one if that fails."""
     if type(container) is type(content):
         return content
     try:
         return type(container)(content)
-    except Exception:  # a type of the user's with a constructor of its own
-        return tuple(content) if isinstance(container, tuple) else content
+    except Exception:  # a user-defined type with another constructor
+        if isinstance(container, tuple):
+            return tuple(content)
+        return content
 
 
 def _warn(data: Any, warned: set[type] | None) -> None:
@@ -70,4 +75,4 @@ def _warn(data: Any, warned: set[type] | None) -> None:
     if warned is None or kind in warned or data is None or isinstance(data, int | float | bool):
         return
     warned.add(kind)
-    logger.warning("values of type %s in a batch are not moved to the device", kind.__name__)
+    logger.warning("leaving values of type %s in a batch on their device", kind.__name__)

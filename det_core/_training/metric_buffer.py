@@ -1,4 +1,4 @@
-"""Metrics of batches, kept where they are until somebody needs numbers: no waiting for a device per batch."""
+"""Metrics of batches, kept on their device until they are needed, so that no batch waits for the device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class MetricBuffer:
-    """Rows of metrics with their values as of :meth:`add`; :meth:`take` gives all of them as values of the host."""
+    """Rows of metrics with the values they had in :meth:`add`; :meth:`take` copies them to the host."""
 
     def __init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
@@ -20,16 +20,16 @@ class MetricBuffer:
         return len(self._rows)
 
     def add(self, metrics: Mapping[str, Any]) -> None:
-        """Keep a row. A later change of a tensor in place does not count.
+        """Add a row with copies of its tensors and arrays.
 
         Args:
-            metrics: tensors of any shape and device, numbers, arrays, None, text. The mapping itself is not kept.
+            metrics: tensors of any shape and device, numbers, arrays, None, text.
         """
         row: dict[str, Any] = {}
         for name, value in metrics.items():
             if isinstance(value, Tensor):
                 if not value.is_cpu:
-                    value = value.detach().clone()  # on its stream
+                    value = value.detach().clone()  # on the stream of the device: the call does not wait
                     self._waiting.append((row, name))
                 elif value.ndim:
                     value = _as_numpy(value.detach().clone())
@@ -41,21 +41,27 @@ class MetricBuffer:
         self._rows.append(row)
 
     def take(self) -> list[dict[str, Any]]:
-        """The rows since the last call, in order; scalar tensors as numbers, others as numpy arrays."""
-        rows, self._rows = self._rows, []
-        waiting, self._waiting = self._waiting, []
-        hosts = _to_host([row[name] for row, name in waiting]) if waiting else ()
-        for (row, name), host in zip(waiting, hosts, strict=True):
-            row[name] = host.item() if host.ndim == 0 else _as_numpy(host)
+        """Remove and return all rows in order, with scalar tensors as numbers and others as numpy arrays."""
+        rows = self._rows
+        waiting = self._waiting
+        self._rows = []
+        self._waiting = []
+        for (row, name), host in zip(waiting, _to_host([row[name] for row, name in waiting]), strict=True):
+            if host.ndim == 0:
+                row[name] = host.item()
+            else:
+                row[name] = _as_numpy(host)
         return rows
 
 
 def _as_numpy(tensor: Tensor) -> Any:
-    return (tensor.float() if tensor.dtype is torch.bfloat16 else tensor).numpy()
+    if tensor.dtype is torch.bfloat16:  # numpy does not have it
+        tensor = tensor.float()
+    return tensor.numpy()
 
 
 def _to_host(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """On the CPU, by one transfer for each device and dtype."""
+    """Copy tensors to the CPU, with one transfer for each device and dtype."""
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, tensor in enumerate(tensors):
         kinds.setdefault((tensor.device, tensor.dtype), []).append(i)

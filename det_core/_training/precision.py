@@ -1,4 +1,4 @@
-"""Mixed precision around one model's forward pass, without a change to its class or to who calls it."""
+"""Mixed precision around the forward pass of a model, without changes to its class and callers."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def autocast_forward(model: nn.Module, device_type: str, dtype: torch.dtype) -> None:
-    """Run a model's ``forward`` under autocast from now on, and give its outputs as float32.
+    """Replace a model's ``forward`` by one that runs under autocast and returns float32.
 
-    The instance gets a ``forward`` of its own, so it stays one of the user's class. ``state_dict()`` is as before. A
-    deep copy (of an average of weights, say) computes with its own weights.
+    The model stays an instance of its class, with the same ``state_dict()``. A deep copy uses its own weights.
     """
     given = model.forward
     of_model = isinstance(given, types.MethodType) and given.__self__ is model
-    inner: Callable[..., Any] = given.__func__ if of_model else lambda _self, *args, **kwargs: given(*args, **kwargs)
+    inner: Callable[..., Any] = lambda _self, *args, **kwargs: given(*args, **kwargs)  # noqa: E731
+    if of_model:
+        inner = given.__func__
 
     @functools.wraps(inner)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -29,17 +30,25 @@ def autocast_forward(model: nn.Module, device_type: str, dtype: torch.dtype) -> 
             outputs = inner(self, *args, **kwargs)
         return to_float32(outputs)
 
-    model.forward = types.MethodType(forward, model)  # a method: deepcopy() binds those to the copy
+    model.forward = types.MethodType(
+        forward, model
+    )  # deepcopy() binds methods to the copy, such as an average of weights
 
 
 def to_float32(outputs: Any) -> Any:
-    """``outputs`` with half-precision tensors in it as float32, in lists, tuples and dictionaries of any depth."""
+    """Return ``outputs`` with half-precision tensors as float32, in nested lists, tuples and dictionaries."""
     if isinstance(outputs, Tensor):
-        return outputs.float() if outputs.dtype in HALVES else outputs
+        if outputs.dtype in HALVES:
+            return outputs.float()
+        return outputs
     if isinstance(outputs, Mapping):
         values = {key: to_float32(value) for key, value in outputs.items()}
-        return values if type(outputs) is dict else type(outputs)(**values)  # an output class of transformers, say
+        if type(outputs) is dict:
+            return values
+        return type(outputs)(**values)  # such as the output classes of transformers
     if isinstance(outputs, list | tuple):
         items = [to_float32(value) for value in outputs]
-        return type(outputs)(*items) if hasattr(outputs, "_fields") else type(outputs)(items)
+        if hasattr(outputs, "_fields"):  # a named tuple
+            return type(outputs)(*items)
+        return type(outputs)(items)
     return outputs

@@ -1,4 +1,4 @@
-"""torch's process group of the ranks that a launcher started, and the device of each."""
+"""torch's process group of launched ranks, and the device of each rank."""
 
 from __future__ import annotations
 
@@ -8,51 +8,50 @@ import time
 import torch
 
 RELEASE_SECONDS = 0.05
-"""How long gloo's threads may take to release the tensors of the last collective, on a busy machine."""
+"""Seconds gloo's threads may take to release the tensors of the last collective, on a busy machine."""
 
 
 def make_group() -> bool:
-    """Make torch's default process group of the ranks in the environment; False: there is one already.
-
-    It lives as long as the process, so that a script may train again: ranks that end a group and make another at the
-    same address may meet the store of the one before.
+    """Make torch's default process group from the environment; return False if it exists.
 
     Raises:
-        ValueError: the environment does not say who the ranks are.
+        ValueError: If the environment does not describe the ranks.
     """
     if torch.distributed.is_initialized():
         return False
-    torch.distributed.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
+    backend = "gloo"
+    if torch.cuda.is_available():
+        backend = "nccl"
+    torch.distributed.init_process_group(backend)
+    # Kept until the end: ranks that make a second group at the same address may meet the store of the first.
     atexit.register(destroy_group)
     return True
 
 
 def destroy_group() -> None:
-    """End the default process group, if there is one.
-
-    gloo's threads release the tensors of a collective a moment after it has returned, for which they need the
-    interpreter; up to Python 3.13, one that comes while the interpreter ends aborts the process. Destroying the group
-    does not wait for its threads as long as a DistributedDataParallel model holds it; hence the pause.
-    """
+    """Destroy the default process group, if it exists."""
     if torch.distributed.is_initialized():
         gloo = torch.distributed.get_backend() == "gloo"
         torch.distributed.destroy_process_group()
         if gloo:
+            # gloo's threads release tensors a moment after a collective, and need the interpreter for it: up to Python
+            # 3.13, doing so while the interpreter ends aborts the process. destroy_process_group() does not wait for
+            # them while a DistributedDataParallel model holds the group.
             time.sleep(RELEASE_SECONDS)
 
 
 def local_device(local_rank: int) -> torch.device:
-    """The device of one of this machine's ranks, made the current one: a GPU where there are any, else the CPU.
+    """Return the device of a local rank, and make it the current one: a GPU, or the CPU if there are none.
 
     Raises:
-        ValueError: there are fewer GPUs than ranks; NCCL refuses two ranks on one, late and in riddles.
+        ValueError: If there are fewer GPUs than ranks.
     """
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    if local_rank >= (count := torch.cuda.device_count()):
+    if local_rank >= (count := torch.cuda.device_count()):  # NCCL's own error comes late and names neither
         raise ValueError(
-            f"local rank {local_rank} has no GPU: {count} can be seen, and each rank needs one of its own. Start "
-            f"{count} on this machine (--nproc-per-node {count}), or train on CPUs with CUDA_VISIBLE_DEVICES=''"
+            f"local rank {local_rank} has no GPU: {count} visible, and each rank needs one. Start {count} ranks on "
+            f"this machine (--nproc-per-node {count}), or train on CPUs with CUDA_VISIBLE_DEVICES=''"
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""One line that says how far a training is, drawn on a terminal or in a notebook; elsewhere lines that stay."""
+"""Progress of a training in one line on a terminal or in a notebook; elsewhere, permanent lines."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from typing import Any, TextIO
 
 from det_core._notices import write_quietly
 
-EVERY = 0.1
-"""Seconds between two drawings."""
+DRAW_INTERVAL = 0.1
 
 
 class ProgressLine:
-    """Draws ``12/400  31.5 batches/s  0:12 left  loss 0.413``, at most every :data:`EVERY` seconds.
+    """A line such as ``12/400  31.5 batches/s  0:12 left  loss 0.413``, drawn every :data:`DRAW_INTERVAL` seconds.
 
     Args:
-        stream: where; left out, stderr, so that the script's own output stays apart.
-        unit: what is counted.
+        stream: output stream. Defaults to stderr, apart from the script's own output.
+        unit: name of the counted unit.
     """
 
     def __init__(self, stream: TextIO | None = None, unit: str = "batches") -> None:
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = stream
+        if stream is None:
+            self._stream = sys.stderr
         self._unit = unit
         self._is_notebook = type(self._stream).__module__.startswith("ipykernel.")
         self._width = 0
         self.shown = self._is_notebook or _is_terminal(self._stream)
-        """Whether anything is drawn; :meth:`update` need not be called otherwise."""
+        """True if a line is drawn; otherwise :meth:`update` has no effect."""
         self._next = 0.0
         self._first: tuple[float, int] | None = None
         self._metrics = ""
         self._drawn = False
 
     def update(self, done: int, total: int | None, metrics: Mapping[str, Any] | None = None) -> None:
-        """So far ``done`` of ``total``; None: nobody knows of how many. Metrics that are numbers are shown."""
+        """Show ``done`` of ``total`` (None if unknown), and metrics that are numbers."""
         if not self.shown:
             return
         if metrics is not None:
@@ -45,14 +46,18 @@ class ProgressLine:
             self._first = now, done
         if now < self._next:
             return
-        self._next = now + EVERY
+        self._next = now + DRAW_INTERVAL
         self._draw(done, total, now)
 
     def _draw(self, done: int, total: int | None, now: float) -> None:
         assert self._first is not None
         began, first = self._first
-        rate = (done - first) / (now - began) if now > began else 0.0
-        parts = [f"{done}/{total}" if total else f"{done} {self._unit}"]
+        rate = 0.0
+        if now > began:
+            rate = (done - first) / (now - began)
+        parts = [f"{done} {self._unit}"]
+        if total:
+            parts = [f"{done}/{total}"]
         if rate:
             parts.append(f"{rate:.3g} {self._unit}/s")
             if total:
@@ -63,19 +68,22 @@ class ProgressLine:
         self._drawn = True
 
     def _write(self, line: str, end: str = "") -> None:
-        """Replace what is drawn. A notebook knows the carriage return, and nothing that clears a line."""
-        start, self._width = (f"\r{'':{self._width}}\r", len(line)) if self._is_notebook else ("\r\x1b[K", 0)
+        """Replace the drawn line."""
+        start = "\r\x1b[K"
+        if self._is_notebook:  # knows the carriage return, and no control sequence that clears a line
+            start = f"\r{'':{self._width}}\r"
+            self._width = len(line)
         write_quietly(f"{start}{line}{end}", self._stream)
 
     def say(self, text: str) -> None:
-        """Write a line that stays, above the one that is drawn."""
+        """Print a permanent line above the drawn one."""
         if self.shown:
             self._write(text, "\n")
         else:
             write_quietly(f"{text}\n", self._stream)
 
     def close(self) -> None:
-        """Take the line away."""
+        """Remove the line."""
         if self._drawn:
             self._drawn = False
             self._write("")
@@ -90,5 +98,5 @@ def _is_terminal(stream: TextIO | None) -> bool:
 
 
 def numbers_of(metrics: Mapping[str, Any]) -> str:
-    """The metrics that are numbers, as text."""
+    """Format the metrics that are numbers."""
     return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if isinstance(value, int | float))

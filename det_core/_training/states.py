@@ -1,4 +1,4 @@
-"""States that a checkpoint can hold: what ``torch.load(weights_only=True)`` reads again, which runs no code."""
+"""Restrict states to what ``torch.load(weights_only=True)`` reads without running code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from det_core._torch_states import is_plain, why_unreadable
 from det_core.errors import CheckpointError
 
 _LEFT_OUT = "left out by det_core, as it could not be read back"
-"""In the place of a part that a checkpoint cannot hold."""
+"""Placeholder of a part that could not be read back."""
 _MISSING = object()
 _T = TypeVar("_T")
 
@@ -22,14 +22,14 @@ _T = TypeVar("_T")
 def readable_states(
     kind: str, states: Mapping[str, Any], load: Callable[[IO[bytes]], Any], log: logging.Logger, warned: set[str]
 ) -> dict[str, Any]:
-    """Return the states that can be read back from a checkpoint, without those that would make it unreadable.
+    """Return the states that can be read back from a checkpoint.
 
     Args:
-        kind: what has a state, for the warning.
+        kind: kind of the owners, for the warning.
         states: states by the name of their owner.
-        load: reads what ``torch.save()`` has written, as a resume does.
-        log: logger of a warning that names an owner whose state is left out.
-        warned: owners that were named before; extended.
+        load: function that loads a file of ``torch.save()``, as a resume does.
+        log: logger of a warning for each state left out.
+        warned: names of owners with a warning before; extended.
     """
     kept = {}
     for name, state in states.items():
@@ -39,7 +39,7 @@ def readable_states(
         elif name not in warned:
             warned.add(name)
             log.warning(
-                "the state of %s %r is not part of checkpoints, as it could not be read back (%s): keep to tensors, "
+                "leaving the state of %s %r out of checkpoints, as it could not be read back (%s): use tensors, "
                 "numbers, strings, lists and dictionaries", kind, name, reason,
             )  # fmt: skip
     return kept
@@ -48,15 +48,15 @@ def readable_states(
 def without_unreadable(
     state: Mapping[str, Any], load: Callable[[IO[bytes]], Any], log: logging.Logger, warned: set[str]
 ) -> dict[str, Any]:
-    """Return a state that can be read back: what cannot is marked, at any depth, for :func:`completed` to fill in.
+    """Return a state with placeholders for parts that could not be read back, which :func:`completed` fills in.
 
     A scheduler with a lambda among its attributes keeps its numbers; a resume takes the lambda from the new scheduler.
 
     Args:
         state: states by name, each of one object, or a list with those of several.
-        load: reads what ``torch.save()`` has written, as a resume does.
-        log: logger of a warning that names what is left out, once an object.
-        warned: objects that were named before; extended.
+        load: function that loads a file of ``torch.save()``, as a resume does.
+        log: logger of one warning for each object with parts left out.
+        warned: names of objects with a warning before; extended.
     """
     reasons: dict[tuple[Any, ...], str] = {}
     kept: dict[str, Any] = _marked(dict(state), (), load, reasons)
@@ -66,19 +66,19 @@ def without_unreadable(
     for owner in named.keys() - warned:
         warned.add(owner)
         log.warning(
-            "checkpoints leave out %s, as it could not be read back (%s): a resume takes it from the object that the "
-            "script makes anew. What is to be saved has to be tensors, numbers, strings, lists and dictionaries",
+            "leaving %s out of checkpoints, as it could not be read back (%s): a resume takes it from the new object. "
+            "States should have tensors, numbers, strings, lists and dictionaries",
             ", ".join(map(_dotted, named[owner])), reasons[named[owner][0]],
         )  # fmt: skip
     return kept
 
 
 def completed(saved: _T, current: Callable[[], Any]) -> _T:
-    """Return a saved state with the parts that :func:`without_unreadable` left out as they are in a current one.
+    """Return a saved state with the parts that :func:`without_unreadable` left out taken from a current one.
 
     Args:
-        saved: the state, of which a part that the current one lacks is dropped.
-        current: makes the current state; called if a part was left out.
+        saved: the saved state; parts that the current state lacks are dropped.
+        current: function that makes the current state, called if a part is left out.
     """
     if _has_mark(saved):
         filled: _T = _filled(saved, current())
@@ -88,29 +88,29 @@ def completed(saved: _T, current: Callable[[], Any]) -> _T:
 
 @contextmanager
 def naming_damage(path: Any) -> Iterator[None]:
-    """Say which file it is while torch reads one, whose errors do not.
+    """Add the name of the file to errors of torch while it reads one.
 
     Raises:
         CheckpointError: If the file is damaged.
-        pickle.UnpicklingError: If it holds what ``weights_only`` refuses.
+        pickle.UnpicklingError: If ``weights_only`` rejects its content.
         OSError: If it cannot be opened.
     """
     try:
         yield
     except pickle.UnpicklingError:
         raise
-    except Exception as e:  # flipped bits let torch raise nearly anything, an OSError of a seek before the file too
+    except Exception as e:  # after a flipped bit, torch raises nearly anything, such as the OSError of a negative seek
         if isinstance(e, OSError) and e.filename is not None:
             raise
         raise CheckpointError(f"{path} is damaged or of another kind: {type(e).__name__}: {e}") from e
 
 
 def _marked(value: Any, path: tuple[Any, ...], load: Callable[[IO[bytes]], Any], reasons: dict[Any, str]) -> Any:
-    """Return a value with marks in place of its unreadable parts, whose paths and reasons are collected."""
+    """Return a value with placeholders for unreadable parts, and collect their paths and reasons."""
     if is_plain(value):
         return value
     if type(value) in (dict, OrderedDict) and is_plain(list(value)):
-        marked = copy.copy(value)  # with the attributes that torch gives to a model's state
+        marked = copy.copy(value)  # keeps the attributes of a model's state, such as _metadata
         for key, part in value.items():
             marked[key] = _marked(part, (*path, key), load, reasons)
         return marked
@@ -132,20 +132,28 @@ def _has_mark(value: Any) -> bool:
 
 
 def _filled(saved: Any, current: Any) -> Any:
-    """Return a saved value with its marks replaced; :data:`_MISSING` if it is a mark and the current one lacks it."""
+    """Return a saved value with its placeholders replaced, or :data:`_MISSING` if the current one lacks it."""
     if not _has_mark(saved):
         return saved
     if isinstance(saved, dict):
         filled = copy.copy(saved)
         for key, part in saved.items():
-            filled[key] = _filled(part, current.get(key, _MISSING) if isinstance(current, Mapping) else _MISSING)
+            now = _MISSING
+            if isinstance(current, Mapping):
+                now = current.get(key, _MISSING)
+            filled[key] = _filled(part, now)
             if filled[key] is _MISSING:
                 del filled[key]
         return filled
     if isinstance(saved, list | tuple):
-        parts = current if isinstance(current, list | tuple) and len(current) == len(saved) else [_MISSING] * len(saved)
+        parts: Any = [_MISSING] * len(saved)
+        if isinstance(current, list | tuple) and len(current) == len(saved):
+            parts = current
         items = [_filled(part, now) for part, now in zip(saved, parts, strict=True)]
-        return type(saved)(None if item is _MISSING else item for item in items)
+        for i, item in enumerate(items):
+            if item is _MISSING:
+                items[i] = None  # keeps the indices of the others
+        return type(saved)(items)
     return current
 
 

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, SequentialSampler
 
 from det_core._env import Environment
-from det_core._training.data_order import EpochOrder, SeededDataset, completed, length_of, rebuilt, share
+from det_core._training.data_order import EpochOrder, SeededDataset, length_of, rebuilt, repeat_first, share
 from det_core._training.devices import mover
 from det_core.accelerated.utils import epoch_seed
 
@@ -150,7 +150,7 @@ class EpochLoader:
             self._order.first = self._first
             batches: Iterator[Any] = iter(self._rebuilt)
         else:
-            stream = completed(self.loader, self._size) if self._even else iter(self.loader)
+            stream = repeat_first(self.loader, self._size) if self._even else iter(self.loader)
             # passed over now, as that draws random numbers: those of the batches to come are put back after it
             deque(itertools.islice(stream, self._first * self._size), maxlen=0)
             batches = itertools.islice(stream, self._rank, None, self._size)

@@ -83,6 +83,7 @@ def read(folder: Path, distributed: core.DistributedContext) -> CheckpointConten
     state = as_current(load_weights(find_state(folder)))
     counters, position = read_progress(folder)
     own: dict[str, Any] = {}
+    # Random states and positions of ranks have no meaning for another number of ranks.
     if position is not None and position.size == distributed.size:
         files = {name: folder / f"{name}_rank{distributed.rank}.pth" for name in ("rng", "loader")}
         own = {name: load_weights(file) for name, file in files.items() if file.exists()}
@@ -189,7 +190,7 @@ class CheckpointFiles:
         original = {name: counters[name] for name in COUNTERS}
         return {
             "trial_state.json": json.dumps({**counters, "position": position, "version": VERSION}).encode(),
-            "trial_state.pkl": pickle.dumps(original, protocol=2),
+            "trial_state.pkl": pickle.dumps(original, protocol=2),  # the only form that Determined reads
             "load_data.json": json.dumps(self._load_data(), default=_plain).encode(),
             **{f"code/{name}": content for name, content in self._code.files().items()},
         }
@@ -236,7 +237,7 @@ def write_state(state: dict[str, Any], path: Path) -> None:
     Raises:
         StorageError: If the file cannot be written.
     """
-    with _storage_errors(path), open(path, "xb") as file:
+    with _storage_errors(path), open(path, "xb") as file:  # a hook may not have put a file of this name there
         torch.save(state, file)
 
 
@@ -284,6 +285,7 @@ class Checkpoints:
             files: dict[str, bytes | Path] = {
                 f"{name}_rank{rank}.pth": saved for rank, parts in enumerate(per_rank) for name, saved in parts.items()
             }
+            # The upload hook gets the ID of a complete checkpoint.
             storage_id = self._save(
                 content, files, blocking=alone or "on_checkpoint_upload_end" in self._hooks.anywhere
             )
@@ -301,7 +303,7 @@ class Checkpoints:
         state = self._files.readable(state)
         metadata = self._files.metadata(content)
         files = files | self._files.files(content)
-        if not (hooks.on_checkpoint_write_end or hooks.on_checkpoint_end):
+        if not (hooks.on_checkpoint_write_end or hooks.on_checkpoint_end):  # hooks need a directory
             return checkpoint.save(state, metadata, name=STATE, files=files, blocking=blocking)
         with checkpoint.store_path(metadata, blocking=blocking) as (path, storage_id):
             write_state(state, path / STATE)
@@ -394,6 +396,7 @@ def warn_hparam_changes(content: CheckpointContent, hparams: Mapping[str, Any] |
     """Warn of hyperparameters that differ from those of a checkpoint."""
     if content.folder is None or hparams is None or not (load_data := content.folder / "load_data.json").is_file():
         return
+    # Both through JSON, so that a tuple equals the list it was saved as.
     before = json.loads(load_data.read_text()).get("hparams") or {}
     now = json.loads(json.dumps(dict(hparams), default=_plain))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]

@@ -70,7 +70,7 @@ class PyTorchTrialContext(TrialContext):
         self._auto_amp: torch.dtype | None = None
         self._auto_to_device = True
         self._updates: bool | None = None
-        """Whether optimizers step at the current batch; None before training."""
+        """True if optimizers step at the current batch; None before training."""
         self._global_batch_size, self._slot_batch_size = _batch_sizes(self._hparams, self.distributed.size)
 
     @property
@@ -89,6 +89,7 @@ class PyTorchTrialContext(TrialContext):
         if not isinstance(model, nn.Module):
             raise TypeError(f"wrap_model() takes a torch.nn.Module, not {type(model).__name__}")
         if self._auto_amp is not None:
+            # Before wrapping: DDP calls the forward method of the model.
             autocast_forward(model, self.device.type, self._auto_amp)
         wrapped = self._strategy.wrap(model)
         self.models.append(wrapped)
@@ -133,7 +134,7 @@ class PyTorchTrialContext(TrialContext):
         wrapped: Optimizer = hvd.DistributedOptimizer(
             optimizer,
             named_parameters=[named for i, m in enumerate(self.models) for named in m.named_parameters(prefix=str(i))],
-            backward_passes_per_step=passes * self._aggregation,
+            backward_passes_per_step=passes * self._aggregation,  # Horovod exchanges after this many
             compression=compression,
         )
         return wrapped
@@ -151,6 +152,7 @@ class PyTorchTrialContext(TrialContext):
         """
         wrapper = LRScheduler(lr_scheduler, step_mode, frequency)
         optimizer = getattr(lr_scheduler, "optimizer", None)
+        # Compared by identity: optimizers do not define equality.
         if optimizer is not None and all(optimizer is not known for known in self.optimizers):
             raise InvalidExperimentException(
                 f"wrap_lr_scheduler(): the optimizer of this {type(lr_scheduler).__name__} was not wrapped; "
@@ -224,13 +226,14 @@ class PyTorchTrialContext(TrialContext):
                 return
             self._average(optimizer)
         if id(optimizer) in self._unchecked:
+            # Once: it catches a part of the model trained past DDP, whose gradients would differ between ranks.
             self._unchecked.remove(id(optimizer))
             self._strategy.check_averaged(self.models, [optimizer])
         if scaler is None and self._auto_amp is not None:
             scaler = self._scaler
         if clip_grads is not None:
             if scaler is not None and self._auto_amp is not None:
-                scaler.unscale_(optimizer)
+                scaler.unscale_(optimizer)  # clipping needs the true gradients
             clip_grads([p for group in optimizer.param_groups for p in group["params"]])
         if self._horovod is None:
             self._strategy.step(optimizer, scaler)
@@ -320,7 +323,7 @@ class PyTorchExperimentalContext:
         """
         parent = self._parent
         on_cpu = parent.device.type == "cpu"
-        half = dtype in (None, torch.float16) and not on_cpu
+        half = dtype in (None, torch.float16) and not on_cpu  # bfloat16 has the range of float32
         parent._take_scaler(torch.amp.GradScaler(parent.device.type, enabled=half), "experimental.use_amp()")
         if not on_cpu or dtype is not None:
             parent._auto_amp = dtype or torch.float16

@@ -95,6 +95,7 @@ class DataLoader:
             prefetch = prefetch_factor or 2
         shuffle = shuffle and len(dataset) > 0  # torch raises here; the trainer reports it with the loader's name
         # Checks the other arguments, and keeps those that do not concern the order.
+        # Never iterated itself.
         self._parts = torch.utils.data.DataLoader(
             dataset, shuffle=shuffle, num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory,
             timeout=timeout, worker_init_fn=worker_init_fn, multiprocessing_context=multiprocessing_context,
@@ -114,7 +115,7 @@ class DataLoader:
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the torch loader, such as ``sampler`` or ``collate_fn``."""
-        if name.startswith("_"):
+        if name.startswith("_"):  # before __init__, as in pickling, there is no _parts
             raise AttributeError(name)
         return getattr(self._parts, name)
 

@@ -111,6 +111,7 @@ def load_trial_from_checkpoint_path(
     if len(saved) != len(context.models):
         raise CheckpointError(f"{folder} has {len(saved)} model(s), but {cls.__name__} wraps {len(context.models)}")
     saved = completed(saved, lambda: context._strategy.state(context.models, [])["models_state_dict"])
+    # Without optimizers: a trial for inference may wrap others.
     with fitting(folder):
         context._strategy.load(context.models, [], {"models_state_dict": saved, "optimizers_state_dict": []})
     return trial
@@ -153,7 +154,7 @@ def _importing_from(folder: Path) -> Iterator[None]:
     # Modules of the same name may be there from the code of another checkpoint.
     for name, module in list(sys.modules.items()):
         if getattr(module, _FROM, folder) != folder:
-            del sys.modules[name]
+            del sys.modules[name]  # else the import would find it
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
     try:

@@ -84,7 +84,7 @@ class Loaders:
         """
         training = self._trial.build_training_data_loader()
         self._check(training, "build_training_data_loader")
-        training = _unrepeated(training)
+        training = _unrepeated(training)  # it has a length, and passes are repeated here
         if isinstance(training, DataLoader):
             batch_size = None
             if not training.batches_by_user:
@@ -166,7 +166,7 @@ class Loaders:
             self.error = error
 
         def reopen_from(drawn: int) -> Iterator[Any]:
-            forget_workers(loader)
+            forget_workers(loader)  # persistent ones may be dead
             return open_from(drawn)
 
         preempt = None
@@ -212,8 +212,8 @@ class Loaders:
         ):
             pass_, batch = divmod(skip * self._size, pass_batches)
             logger.warning(
-                "resuming on %d rank(s) with %d records a step a training of %d rank(s) with %d: it continues at record "
-                "%d of pass %d, and was at record %d of pass %d",
+                "resuming on %d rank(s) with %d records a step a training of %d rank(s) with %d: it continues at "
+                "record %d of pass %d, and was at record %d of pass %d",
                 self._size, global_batch_size, position.size, position.global_batch_size, batch * batch_size, pass_,
                 position.records, position.pass_,
             )  # fmt: skip

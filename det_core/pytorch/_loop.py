@@ -209,7 +209,7 @@ def operation(
     def validate() -> Generator[Action, Any, None]:
         nonlocal completed
         completes = not completed and length is not None and counters.batches_trained >= length
-        wanted = yield Validate(completes)
+        wanted = yield Validate(completes)  # may take long: a stop is checked after its checkpoint
         completed = completed or completes
         if wanted and not counters.saved:
             yield Checkpoint()
@@ -241,6 +241,7 @@ def operation(
         if not counters.saved:
             yield Checkpoint()
         return Outcome.STOPPED
+    # The master waits for a validation of its operation, also of one that was complete before a restart.
     if not counters.validated or (handed_out and not completed):
         yield from validate()
     if completed and not counters.saved:

@@ -116,10 +116,11 @@ class Reducers:
             f"wrap_reducer(): expected a MetricReducer or a function, found a {type(reducer).__name__}"
         )
         assert all(reducer is not known.reducer for known in self._all), f"{kind} is already wrapped"
+        registered: MetricReducer = reducer
         if not isinstance(reducer, MetricReducer):
-            reducer = _FunctionReducer(reducer)
-        self._all.append(_Wrapped(reducer, name, for_training, for_validation, kind))
-        return reducer
+            registered = _FunctionReducer(reducer)
+        self._all.append(_Wrapped(registered, name, for_training, for_validation, kind))
+        return registered
 
     def any(self, *, training: bool) -> bool:
         """Return whether there are reducers for training or for validation."""
@@ -249,7 +250,7 @@ def local_results(rows: Sequence[Row], reducer: Any) -> tuple[Row, int]:
     if not rows:
         return {}, 0
     check_names(rows, "evaluate_batch")
-    kinds = _by_name(reducer, rows[0])
+    kinds = _by_name(reducer, rows[0])  # raises here, on the rank with the error, before the exchange
     return {name: _reduced(name, [row[name] for row in rows], kinds[name]) for name in rows[0]}, len(rows)
 
 

@@ -70,6 +70,7 @@ class FitOptions:
     def by_name(self) -> dict[str, Any]:
         """Return a text for each argument, equal for equal arguments, to compare among ranks."""
         texts = {f"fit({field.name}=)": repr(getattr(self, field.name)) for field in fields(self)}
+        # A repr may have an address, which differs between ranks.
         return {name: re.sub(r" at 0x\w+", "", text) for name, text in texts.items()}
 
 
@@ -107,7 +108,7 @@ class Runner:
         self._saving = False
         self._epoch_ended = False
         self._reported = True
-        """Whether all trained batches are in a report."""
+        """True if all trained batches are in a report."""
         self._tensorboard_sync_at = 0.0
         self._numbers: dict[str, Any] = {}
         """Metrics since the last printed line of an epoch."""
@@ -149,7 +150,7 @@ class Runner:
                 self._line.close()
             if self._context._torch_profiler is not None:
                 self._context._torch_profiler.stop()
-            hooks.shut_down()
+            hooks.shut_down()  # last, so that its errors leave everything above closed
             self._context._stop_requested = False  # the request was for this fit
 
     # Before the first batch.
@@ -271,11 +272,12 @@ class Runner:
         step: int | None = None
         if self._chief:
             step = self._core.last_validation
-        return self._distributed.broadcast(step)
+        step = self._distributed.broadcast(step)
+        return step
 
     def _run_operation(self, length: int | None) -> Outcome:
         """Carry out the actions of one operation."""
-        if self._options.test_mode:
+        if self._options.test_mode:  # one batch, also of a resumed run
             length = self._counters.batches_trained + 1
         self._length = length
         actions = operation(self._counters, self._schedule, length, handed_out=self._operation is not None)
@@ -360,7 +362,7 @@ class Runner:
         if self._chief:
             self._core.train.set_status("training")
         for model in context.models:
-            model.train()
+            model.train()  # validation has put it into evaluation mode
         if self._reported:  # otherwise the workload continues: the boundary was beyond LOOKAHEAD
             context._reducers.reset()
             self._reported = False
@@ -384,7 +386,7 @@ class Runner:
                 self._epoch_ended = True
             if profiler is not None:
                 profiler.step()
-            if line is not None and line.shown:
+            if line is not None and line.shown:  # costs nothing without a terminal
                 line.update(n + 1, self._length)
             if context._stop_requested and not self._stop_forwarded:
                 self._request_stop()
@@ -426,7 +428,7 @@ class Runner:
         self._hooks.call("on_training_workload_end", avg_metrics=metrics, batch_metrics=per_batch)
 
     def _print_epoch(self, *, end: bool = False) -> None:
-        """Print a line for an epoch that was reported and validated, or for the end, unless a progress line is shown."""
+        """Print a line for an epoch that is reported and validated, or for the end, without a progress line."""
         line = self._line
         counters = self._counters
         if line is not None and ((end and self._numbers) or (self._epoch_ended and not line.shown)):
@@ -493,7 +495,7 @@ class Runner:
         self._hooks.call("on_checkpoint_upload_end", uuid=storage_id)
 
     def _content(self) -> CheckpointContent:
-        counters = replace(self._counters)
+        counters = replace(self._counters)  # a copy, as a background save outlives this call
         return CheckpointContent(
             counters, self._steps.position(self._position, counters.batches_trained), step=self._step
         )

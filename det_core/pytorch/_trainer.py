@@ -1,4 +1,4 @@
-"""``init()`` and ``Trainer``: opening a context, the checks before training, the order of construction."""
+"""``init()`` and ``Trainer``: open a context, and check a trial before training."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from det_core.pytorch._trial import PyTorchTrial, overrides
 from det_core.pytorch._validation import POLICIES
 
 logger = logging.getLogger("det_core.pytorch")
-_LATEST: Any = object()
-"""A ``latest_checkpoint`` that was left out."""
+_LATEST: Any = object()  # None means to start from scratch
+"""Default of ``fit(latest_checkpoint=)``."""
 
 
 @contextmanager
@@ -40,24 +40,23 @@ def init(
     core_context: core.Context | None = None,
     **core_options: Any,
 ) -> Iterator[PyTorchTrialContext]:
-    """Open what a trial needs, as ``with pytorch.init(hparams={…}) as context:``.
+    """Open the context of a trial, as ``with pytorch.init(hparams={…}) as context:``.
 
-    Under a launcher (ours, torchrun) the process group and the ranks are set up, unless that is done. In a trial of an
-    experiment random, numpy and torch are seeded with the trial's seed, the same on every rank.
+    Under a launcher (det_core's or torchrun) this makes the process group, unless it exists. In a trial of an
+    experiment it seeds random, numpy and torch with the trial's seed, the same on every rank.
 
     Args:
-        hparams: hyperparameters, for ``context.get_hparam()``. Left out in a trial of an experiment: the trial's.
-        exp_conf: a configuration for ``context.get_experiment_config()``; in a trial it is the experiment's.
-        distributed: the ranks. Left out: as the launcher says.
-        aggregation_frequency: batches whose gradients are aggregated before optimizers step.
-        enable_tensorboard_logging: write metrics as TensorBoard events, where the extra ``tensorboard`` is installed.
-        core_context: the context to train in. Left out: the one that is open, else one is opened and closed here.
-        core_options: further arguments of ``core.init()``: ``name``, ``resume``, ``checkpoint_storage``,
-            ``searcher_metric``, …
+        hparams: hyperparameters for ``context.get_hparam()``. Defaults to the trial's in an experiment.
+        exp_conf: configuration for ``context.get_experiment_config()``. In a trial, the experiment's counts.
+        distributed: the ranks. Defaults to those of the launcher.
+        aggregation_frequency: number of batches whose gradients are aggregated before optimizers step.
+        enable_tensorboard_logging: write metrics as TensorBoard events, if the extra ``tensorboard`` is installed.
+        core_context: the context to train in. Defaults to the open one; without one, a context is opened and closed.
+        core_options: further arguments of ``core.init()``, such as ``name``, ``resume`` and ``checkpoint_storage``.
 
     Raises:
-        ValueError: the launcher says that there are several ranks, and their process group cannot be made; or
-            ``core_options`` for a context that is open already.
+        ValueError: If the process group of several ranks cannot be made, or if ``core_options`` are given while a
+            context is open.
     """
     with ExitStack() as stack:
         horovod = _horovod()
@@ -68,16 +67,16 @@ def init(
 
         if distributed is None and horovod and core_context is None and core.current_context() is None:
             distributed = core.DistributedContext.from_horovod(horovod)
-        context = opened(stack, core_context, distributed, core_options, make, hparams)
-        hparams, exp_conf = told(context, hparams, exp_conf)
+        context = open_core_context(stack, core_context, distributed, core_options, make, hparams)
+        hparams, exp_conf = configure(context, hparams, exp_conf)
         yield PyTorchTrialContext(
             context, _strategy(context.distributed, horovod), hparams=hparams, exp_conf=exp_conf,
             aggregation_frequency=aggregation_frequency, horovod=horovod,
-            enable_tensorboard_logging=enable_tensorboard_logging and tensorboard_is_there(),
+            enable_tensorboard_logging=enable_tensorboard_logging and is_tensorboard_installed(),
         )  # fmt: skip
 
 
-def opened(
+def open_core_context(
     stack: ExitStack,
     core_context: core.Context | None,
     distributed: core.DistributedContext | None,
@@ -85,42 +84,48 @@ def opened(
     make: Callable[[core.DistributedContext], None],
     hparams: Mapping[str, Any] | None,
 ) -> core.Context:
-    """The core's context to train in: the one that is given, else the one that is open, else one is opened.
+    """Return the given core context or the open one; if there is none, open one.
 
     Args:
-        stack: closes what is opened here.
-        core_context: the one to use.
-        distributed: the ranks; None: as the launcher says.
-        core_options: arguments of ``core.init()``; ValueError, if a context is open already.
+        stack: closes a context opened here.
+        core_context: the context to use, or None.
+        distributed: the ranks. Defaults to those of the launcher.
+        core_options: arguments of ``core.init()``.
         make: makes torch's process group of the ranks.
-        hparams: stand in the record of a run that is opened here.
+        hparams: hyperparameters for the record of a run opened here.
+
+    Raises:
+        ValueError: If ``core_options`` are given while a context is open.
     """
-    context = core_context if core_context is not None else core.current_context()
+    context = core_context or core.current_context()
     if context is None:
-        distributed = core.DistributedContext.detect() if distributed is None else distributed
+        if distributed is None:
+            distributed = core.DistributedContext.detect()
         make(distributed)
         options = {"tensorboard_mode": core.TensorboardMode.MANUAL, "hparams": hparams, **core_options}
         return stack.enter_context(core.init(distributed=distributed, **options))
     if core_options:
-        raise ValueError(f"a core context is open already, so {', '.join(core_options)}= must be given to that")
+        raise ValueError(f"a core context is open: pass {', '.join(core_options)}= to its core.init()")
     make(context.distributed)
     return context
 
 
-def told(
+def configure(
     context: core.Context, hparams: Mapping[str, Any] | None, exp_conf: Mapping[str, Any] | None
 ) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
-    """Hyperparameters and configuration, a trial's being the master's; a trial's seed is set."""
+    """Return hyperparameters and configuration; in a trial use the master's, and seed generators."""
     if not context.managed:
         return hparams, exp_conf
     if context.trial is not None:
-        torch.manual_seed(context.trial.trial_seed)
+        torch.manual_seed(context.trial.trial_seed)  # before the trial builds its models
         seed_generators(context.trial.trial_seed)
-    return context.hparams if hparams is None else hparams, context.config
+    if hparams is None:
+        hparams = context.hparams
+    return hparams, context.config
 
 
 def _horovod() -> Any:
-    """Horovod, initialised, under its launcher; else None."""
+    """Return initialized Horovod under its launcher, otherwise None."""
     if not Environment.read().launch.get("USE_HOROVOD"):
         return None
     from det_core._optional import require
@@ -131,30 +136,43 @@ def _horovod() -> Any:
 
 
 def _make_group(stack: ExitStack) -> None:
-    """Make torch's process group, unless there is one. After an error it is destroyed, with ``stack``."""
+    """Make torch's process group, unless it exists."""
     if make_group():
-        stack.push(lambda kind, _error, _trace: None if kind is None else destroy_group())
+        destroy_after_error(stack)
+
+
+def destroy_after_error(stack: ExitStack) -> None:
+    """Destroy torch's process group if an error leaves ``stack``; scripts may use the group after a training."""
+
+    def destroy(kind: type[BaseException] | None, _error: object, _trace: object) -> None:
+        if kind is not None:
+            destroy_group()
+
+    stack.push(destroy)
 
 
 def _strategy(distributed: core.DistributedContext, horovod: Any) -> OneProcess:
-    device = local_device(distributed.local_rank if distributed.size > 1 else 0)
-    if distributed.size > 1 and horovod is None:
+    if distributed.size == 1:
+        return OneProcess(local_device(0))
+    device = local_device(distributed.local_rank)
+    if horovod is None:
         return DDP(device)
     return OneProcess(device)
 
 
-def tensorboard_is_there() -> bool:
+def is_tensorboard_installed() -> bool:
+    """Return whether the extra ``tensorboard`` is installed."""
     from det_core._optional import is_installed
 
     return is_installed("tensorboard")
 
 
 class Trainer:
-    """Trains a :class:`PyTorchTrial`.
+    """Trainer of a :class:`PyTorchTrial`.
 
     Args:
-        trial: an instance of the user's class, built with ``context``.
-        context: what :func:`init` gave.
+        trial: an instance of your class, built with ``context``.
+        context: the context from :func:`init`.
     """
 
     _kind: type[Any] = PyTorchTrial
@@ -164,9 +182,9 @@ class Trainer:
         self._context: Any = context
 
     def configure_profiler(self, sync_timings: bool, enabled: bool, begin_on_batch: int, end_after_batch: int) -> None:
-        """Does nothing: use ``fit(profiling_enabled=True)``, or ``context.set_profiler()`` for torch's profiler."""
+        """Log an error: use ``fit(profiling_enabled=True)``, or ``context.set_profiler()`` for torch's profiler."""
         logger.error(
-            "configure_profiler() does nothing: use fit(profiling_enabled=True) for samples of the machine, or "
+            "configure_profiler() has no effect: use fit(profiling_enabled=True) to sample the machine, or "
             "context.set_profiler() for torch's profiler"
         )
 
@@ -182,35 +200,35 @@ class Trainer:
         test_mode: bool = False,
         profiling_enabled: bool = False,
     ) -> None:
-        """Train until ``max_length``, or as the searcher says in a trial; stop when the job is preempted.
+        """Train until ``max_length``, or in a trial as long as the searcher asks; stop when the job is preempted.
 
-        After each stop and each pause, the same call goes on where it was: with the data, batch index and random
-        numbers that it would have had.
+        After a stop or a pause, the same call continues with the data, batch index and random numbers that it would
+        have had.
 
         Args:
-            checkpoint_period: save whenever so many batches or epochs are trained, as ``Batch(100)``, ``Epoch(1)`` or
-                at certain ones, as ``Batch([5, 30])``. Left out: as ``checkpoint_policy`` says, and at the end.
-            validation_period: validate likewise. Left out: at the end.
-            max_length: how long to train in all. Needed in a bare run.
-            reporting_period: report training metrics likewise; they are reported at every other boundary too.
-            checkpoint_policy: after a validation, save ``"all"``, ``"none"``, or only the ``"best"`` so far, which is
-                the default and needs the searcher's metric (in a bare run:
-                ``pytorch.init(searcher_metric=…)``; else all are).
-            latest_checkpoint: the checkpoint to start from; None: none. Left out: that of the run that is resumed, or
-                what the master hands over.
+            checkpoint_period: save after a period, as ``Batch(100)`` or ``Epoch(1)``, or at certain batches, as
+                ``Batch([5, 30])``. Defaults to ``checkpoint_policy``, and the end.
+            validation_period: validate after a period, likewise. Defaults to the end.
+            max_length: total length of the training. Required in a bare run.
+            reporting_period: report training metrics after a period, and at every other boundary.
+            checkpoint_policy: after a validation, save ``"all"``, ``"none"``, or only the ``"best"`` so far (the
+                default). ``"best"`` uses the searcher's metric, in a bare run ``pytorch.init(searcher_metric=…)``; without a
+                metric, all are saved.
+            latest_checkpoint: ID of the checkpoint to start from; None starts from scratch. Defaults to that of the
+                resumed run, or the one the master selected.
             step_zero_validation: validate before the first batch.
-            test_mode: train one batch and validate one, to try a trial out. Not in a trial of an experiment.
-            profiling_enabled: sample the machine, as ``ctx.profiler`` does.
+            test_mode: train one batch and validate one, to test a trial. Not in a trial of an experiment.
+            profiling_enabled: sample the machine with ``ctx.profiler``.
 
         Raises:
-            InvalidExperimentException, TypeError, ValueError: a mistake in the trial or in an argument; before
-                training, where it can be known then.
-            PeerLost: another rank has failed.
+            InvalidExperimentException, TypeError, ValueError: For a mistake in the trial or in an argument; before
+                training if possible.
+            PeerLost: If another rank has failed.
         """
         if self._context._preempted:
-            logger.warning("the fit() before was preempted: this one begins after the resume")
+            logger.warning("skipping fit(): the one before was preempted; this one begins after the resume")
             return
-        options = self._checked(
+        options = self._check_options(
             FitOptions(
                 checkpoint_period, validation_period, max_length, reporting_period, self._policy(checkpoint_policy),
                 latest_checkpoint, step_zero_validation, test_mode, profiling_enabled,
@@ -219,7 +237,7 @@ class Trainer:
         trial = self._trial
         context = self._context
         if not isinstance(trial, self._kind):
-            raise TypeError(f"Trainer() takes an instance of a {self._kind.__name__}, not {trial!r}")
+            raise TypeError(f"Trainer(): expected an instance of a {self._kind.__name__}, found {trial!r}")
         hooks = Hooks(trial.build_callbacks())
         if hooks.on_checkpoint_end:
             logger.warning("on_checkpoint_end() is deprecated: use on_checkpoint_write_end()")
@@ -228,33 +246,33 @@ class Trainer:
         Runner(trial, self._steps(hooks), context, hooks, options).run()
 
     def _steps(self, hooks: Hooks) -> TrialSteps:
-        """How the trial is called and saved."""
         return PyTorchTrialSteps(self._trial, self._context, hooks)
 
-    def _checked(self, options: FitOptions) -> FitOptions:
-        """Check the arguments of a fit, and find the checkpoint to start from."""
+    def _check_options(self, options: FitOptions) -> FitOptions:
+        """Check the arguments of a fit, and select the checkpoint to start from."""
         ctx = self._context._core
         max_length = options.max_length
         latest = options.latest_checkpoint
         for name in ("validation_period", "checkpoint_period", "reporting_period", "max_length"):
             if (unit := getattr(options, name)) is not None and not isinstance(unit, Batch | Epoch):
-                raise TypeError(f"fit({name}=) takes Batch(…) or Epoch(…), not {unit!r}")
+                raise TypeError(f"fit({name}={unit!r}): expected Batch(…) or Epoch(…)")
         if max_length is not None and (isinstance(max_length.value, bool) or not isinstance(max_length.value, int)):
-            raise TypeError(f"fit(max_length={max_length!r}): it needs a single number")
+            raise TypeError(f"fit(max_length={max_length!r}): expected a single number")
         if not ctx.managed and max_length is None and not options.test_mode:
-            raise ValueError("fit() needs max_length in a bare run, as fit(max_length=Epoch(10))")
+            raise ValueError("fit() requires max_length in a bare run, as fit(max_length=Epoch(10))")
         if ctx.managed and options.test_mode:
-            raise ValueError("fit(test_mode=True) is for a bare run, not for a trial of an experiment")
+            raise ValueError("fit(test_mode=True) requires a bare run, and this is a trial of an experiment")
         if ctx.managed and max_length is not None and ctx.searcher.get_configured_units() is not None:
-            logger.warning("fit(max_length=%r) does not count: the searcher says how long to train", max_length)
+            logger.warning("ignoring fit(max_length=%r): the searcher decides how long to train", max_length)
         if options.profiling_enabled and not ctx.managed:
-            logger.info("the profiler's samples are in the run's journal: det-core runs export")
+            logger.info("to get the profiler's samples from the run's journal: det-core runs export")
         if latest is _LATEST:
             return replace(options, latest_checkpoint=None, resumes=True)
-        self._context._resumed = True
+        self._context._resumed = True  # a later fit does not start from the run's checkpoint
         if latest is None and ctx.latest_checkpoint is not None:
             logger.warning(
-                "fit(latest_checkpoint=None) starts from scratch, though there is checkpoint %s", ctx.latest_checkpoint
+                "starting from scratch because of fit(latest_checkpoint=None), ignoring checkpoint %s",
+                ctx.latest_checkpoint,
             )
         return options
 
@@ -265,12 +283,14 @@ class Trainer:
             return policy
         if self._context._core.searcher.metric is not None:
             return "best"
-        level = logging.INFO if policy is None else logging.WARNING
-        logger.log(level, "no best metric is known (pytorch.init(searcher_metric=)): every validation is saved")
+        level = logging.INFO
+        if policy == "best":
+            level = logging.WARNING
+        logger.log(level, "saving after every validation: pytorch.init(searcher_metric=) is not set, so none is the best")
         return "all"
 
     def _check_trial(self) -> None:
-        """Refuse a trial that cannot be trained, in one line."""
+        """Raise InvalidExperimentException if the trial cannot be trained."""
         trial = self._trial
         context = self._context
         name = type(trial).__name__
@@ -285,18 +305,17 @@ class Trainer:
             shapes = [tuple(p.shape) for p in parameters_of([optimizer]) if id(p) not in wrapped]
             if shapes:
                 raise InvalidExperimentException(
-                    f"optimizer {number} of {len(context.optimizers)} updates {len(shapes)} parameter(s) of no wrapped "
-                    f"model, such as one of shape {shapes[0]}: checkpoints would lack them, and ranks would train them "
-                    "apart; give their module to context.wrap_model()"
+                    f"optimizer {number} of {len(context.optimizers)} updates {len(shapes)} parameter(s) outside of "
+                    f"wrapped models, such as one of shape {shapes[0]}: checkpoints would lack them, and ranks would "
+                    "train them apart; pass their module to context.wrap_model()"
                 )
         self._check_evaluation()
 
     def _check_evaluation(self) -> None:
         trial = self._trial
-        both = [m for m in ("evaluate_batch", "evaluate_full_dataset") if overrides(trial, m)]
-        if len(both) != 1:
-            found = "both" if both else "neither"
+        overridden = [m for m in ("evaluate_batch", "evaluate_full_dataset") if overrides(trial, m)]
+        if len(overridden) != 1:
             raise InvalidExperimentException(
                 f"{type(trial).__name__} must override one of evaluate_batch() and evaluate_full_dataset(); it "
-                f"overrides {found}"
+                f"overrides {len(overridden)} of them"
             )

@@ -1,4 +1,4 @@
-"""The class that a user writes: a model, its data, and how one batch of it is trained and evaluated."""
+"""Base classes of user-defined trials: a model, its data, and the training and evaluation of one batch."""
 
 from __future__ import annotations
 
@@ -15,50 +15,51 @@ from det_core.pytorch._reducer import Reducer
 
 
 class Trial(abc.ABC):
-    """What trials of every kind may override.
+    """Methods common to all kinds of trials.
 
     Attributes:
-        code_files: files, folders and patterns below the working directory that checkpoints keep in ``code/`` beside
-            the modules that were loaded from there, such as ``["labels.txt", "configs/*.yaml"]``.
+        code_files: files, directories and patterns below the working directory to keep in checkpoints, in ``code/``
+            with the loaded modules, such as ``["labels.txt", "configs/*.yaml"]``.
     """
 
     code_files: Sequence[str] = ()
 
     @abc.abstractmethod
     def build_training_data_loader(self) -> Any:
-        """The training data."""
+        """Return the training data."""
 
     @abc.abstractmethod
     def build_validation_data_loader(self) -> Any:
-        """The validation data."""
+        """Return the validation data."""
 
     def build_callbacks(self) -> dict[str, PyTorchCallback]:
-        """Callbacks by name; their states are saved and restored under these names. Called once, on every rank."""
+        """Return callbacks by name, under which their states are saved. Called once on every rank."""
         return {}
 
     def evaluate_batch(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The validation metrics of one batch, by name."""
+        """Return the validation metrics of one batch by name."""
         raise InvalidExperimentException(f"{type(self).__name__} does not override evaluate_batch()")
 
     def evaluation_reducer(self) -> Reducer | Mapping[str, Reducer]:
-        """How the metrics of :meth:`evaluate_batch` are reduced: all alike, or by name. The average by default."""
+        """Return the reducer of all metrics of :meth:`evaluate_batch`, or one by name. Defaults to the average."""
         return Reducer.AVG
 
     def evaluate_full_dataset(self, data_loader: Any) -> dict[str, Any]:
-        """The validation metrics of the whole set, by name, as they are to be reported. Called on the chief alone.
+        """Return the validation metrics of the whole dataset by name. Called on the chief alone.
 
         Args:
-            data_loader: a ``torch.utils.data.DataLoader`` of the whole set. Its batches are not moved to the device.
+            data_loader: a ``torch.utils.data.DataLoader`` of the whole dataset, whose batches are not moved to the
+                device.
         """
         raise InvalidExperimentException(f"{type(self).__name__} does not override evaluate_full_dataset()")
 
 
 class PyTorchTrial(Trial):
-    """A model as a class. Subclass it, and hand an instance to :class:`det_core.pytorch.Trainer`.
+    """A model as a class. Subclass it, and pass an instance to :class:`det_core.pytorch.Trainer`.
 
-    ``__init__`` builds models, optimizers and schedulers, and wraps each of them with the context's ``wrap_model``,
-    ``wrap_optimizer`` and ``wrap_lr_scheduler``: what is wrapped is moved to the device, spread over the ranks, saved
-    and restored. One of :meth:`evaluate_batch` and :meth:`evaluate_full_dataset` is to be overridden.
+    In ``__init__``, build models, optimizers and schedulers, and wrap them with the context's ``wrap_model``,
+    ``wrap_optimizer`` and ``wrap_lr_scheduler``. Wrapped objects are moved to the device, distributed over the ranks,
+    saved and restored. Override either :meth:`evaluate_batch` or :meth:`evaluate_full_dataset`.
 
     Example:
         ::
@@ -91,49 +92,49 @@ class PyTorchTrial(Trial):
         """Train on one batch: forward, ``context.backward(loss)``, ``context.step_optimizer(optimizer)``.
 
         Args:
-            batch: what the training loader gives, on the device.
-            epoch_idx: the epoch, from 0: ``batch_idx`` divided by the number of batches that a rank has in one.
-            batch_idx: the batch, from 0, counted on one rank since the training began, over all resumes.
+            batch: batch of the training loader, on the device.
+            epoch_idx: index of the epoch, from 0: ``batch_idx`` divided by the number of a rank's batches in an epoch.
+            batch_idx: index of the batch, from 0, counted on one rank over all resumes.
 
         Returns:
-            the metrics of this batch by name, the same names for every batch; or the loss alone. Tensors may stay
+            the metrics of this batch by name, with the same names for every batch; or the loss alone. Tensors may stay
             on their device.
         """
 
     @abc.abstractmethod
     def build_training_data_loader(self) -> DataLoader:
-        """The training data; called once, on every rank."""
+        """Return the training data. Called once on every rank."""
 
     @abc.abstractmethod
     def build_validation_data_loader(self) -> DataLoader:
-        """The validation data; called once, on every rank."""
+        """Return the validation data. Called once on every rank."""
 
     def evaluate_batch(self, batch: TorchData, batch_idx: int) -> dict[str, Any]:
-        """The validation metrics of one batch, by name; numbers, or tensors of one value.
+        """Return the validation metrics of one batch by name: numbers, or tensors of one value.
 
-        What the batches of all ranks give is reduced to one number for each name, as :meth:`evaluation_reducer` says.
+        The metrics of all batches on all ranks are reduced by :meth:`evaluation_reducer`.
 
         Args:
-            batch: what the validation loader gives, on the device.
-            batch_idx: the batch, from 0, of this rank in this validation. A method without this parameter is called
-                without.
+            batch: batch of the validation loader, on the device.
+            batch_idx: index of the batch on this rank, from 0. This parameter is optional.
         """
         return super().evaluate_batch(batch)
 
     def get_batch_length(self, batch: Any) -> int:
-        """How many records a batch has; for your own use, nothing depends on it."""
+        """Return the number of records in a batch, for your own use."""
         return data_length(batch)
 
 
 def overrides(trial: Trial, method: str) -> bool:
-    """Whether a trial has a method of its own. Functions are compared, not names: two classes may be called alike."""
+    """Return whether a user-defined class overrides a method."""
+    # Functions and not names: a user's class may have the name of ours.
     found = getattr(type(trial), method)
     ours = [cls for cls in type(trial).__mro__ if cls.__module__.startswith("det_core.")]
     return all(found is not vars(cls).get(method) for cls in ours)
 
 
 def takes_batch_idx(trial: Trial) -> bool:
-    """Whether ``evaluate_batch`` is to be called with ``batch_idx``: it has that parameter, or more than the batch."""
+    """Return whether ``evaluate_batch`` has the parameter ``batch_idx``, or a second positional one."""
     parameters = inspect.signature(trial.evaluate_batch).parameters
     positional = [p for p in parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     return "batch_idx" in parameters or len(positional) > 1

@@ -1,4 +1,4 @@
-"""A validation from its first hook to its report, and whether its result is worth a checkpoint."""
+"""Run validations, from the first hook to the report and the decision about a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ POLICIES = ("best", "all", "none")
 
 
 class Validation:
-    """Validates, again and again; in ``test_mode`` one batch. ``policy`` says which results are worth a checkpoint."""
+    """Validations of one fit.
+
+    Args:
+        policy: one of :data:`POLICIES`, which decides about checkpoints.
+        test_mode: validate one batch only.
+    """
 
     def __init__(
         self, trial: Trial, steps: TrialSteps, context: TrialContext, hooks: Hooks, *, policy: str, test_mode: bool
@@ -39,10 +44,10 @@ class Validation:
         self._full = overrides(trial, "evaluate_full_dataset")
 
     def run(self, counters: Counters, step: int) -> tuple[dict[str, Any], bool]:
-        """Validate, report at ``step``, and decide. ``counters.last_val`` is set.
+        """Validate, report at ``step``, and set ``counters.last_val``.
 
         Returns:
-            the metrics, and whether the policy wants a checkpoint; on every rank.
+            the metrics, and whether the policy asks for a checkpoint; on every rank.
         """
         context = self._context
         hooks = self._hooks
@@ -53,52 +58,67 @@ class Validation:
             model.eval()
         with torch.no_grad(), context._evaluating():
             hooks.call("on_validation_start")
-            metrics = self._full_set() if self._full else self._batches()
+            if self._full:
+                metrics = self._full_set()
+            else:
+                metrics = self._batches()
         hooks.call("on_validation_end", metrics)
         counters.last_val = counters.batches_trained
-        wanted = self._report(metrics, step, counters.epochs_trained) if self._chief else None
-        return metrics, bool(context.distributed.broadcast(wanted))
+        should_save = False
+        if self._chief:
+            should_save = self._report(metrics, step, counters.epochs_trained)
+        return metrics, bool(context.distributed.broadcast(should_save))
 
     def _full_set(self) -> dict[str, Any]:
-        found = self._steps.evaluate_full()
+        metrics = self._steps.evaluate_full()
         reducers = self._context._reducers
         buffer = MetricBuffer()
-        if found is not None:
-            buffer.add(found)
+        if metrics is not None:
+            buffer.add(metrics)
         gathered = self._context.distributed.allgather((buffer.take(), reducers.slots(training=False)))
         return {**gathered[0][0][0], **reducers.reduce([each[1] for each in gathered], training=False)}
 
     def _batches(self) -> dict[str, Any]:
-        """Evaluate this rank's batches; what all ranks have found, reduced. A rank without a batch has no weight."""
+        """Evaluate this rank's batches; return the metrics reduced over all ranks."""
         hooks = self._hooks
         hooks.call("on_validation_epoch_start")
         outputs: list[Mapping[str, Any]] = []
         buffer = MetricBuffer()
-        for batch_idx, batch in enumerate(islice(self._steps.validation(), 1 if self._test_mode else None)):
-            found = self._steps.evaluate(batch, batch_idx)
-            if found is not None:
-                buffer.add(found)
-                outputs.append(found)
+        batches = self._steps.validation()
+        if self._test_mode:
+            batches = islice(batches, 1)
+        for batch_idx, batch in enumerate(batches):
+            metrics = self._steps.evaluate(batch, batch_idx)
+            if metrics is not None:
+                buffer.add(metrics)
+                outputs.append(metrics)
         hooks.call("on_validation_epoch_end", outputs)
         reducer = self._trial.evaluation_reducer()
         reducers = self._context._reducers
         mine = local_results(buffer.take(), reducer), reducers.slots(training=False)
         gathered = self._context.distributed.allgather(mine)
-        metrics = evaluation_results([each[0] for each in gathered], reducer)
-        return {**metrics, **reducers.reduce([each[1] for each in gathered], training=False)}
+        reduced = evaluation_results([results for results, _ in gathered], reducer)
+        return {**reduced, **reducers.reduce([slots for _, slots in gathered], training=False)}
 
     def _report(self, metrics: dict[str, Any], step: int, epochs: int) -> bool:
-        """Report on the chief; whether the policy wants a checkpoint."""
+        """Report on the chief; return whether the policy asks for a checkpoint."""
         train = self._core.train
-        kept = {name: value for name, value in metrics.items() if not isinstance(value, bytes)}
-        if dropped := sorted(metrics.keys() - kept.keys()):
-            logger.warning("validation metrics that are bytes are not reported: %s", ", ".join(dropped))
-        best = train.get_experiment_best_validation() if self._policy == "best" else None
-        train.report_validation_metrics(step, {"batches": step, "epochs": epochs, **kept})
+        reportable = {name: value for name, value in metrics.items() if not isinstance(value, bytes)}
+        if dropped := sorted(metrics.keys() - reportable.keys()):
+            logger.warning("ignoring validation metrics that are bytes: %s", ", ".join(dropped))
+        best = None
+        if self._policy == "best":
+            best = train.get_experiment_best_validation()  # before this one is reported
+        train.report_validation_metrics(step, {"batches": step, "epochs": epochs, **reportable})
         if self._context._tensorboard:
-            named = {name if name.startswith("val") else f"val_{name}": value for name, value in kept.items()}
-            train.write_scalars(step, {f"Determined/{name}": value for name, value in named.items()})
-        return self._policy == "all" or (self._policy == "best" and self._is_better(kept, best))
+            scalars = {}
+            for name, value in reportable.items():
+                prefix = "Determined/"
+                if not name.startswith("val"):
+                    prefix += "val_"
+                scalars[prefix + name] = value
+            train.write_scalars(step, scalars)
+        return self._policy == "all" or (self._policy == "best" and self._is_better(reportable, best))
 
     def _is_better(self, metrics: Mapping[str, Any], best: float | None) -> bool:
         value = self._core.searcher.metric_of(metrics)
@@ -106,4 +126,6 @@ class Validation:
             return False
         if best is None:
             return True
-        return value < best if self._core.searcher.smaller_is_better else value > best
+        if self._core.searcher.smaller_is_better:
+            return value < best
+        return value > best

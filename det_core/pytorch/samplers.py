@@ -1,7 +1,6 @@
-"""Samplers and batch samplers that repeat, deal out to ranks, skip, and shuffle in an order that can be made again.
+"""Samplers and batch samplers that repeat, distribute over ranks, skip, and shuffle reproducibly.
 
-Put together in the order repeat, distribute, skip, they are what ``det_core.pytorch.DataLoader`` uses; they are public
-for those who build a loader of their own.
+Use them in a custom loader, in the order repeat, distribute, skip.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ __all__ = [
 
 
 class _Repeat:
-    """Pass after pass, without end. Its length is that of one pass."""
+    """Endless passes. The length is that of one pass."""
 
     def __init__(self, sampler: Any) -> None:
         self._sampler = sampler
@@ -40,11 +39,11 @@ class _Repeat:
                 empty = False
                 yield item
             if empty:
-                raise RuntimeError("the training loader gives no batch: its dataset is empty, or smaller than a batch")
+                raise RuntimeError("the training loader has no batch: its dataset is empty, or smaller than a batch")
 
 
 class _Distribute:
-    """Every ``num_workers``-th item from the ``rank``-th on."""
+    """Every ``num_workers``-th item, starting with ``rank``."""
 
     def __init__(self, sampler: Any, num_workers: int, rank: int) -> None:
         if num_workers < 1:
@@ -66,7 +65,7 @@ class _Distribute:
 
 
 class _Skip:
-    """Without the first ``skip`` items, once for all passes. Its length is that of the whole."""
+    """Items after the first ``skip`` ones. The length is that of the whole sampler."""
 
     def __init__(self, sampler: Any, skip: int) -> None:
         self._sampler = sampler
@@ -84,7 +83,7 @@ class _Skip:
 
 
 class _Shuffle:
-    """In an order by numpy's RandomState(seed), which goes on from pass to pass."""
+    """Items in an order drawn from one numpy RandomState(seed) for all passes."""
 
     def __init__(self, sampler: Any, seed: int) -> None:
         self._sampler = sampler
@@ -100,36 +99,36 @@ class _Shuffle:
 
 
 class RepeatSampler(_Repeat, Sampler[Any]):
-    """A sampler that never ends: pass after pass of another."""
+    """Endless passes over a sampler."""
 
 
 class RepeatBatchSampler(_Repeat, BatchSampler):
-    """A batch sampler that never ends: pass after pass of another."""
+    """Endless passes over a batch sampler."""
 
 
 class DistributedSampler(_Distribute, Sampler[Any]):
-    """One rank's share of a sampler: items ``rank``, ``rank + num_workers``, ….
+    """Share of one rank: items ``rank``, ``rank + num_workers``, ….
 
     Raises:
-        ValueError: ``num_workers`` below 1, or a rank that is not among them.
+        ValueError: If ``num_workers`` is below 1, or ``rank`` is out of range.
     """
 
 
 class DistributedBatchSampler(_Distribute, BatchSampler):
-    """One rank's share of a batch sampler, as :class:`DistributedSampler`."""
+    """Share of one rank: batches ``rank``, ``rank + num_workers``, …."""
 
 
 class SkipSampler(_Skip, Sampler[Any]):
-    """A sampler without its first items, once."""
+    """A sampler without its first items."""
 
 
 class SkipBatchSampler(_Skip, BatchSampler):
-    """A batch sampler without its first batches, once."""
+    """A batch sampler without its first batches."""
 
 
 class ReproducibleShuffleSampler(_Shuffle, Sampler[Any]):
-    """The items of a sampler in a shuffled order that a seed makes again."""
+    """Items of a sampler, shuffled by a seed."""
 
 
 class ReproducibleShuffleBatchSampler(_Shuffle, BatchSampler):
-    """The batches of a batch sampler in a shuffled order that a seed makes again."""
+    """Batches of a batch sampler, shuffled by a seed."""

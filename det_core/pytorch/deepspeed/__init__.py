@@ -1,4 +1,4 @@
-"""Trials by DeepSpeed: ZeRO, pipelines, gradient accumulation, on the loop of ``det_core.pytorch``.
+"""Trials with DeepSpeed: ZeRO, pipelines and gradient accumulation in the loop of ``det_core.pytorch``.
 
 Importing this package does not import DeepSpeed; :func:`init` does.
 """

@@ -1,7 +1,8 @@
-"""What a DeepSpeedTrial's checkpoint holds: what its engines write on each rank, and each rank's own states.
+"""Checkpoints of DeepSpeedTrials: files of the engines and states of each rank.
 
-``det_state_dict_rank<r>.pth`` (callbacks and random states of rank r), what ``DeepSpeedTrial.save`` makes (``model0/``,
-…, ``latest``), and from the chief ``trial_state.json``, ``trial_state.pkl``, ``load_data.json`` and ``code/``.
+A checkpoint has ``det_state_dict_rank<r>.pth`` (callbacks and random states of rank r), the files of
+``DeepSpeedTrial.save`` (``model0/``, …, ``latest``), and from the chief ``trial_state.json``, ``trial_state.pkl``,
+``load_data.json`` and ``code/``.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ from det_core.pytorch.deepspeed._trial import DeepSpeedTrial
 
 logger = logging.getLogger("det_core.pytorch")
 OWN = "det_state_dict_rank{}.pth"
-ALLOW = "if you trust whoever did, set DET_CORE_ALLOW_PICKLE=1, or give deepspeed.init(allow_pickle=True)"
+ALLOW = "if you trust its author, set DET_CORE_ALLOW_PICKLE=1, or pass deepspeed.init(allow_pickle=True)"
 
 
 class Shards:
-    """Writes and reads the checkpoints of one fit; every rank calls every method."""
+    """Reads and writes the checkpoints of one fit; every rank calls every method."""
 
     def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext, hooks: Hooks) -> None:
         self._trial = trial
@@ -53,7 +54,7 @@ class Shards:
         self._files = CheckpointFiles(trial, context, hooks, "DeepSpeedTrial")
 
     def save(self, content: CheckpointContent) -> str:
-        """Save; the storage_id, on every rank."""
+        """Save a checkpoint, and return its storage_id on every rank."""
         hooks = self._hooks
         if self._rank == 0:
             self._core.train.set_status("checkpointing")
@@ -72,29 +73,31 @@ class Shards:
         return storage_id
 
     def read(self, folder: Path, storage_id: str) -> CheckpointContent:
-        """What a checkpoint holds for this rank; one that did not write it has the chief's states.
+        """Read the content for this rank; a rank that did not save gets the chief's states.
 
         Raises:
-            CheckpointError: there is no file of a rank, or what DeepSpeed would read is not to be trusted.
+            CheckpointError: If it has no file of a rank, or its origin is not trusted.
         """
         if not self._ranks_of(folder):
-            there = ", ".join(sorted(each.name for each in folder.iterdir()))
+            found = ", ".join(sorted(path.name for path in folder.iterdir()))
             raise CheckpointError(
-                f"{folder} is no DeepSpeedTrial's checkpoint: looked for {OWN.format('<r>')}; there is {there}"
+                f"{folder} is not a DeepSpeedTrial's checkpoint: expected {OWN.format('<r>')}, found {found}"
             )
         self._check_origin(storage_id)
         own = folder / OWN.format(self._rank)
-        state = load_weights(own if own.is_file() else folder / OWN.format(0), allow_pickle=self._context._allow_pickle)
+        if not own.is_file():
+            own = folder / OWN.format(0)
+        state = load_weights(own, allow_pickle=self._context._allow_pickle)
         state = completed(state, dict)
         counters, position = read_progress(folder)
         return CheckpointContent(counters, position, state, random_state_of(state), folder=folder)
 
     def apply(self, content: CheckpointContent) -> None:
-        """Put the engines and the callbacks to where they were."""
+        """Restore the engines and the callbacks."""
         folder = content.folder
         assert folder is not None
         self._hooks.call("on_checkpoint_load_start", content.state)
-        groups = None if content.position is None else content.position.size
+        groups = content.position and content.position.size
         if self._ranks_of(folder) == self._size and groups in (None, self._context._mpu.data_parallel_world_size):
             self._trial.load(self._context, folder)
         else:
@@ -103,53 +106,63 @@ class Shards:
         apply_callbacks(self._hooks, content.state)
 
     def _ranks_of(self, folder: Path) -> int:
-        """How many ranks wrote a checkpoint."""
+        """Return the number of ranks that wrote a checkpoint."""
         return len(list(folder.glob(OWN.format("*"))))
 
     def _check_origin(self, storage_id: str) -> None:
-        """DeepSpeed's files are pickles by their format, and it reads them as such, which may run code."""
+        """Raise CheckpointError for a checkpoint of another run or experiment, unless pickles are allowed."""
         allowed = self._context._allow_pickle
-        allowed = Environment.read().allow_pickle if allowed is None else allowed
+        if allowed is None:
+            allowed = Environment.read().allow_pickle
         if not allowed and not self._core.checkpoint.is_own(storage_id):
             raise CheckpointError(
-                f"checkpoint {storage_id} was not read: DeepSpeed's files are pickles, which run code when they are "
-                f"read, and neither this run nor its experiment wrote them; {ALLOW}"
+                f"refusing to load checkpoint {storage_id}: DeepSpeed's files are pickles, which run code when loaded, "
+                f"and neither this run nor its experiment wrote them; {ALLOW}"
             )
 
 
 @contextmanager
 def _for_other_ranks(folder: Path, ranks: int, context: DeepSpeedTrialContext) -> Iterator[Path]:
-    """A folder from which engines load what another number of ranks has saved; every rank enters.
+    """Yield a directory from which engines load the checkpoint of another number of ranks; a collective.
 
-    Where ZeRO has partitioned the optimizer, DeepSpeed's converter puts the parts together again, once on each machine;
-    it knows the states of Adam and its kind. Without ZeRO the files are good for any number of data parallel ranks.
+    If ZeRO has partitioned the optimizer, DeepSpeed's converter for Adam-like optimizers joins the parts, once on each
+    machine. Without ZeRO, the files fit any number of data parallel ranks.
 
     Raises:
-        CheckpointError: DeepSpeed can do neither, on every rank.
+        CheckpointError: On every rank, if DeepSpeed cannot load it.
     """
     distributed = context.distributed
     size = context.distributed.size
     partitioned = sorted({path.parent for path in folder.glob("*/*_optim_states.pt")})
-    why = f"a checkpoint of {ranks} rank(s) cannot be loaded on {size}: start as many as then, or from scratch"
-    made = tempfile.mkdtemp(prefix="det_core-universal-") if partitioned and distributed.local_rank == 0 else None
+    problem = f"cannot load a checkpoint of {ranks} rank(s) on {size}: start {ranks}, or start from scratch"
+    made: str | None = None
+    failure: str | None = None
+    if partitioned and distributed.local_rank == 0:
+        made = tempfile.mkdtemp(prefix="det_core-universal-")
     try:
-        failed = _converted(folder, partitioned, Path(made)) if made is not None else None
-        if failures := [each for each in distributed.allgather(failed) if each is not None]:
-            raise CheckpointError(f"{why} (DeepSpeed's universal checkpoint, for Adam and its kind: {failures[0]})")
+        if made is not None:
+            failure = _convert(folder, partitioned, Path(made))
+        if failures := list(filter(None, distributed.allgather(failure))):
+            raise CheckpointError(
+                f"{problem} (DeepSpeed's universal checkpoint, for Adam-like optimizers: {failures[0]})"
+            )
         path = distributed.broadcast_local(made)
-        with _loading_universal(context) if partitioned else contextlib.nullcontext():
+        loading: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if partitioned:
+            loading = _loading_universal(context)
+        with loading:
             try:
-                yield folder if path is None else Path(path)
-            except CheckpointError as e:  # what else a load() of the user's own raises is the user's
-                raise CheckpointError(f"{why} ({e})") from e
-        distributed.allgather_local(None)  # all have read it
+                yield Path(path or folder)
+            except CheckpointError as e:  # other errors of a user-defined load() are left as they are
+                raise CheckpointError(f"{problem} ({e})") from e
+        distributed.allgather_local(None)  # wait until all have read the directory, which is deleted next
     finally:
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
 
 
-def _converted(folder: Path, partitioned: list[Path], into: Path) -> str | None:
-    """Make what is like ``folder``, with universal checkpoints in place of some of its folders; what went wrong."""
+def _convert(folder: Path, partitioned: list[Path], into: Path) -> str | None:
+    """Copy ``folder`` by links, with universal checkpoints for partitioned ones; return the error, or None."""
     from deepspeed.checkpoint import ds_to_universal
 
     for path in folder.iterdir():
@@ -158,14 +171,14 @@ def _converted(folder: Path, partitioned: list[Path], into: Path) -> str | None:
     for path in partitioned:
         logger.info("converting %s for another number of ranks, into %s", path, into)
         (into / path.name).mkdir()
-        asked = Namespace(
+        options = Namespace(
             input_folder=str(path), output_folder=str(into / path.name), num_extract_workers=1, num_merge_workers=1,
             keep_temp_folder=False, strict=False, inject_missing_state=True,
         )  # fmt: skip
-        said = io.StringIO()
+        output = io.StringIO()
         try:
-            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-                ds_to_universal.main(asked)
+            with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+                ds_to_universal.main(options)
         except Exception as e:
             return f"{type(e).__name__}: {e}"
     return None
@@ -173,12 +186,12 @@ def _converted(folder: Path, partitioned: list[Path], into: Path) -> str | None:
 
 @contextmanager
 def _loading_universal(context: DeepSpeedTrialContext) -> Iterator[None]:
-    """Have engines read universal checkpoints, as they do where their configuration says so."""
+    """Make engines load universal checkpoints, as with ``load_universal_checkpoint`` in their configuration."""
     before = [(engine._config, engine._config.load_universal_checkpoint) for engine in context.models]
     try:
         for config, _ in before:
             config.load_universal_checkpoint = True
         yield
     finally:
-        for config, asked in before:
-            config.load_universal_checkpoint = asked
+        for config, value in before:
+            config.load_universal_checkpoint = value

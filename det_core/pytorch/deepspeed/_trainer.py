@@ -1,9 +1,9 @@
-"""The Trainer for DeepSpeed, and how it calls a trial: micro batches, ranks that read data, ranks that report."""
+"""Trainer for DeepSpeed, and the steps of its trials: micro batches, ranks that read data, ranks that report."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,11 @@ logger = logging.getLogger("det_core.pytorch")
 
 
 class Trainer(pytorch.Trainer):
-    """Trains a :class:`DeepSpeedTrial`; ``fit()`` is that of ``det_core.pytorch.Trainer``.
+    """Trainer of a :class:`DeepSpeedTrial`, with the ``fit()`` of ``det_core.pytorch.Trainer``.
 
     Args:
-        trial: an instance of the user's class, built with ``context``.
-        context: what ``init()`` gave.
+        trial: an instance of your class, built with ``context``.
+        context: the context from ``init()``.
     """
 
     _kind = DeepSpeedTrial
@@ -47,7 +47,7 @@ class Trainer(pytorch.Trainer):
 
 
 class DeepSpeedTrialSteps(TrialSteps):
-    """How a :class:`DeepSpeedTrial` is called and saved."""
+    """Steps of a :class:`DeepSpeedTrial`."""
 
     def __init__(self, trial: DeepSpeedTrial, context: DeepSpeedTrialContext, hooks: Hooks) -> None:
         self._context = context
@@ -63,134 +63,152 @@ class DeepSpeedTrialSteps(TrialSteps):
         self._shards = Shards(trial, context, hooks)
         self._evaluations = 0
         self._is_first = True
-        self._add, self._train_batch, self._engine = self.buffer.add, trial.train_batch, context.models[0]
-        self.rows_per_batch = 1 if self._pipeline or not context._auto_accumulation else self._micro_batches
+        self._add = self.buffer.add
+        self._train_batch = trial.train_batch
+        self._engine = context.models[0]
+        if context._auto_accumulation and not self._pipeline:
+            self.rows_per_batch = self._micro_batches
         self.saves_alone = self._distributed.size == 1
 
-    # data
+    # Data.
 
     def read(self, folder: Path, storage_id: str) -> CheckpointContent:
-        """Every rank reads its own file, and the chief's counters."""
+        """Read this rank's file, and the chief's counters."""
         return self._shards.read(folder, storage_id)
 
     def loaders(self, position: Position, _state: Mapping[str, Any] | None) -> tuple[Iterator[Any] | None, int | None]:
-        """Build loaders where they are wanted; all ranks have the epochs of the one with the fewest micro batches."""
+        """Build loaders on the ranks that read data; the rank with the fewest micro batches sets the epoch length."""
         builds = self._mpu.should_build_data_loader
         batches = None
-        length = None
-        evaluations = None
+        own = None
         if builds:
             batches, length = self._loaders.build(position, full_validation=self._evaluates_full)
-            evaluations = None if self._evaluates_full else self._loaders.validation()[1]
-        mine = (length, evaluations, self._loaders.distribution) if builds else None
-        everybody = self._distributed.allgather((mine, self._reports))
-        built = [each for each, _ in everybody if each is not None]
-        if not built or not any(reports for _, reports in everybody):
+            evaluations = None
+            if not self._evaluates_full:
+                evaluations = self._loaders.validation()[1]
+            own = (length, evaluations, self._loaders.distribution)
+        per_rank = self._distributed.allgather((own, self._reports))
+        built = {rank: loaders for rank, (loaders, _) in enumerate(per_rank) if loaders is not None}
+        if not built:
             raise InvalidExperimentException(
-                f"no rank {'reports metrics' if built else 'builds data loaders'}: a ModelParallelUnit needs "
-                f"should_{'report_metrics' if built else 'build_data_loader'} on some"
+                "no rank builds data loaders: some ModelParallelUnit must have should_build_data_loader"
             )
-        dealt = {rank: each[2].pass_batches for rank, (each, _) in enumerate(everybody) if each and each[2]}
-        if len(set(dealt.values())) > 1:
-            told = ", ".join(f"{count} on rank {rank}" for rank, count in dealt.items())
+        if not any(reports for _, reports in per_rank):
             raise InvalidExperimentException(
-                f"ranks have training sets of different lengths: micro batches in a pass of all are {told}"
+                "no rank reports metrics: some ModelParallelUnit must have should_report_metrics"
             )
-        self._loaders.distribution = built[0][2]
+        lengths, evaluation_lengths, distributions = zip(*built.values(), strict=True)
+        passes = {rank: loaders[2].pass_batches for rank, loaders in built.items() if loaders[2] is not None}
+        if len(set(passes.values())) > 1:
+            counts = ", ".join(f"{count} on rank {rank}" for rank, count in passes.items())
+            raise InvalidExperimentException(
+                f"length of the training set differs between ranks: micro batches in a pass of all ranks are {counts}"
+            )
+        self._loaders.distribution = distributions[0]  # on the chief too, which may build none
         if not self._evaluates_full:
-            self._evaluations = self._rounds([each[1] for each in built])
-        return batches, self._epoch_len([each[0] for each in built])
+            self._evaluations = self._rounds(evaluation_lengths)
+        return batches, self._epoch_len(lengths)
 
-    def _epoch_len(self, lengths: list[int | None]) -> int | None:
-        """Batches in an epoch, from how many micro batches each loader has."""
+    def _epoch_len(self, lengths: Sequence[int | None]) -> int | None:
+        """Return the number of batches in an epoch for these numbers of micro batches."""
         known = [length for length in lengths if length is not None]
         if len(known) < len(lengths):
             return None
         if len(set(known)) > 1 and self._distributed.rank == 0:
             logger.warning(
-                "ranks have from %d to %d micro batches in a pass: an epoch has as many as the fewest",
+                "ranks have from %d to %d micro batches in a pass: using the smallest number for the epoch",
                 min(known), max(known),
             )  # fmt: skip
         if min(known) < self._micro_batches:
             raise InvalidExperimentException(
-                f"the training loader gives a rank {min(known)} micro batch(es) in a pass, fewer than the "
+                f"the training loader has {min(known)} micro batch(es) for a rank in a pass, fewer than the "
                 f"{self._micro_batches} of one batch (gradient_accumulation_steps)"
             )
         return min(known) // self._micro_batches
 
-    def _rounds(self, lengths: list[int | None]) -> int:
-        """How often each rank evaluates: all equally often, since engines may exchange parameters meanwhile."""
+    def _rounds(self, lengths: Sequence[int | None]) -> int:
+        """Return the number of evaluations, equal on all ranks."""
+        # ZeRO and pipelines communicate in the forward pass, so an extra call on one rank would hang.
         known = [length for length in lengths if length is not None]
         if len(known) < len(lengths):
             raise InvalidExperimentException("the validation loader needs a length: ranks must evaluate equally often")
-        each = self._micro_batches if self._pipeline else 1
+        each = 1
+        if self._pipeline:
+            each = self._micro_batches
         rounds, rest = divmod(min(known), each)
         if not rounds:
             raise InvalidExperimentException(
-                f"the validation loader gives a rank {min(known)} batch(es), and each rank needs at least {each} to "
-                "evaluate once"
+                f"the validation loader has {min(known)} batch(es) for a rank, which needs at least {each} to evaluate "
+                "once"
             )
         if rest and self._distributed.rank == 0:
             logger.warning(
-                "the last %d of %d validation batches are left out: a pipeline takes %d at once", rest, min(known), each
+                "skipping the last %d of %d validation batches: a pipeline takes %d at once", rest, min(known), each
             )
         return rounds
 
-    # training
+    # Training.
 
     def train(self, batches: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> None:
-        """Call ``train_batch`` for each micro batch; a pipeline takes all of them at once."""
+        """Call ``train_batch`` for each micro batch; a pipeline takes all of them in one call."""
         context = self._context
         context._batch = batch_idx
         context._epoch = epoch_idx
-        before = self._steps_taken() if self._is_first else None
+        before = None
+        if self._is_first:
+            before = self._steps_taken()
         for _ in range(self.rows_per_batch):
             metrics = self._train_batch(batches, epoch_idx, batch_idx)
             if self._reports:
-                self._add(metrics if type(metrics) is dict else self._reported(as_metrics, metrics, batch_idx))
+                if type(metrics) is not dict:
+                    metrics = self._checked(as_metrics, metrics, batch_idx)
+                self._add(metrics)
         if before is not None and self._steps_taken() == before:
             raise AssertionError(
-                f"after batch {batch_idx} no engine has taken a step: train_batch() must call engine.backward(loss) "
+                f"no engine took a step in batch {batch_idx}: train_batch() must call engine.backward(loss) "
                 "and engine.step(), or a pipeline's engine.train_batch()"
             )
         self._is_first = False
         if not self._pipeline and self._engine.micro_steps % self._micro_batches:
             raise AssertionError(
-                f"after batch {batch_idx} the first engine has taken {self._engine.micro_steps} micro steps, which is "
-                f"no multiple of its gradient_accumulation_steps={self._micro_batches}: train_batch() must call "
+                f"the first engine took {self._engine.micro_steps} micro steps up to batch {batch_idx}, which is not a "
+                f"multiple of its gradient_accumulation_steps={self._micro_batches}: train_batch() must call "
                 "engine.step() once for each micro batch, and all of them after disable_auto_grad_accumulation()"
             )
 
     def _steps_taken(self) -> list[int]:
         return [engine.micro_steps + engine.global_steps for engine in self._context.models]
 
-    def _reported(self, read: Callable[..., Any], *arguments: Any) -> Any:
-        """What ``read`` takes for metrics; else the rank and a way out, where ranks do not all work alike."""
+    def _checked(self, check: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the metrics that ``check`` accepts; otherwise raise its error, with advice about this rank."""
         try:
-            return read(*arguments)
+            return check(*arguments)
         except TypeError as e:
-            told = str(e)
+            message = str(e)
             if self._context._mpu_given or self._pipeline:
-                hint = "" if self._mpu.should_build_data_loader else ", and reads no data"
-                told += (
-                    f"; rank {self._distributed.rank} reports metrics{hint}: if it is not to, give context.set_mpu() a "
-                    "ModelParallelUnit with should_report_metrics=False there"
+                message += (
+                    f"; if rank {self._distributed.rank} should not report metrics, call context.set_mpu() there with "
+                    "a ModelParallelUnit that has should_report_metrics=False"
                 )
-            raise InvalidExperimentException(told) from None
+            raise InvalidExperimentException(message) from None
 
-    # validation
+    # Validation.
 
     def validation(self) -> Iterator[Any]:
-        """The iterator of a new pass over this rank's share, where it reads data, as often as each rank evaluates."""
+        """Yield the iterator of a new pass, or None on a rank without data, once for each evaluation."""
         self._forget_shapes()
-        batches = self._loaders.validation()[0] if self._mpu.should_build_data_loader else None
+        batches = None
+        if self._mpu.should_build_data_loader:
+            batches = self._loaders.validation()[0]
         for _ in range(self._evaluations):
             yield batches
         self._forget_shapes()
 
     def evaluate(self, batch: Any, batch_idx: int) -> Mapping[str, Any] | None:
-        """Call ``evaluate_batch``, with ``batch_idx`` if it takes that."""
-        arguments = (batch, batch_idx) if self._with_batch_idx else (batch,)
+        """Call ``evaluate_batch``, with ``batch_idx`` if it has that parameter."""
+        arguments = [batch]
+        if self._with_batch_idx:
+            arguments.append(batch_idx)
         try:
             metrics = self._trial.evaluate_batch(*arguments)
         except StopIteration as e:
@@ -198,20 +216,23 @@ class DeepSpeedTrialSteps(TrialSteps):
                 f"evaluate_batch() ran out of data at batch {batch_idx} of {self._evaluations} on rank "
                 f"{self._distributed.rank}: the validation loader ended before its length, or next() was called twice"
             ) from e
-        return self._reported(as_dictionary, metrics, "evaluate_batch", batch_idx) if self._reports else None
+        if not self._reports:
+            return None
+        checked: Mapping[str, Any] = self._checked(as_dictionary, metrics, "evaluate_batch", batch_idx)
+        return checked
 
     def _forget_shapes(self) -> None:
-        """Between training and validation, since a pipeline's stages expect batches of one size from each other."""
+        """Let stages of a pipeline exchange batches of another size next."""
         for engine in self._context.models:
             if (forget := getattr(engine, "reset_activation_shape", None)) is not None:
                 forget()
 
-    # checkpoints
+    # Checkpoints.
 
     def apply(self, content: CheckpointContent) -> None:
-        """Engines, then callbacks."""
+        """Restore engines, then callbacks."""
         self._shards.apply(content)
 
     def save(self, content: CheckpointContent, *, alone: bool = False) -> str:
-        """Every rank saves its part."""
+        """Save this rank's part."""
         return self._shards.save(content)

@@ -1,4 +1,4 @@
-"""The class that a user of DeepSpeed writes."""
+"""Base class of user-defined trials with DeepSpeed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from det_core.pytorch.deepspeed._context import DeepSpeedTrialContext
 
 
 class DeepSpeedTrial(Trial):
-    """A training by DeepSpeed engines. Subclass it, and hand an instance to ``det_core.pytorch.deepspeed.Trainer``.
+    """A training with DeepSpeed engines. Subclass it, and pass an instance to ``det_core.pytorch.deepspeed.Trainer``.
 
-    ``__init__`` builds the engines by ``deepspeed.initialize``, and gives each to ``context.wrap_model_engine``: what
-    is wrapped is saved and restored. Engines carry optimizers, schedulers, precision and the exchange of gradients, so
-    nothing else is wrapped. One of :meth:`evaluate_batch` and :meth:`evaluate_full_dataset` is to be overridden.
+    In ``__init__``, build engines with ``deepspeed.initialize``, and pass each to ``context.wrap_model_engine`` to save
+    and restore it. Engines manage optimizers, schedulers, precision and gradients, so nothing else is wrapped. Override
+    either :meth:`evaluate_batch` or :meth:`evaluate_full_dataset`.
 
     Example:
         ::
@@ -46,74 +46,71 @@ class DeepSpeedTrial(Trial):
 
     @abc.abstractmethod
     def __init__(self, context: DeepSpeedTrialContext) -> None:
-        """Build the engines and wrap each; then, if need be, ``context.set_mpu()`` and the context's switches."""
+        """Build and wrap the engines, then call ``context.set_mpu()`` and other switches if needed."""
 
     @abc.abstractmethod
     def train_batch(self, dataloader_iter: Iterator[Any] | None, epoch_idx: int, batch_idx: int) -> Any:
         """Train on the next micro batch: forward, ``engine.backward(loss)``, ``engine.step()``.
 
-        With gradient accumulation this is called once for each micro batch of a batch, with the same ``batch_idx``;
-        after ``context.disable_auto_grad_accumulation()``, once for all of them. With a pipeline it is
+        With gradient accumulation, it is called for each micro batch of a batch, with the same ``batch_idx``; after
+        ``context.disable_auto_grad_accumulation()``, once for all of them. With a pipeline, call
         ``engine.train_batch(dataloader_iter)``, which takes its micro batches itself.
 
         Args:
-            dataloader_iter: micro batches as the loader makes them: ``context.to_device(next(dataloader_iter))``. None
-                on a rank that builds no loader.
-            epoch_idx: the epoch, from 0.
-            batch_idx: the batch, from 0, over all resumes.
+            dataloader_iter: iterator over micro batches: ``context.to_device(next(dataloader_iter))``. None on a rank
+                without a loader.
+            epoch_idx: index of the epoch, from 0.
+            batch_idx: index of the batch, from 0, over all resumes.
 
         Returns:
-            the metrics by name, the same names every time; or the loss alone. It counts on reporting ranks only.
+            the metrics by name, with the same names in every call; or the loss alone. Only reporting ranks count.
         """
 
     @abc.abstractmethod
     def build_training_data_loader(self) -> DataLoader | None:
-        """The training data in micro batches; called once, on the ranks that build loaders."""
+        """Return the training data in micro batches. Called once on the ranks that build loaders."""
 
     @abc.abstractmethod
     def build_validation_data_loader(self) -> DataLoader | None:
-        """The validation data; called once, on the ranks that build loaders."""
+        """Return the validation data. Called once on the ranks that build loaders."""
 
     def evaluate_batch(self, dataloader_iter: Iterator[Any] | None, batch_idx: int) -> dict[str, Any]:
-        """The validation metrics of the next batch, by name; numbers, or tensors of one value.
+        """Return the validation metrics of the next batch by name: numbers, or tensors of one value.
 
-        Every rank is called equally often: as often as the rank with the fewest batches has some.
+        The number of calls is equal on all ranks; the rank with the fewest batches determines it.
 
         Args:
             dataloader_iter: as in :meth:`train_batch`; for a pipeline's ``engine.eval_batch(dataloader_iter)``.
-            batch_idx: the batch, from 0, of this rank in this validation. A method without this parameter is called
-                without.
+            batch_idx: index of the batch on this rank, from 0. This parameter is optional.
         """
         return super().evaluate_batch(dataloader_iter, batch_idx)
 
     def save(self, context: DeepSpeedTrialContext, path: Path) -> None:
-        """Save the engines; called on every rank. Override it, and :meth:`load`, to save more.
+        """Save the engines. Called on every rank; override it and :meth:`load` to save more.
 
         Args:
-            context: holds the engines, as ``context.models``.
-            path: a folder of this rank's; a checkpoint is the union of all ranks'.
+            context: the context, with the engines in ``context.models``.
+            path: directory of this rank; a checkpoint is the union of all ranks' directories.
         """
         for i, engine in enumerate(context.models):
             engine.save_checkpoint(path, tag=f"model{i}")
 
     def load(self, context: DeepSpeedTrialContext, load_path: Path) -> None:
-        """Load what :meth:`save` saved; called on every rank.
+        """Load the files of :meth:`save`. Called on every rank.
 
         Args:
-            context: holds the engines, as ``context.models``.
-            load_path: the files of all ranks.
+            context: the context, with the engines in ``context.models``.
+            load_path: directory with the files of all ranks.
         """
-        held = len([path for path in Path(load_path).glob("model*") if path.name[5:].isdecimal()])
-        if held != len(context.models):
-            raise CheckpointError(
-                f"{load_path} holds {held} engine(s), and the trial has wrapped {len(context.models)}"
-            )
+        saved = len([path for path in Path(load_path).glob("model*") if path.name[5:].isdecimal()])
+        if saved != len(context.models):
+            raise CheckpointError(f"{load_path} has {saved} engine(s), but the trial has wrapped {len(context.models)}")
         for i, engine in enumerate(context.models):
             try:
                 if engine.load_checkpoint(load_path, tag=f"model{i}")[0] is None:
-                    raise FileNotFoundError("there is nothing to load")
+                    raise FileNotFoundError("nothing to load")
             except Exception as e:
-                if is_broken_collective(e):  # of which the rank that has left knows more
+                if is_broken_collective(e):  # the rank that left reports the cause
                     raise
                 raise CheckpointError(
                     f"{load_path}/model{i} does not fit engine {i}: was it written with another model or ZeRO stage? "
