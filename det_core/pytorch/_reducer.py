@@ -149,7 +149,7 @@ class Reducers:
         metrics: Row = {}
         serving = [wrapped for wrapped in self._all if wrapped.serves(training)]
         for i, wrapped in enumerate(serving):
-            per_rank = [slots[i] for slots in gathered]
+            per_rank = tuple(slots[i] for slots in gathered)
             value = _calling(wrapped, wrapped.reducer.cross_slot_reduce, per_rank)
             if wrapped.name is None:
                 assert isinstance(value, dict), (

@@ -315,7 +315,10 @@ class Trainer:
         trial = self._trial
         overridden = [m for m in ("evaluate_batch", "evaluate_full_dataset") if overrides(trial, m)]
         if len(overridden) != 1:
+            count = "neither"
+            if overridden:
+                count = "both"
             raise InvalidExperimentException(
                 f"{type(trial).__name__} must override one of evaluate_batch() and evaluate_full_dataset(); it "
-                f"overrides {len(overridden)} of them"
+                f"overrides {count}"
             )

@@ -260,7 +260,7 @@ for cls in (NoEngine, NoStep, Forgotten, Ended, Silent, Uneven, Nothing, Module,
         "8 on rank 0, 10 on rank 1",
         "InvalidExperimentException: train_batch() returned None for batch 0: expected a dictionary of metrics, or the "
         "loss",
-        "TypeError: wrap_model_engine() takes a DeepSpeedEngine",
+        "TypeError: wrap_model_engine(): expected a DeepSpeedEngine",
         "InvalidExperimentException: the training loader gives a rank 2 micro batch(es) in a pass, fewer than the 8",
         "InvalidExperimentException: build_training_data_loader() returned a DataLoader: expected a det_core.pytorch."
         "DataLoader; to use any other, call context.disable_dataset_reproducibility_checks()",
@@ -420,7 +420,7 @@ for allowed in (None, True):
 """)  # fmt: skip
     for refused, nothing, went_on in found:
         assert "neither this run nor its experiment wrote them" in refused["refused"]
-        assert "DET_CORE_ALLOW_PICKLE=1, or give deepspeed.init(allow_pickle=True)" in refused["refused"]
+        assert "DET_CORE_ALLOW_PICKLE=1, or pass deepspeed.init(allow_pickle=True)" in refused["refused"]
         assert nothing["calls"] == [] and went_on["calls"] == [2]
 
 

@@ -81,7 +81,7 @@ def test_case_36_a_rank_without_a_validation_batch(told: Told) -> None:
 
 def test_case_36_no_rank_has_one(failed: Told) -> None:
     for error in failed["case_36_no_batch_at_all"]:
-        assert error == "RuntimeError: the validation loader gives no batch on any rank"
+        assert error == "RuntimeError: the validation loader has no batch on any rank"
 
 
 def test_case_39_metrics_are_averaged_over_ranks(told: Told) -> None:
@@ -138,7 +138,7 @@ def test_different_reducers_are_told_of(failed: Told) -> None:
 
 def test_different_data_and_options_are_one_error_on_both(failed: Told) -> None:
     for error in failed["different_data"]:
-        assert error == "ValueError: records of training data: 52 on rank 1, and 40 on rank 0; ranks must be alike"
+        assert error == "ValueError: records of training data differs between ranks: 52 on rank 1, 40 on rank 0"
     for error in failed["different_options"]:
         assert "fit(validation_period=): Batch(value=3) on rank 1, and Batch(value=2) on rank 0" in error
 

@@ -88,4 +88,4 @@ def test_case_28_two_ranks_go_on_as_one_and_back(tmp_path: Path) -> None:
     changed.env.update(EPOCHS="7", BATCH="16")
     changed.finish(1)
     assert changed.output.count("the training goes on at record") == 1
-    assert "1 rank(s) with 16 records a step go on where 2 rank(s) with 8 were" in changed.output
+    assert "resuming on 1 rank(s) with 16 records a step a training of 2 rank(s) with 8" in changed.output

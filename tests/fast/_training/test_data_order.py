@@ -63,7 +63,7 @@ def test_every_pass_is_another_permutation_of_all() -> None:
 
 
 def test_a_pass_without_a_batch_is_told_of() -> None:
-    with pytest.raises(RuntimeError, match="gives no batch"):
+    with pytest.raises(RuntimeError, match="has no batch"):
         next(iter(stream(2, 3, drop=True)))
 
 

@@ -75,5 +75,5 @@ def test_warning_names_parts_of_each_object_once(caplog: pytest.LogCaptureFixtur
         readable({"schedulers": [{"f": print, "g": {"h": print}}, {"n": 1}], "best": Path("here")}, warned)
     texts = sorted(record.getMessage() for record in caplog.records)
     assert len(texts) == 2
-    assert texts[0].startswith("checkpoints leave out best, as it could not be read back (pathlib.PosixPath): ")
-    assert texts[1].startswith("checkpoints leave out schedulers.0.f, schedulers.0.g.h, as it could not be read back (")
+    assert texts[0].startswith("leaving best out of checkpoints, as it could not be read back (pathlib.PosixPath): ")
+    assert texts[1].startswith("leaving schedulers.0.f, schedulers.0.g.h out of checkpoints, as it could not be read back (")

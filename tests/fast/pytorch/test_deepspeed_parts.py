@@ -53,13 +53,13 @@ def test_case_59_a_configuration_is_overwritten(tmp_path: Path) -> None:
 
 def test_case_59_mistakes_in_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "twice.json").write_text('{"fp16": {"enabled": true, "enabled": false}}')
-    with pytest.raises(ValueError, match=r"twice.json has the key\(s\) enabled twice"):
+    with pytest.raises(ValueError, match=r"twice.json has duplicate key\(s\) enabled"):
         overwrite_deepspeed_config(str(tmp_path / "twice.json"), {})
     (tmp_path / "broken.json").write_text("{")
-    with pytest.raises(ValueError, match=r"broken.json is no JSON"):
+    with pytest.raises(ValueError, match=r"broken.json is not JSON"):
         overwrite_deepspeed_config(str(tmp_path / "broken.json"), {})
     (tmp_path / "list.json").write_text("[]")
-    with pytest.raises(TypeError, match="holds a list"):
+    with pytest.raises(TypeError, match="has a list"):
         overwrite_deepspeed_config(str(tmp_path / "list.json"), {})
     with pytest.raises(TypeError, match="takes a path or a dict, not a list"):
         overwrite_deepspeed_config([("a", 1)], {})  # type: ignore[arg-type]
@@ -74,8 +74,8 @@ def test_a_key_with_a_dot_is_told(caplog: pytest.LogCaptureFixture) -> None:
     found = overwrite_deepspeed_config(BASE, {"optimizer.lr": 2, "optimizer": {"params.lr": 3}, "other.thing": 4})
     assert found["optimizer.lr"] == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "optimizer.lr is added as one key, which DeepSpeed ignores: nest it, below optimizer",
-        "optimizer.params.lr is added as one key, which DeepSpeed ignores: nest it, below params",
+        "optimizer.lr is added as one key, which DeepSpeed ignores: nest it below optimizer",
+        "optimizer.params.lr is added as one key, which DeepSpeed ignores: nest it below params",
     ]
 
 
@@ -89,7 +89,7 @@ def test_case_62_a_unit_before_an_engine(context: DeepSpeedTrialContext) -> None
     assert make_data_parallel_mpu(context.distributed) == ModelParallelUnit(0, 1, True, True)
     with pytest.raises(InvalidExperimentException, match="no engine is wrapped"):
         context.set_mpu(ModelParallelUnit(0, 1, True, True))
-    with pytest.raises(TypeError, match="takes a ModelParallelUnit, not a dict"):
+    with pytest.raises(TypeError, match="expected a ModelParallelUnit, found a dict"):
         context.set_mpu({})  # type: ignore[arg-type]
 
 
@@ -112,18 +112,18 @@ def test_names_that_published_trials_read(
     assert getattr(context, f"_{name}") == getattr(context, f"get_{name}")() == expected
     with pytest.raises(AttributeError):
         setattr(context, f"_{name}", 5)
-    _context._tell_deprecated.cache_clear()
+    _context._warn_deprecated.cache_clear()
     caplog.clear()
     assert [getattr(context, name) for _ in range(3)] == [expected] * 3
-    assert [r.getMessage() for r in caplog.records] == [f"context.{name} is deprecated: add get_ and ()"]
+    assert [r.getMessage() for r in caplog.records] == [f"context.{name} is deprecated: use get_{name}()"]
 
 
 def test_a_missing_option_is_told_as_one_of_deepspeeds_init() -> None:
     with core.init() as ctx:
         context = DeepSpeedTrialContext(ctx, torch.device("cpu"))
-        with pytest.raises(ValueError, match=r": deepspeed.init\(hparams={…}\)"):
+        with pytest.raises(ValueError, match=r": pass deepspeed.init\(hparams={…}\)"):
             context.get_hparams()
-        with pytest.raises(ValueError, match=r": deepspeed.init\(exp_conf={…}\)"):
+        with pytest.raises(ValueError, match=r": pass deepspeed.init\(exp_conf={…}\)"):
             context.get_data_config()
 
 
@@ -160,7 +160,7 @@ def test_a_loader_that_can_be_gone_through_once(context: DeepSpeedTrialContext) 
     context.disable_dataset_reproducibility_checks()
     batches, _ = Loaders(Spent(context), context).build(Position(7, 0, 0, 0, None, 1), full_validation=False)
     assert [next(batches), next(batches)] == [0, 1]
-    with pytest.raises(RuntimeError, match=r"no batch in pass 2: it can be gone through once only, as a generator"):
+    with pytest.raises(RuntimeError, match=r"no batch in pass 2: it can be iterated only once"):
         next(batches)
 
 
@@ -212,7 +212,7 @@ def test_a_folder_of_another_kind_is_no_checkpoint(context: DeepSpeedTrialContex
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "state_dict.pth").touch()
     shards = Shards(Bare(context), context, None)  # type: ignore[arg-type]
-    with pytest.raises(CheckpointError, match=r"looked for det_state_dict_rank<r>.pth; there is state_dict.pth"):
+    with pytest.raises(CheckpointError, match=r"expected det_state_dict_rank<r>.pth, found state_dict.pth"):
         shards.read(tmp_path / "other", "none")
 
 
@@ -234,7 +234,7 @@ def test_others_pickles_are_not_read_unasked(
             return Shards(Bare(context), context, None).read(path, storage_id)  # type: ignore[arg-type]
 
     assert read(own).random is not None
-    with pytest.raises(CheckpointError, match=r"DET_CORE_ALLOW_PICKLE=1, or give deepspeed.init\(allow_pickle=True\)"):
+    with pytest.raises(CheckpointError, match=r"DET_CORE_ALLOW_PICKLE=1, or pass deepspeed.init\(allow_pickle=True\)"):
         read(foreign)
     context._allow_pickle = True
     assert read(foreign).random is not None
@@ -299,7 +299,7 @@ def test_averages_leave_out_ranks_that_do_not_report() -> None:
         {"a": 3.0}, [{"a": 2.0}, {"a": 4.0}],
     )  # fmt: skip
     assert training_results([[], []]) == ({}, [])
-    with pytest.raises(ValueError, match=r"on rank 2, and .a. on rank 1"):
+    with pytest.raises(ValueError, match=r"on rank 2, but .a. on rank 1"):
         training_results([[], [{"a": 1.0}], [{"b": 1.0}]])
     with pytest.raises(ValueError, match="for batch 4,"):
         check_names([{"a": 1}, {"a": 1}, {"b": 1}, {"b": 1}], "train_batch", 3, rows_per_batch=2)

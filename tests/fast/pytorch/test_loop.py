@@ -183,5 +183,5 @@ def test_a_container_is_not_searched_to_the_end_of_a_long_training() -> None:
 def test_units() -> None:
     assert repr(Batch(3)) == "Batch(value=3)" and Batch(3) == Batch(3) != Epoch(3)
     for wrong in ("3", True, 1.5):
-        with pytest.raises(TypeError, match="expected a whole number, or a container"):
+        with pytest.raises(TypeError, match="expected an integer, or a container"):
             Batch(wrong)  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ def test_single_samplers() -> None:
     for arguments in ((0, 0), (2, 2), (2, -1)):
         with pytest.raises(ValueError, match="expected"):
             samplers.DistributedBatchSampler(batches(3), *arguments)
-    with pytest.raises(RuntimeError, match="gives no batch"):
+    with pytest.raises(RuntimeError, match="has no batch"):
         next(iter(samplers.RepeatBatchSampler([])))
 
 

@@ -52,7 +52,7 @@ def test_case_37_other_names_in_another_batch() -> None:
         def evaluate_batch(self, batch: Any, batch_idx: int) -> dict[str, Any]:
             return {f"v{batch_idx}": 1.0}
 
-    with pytest.raises(ValueError, match=r"the metrics \{v1\} for batch 1, and \{v0\} before"):
+    with pytest.raises(ValueError, match=r"the metrics \{v1\} for batch 1, but \{v0\} before"):
         fit(Trial, 1)
 
 
@@ -90,7 +90,7 @@ def test_case_38_nothing_at_all() -> None:
     [
         (lambda i: None, r"train_batch\(\) returned None for batch 0"),
         (lambda i: (1, 2), r"train_batch\(\) returned a tuple for batch 0"),
-        (lambda i: {f"x{i}": 1}, r"the metrics \{x1\} for batch 1, and \{x0\} before"),
+        (lambda i: {f"x{i}": 1}, r"the metrics \{x1\} for batch 1, but \{x0\} before"),
     ],
 )
 def test_case_38_what_it_may_not(returned: Any, message: str) -> None:
@@ -181,9 +181,9 @@ def test_case_45_reducers_that_do_not_do() -> None:
     assert fit(trial(sum, "s", twice=True), 1).rows("training", "s") == [(1, 0)], "the same function twice is fine"
     for cls, kind, message in (
         (trial(lambda v: {"a": 1}, "s"), AssertionError, "returned a dict"),
-        (trial(lambda v: 1), AssertionError, "without a name=, a dict"),
-        (trial(Averaging(), "s", twice=True), AssertionError, "wrapped before"),
-        (trial(3, "s"), AssertionError, "takes a MetricReducer or a function, not a int"),
+        (trial(lambda v: 1), AssertionError, "expected a dict, as it is wrapped without name="),
+        (trial(Averaging(), "s", twice=True), AssertionError, "already wrapped"),
+        (trial(3, "s"), AssertionError, "expected a MetricReducer or a function, found a int"),
         (trial(fails, "bad"), ValueError, "reducer fails of metric 'bad'.*KeyError: 'oops'"),
     ):
         with pytest.raises(kind, match=message):

@@ -163,13 +163,13 @@ def test_case_54_mixed_precision() -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     with pytorch.init(hparams={}) as context:
         context.experimental.use_amp()
-        with pytest.raises(InvalidExperimentException, match=r"there is a scaler already, by experimental.use_amp\(\)"):
+        with pytest.raises(InvalidExperimentException, match=r"a scaler exists already, from experimental.use_amp\(\)"):
             context.wrap_scaler(scaler)
     with built() as trial, pytest.raises(InvalidExperimentException, match="before wrap_model"):
         trial.context.wrap_scaler(scaler)
     with pytorch.init(hparams={}) as context:
         assert context.wrap_scaler(scaler) is scaler
-        with pytest.raises(InvalidExperimentException, match=r"there is a scaler already, by wrap_scaler\(\)"):
+        with pytest.raises(InvalidExperimentException, match=r"a scaler exists already, from wrap_scaler\(\)"):
             context.wrap_scaler(scaler)
         with pytest.raises(InvalidExperimentException, match="apex is not supported"):
             context.configure_apex_amp([], [])
