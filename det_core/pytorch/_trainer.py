@@ -212,8 +212,8 @@ class Trainer:
             max_length: total length of the training. Required in a bare run.
             reporting_period: report training metrics after a period, and at every other boundary.
             checkpoint_policy: after a validation, save ``"all"``, ``"none"``, or only the ``"best"`` so far (the
-                default). ``"best"`` uses the searcher's metric, in a bare run ``pytorch.init(searcher_metric=…)``; without a
-                metric, all are saved.
+                default). ``"best"`` uses the searcher's metric, which a bare run sets by
+                ``pytorch.init(searcher_metric=…)``; without a metric, all are saved.
             latest_checkpoint: ID of the checkpoint to start from; None starts from scratch. Defaults to that of the
                 resumed run, or the one the master selected.
             step_zero_validation: validate before the first batch.
@@ -286,7 +286,7 @@ class Trainer:
         level = logging.INFO
         if policy == "best":
             level = logging.WARNING
-        logger.log(level, "saving after every validation: pytorch.init(searcher_metric=) is not set, so none is the best")
+        logger.log(level, "saving after every validation: none is the best without pytorch.init(searcher_metric=)")
         return "all"
 
     def _check_trial(self) -> None:

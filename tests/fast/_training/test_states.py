@@ -76,4 +76,6 @@ def test_warning_names_parts_of_each_object_once(caplog: pytest.LogCaptureFixtur
     texts = sorted(record.getMessage() for record in caplog.records)
     assert len(texts) == 2
     assert texts[0].startswith("leaving best out of checkpoints, as it could not be read back (pathlib.PosixPath): ")
-    assert texts[1].startswith("leaving schedulers.0.f, schedulers.0.g.h out of checkpoints, as it could not be read back (")
+    assert texts[1].startswith(
+        "leaving schedulers.0.f, schedulers.0.g.h out of checkpoints, as it could not be read back ("
+    )

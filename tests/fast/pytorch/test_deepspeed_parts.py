@@ -61,9 +61,9 @@ def test_case_59_mistakes_in_a_configuration(tmp_path: Path) -> None:
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(TypeError, match="has a list"):
         overwrite_deepspeed_config(str(tmp_path / "list.json"), {})
-    with pytest.raises(TypeError, match="takes a path or a dict, not a list"):
+    with pytest.raises(TypeError, match="expected a path or a dict, found a list"):
         overwrite_deepspeed_config([("a", 1)], {})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"source_ds_dict=.*not a list"):
+    with pytest.raises(TypeError, match=r"source_ds_dict=.*found a list"):
         overwrite_deepspeed_config({}, [])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"optimizer.type is 'Adam'"):
         overwrite_deepspeed_config(BASE, {"optimizer": {"type": {"name": "SGD"}}})

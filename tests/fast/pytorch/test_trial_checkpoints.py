@@ -266,7 +266,10 @@ def test_objects_of_the_users_need_a_permission(
             return {"mine": self.callback}
 
     fit(Trial, 2, init={"name": "r"})
-    assert "leaving the state of callback 'mine' out of checkpoints, as it could not be read back (support.trials.Num" in caplog.text
+    assert (
+        "leaving the state of callback 'mine' out of checkpoints, as it could not be read back (support.trials.Num"
+        in caplog.text
+    )
     assert fit(Trial, 3, init={"name": "r", "resume": "latest"}).trial.callback.size == 0
     monkeypatch.setenv("DET_CORE_ALLOW_PICKLE", "1")
     fit(Trial, 4, init={"name": "r", "resume": "latest"})

@@ -138,7 +138,7 @@ def test_batch_sizes(caplog: pytest.LogCaptureFixture) -> None:
             context.get_global_batch_size()
         with pytest.raises(ValueError, match="unknown hyperparameter 'x'; known: lr"):
             context.get_hparam("x")
-    with pytest.raises(InvalidExperimentException, match="must be an integer, not 'many'"):
+    with pytest.raises(InvalidExperimentException, match="global_batch_size='many': expected an integer"):
         with pytorch.init(hparams={"global_batch_size": "many"}):
             pass
 

@@ -236,7 +236,9 @@ def test_a_pickle_that_runs_code_is_refused_in_our_words(tmp_path: Path) -> None
     folder = fit(Tiny, 1).folder()
     (folder / "state_dict.pth").unlink()
     torch.save({"models_state_dict": Evil()}, folder / "state_dict.pth")
-    with pytest.raises(CheckpointError, match=r"refusing to load .*more than weights, \S*print, and would run code") as e:
+    with pytest.raises(
+        CheckpointError, match=r"refusing to load .*more than weights, \S*print, and would run code"
+    ) as e:
         pytorch.load_trial_from_checkpoint_path(folder, trial_class=Tiny)
     assert "weights_only" in str(e.value) and "[1m" not in str(e.value)
 

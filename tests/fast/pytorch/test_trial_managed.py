@@ -271,7 +271,7 @@ def test_mistakes_in_a_trial_of_an_experiment(master: Running, tmp_path: Path, m
     spec = launched(master, tmp_path, "{batches: 2}")
     with pytest.raises(ValueError, match="test_mode=True"):
         fit(spec, tmp_path, monkeypatch, test_mode=True)
-    with pytest.raises(ValueError, match="pass name= to its core.init"):
+    with pytest.raises(ValueError, match=r"pass name= to its core\.init"):
         with core.init():
             with pytorch.init(name="x"):
                 pass
