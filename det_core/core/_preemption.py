@@ -230,8 +230,14 @@ class PreemptContext:
         finally:
             self._side.needs_slow_path = True
             if self._signals is not None:
-                is_one_of_many = self._launched or self._communicator is not None
-                self._signals.restore(may_repeat=self._broken or (is_one_of_many and self._side.final))
+                ignored = 0
+                if self._side.final and (self._launched or self._communicator is not None):
+                    # A scheduler signals every process, and a launcher every rank once more: both may come after the
+                    # signal to another rank has stopped this one.
+                    ignored = 2
+                elif self._broken:
+                    ignored = 1  # a launcher ends the others a moment after one was lost
+                self._signals.restore(ignored=ignored)
         self._raise_poll_failure()
 
     # The slow path of should_preempt(): the first call, and the calls around a request.

@@ -20,7 +20,7 @@ from det_core._notices import write_in_handler
 from det_core._standalone.stop_signals import SAME_INTERRUPT, STOP_SIGNALS, is_worker_loss
 
 LATE_SIGNAL_WINDOW = 30.0
-"""Seconds after an agreed stop, or a rank's loss, in which one more signal of each kind is taken to belong to it."""
+"""Seconds after an agreed stop, or a rank's loss, in which further signals are attributed to it and ignored."""
 SIGTERM_FLUSH_TIMEOUT = 5.0
 """Seconds that SIGTERM waits under a master until the reports are safe. A second one does not wait."""
 _FIRST_INTERRUPT = "\nstopping at the next should_preempt(); Ctrl-C again to interrupt now\n"
@@ -45,8 +45,10 @@ class PreemptionSignals:
         self._found_sigchld: Any = None
         self._interrupted_at: float | None = None
         self._forked = False
-        # Set when the watch is over: until then each handler ignores one signal.
+        # Set when the context is closed: until then the handlers ignore signals.
         self._ignore_signals_until: float | None = None
+        self._ignored: dict[int, int] = {}
+        """Number of signals of each kind that are still ignored."""
 
     def install(self) -> bool:
         """Install the handlers. False when this is not the main thread, where Python allows none."""
@@ -66,13 +68,11 @@ class PreemptionSignals:
         _watches.add(self)
         return True
 
-    def restore(self, *, may_repeat: bool = False) -> None:
+    def restore(self, *, ignored: int = 0) -> None:
         """Put back what was found, where nobody has replaced our handler since.
 
         Args:
-            may_repeat: ignore one more signal of each kind where it would end the process. A scheduler signals every
-                process, a launcher passes its own signal on to every rank, and ends the others a moment after one was
-                lost: a rank that has stopped, or is about to report who died, must not be killed by its share of that.
+            ignored: number of further signals of each kind to ignore where they would end the process.
         """
         if not _on_main_thread():  # Python restores none there: each handler gives way to the first signal it gets
             self._ignore_signals_until = 0.0
@@ -84,8 +84,9 @@ class PreemptionSignals:
         for number, found in installed.items():
             if signal.getsignal(number) != self._handle:
                 continue
-            if may_repeat and found in (signal.SIG_DFL, signal.default_int_handler):
+            if ignored and found in (signal.SIG_DFL, signal.default_int_handler):
                 self._found[number] = found
+                self._ignored[number] = ignored
             else:
                 signal.signal(number, found)
         if self._found:
@@ -97,8 +98,11 @@ class PreemptionSignals:
         if self._forked:
             return
         if self._ignore_signals_until is not None:
-            signal.signal(number, self._found.get(number, signal.SIG_DFL))
-            if _clock.monotonic() > self._ignore_signals_until:
+            is_late = _clock.monotonic() > self._ignore_signals_until
+            self._ignored[number] = self._ignored.get(number, 1) - 1
+            if is_late or not self._ignored[number]:
+                signal.signal(number, self._found.get(number, signal.SIG_DFL))
+            if is_late:
                 os.kill(os.getpid(), number)
             return
         self._take_sigchld()

@@ -305,8 +305,8 @@ def test_closed() -> None:
 
 
 @pytest.mark.parametrize(("name", "size"), [("SIGTERM", 2), ("SIGHUP", 1), ("SIGINT", 2), ("SIGUSR1", 1)])
-def test_stopped_rank_survives_one_more_signal_of_each_kind(tmp_path: Path, name: str, size: int) -> None:
-    """A scheduler signals every process, the launcher each rank once more, and a stop may be quicker than either."""
+def test_stopped_rank_survives_further_signals(tmp_path: Path, name: str, size: int) -> None:
+    """A scheduler signals every process, the launcher each rank once more; a stop may be quicker than both."""
     number = getattr(signal, name)
     code = f"""
         import os, signal, time
@@ -321,6 +321,7 @@ def test_stopped_rank_survives_one_more_signal_of_each_kind(tmp_path: Path, name
                 print("ready", flush=True)
                 while not ctx.preempt.should_preempt():
                     time.sleep(0.001)
+            os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)
             print("stopped", flush=True)
             distributed = core.DistributedContext.from_torch_distributed()
