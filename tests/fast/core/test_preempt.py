@@ -165,7 +165,7 @@ def test_after_a_loss_one_sigterm_passes_and_the_next_one_ends_the_process(tmp_p
         from det_core import core
 
         distributed = core.DistributedContext.from_torch_distributed()
-        distributed.communicator.on_trouble(lambda: time.sleep(1))  # the gather raises before all have heard
+        distributed.communicator.on_abort(lambda: time.sleep(1))  # the gather raises before all have heard
         try:
             with core.init(distributed=distributed) as ctx:
                 ctx.preempt.should_preempt()
