@@ -1,12 +1,11 @@
-"""A star: the chief, rank 0, linked to every other rank.
+"""Communicator: a rank's connections to a set of ranks, a star around the chief, rank 0.
 
-Why not one ZMQ socket for everything: a ZMQ message between two processes of a machine passes through two I/O
-threads, which costs two context switches a hop, copies large messages at each hop, and tells nothing about who died.
-So ranks of one machine talk over unix sockets of our own; ZMQ carries the links between machines
+Ranks of one node talk over unix sockets instead of ZMQ: there a message passes through two I/O threads, which costs two
+context switches a hop, copies large messages at each hop, and reports no death. ZMQ carries the links between nodes
 (:mod:`det_core.ipc._zmq_link`), for its CURVE encryption.
 
-Threads: the ipc thread (:mod:`det_core.ipc._event_loop`) reads control links, watches peers and sends what was queued.
-Calling threads send directly and, on the user lane, read directly.
+Threads: the ipc thread (:mod:`det_core.ipc._event_loop`) reads control links, watches peers and flushes queues.
+Calling threads send directly and, on the user channel, receive directly.
 """
 
 from __future__ import annotations
@@ -27,15 +26,8 @@ from typing import Any
 from det_core._clock import monotonic
 from det_core.ipc._collectives import Channel
 from det_core.ipc._frames import BadFrame, Frame, Kind, encode
-from det_core.ipc._membership import (
-    ABORT_NOTICE_TIMEOUT,
-    MAX_IN_FLIGHT_BYTES,
-    AbortReason,
-    Membership,
-    Peer,
-    some_of,
-    wait_loop,
-)
+from det_core.ipc._membership import ABORT_NOTICE_TIMEOUT, AbortReason, Membership, some_of
+from det_core.ipc._peer import MAX_IN_FLIGHT_BYTES, Peer
 from det_core.ipc._serialization import Mapper, size_of
 from det_core.ipc._unix_link import UnixLink
 
@@ -43,46 +35,52 @@ logger = logging.getLogger("det_core.ipc")
 
 Handler = Callable[[int, Any], None]
 _DEPARTURE_DELAY = 0.02
-"""Seconds for which the chief collects departures before it tells the workers of them."""
+"""Seconds for which the chief collects departures before it forwards them to the workers."""
 
 
 class Communicator(Membership):
-    """The links of one rank, and what travels over them beside collectives.
+    """Links of one rank, and the messages over them beside collectives.
 
-    A star is made by :func:`det_core.ipc.connect`, which does the rendezvous. Arguments as for ``Membership``.
+    Made by :func:`det_core.ipc.connect`, which does the rendezvous. Arguments as for ``Membership``.
     """
 
     def __init__(
-        self, *, rank: int, job_ranks: Sequence[int], timeout: float | None = None, bound: int = MAX_IN_FLIGHT_BYTES
+        self,
+        *,
+        rank: int,
+        job_ranks: Sequence[int],
+        timeout: float | None = None,
+        max_in_flight: int = MAX_IN_FLIGHT_BYTES,
     ) -> None:
-        super().__init__(rank, job_ranks, timeout=timeout, bound=bound)
+        super().__init__(rank, job_ranks, timeout=timeout, max_in_flight=max_in_flight)
         self.closing = False
-        """This rank says goodbye, or has."""
+        """Whether ``close`` has begun."""
         self.on_close: list[Callable[[], None]] = []
-        """What else to close with the star, and (the second list) in a forked child."""
+        """Callbacks that close further parts of the communicator."""
         self.on_fork: list[Callable[[], None]] = []
+        """Callbacks that close the descriptors of those parts in a forked child."""
         self.on_ready: Callable[[], None] = lambda: None
-        """Called when the chief says that every rank is there."""
+        """Callback for the chief's message that every rank is connected."""
         self._mapper = Mapper()
         self._channels: dict[str, Channel] = {}
         self._departed: dict[int, dict[str, Any]] = {}
         self._failures: dict[int, str] = {}
         self._unannounced: dict[int, tuple[dict[str, Any], str | None]] = {}
-        """On the chief, those of whom the other workers are still to be told."""
+        """On the chief, the departures that are not forwarded to the workers yet."""
         self._handlers: dict[str, Handler] = {}
         self._undelivered: dict[str, list[tuple[int, Any]]] = {}
         self._frame_handlers: dict[int, Callable[[Peer, Frame], object]] = {
             Kind.CALL: self._on_call,
             Kind.ENTERED: lambda _peer, frame: self.open_channel(frame.name).on_entered(frame),
             Kind.ASK: lambda peer, frame: peer.control.send(self.open_channel(frame.name).answer(frame)),
-            Kind.ANSWER: lambda _peer, frame: self.open_channel(frame.name).answered(frame),
+            Kind.ANSWER: lambda _peer, frame: self.open_channel(frame.name).on_answer(frame),
             Kind.POST: self._on_post,
             Kind.CREDIT: self._on_credit,
             Kind.ABORT: self._on_remote_abort,
             Kind.EXITING: self._on_exiting,
             Kind.GOODBYE: self._on_goodbye,
             Kind.ACK: lambda peer, _frame: self.on_ack(peer),
-            Kind.DEPARTED: lambda _peer, frame: self._depart(pickle.loads(frame.segments[0])),
+            Kind.DEPARTED: lambda _peer, frame: self._record_departures(pickle.loads(frame.segments[0])),
             Kind.READY: lambda _peer, _frame: self.on_ready(),
         }
         _open_communicators.add(self)
@@ -90,15 +88,17 @@ class Communicator(Membership):
     # for contexts
 
     def channel(self, name: str) -> Channel:
-        """The collectives called ``name``, with a sequence of their own; any one thread may use a lane."""
+        """Return the collectives of this name, an independent sequence of calls; one thread at a time."""
         self._check_open()
         return self.open_channel(name)
 
     def post(self, topic: str, message: Any, *, to: int | None = None) -> None:
-        """Send ``message`` to the subscribers of ``topic``, in order, without waiting for anything.
+        """Send ``message`` to the subscribers of ``topic``, in order and without waiting.
 
         Args:
-            to: on the chief the rank to send to, or None for all workers; a worker's post goes to the chief.
+            topic: name of the topic.
+            message: any object that can be pickled.
+            to: on the chief, the receiving rank, or None for all workers. A worker posts to the chief alone.
         """
         body = pickle.dumps(message, protocol=5)
         self._check_open()
@@ -108,9 +108,9 @@ class Communicator(Membership):
                 peer.control.send(data)
 
     def subscribe(self, topic: str, handler: Handler) -> None:
-        """Have ``handler(from_rank, message)`` called on the ipc thread for every message of ``topic``.
+        """Call ``handler(from_rank, message)`` on the ipc thread for every message of ``topic``.
 
-        Messages that came earlier were kept and are delivered now.
+        Messages that arrived before are delivered first.
         """
 
         def add() -> None:
@@ -128,8 +128,8 @@ class Communicator(Membership):
         """End the job on every other rank: their next calls raise ``SystemExit(0)``.
 
         Args:
-            code: such as ``invalid_hp``.
-            reason: for the logs.
+            code: code of the reason, such as ``invalid_hp``.
+            reason: its text, for the logs.
         """
         self._check_open()
         data = encode(Kind.ABORT, rank=self.rank, body=AbortReason("ended", f"{code}: {reason}").encode())
@@ -137,28 +137,31 @@ class Communicator(Membership):
             peer.send_with_ack(data)
 
     def departed(self) -> Mapping[int, dict[str, Any]]:
-        """The ranks that said goodbye, with the farewell each gave to ``close``."""
+        """Return the exit info of the ranks that closed in order."""
         return MappingProxyType(self._departed)
 
     def failures(self) -> Mapping[int, str]:
-        """The ranks that said goodbye because of an error, with its text."""
+        """Return the text of the error of each rank that closed because of one."""
         return MappingProxyType(self._failures)
 
     # for the rendezvous
 
     def new_link(self, sock: socket.socket) -> UnixLink:
-        """A control link, whose queue the ipc thread sends on."""
+        """Return a control link, whose queue the ipc thread flushes."""
 
-        def watch_writable(link: UnixLink, queued: bool) -> None:
-            self.loop.modify(link.fd, select.EPOLLIN | (select.EPOLLOUT if queued else 0))
+        def watch_writable(link: UnixLink, is_queued: bool) -> None:
+            events = select.EPOLLIN
+            if is_queued:
+                events |= select.EPOLLOUT
+            self.loop.modify(link.fd, events)
 
         return UnixLink(sock, watch_writable)
 
     def new_data_link(self, sock: socket.socket, rank: int) -> UnixLink:
-        """The user lane's own link: its queue is sent on by the ipc thread, its frames are read by callers."""
+        """Return a link of the user channel: the ipc thread flushes its queue, callers receive its frames."""
 
-        def watch_writable(link: UnixLink, queued: bool) -> None:
-            if queued:
+        def watch_writable(link: UnixLink, is_queued: bool) -> None:
+            if is_queued:
                 self.loop.watch(link.fd, select.EPOLLOUT, lambda _events: self._flush_data(rank))
             else:
                 self.loop.unwatch(link.fd)
@@ -166,7 +169,7 @@ class Communicator(Membership):
         return UnixLink(sock, watch_writable)
 
     def admit(self, peer: Peer) -> None:
-        """Link up with ``peer``; on the ipc thread."""
+        """Add ``peer`` and read its links from now on; on the ipc thread."""
         self.peers[peer.rank] = peer
         if isinstance(link := peer.control, UnixLink):
             self.loop.watch(link.fd, select.EPOLLIN, lambda _events: self._on_link(peer, link))
@@ -176,44 +179,43 @@ class Communicator(Membership):
             self.open_channel("user").attach(peer.data)
 
     def dispatch(self, peer: Peer, frame: Frame) -> None:
-        """Take in one control frame.
+        """Handle one control frame.
 
         Raises:
-            BadFrame: of no kind that one who is in may send.
+            BadFrame: If no admitted peer may send frames of this kind.
         """
         handler = self._frame_handlers.get(frame.kind)
         if handler is None:
-            raise BadFrame(f"kind {frame.kind}")
+            raise BadFrame(f"unexpected frame of kind {frame.kind}")
         handler(peer, frame)
 
-    # on the ipc thread: the links
-
     def open_channel(self, name: str) -> Channel:
-        """As ``lane``, also while the star closes: frames for it may still come."""
+        """Return a channel as ``channel`` does, also during ``close``: frames for it may still arrive."""
         with self._lock:
             channel = self._channels.get(name)
             if channel is None:
                 channel = self._channels[name] = Channel(self, name, self._mapper)
             return channel
 
+    # on the ipc thread: links
+
     def _flush_data(self, rank: int) -> None:
         self.peers[rank].flush_data()
         self.wake_all()
 
     def _on_link(self, peer: Peer, link: UnixLink) -> None:
-        """The link can be read, or written to."""
         if link.queued:
             link.flush()
         self._read(peer, link)
 
     def _read(self, peer: Peer, link: UnixLink) -> bool:
-        """Take in some of what has arrived; return whether there may be more."""
+        """Read once and handle the frames; return whether more may be unread."""
         try:
             frames = link.receive()
             for frame in frames:
                 self.dispatch(peer, frame)
         except BadFrame as e:
-            self.abort(AbortReason("broken", f"{peer} sent what is no message ({e})"))
+            self.abort(AbortReason("broken", f"invalid message from {peer}: {e}"))
             self._drop(peer)
             return False
         if link.eof:
@@ -221,15 +223,16 @@ class Communicator(Membership):
         return not (link.is_drained or link.eof)
 
     def _on_death(self, peer: Peer, link: UnixLink) -> None:
-        """The process is dead; what it said before counts."""
+        """Handle a peer's death after reading what it sent."""
+        # The pidfd may be ready first, and the reason of the peer's abort still unread.
         while not peer.dead and self._read(peer, link):
             pass
         self.on_disconnect(peer)
 
-    # on the ipc thread: what arrives beside the user lane's frames
+    # on the ipc thread: frames
 
-    def _on_call(self, peer: Peer, frame: Frame) -> None:
-        frame.owed = size_of(frame.segments)
+    def _on_call(self, _peer: Peer, frame: Frame) -> None:
+        frame.credit = size_of(frame.segments)
         self.open_channel(frame.name).deliver(frame)
 
     def _on_post(self, _peer: Peer, frame: Frame) -> None:
@@ -241,7 +244,7 @@ class Communicator(Membership):
             handler(frame.rank, message)
 
     def _on_credit(self, peer: Peer, frame: Frame) -> None:
-        peer.credit(frame.number)
+        peer.on_credit(frame.number)
         self.wake_all()
 
     def _on_remote_abort(self, peer: Peer, frame: Frame) -> None:
@@ -254,7 +257,7 @@ class Communicator(Membership):
 
     def _on_goodbye(self, peer: Peer, frame: Frame) -> None:
         exit_info, peer.failure = pickle.loads(frame.segments[0])
-        self._depart({peer.rank: (exit_info, peer.failure)})
+        self._record_departures({peer.rank: (exit_info, peer.failure)})
         peer.departed = True
         self.departures += 1
         peer.acknowledge(self.rank)
@@ -262,11 +265,11 @@ class Communicator(Membership):
             with self._lock:
                 if not self._unannounced:
                     self.loop.call_later(_DEPARTURE_DELAY, self._announce_departures)
-                self._unannounced[peer.rank] = exit_info, peer.failure
+                self._unannounced[peer.rank] = (exit_info, peer.failure)
         self.wake_all()
 
     def _announce_departures(self) -> None:
-        """Tell the other workers who has departed: at the end of a job all do, and each would be told of each."""
+        # Together: at the end of a job all ranks depart, and one message for each to each would be a million for 1,024.
         with self._lock:
             departures = self._unannounced
             self._unannounced = {}
@@ -275,39 +278,50 @@ class Communicator(Membership):
             for other in self.others():
                 other.control.send(data)
 
-    def _depart(self, more: Mapping[int, tuple[dict[str, Any], str | None]]) -> None:
-        # new ones: callers read them at any time
-        self._failures = {**self._failures, **{rank: text for rank, (_, text) in more.items() if text is not None}}
-        self._departed = {**self._departed, **{rank: exit_info for rank, (exit_info, _) in more.items()}}
+    def _record_departures(self, departures: Mapping[int, tuple[dict[str, Any], str | None]]) -> None:
+        # New dictionaries, as callers in other threads may be iterating over the current ones.
+        failures = dict(self._failures)
+        departed = dict(self._departed)
+        for rank, (exit_info, failure) in departures.items():
+            departed[rank] = exit_info
+            if failure is not None:
+                failures[rank] = failure
+        self._failures = failures
+        self._departed = departed
 
     # the end
 
     def close(self, *, exit_info: Mapping[str, Any] | None = None, failure: BaseException | None = None) -> None:
-        """Say goodbye, once every living peer has what was sent to it, and let go of everything. Idempotent.
+        """Say goodbye after every living peer has all messages of this rank, and close everything. Idempotent.
 
         Args:
-            farewell: what the other ranks read in ``departed()``.
-            failure: why this rank stops; part of the error of a rank whose later call needs this one.
+            exit_info: data for the ``departed()`` of the other ranks.
+            failure: error that stops this rank, which becomes part of the error of each rank whose later call needs it.
         """
-        if self.closing:  # looked at first without the lock, which may be held for ever in a forked child
+        # Without the lock at first: in a forked child it may be held forever.
+        if self.closing:
             return
         with self._lock:
             if self.closing:
                 return
             self.closing = True
-        assert threading.current_thread() is not self.loop.thread, "a star cannot be closed on its own ipc thread"
-        text = None if failure is None else f"{type(failure).__name__}: {failure}"
+        assert threading.current_thread() is not self.loop.thread, "a communicator cannot be closed on its ipc thread"
+        text = None
+        if failure is not None:
+            text = f"{type(failure).__name__}: {failure}"
         body = pickle.dumps((dict(exit_info or {}), text), protocol=5)
         try:
             self._announce_departures()
-            self._drain_to_peers(lambda peer: not peer.queued)
-            for peer in list(self.peers.values()):  # also to a chief that has closed, or it would take this for a death
+            self._drain(lambda peer: not peer.queued)
+            # Also to a chief that has departed: it would take the end of the connection for a death.
+            for peer in list(self.peers.values()):
                 if not peer.dead:
                     peer.send_with_ack(encode(Kind.GOODBYE, rank=self.rank, body=body))
-            # A goodbye is acknowledged before TCP is closed, else a reset may eat it.
-            self._drain_to_peers(lambda peer: peer.notified)
+            # Acknowledged before TCP is closed, as a reset discards what the peer has not read yet.
+            self._drain(lambda peer: peer.notified)
         finally:
-            ended = self.loop.stop()  # first, as its handlers may still post an answer to what has come meanwhile
+            # The loop first, whose handlers may still post replies to the last messages.
+            ended = self.loop.stop()
             self.abort_reason = AbortReason("closed", "this DistributedContext is closed")
             self.wake_all()
             if ended:
@@ -319,48 +333,48 @@ class Communicator(Membership):
                     close()
                 _open_communicators.discard(self)
 
-    def _drain_to_peers(self, has: Callable[[Peer], bool]) -> None:
-        """Wait until every peer has what was sent to it; not for long in a job that is broken anyway."""
-        broken_at: float | None = None
+    def _drain(self, is_done: Callable[[Peer], bool]) -> None:
+        """Wait until this is so for every living peer; after an abort, for ``ABORT_NOTICE_TIMEOUT`` at most."""
+        aborted_at: float | None = None
 
-        def done() -> bool:
-            nonlocal broken_at
+        def is_over() -> bool:
+            nonlocal aborted_at
             if self.abort_reason is not None:
-                broken_at = broken_at or monotonic()
-            given_up = broken_at is not None and monotonic() - broken_at > ABORT_NOTICE_TIMEOUT
-            return given_up or not self.loop.thread.is_alive() or all(has(p) for p in self.others())
+                aborted_at = aborted_at or monotonic()
+                if monotonic() - aborted_at > ABORT_NOTICE_TIMEOUT:
+                    return True
+            return not self.loop.thread.is_alive() or all(is_done(peer) for peer in self.others())
 
         def waiting_for() -> str:
-            return some_of([p for p in self.others() if not has(p)], str) + " to take what was sent to it"
+            return some_of([peer for peer in self.others() if not is_done(peer)], str) + " to receive its messages"
 
+        # Nothing wakes this wait, and most end within a millisecond.
         pause = 0.0005
-        for seconds in wait_loop(done, self.label, lambda: "close()", waiting_for):
+        for seconds in self.wait_loop(is_over, lambda: "close()", waiting_for, timeout=None):
             time.sleep(min(seconds, pause))
             pause *= 2
 
     def on_process_exit(self) -> None:
-        """The process exits and nobody has closed the star: tell the others what that was, and see that they hear."""
+        """Notify the peers that the process exits without ``close``, and wait shortly until they know."""
         if self.closing:
             return
         for peer in self.others():
             peer.send_with_ack(encode(Kind.EXITING, rank=self.rank))
-        until = monotonic() + ABORT_NOTICE_TIMEOUT
-        while not all(peer.notified for peer in self.others()) and monotonic() < until:
+        deadline = monotonic() + ABORT_NOTICE_TIMEOUT
+        while not all(peer.notified for peer in self.others()) and monotonic() < deadline:
             time.sleep(0.002)
 
     def close_in_child(self) -> None:
-        """In a forked child: close the copies of the descriptors, without a word to anybody."""
+        """Close the copies of the descriptors in a forked child, without a message to any peer."""
         self.closing = True
-        self.abort_reason = AbortReason(
-            "closed", "this DistributedContext belongs to the process that this one was forked from"
-        )
+        self.abort_reason = AbortReason("closed", "this DistributedContext belongs to the parent of this process")
         self.loop.close()
         for channel in self._channels.values():
             channel.close_in_child()
         for peer in self.peers.values():
             peer.close()
-        for close_in_child in self.on_fork:
-            close_in_child()
+        for close in self.on_fork:
+            close()
 
     def _check_open(self) -> None:
         if self.abort_reason is not None and self.abort_reason.kind == "closed":
@@ -368,7 +382,7 @@ class Communicator(Membership):
 
 
 _open_communicators: weakref.WeakSet[Communicator] = weakref.WeakSet()
-"""Every open star of this process: what a fork and the end of the process have to reach."""
+"""All open communicators of this process, for its forks and its end."""
 
 
 def _close_all_in_child() -> None:
@@ -382,5 +396,6 @@ def _on_process_exit() -> None:
         communicator.on_process_exit()
 
 
+# A child's copies of the sockets would keep the connections of a dead parent open.
 os.register_at_fork(after_in_child=_close_all_in_child)
 atexit.register(_on_process_exit)

@@ -1,13 +1,13 @@
-"""The wire: what one message between two ranks looks like, and how a byte stream is cut back into messages.
+"""Wire format: the encoding of one message between two ranks, and the decoding of a byte stream into messages.
 
-A frame is a head, the name of its lane (or topic), a table of segment lengths, and the segments::
+A frame is a head, the name of its channel (or topic), a table of segment lengths, and the segments::
 
     magic u16, kind u8, op u8, name length u16, rank u32, number u64, segments u32, name, u64 x segments, bytes…
 
-Zeros before a segment bring it to a multiple of ``ALIGNMENT`` from where the first one begins.
-A table entry with its top bit set is a segment that is not in the stream: it lies in a memory file whose descriptor
-came with the first byte of the frame (only between processes of one machine; :mod:`det_core.ipc._serialization`).
-What the segments hold is up to the kind: a pickle and its buffers, or JSON where the peer is not trusted yet.
+Zeros before a segment align it to a multiple of ``ALIGNMENT`` from the start of the first one.
+A table entry with its top bit set is a segment outside the stream: it lies in a memory file whose descriptor
+came with the first byte of the frame (only between processes of one node; :mod:`det_core.ipc._serialization`).
+The content of the segments depends on the kind: a pickle and its buffers, or JSON while the peer is not trusted yet.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 IN_MEMORY_FILE = 1 << 63
-"""Marks a segment that travels as a memory file."""
+"""Flag in the segment table for a segment that travels as a memory file."""
 UNTRUSTED_LIMIT = 1 << 16
-"""Bytes a frame may have before its sender is known."""
+"""Maximum size in bytes of a frame from an unauthenticated sender."""
 ALIGNMENT = 16
-"""Bytes of whose multiples each segment begins at one, as malloc's memory does: an array in it is not misaligned."""
+"""Alignment of each segment in bytes, that of malloc's memory: arrays in segments are not misaligned."""
 _MAGIC = 0xDE7C
 _HEAD = struct.Struct("<HBBHIQI")
 _LENGTH = struct.Struct("<Q")
-_MAX_NAME = 512
+_MAX_NAME_BYTES = 512
 _MAX_SEGMENTS = 1 << 22
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 
 Buffer = bytes | bytearray | memoryview
 
 
 class Kind(IntEnum):
-    """What a frame is for."""
+    """Purpose of a frame."""
 
-    CHALLENGE = 1  # chief -> stranger: a nonce
-    HELLO = 2  # stranger -> chief: who I am
-    WELCOME = 3  # chief -> worker: you are in; wait for READY
-    REFUSED = 4  # chief -> stranger: why not, and whether to try again
-    READY = 5  # chief -> worker: every rank is in
+    CHALLENGE = 1  # chief -> unauthenticated: a nonce
+    HELLO = 2  # unauthenticated -> chief: rank, size, job and proof of the sender
+    WELCOME = 3  # chief -> worker: admitted; wait for READY
+    REFUSED = 4  # chief -> unauthenticated: whether to retry, and why it was not admitted
+    READY = 5  # chief -> worker: every rank is admitted
     CALL = 6  # a collective's item (to the chief) or result (from the chief)
-    ENTERED = 7  # worker -> chief: I wait in this call
+    ENTERED = 7  # worker -> chief: the sender waits in this call
     POST = 8  # a message for a topic's subscribers
-    CREDIT = 9  # so many bytes of yours have been used up
-    ABORT = 10  # the job is broken or over: why
+    CREDIT = 9  # the receiver of this may send that many bytes more
+    ABORT = 10  # the job is broken or over: the reason
     EXITING = 11  # the process exits without having closed
-    GOODBYE = 12  # this rank closes
-    ACK = 13  # your trouble, leaving or goodbye has arrived, and so has all before it
-    DEPARTED = 14  # chief -> workers: ranks that said goodbye
-    ASK = 15  # worker -> chief: whom does this call wait for?
-    ANSWER = 16  # chief -> worker: those
-    LIFELINE = 17  # stranger -> chief: this connection, which carries nothing else, is the second one of a worker
+    GOODBYE = 12  # orderly close, with exit info
+    ACK = 13  # an ABORT, EXITING or GOODBYE has arrived, and so has all before it
+    DEPARTED = 14  # chief -> workers: ranks that closed in order
+    ASK = 15  # worker -> chief: which ranks does this call wait for?
+    ANSWER = 16  # chief -> worker: those ranks
+    LIFELINE = 17  # unauthenticated -> chief: second connection of a worker, which carries nothing else
 
 
 class Op(IntEnum):
-    """The collectives."""
+    """Collective operation."""
 
     NONE = 0
     gather = 1
@@ -66,9 +66,9 @@ class Op(IntEnum):
 
 
 class Call(NamedTuple):
-    """One collective call of one rank: the ``number``-th on its lane.
+    """One collective call of one rank: the ``number``-th on its channel.
 
-    ``label`` is what the script calls it; only the rank itself knows that.
+    ``label`` is the script's name for it, known to the calling rank alone.
     """
 
     channel: str
@@ -87,14 +87,14 @@ class BadFrame(Exception):
 
 
 class Frame:
-    """One message, as it arrived.
+    """One received message.
 
     Attributes:
         segments: buffers, or memory files (:class:`det_core.ipc._serialization.MemoryFile`).
-        owed: bytes the receiver credits to the sender once it has used this frame up.
+        credit: bytes that the receiver credits to the sender once it has consumed this frame.
     """
 
-    __slots__ = ("kind", "name", "number", "op", "owed", "rank", "segments")
+    __slots__ = ("credit", "kind", "name", "number", "op", "rank", "segments")
 
     def __init__(self, kind: int, op: int, name: str, rank: int, number: int) -> None:
         self.kind = kind
@@ -103,7 +103,7 @@ class Frame:
         self.rank = rank
         self.number = number
         self.segments: Sequence[Any] = ()
-        self.owed = 0
+        self.credit = 0
 
 
 # encoding
@@ -112,10 +112,16 @@ class Frame:
 def encode_head(
     kind: int, *, op: int = 0, name: str = "", rank: int = 0, number: int = 0, lengths: Sequence[int] = ()
 ) -> bytes:
-    """The head, name and segment table of a frame; the bytes of the segments follow it."""
+    """Return the head, name and segment table of a frame; the bytes of the segments follow it.
+
+    Raises:
+        ValueError: If the name is too long.
+    """
     label = name.encode()
-    if len(label) > _MAX_NAME:
-        raise ValueError(f"channel or topic name {name[:60]!r}… of {len(label)} bytes: expected {_MAX_NAME} at most")
+    if len(label) > _MAX_NAME_BYTES:
+        raise ValueError(
+            f"channel or topic name {name[:60]!r}… has {len(label)} bytes: expected at most {_MAX_NAME_BYTES}"
+        )
     head = _HEAD.pack(_MAGIC, kind, op, len(label), rank, number, len(lengths))
     return head + label + struct.pack(f"<{len(lengths)}Q", *lengths)
 
@@ -123,20 +129,22 @@ def encode_head(
 def encode(
     kind: int, *, op: int = 0, name: str = "", rank: int = 0, number: int = 0, body: bytes | None = None
 ) -> bytes:
-    """A whole small frame with one segment (or none) as one run of bytes."""
-    lengths = () if body is None else (len(body),)
-    return encode_head(kind, op=op, name=name, rank=rank, number=number, lengths=lengths) + (body or b"")
+    """Return a whole small frame with one segment (or none) as one run of bytes."""
+    if body is None:
+        return encode_head(kind, op=op, name=name, rank=rank, number=number)
+    return encode_head(kind, op=op, name=name, rank=rank, number=number, lengths=(len(body),)) + body
 
 
 class SmallFrameEncoder:
-    """Encodes the small calls of one lane, of one segment each: what most calls are."""
+    """Encoder of small calls on one channel, with one segment each: most calls are of this form."""
 
     def __init__(self, name: str, rank: int) -> None:
-        self._label, self._rank = name.encode(), rank
+        self._label = name.encode()
+        self._rank = rank
         self._struct = struct.Struct(f"{_HEAD.format}{len(self._label)}sQ")
 
     def encode(self, op: int, number: int, body: bytes) -> bytes:
-        """As :func:`encode`, for a CALL."""
+        """Return a CALL frame, as :func:`encode` does."""
         label = self._label
         return self._struct.pack(_MAGIC, Kind.CALL, op, len(label), self._rank, number, 1, label, len(body)) + body
 
@@ -145,37 +153,38 @@ class SmallFrameEncoder:
 
 
 def decode_head(data: memoryview, limit: int | None = None) -> tuple[Frame, tuple[int, ...], int] | None:
-    """Decode the head at the start of ``data``; None when it is not all there yet.
+    """Decode the head at the start of ``data``; return None while it is incomplete.
 
     Returns:
-        The frame, still without its segments; the table of their lengths; and where their bytes begin.
+        The frame, still without its segments; the table of their lengths; and the offset of their bytes.
 
     Raises:
-        BadFrame: these are not our bytes, or the frame is larger than ``limit``.
+        BadFrame: If the bytes are not a det_core frame, or the frame is larger than ``limit``.
     """
     if len(data) < _HEAD.size:
         return None
     magic, kind, op, name_length, rank, number, segments = _HEAD.unpack_from(data)
-    if magic != _MAGIC or name_length > _MAX_NAME or segments > _MAX_SEGMENTS:
+    if magic != _MAGIC or name_length > _MAX_NAME_BYTES or segments > _MAX_SEGMENTS:
         raise BadFrame(f"not a frame: {bytes(data[:16])!r}")
     table = _HEAD.size + name_length
     end = table + 8 * segments
+    # Before the rest has arrived: an unauthenticated peer must not make this process keep 32 MB of table.
     if limit is not None and end > limit:
-        raise BadFrame(f"a head of {end} bytes before the peer is known")
+        raise BadFrame(f"head of {end} bytes from an unauthenticated peer")
     if len(data) < end:
         return None
     lengths = struct.unpack_from(f"<{segments}Q", data, table)
     if limit is not None and sum(lengths) > limit:
-        raise BadFrame(f"a frame of {sum(lengths)} bytes before the peer is known")
+        raise BadFrame(f"frame of {sum(lengths)} bytes from an unauthenticated peer")
     try:
         name = str(data[_HEAD.size : table], "utf-8")
     except UnicodeDecodeError as e:
-        raise BadFrame("a name that is not UTF-8") from e
+        raise BadFrame("name is not UTF-8") from e
     return Frame(kind, op, name, rank, number), lengths, end
 
 
 def inline_bytes(lengths: Sequence[int]) -> int:
-    """Return how many of a frame's bytes follow its head in the stream, those that align its segments among them."""
+    """Return how many of a frame's bytes follow its head in the stream, including alignment."""
     end = 0
     for length in lengths:
         if not length & IN_MEMORY_FILE:
@@ -183,77 +192,83 @@ def inline_bytes(lengths: Sequence[int]) -> int:
     return end
 
 
-Cut = tuple[Frame, tuple[int, ...], bytearray]
-"""A whole frame, the table of its segments' lengths, and those of their bytes that are in the stream, in one run."""
+RawFrame = tuple[Frame, tuple[int, ...], bytearray]
+"""A whole frame, the table of its segments' lengths, and their bytes in the stream as one run."""
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames. Pure: bytes in, frames out.
+    """Decoder of a byte stream. Pure: bytes in, frames out.
 
-    ``buffer()`` gives the memory that the next bytes go to (so that a large frame is received in place, not copied),
-    ``received(n)`` says how many arrived and returns the frames that are now whole.
+    ``buffer()`` gives the memory for the next bytes (so that a large frame is received in place, not copied),
+    ``received(n)`` takes the number of bytes that arrived there and returns the frames that are now whole.
     """
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
-        self._chunk = bytearray(_CHUNK)
+        self._chunk = bytearray(_CHUNK_BYTES)
         self._view = memoryview(self._chunk)
         self._start = 0
         self._end = 0
-        self._large: Cut | None = None
-        """The frame whose bytes go straight to where they stay."""
-        self._have = 0
+        self._large: RawFrame | None = None
+        """The frame whose bytes are received straight into their final memory."""
+        self._large_received = 0
 
     def buffer(self) -> memoryview:
-        """Where to put the next bytes (never empty)."""
+        """Return the memory for the next bytes, never empty."""
         if self._large is not None:
-            return memoryview(self._large[2])[self._have :]
+            return memoryview(self._large[2])[self._large_received :]
         if self._end == len(self._chunk):
             rest = bytes(self._view[self._start : self._end])
-            if len(rest) == len(self._chunk):  # a head (many segments) larger than the chunk
+            # A head with many segments may be larger than the chunk; compaction alone would return an empty buffer.
+            if len(rest) == len(self._chunk):
                 self._chunk = bytearray(2 * len(rest))
                 self._view = memoryview(self._chunk)
             self._view[: len(rest)] = rest
-            self._start, self._end = 0, len(rest)
+            self._start = 0
+            self._end = len(rest)
         return self._view[self._end :]
 
-    def received(self, n: int) -> list[Cut]:
-        """``n`` bytes are now in ``buffer()``: the frames this completes."""
+    def received(self, n: int) -> list[RawFrame]:
+        """Return the frames that the ``n`` bytes now in ``buffer()`` complete."""
         if self._large is not None:
-            self._have += n
-            if self._have < len(self._large[2]):
+            self._large_received += n
+            if self._large_received < len(self._large[2]):
                 return []
-            large, self._large = self._large, None
+            large = self._large
+            self._large = None
             return [large]
-        if self._end == 0 and (whole := self._whole(n)) is not None:
-            return [whole]
+        if self._end == 0 and (single := self._decode_single(n)) is not None:
+            return [single]
         self._end += n
-        found: list[Cut] = []
+        complete: list[RawFrame] = []
         while self._start < self._end:
             data = self._view[self._start : self._end]
             head = decode_head(data, self.limit)
             if head is None:
-                return found
+                return complete
             frame, lengths, begin = head
             body = bytearray(inline_bytes(lengths))
-            got = data[begin : begin + len(body)]
-            body[: len(got)] = got
-            if len(got) < len(body):
-                self._large, self._have = (frame, lengths, body), len(got)
+            arrived = data[begin : begin + len(body)]
+            body[: len(arrived)] = arrived
+            if len(arrived) < len(body):
+                self._large = (frame, lengths, body)
+                self._large_received = len(arrived)
                 break
-            found.append((frame, lengths, body))
+            complete.append((frame, lengths, body))
             self._start += begin + len(body)
-        self._start = self._end = 0
-        return found
+        self._start = 0
+        self._end = 0
+        return complete
 
-    def _whole(self, n: int) -> Cut | None:
-        """The common case, quickly: the ``n`` bytes at the start of the chunk are one frame of one segment."""
+    def _decode_single(self, n: int) -> RawFrame | None:
+        """Return the frame if the ``n`` bytes of the chunk are exactly one, with one segment: the fast path."""
         if n < _HEAD.size + _LENGTH.size:
             return None
         magic, kind, op, name_length, rank, number, segments = _HEAD.unpack_from(self._chunk)
         body = _HEAD.size + name_length + _LENGTH.size
-        if magic != _MAGIC or segments != 1 or name_length > _MAX_NAME or body > n:
+        if magic != _MAGIC or segments != 1 or name_length > _MAX_NAME_BYTES or body > n:
             return None
+        # The limit needs no check here: the chunk is not larger than UNTRUSTED_LIMIT.
         (length,) = _LENGTH.unpack_from(self._chunk, body - _LENGTH.size)
         if body + length != n:
             return None

@@ -1,17 +1,15 @@
-"""Who is in the job and still there, why it cannot go on, and how long one waits for the others.
+"""Membership of a job: the peers of a rank, the reason for which all of them abort, and the rule for waiting.
 
-On one machine a peer is watched by pidfd, which becomes readable when the process is dead, whatever it was doing and
-whoever inherited its sockets. Where the kernel refuses one, the control socket alone is watched: it is closed in
-forked children, so its end is the end of the process too.
+On one node a peer is watched by pidfd, which becomes readable when the process is dead, whatever it was doing and
+whoever inherited its sockets. If the kernel provides none, the control socket alone is watched: forked children close
+their copies of it, so its end is the end of the process, too.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,52 +18,54 @@ from typing import Any, NamedTuple, TypeVar
 from det_core._clock import monotonic
 from det_core.errors import CollectiveMismatch, CollectiveTimeout, ContextClosed, DistributedError, PeerLost
 from det_core.ipc._event_loop import EventLoop
-from det_core.ipc._frames import Call, Frame, Kind, Op, encode
-from det_core.ipc._serialization import Packet
-from det_core.ipc._unix_link import UnixLink, peer_credentials
-from det_core.ipc._zmq_link import ZmqLink
+from det_core.ipc._frames import Call, Kind, Op, encode
+from det_core.ipc._peer import MAX_IN_FLIGHT_BYTES, Peer
+from det_core.ipc._unix_link import UnixLink
 
 T = TypeVar("T")
 
 logger = logging.getLogger("det_core.ipc")
-MAX_IN_FLIGHT_BYTES = 256 << 20
-"""Bytes that may be on their way to one peer before a sender waits."""
 WARN_AFTER = 10.0
-"""Seconds of waiting after which a warning says for whom."""
-_NOTICE_POLL_INTERVAL = 0.05
-"""Seconds between two looks whether the others know, for what no answer of theirs shows."""
+"""Seconds of waiting after which a warning names the ranks that are waited for."""
 ABORT_NOTICE_TIMEOUT = 2.0
-"""Seconds that the others get to hear why the job is broken, before this rank's own calls raise it."""
+"""Maximum time in seconds to notify the other ranks of an abort before this rank's own calls raise it."""
+_NOTICE_POLL_INTERVAL = 0.05
+"""Seconds between two checks of that, for peers on unix sockets, which acknowledge nothing."""
 MAX_NAMED = 16
-"""Ranks that a message names; of 1,024 ranks each would be told of all others, by the chief."""
+"""Maximum number of ranks that a message names: with 1,024 ranks the chief would send each the names of all others."""
+_DEFAULT_CAUSE = "it may be late, suspended, or wait for memory or a disk"
 POLL_INTERVAL = 0.2
-"""Seconds between two looks of a wait that nobody wakes. A thousand ranks in twenty looks a second are a processor."""
+"""Seconds between two checks of a wait without a wakeup; a thousand ranks with 20 checks a second take a whole CPU."""
 
 
 class AbortReason(NamedTuple):
-    """Why the job cannot go on, one reason for all its ranks."""
+    """Reason for which all ranks of the job abort."""
 
     kind: str
-    """A key of the errors below, or ``ended`` when a rank has ended the job on purpose."""
+    """A key of ``_ERRORS``, or ``ended`` if a rank has ended the job on purpose."""
     text: str
     chief_knows: bool = False
-    """Whether it has been at rank 0, to which a thousand ranks need not repeat it."""
+    """Whether the reason has passed rank 0, to which a thousand ranks need not repeat it."""
     lost: int | None = None
-    """The rank, by its number in the job, that died or cannot be reached: it will not answer anybody."""
+    """Job rank of the lost rank, which will acknowledge nothing, or None if no rank is lost."""
 
     def error(self) -> BaseException:
-        """A new exception to raise for it."""
-        return SystemExit(0) if self.kind == "ended" else _ERRORS[self.kind](self.text)
+        """Return a new exception for it."""
+        if self.kind == "ended":
+            return SystemExit(0)
+        return _ERRORS[self.kind](self.text)
 
     def encode(self) -> bytes:
-        """For the wire."""
+        """Encode it for the wire."""
         return json.dumps(self).encode()
 
     @classmethod
     def decode(cls, data: Any) -> AbortReason:
-        """From the wire."""
-        abort_reason = cls(*json.loads(bytes(data)))
-        return abort_reason if abort_reason.kind in ("ended", *_ERRORS) else abort_reason._replace(kind="broken")
+        """Decode it from the wire."""
+        reason = cls(*json.loads(bytes(data)))
+        if reason.kind != "ended" and reason.kind not in _ERRORS:
+            return reason._replace(kind="broken")
+        return reason
 
 
 _ERRORS: dict[str, type[DistributedError]] = {
@@ -76,227 +76,85 @@ _ERRORS: dict[str, type[DistributedError]] = {
 }
 
 
-class Peer:
-    """Another rank: who it is, the links to it, and whether it is still there.
+class Membership:
+    """Peers of one rank in a communicator, and the reason for which they abort together.
 
     Args:
-        rank: its number in the star.
-        name: its number in the job, which is another one in the star of a machine.
-        data: the user lane's own socket; None between machines.
-        bound: bytes on their way to it before a sender waits.
+        rank: this rank's number in the communicator.
+        job_ranks: number in the job of each rank, which differs in the communicator of one node.
+        timeout: default timeout of a wait in seconds, or None for no timeout.
+        max_in_flight: maximum of bytes in flight to one peer.
     """
 
     def __init__(
         self,
         rank: int,
-        job_rank: int,
-        host: str,
-        pid: int,
-        control: UnixLink | ZmqLink,
-        data: UnixLink | None,
+        job_ranks: Sequence[int],
         *,
-        bound: int,
-    ) -> None:
-        self.rank = rank
-        self.job_rank = job_rank
-        self.host = host
-        self.pid = pid
-        self.control, self.data = control, data
-        self.pidfd: int | None = None
-        self.departed = False
-        """It said goodbye."""
-        self.dead = False
-        self.exiting = False
-        """It said that its process exits without closing."""
-        self.failure: str | None = None
-        self.in_flight = 0
-        """Bytes on their way to it."""
-        self._unseen = 0
-        self._owed = 0
-        self._bound = bound
-        self._lock = threading.Lock()
-
-    def __str__(self) -> str:
-        return f"rank {self.job_rank} (host {self.host}, pid {self.pid})"
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether nothing needs to be sent to it any more."""
-        return self.departed or self.dead
-
-    @property
-    def queued(self) -> int:
-        """How much waits in this process's memory to be sent to it."""
-        return self.control.queued + (0 if self.data is None else self.data.queued)
-
-    def send_with_ack(self, data: bytes) -> None:
-        """Send a small control frame; when it has arrived, the peer says so."""
-        with self._lock:
-            self._unseen += 1
-        self.control.send(data)
-
-    def acknowledge(self, label: int) -> None:
-        """Say that what it announced has arrived, where it waits for that: see ``informed``."""
-        if not isinstance(self.control, UnixLink):
-            self.control.send(encode(Kind.ACK, rank=label))
-
-    def on_ack(self) -> None:
-        """It says so."""
-        with self._lock:
-            self._unseen -= 1
-
-    @property
-    def notified(self) -> bool:
-        """Whether what was announced will reach it even if this process ends now.
-
-        On one machine that is so when the kernel has it; what ZMQ or TCP hold may be lost with the process.
-        """
-        return not self.queued if isinstance(self.control, UnixLink) else self._unseen <= 0
-
-    # calls, and how much of them is on its way
-
-    def has_room(self, size: int) -> bool:
-        """Whether ``size`` more bytes need not wait. One message may always go, however large."""
-        return not self.in_flight or self.in_flight + size <= self._bound
-
-    def send_small(self, data: bytes) -> bool:
-        """Send a small call's frame over the data link; False: there is none, or no room."""
-        if self.data is None or not self.has_room(len(data)):
-            return False
-        if queued := self.data.send(data):
-            self.credit(-queued)
-        return True
-
-    def send_call(self, packet: Packet, *, direct: bool) -> None:
-        """Send a call's frame, over the data link if ``direct`` and there is one."""
-        if direct and self.data is not None:
-            packet.local()
-            self.credit(-packet.file_bytes)
-            self.credit(-self.data.send(packet))
-        else:
-            self.credit(-packet.size)
-            self.control.send(packet)
-
-    def flush_data(self) -> None:
-        """Send on what the data link has queued."""
-        if self.data is not None:
-            self.credit(self.data.flush())
-
-    def credit(self, size: int) -> None:
-        """So many bytes are on their way no more (or, when negative, are from now on)."""
-        with self._lock:
-            self.in_flight -= size
-
-    def return_credit(self, frame: Frame, label: int) -> None:
-        """A frame of this peer has been used up: give it the room back, many small ones together."""
-        with self._lock:
-            self._owed += frame.owed
-            if self._owed < min(1 << 20, self._bound // 4):
-                return
-            owed, self._owed = self._owed, 0
-        self.control.send(encode(Kind.CREDIT, rank=label, number=owed))
-
-    # the end
-
-    def watch_process(self) -> int | None:
-        """A descriptor that becomes readable when the process dies; None where there is no such thing.
-
-        The pid is the kernel's, not what the process says of itself: in another name space that may be anybody's.
-        """
-        if isinstance(self.control, UnixLink) and hasattr(os, "pidfd_open"):
-            with contextlib.suppress(OSError):
-                self.pidfd = os.pidfd_open(peer_credentials(self.control.sock)[0])
-        return self.pidfd
-
-    def kill(self) -> None:
-        """Nothing comes from it any more and nothing goes to it."""
-        self.dead = True
-        self.control.kill()
-        if self.data is not None:
-            self.data.kill()
-
-    def close(self) -> None:
-        """Let go of the links."""
-        self.control.close()
-        if self.data is not None:
-            self.data.close()
-        if self.pidfd is not None:
-            os.close(self.pidfd)
-            self.pidfd = None
-
-
-class Membership:
-    """The peers of one rank in a star, and the trouble that ends their work together.
-
-    Args:
-        rank: this rank's number in the star.
-        names: what people call each rank: its number in the job, which is another one in the star of a machine.
-        timeout: default deadline of a wait in seconds; None: none.
-        bound: bytes on their way to one peer before a sender waits.
-    """
-
-    def __init__(
-        self, rank: int, job_ranks: Sequence[int], *, timeout: float | None = None, bound: int = MAX_IN_FLIGHT_BYTES
+        timeout: float | None = None,
+        max_in_flight: int = MAX_IN_FLIGHT_BYTES,
     ) -> None:
         self.rank = rank
         self.size = len(job_ranks)
         self.timeout = timeout
-        self.bound = bound
+        self.max_in_flight = max_in_flight
         self.peers: dict[int, Peer] = {}
-        """By rank: everybody on the chief, the chief on a worker."""
+        """By rank, all other ranks on the chief, and the chief on a worker."""
         self.departures = 0
-        """How many ranks have said goodbye to this one."""
+        """Number of goodbyes to this rank."""
         self.abort_reason: AbortReason | None = None
         self.calls: dict[str, dict[int, tuple[Op, int]]] = {}
-        """By lane and rank, the last collective heard of."""
+        """By channel and rank, the last known collective."""
         self.waits: dict[int, dict[str, tuple[int, str]]] = {}
-        """By rank and lane, the last call known to wait: its number, and what the script calls to make it."""
+        """By rank and channel, the number of the last call known to wait, and the script's call that makes it."""
         self.describe_call: Callable[[], str] = lambda: ""
-        """Return what the script calls in this thread; empty: nothing, as in a thread of the package."""
+        """Return the script's call in this thread, or "" if there is none, as in a thread of det_core."""
         self.wakers: list[Callable[[], None]] = []
-        """Have each call that waits look again."""
+        """Callbacks that wake each waiting call."""
         self._job_ranks = job_ranks
         self._ordered: tuple[Peer, ...] = ()
         self._lock = threading.RLock()
         self._callbacks: list[Callable[[], None]] = []
-        self._sharers: list[Membership] = []
-        self._breaking: AbortReason | None = None
-        """The trouble, from when this rank begins to tell of it."""
+        self._forward_to: list[Membership] = []
+        self._pending_reason: AbortReason | None = None
+        """The abort reason, from when this rank begins to notify others of it."""
         self._publish_at = 0.0
-        """Deadline for telling of it; 0: it is not sent to all yet."""
+        """Deadline of these notices, or 0 until all are sent."""
         self._published = threading.Event()
         self.loop = EventLoop(f"det_core-ipc-{rank}", self._on_crash)
 
-    # who is there
+    # peers
 
     def job_rank(self, rank: int) -> int:
-        """The number in the job of this star's ``rank``."""
+        """Return the number in the job of a rank of this communicator."""
         return self._job_ranks[rank]
 
     @property
     def label(self) -> str:
-        """This rank, for messages."""
+        """This rank's name in messages."""
         return f"rank {self.job_rank(self.rank)}"
 
-    def others(self, *, departed: bool = False) -> list[Peer]:
-        """The peers that are still there; with ``gone``, those that said goodbye instead."""
-        return [p for p in list(self.peers.values()) if (p.departed if departed else not p.is_gone)]
+    def others(self) -> list[Peer]:
+        """Return the peers that have neither departed nor died."""
+        return [peer for peer in list(self.peers.values()) if not peer.is_gone]
 
     def in_order(self) -> Sequence[Peer]:
-        """All peers, by rank."""
+        """Return all peers, by rank."""
         if len(self._ordered) != len(self.peers):
             self._ordered = tuple(self.peers[rank] for rank in sorted(self.peers))
         return self._ordered
 
     def last_call(self, rank: int, channel: str | None = None) -> str:
-        """The last collectives heard of a rank, or the one on ``lane``, for messages."""
-        lanes = list(self.calls.items()) if channel is None else [(channel, self.calls.get(channel, {}))]
-        return ", ".join(str(Call(name, *calls[rank])) for name, calls in lanes if rank in calls) or "none"
+        """Return the last known collectives of a rank, or the one on ``channel``, for messages."""
+        channels = list(self.calls.items())
+        if channel is not None:
+            channels = [(channel, self.calls.get(channel, {}))]
+        return ", ".join(str(Call(name, *calls[rank])) for name, calls in channels if rank in calls) or "none"
 
     def wait_elsewhere(self, rank: int, channel: str) -> str:
-        """Return what the script of ``rank`` calls and waits in, if that is on another lane than ``lane``; else "".
+        """Return the script's call in which ``rank`` waits on a channel other than ``channel``, or "".
 
-        On the chief; of a worker a wait counts as long as the chief has not made that call.
+        On the chief. A worker's wait counts until the chief has made that call, too.
         """
         for name, (number, script_call) in list(self.waits.get(rank, {}).items()):
             _, own_number = self.calls.get(name, {}).get(self.rank, (None, 0))
@@ -305,14 +163,13 @@ class Membership:
         return ""
 
     def on_disconnect(self, peer: Peer) -> None:
-        """Take in that a connection or process has ended, which is a loss where no goodbye came; on the ipc thread."""
+        """Handle the end of a connection or process, a loss unless the peer has departed; on the ipc thread."""
         if not peer.dead:
             self._drop(peer)
             if not peer.departed:
                 self.abort_lost(peer)
 
     def _drop(self, peer: Peer) -> None:
-        """Receive nothing from ``peer`` any more and send it nothing."""
         peer.kill()
         if isinstance(peer.control, UnixLink):
             self.loop.unwatch(peer.control.fd)
@@ -320,21 +177,22 @@ class Membership:
             self.loop.unwatch(peer.pidfd)
         self.wake_all()
 
-    # trouble
+    # abort
 
     def raise_if_aborted(self) -> None:
-        """Raise what broke the job, if anything did.
+        """Raise the abort reason, if there is one.
 
         Raises:
-            PeerLost, CollectiveMismatch: what broke it.
-            SystemExit: another rank has ended the job.
-            ContextClosed: the star is closed, or this is a forked child.
+            PeerLost: If a rank is lost.
+            CollectiveMismatch: If ranks made different calls.
+            SystemExit: If another rank has ended the job.
+            ContextClosed: If the communicator is closed, or this is a forked child.
         """
         if self.abort_reason is not None:
             raise self.abort_reason.error()
 
     def on_abort(self, callback: Callable[[], None]) -> None:
-        """Have ``callback()`` called on the ipc thread once the job is broken or ended; at once if it is already."""
+        """Have ``callback()`` called on the ipc thread once the job aborts or ends, or at once if it already has."""
 
         def add() -> None:
             self._callbacks.append(callback)
@@ -344,162 +202,172 @@ class Membership:
         self.loop.call_soon(add)
 
     def abort_lost(self, peer: Peer) -> None:
-        """A rank that is needed is not there any more."""
+        """Abort because a required rank is gone."""
+        lost: int | None = peer.job_rank
         if peer.departed:
-            what = "has closed its context" + (f" after {peer.failure}" if peer.failure else "")
+            lost = None
+            event = "has closed its context"
+            if peer.failure:
+                event += f" after {peer.failure}"
         elif peer.exiting:
-            what = "exited without closing its DistributedContext"
+            event = "exited without closing its DistributedContext"
         elif isinstance(peer.control, UnixLink):
-            what = "died"
+            event = "died"
         else:
-            what = "died or cannot be reached"
-        text = f"{peer} {what}; the last call heard of it: {self.last_call(peer.rank)}"
-        self.abort(AbortReason("lost", text, lost=None if peer.departed else peer.job_rank), peer)
+            event = "died or cannot be reached"
+        self.abort(
+            AbortReason("lost", f"{peer} {event}; last known call: {self.last_call(peer.rank)}", lost=lost), peer
+        )
 
     def forward_aborts_to(self, other: Membership) -> None:
-        """Have the trouble of this star be that of ``other`` too."""
+        """Abort ``other`` whenever this communicator aborts, for the same reason."""
         with self._lock:
-            self._sharers.append(other)
-            abort_reason = self._breaking
-        if abort_reason is not None:
-            other.abort(abort_reason, wait=False)
+            self._forward_to.append(other)
+            reason = self._pending_reason
+        if reason is not None:
+            other.abort(reason, wait=False)
 
-    def abort(self, abort_reason: AbortReason, heard_from: Peer | None = None, *, wait: bool = True) -> None:
-        """Remember why the job cannot go on, tell the other ranks, and wake up every waiting call.
+    def abort(self, reason: AbortReason, sender: Peer | None = None, *, wait: bool = True) -> None:
+        """Notify the other ranks of the reason, then raise it from every call of this rank. The first reason counts.
 
-        The others are told first: this rank's script may exit as soon as it hears of it, and would take the reason
-        with it: they would name this rank. The first trouble is the one that counts.
+        Args:
+            reason: the reason.
+            sender: the peer that sent it, which needs no notice.
+            wait: whether to return only once this rank's calls raise it. Ignored on the ipc thread.
         """
         if self.job_rank(self.rank) == 0:
-            abort_reason = abort_reason._replace(chief_knows=True)
+            reason = reason._replace(chief_knows=True)
         with self._lock:
-            first = self._breaking is None
-            self._breaking = self._breaking or abort_reason
-            sharers = list(self._sharers)
-        if first:
-            for communicator in sharers:
-                communicator.abort(abort_reason, wait=False)
-            data = encode(Kind.ABORT, rank=self.rank, body=abort_reason.encode())
+            is_first = self._pending_reason is None
+            if is_first:
+                self._pending_reason = reason
+            forward_to = list(self._forward_to)
+        if is_first:
+            for other in forward_to:
+                other.abort(reason, wait=False)
+            data = encode(Kind.ABORT, rank=self.rank, body=reason.encode())
             for peer in self.others():
-                if peer.job_rank == abort_reason.lost:
+                if peer.job_rank == reason.lost:
                     self.loop.call_soon(partial(self.on_disconnect, peer))
-                elif peer is not heard_from and not (peer.job_rank == 0 and abort_reason.chief_knows):
+                elif peer is not sender and not (peer.job_rank == 0 and reason.chief_knows):
                     peer.send_with_ack(data)
+            # Not published before: a script may exit as soon as a call raises, and take the reason with it. Its peers
+            # would then name this rank instead of the one that failed first.
             self._publish_at = monotonic() + ABORT_NOTICE_TIMEOUT
             self.loop.call_soon(self._poll_until_published)
         if wait and threading.current_thread() is not self.loop.thread:
             self._published.wait(ABORT_NOTICE_TIMEOUT + 1.0)
 
     def on_ack(self, peer: Peer) -> None:
-        """Take in that what was announced to ``peer`` has arrived; it may be the last one."""
+        """Record an acknowledgement of ``peer``, which may be the last one that an abort waits for."""
         peer.on_ack()
-        for communicator in (self, *self._sharers):
-            if communicator._publish_at:
-                communicator.loop.call_soon(communicator._publish_once_told)
+        for membership in (self, *self._forward_to):
+            if membership._publish_at:
+                membership.loop.call_soon(membership._publish_once_notified)
 
     def _poll_until_published(self) -> None:
-        self._publish_once_told()
+        self._publish_once_notified()
         if not self._published.is_set():
             self.loop.call_later(_NOTICE_POLL_INTERVAL, self._poll_until_published)
 
-    def _publish_once_told(self) -> None:
-        if self._breaking is None or not self._publish_at or self._published.is_set():
+    def _publish_once_notified(self) -> None:
+        if self._pending_reason is None or not self._publish_at or self._published.is_set():
             return
-        if monotonic() >= self._publish_at or all(
-            communicator._has_told_all() for communicator in (self, *self._sharers)
-        ):
-            self._publish(self._breaking)
+        both = (self, *self._forward_to)
+        if monotonic() >= self._publish_at or all(membership._has_notified_all() for membership in both):
+            self._publish(self._pending_reason)
 
-    def _has_told_all(self) -> bool:
-        """Return whether each peer that is there will hear of the trouble even if this process ends now."""
-        # Before _publish_at is set all look informed: a thread, of this star or the one it shares its trouble with, is
-        # about to send it.
+    def _has_notified_all(self) -> bool:
+        """Return whether each living peer will receive the reason even if this process ends now."""
+        # Before _publish_at is set all look notified: a thread, of this communicator or the one that it forwards to,
+        # is about to send the notices.
         return self._publish_at > 0.0 and all(peer.is_gone or peer.notified for peer in list(self.peers.values()))
 
-    def _publish(self, abort_reason: AbortReason) -> None:
-        if abort_reason.kind == "ended":
-            logger.info("another rank has ended the job: %s", abort_reason.text)
+    def _publish(self, reason: AbortReason) -> None:
+        if reason.kind == "ended":
+            logger.info("another rank has ended the job: %s", reason.text)
         if self.abort_reason is None:
-            self.abort_reason = abort_reason
+            self.abort_reason = reason
         self._published.set()
         self.wake_all()
         for callback in self._callbacks:
             callback()
 
     def _on_crash(self, error: BaseException) -> None:
-        abort_reason = AbortReason("broken", f"the ipc thread of {self.label} ended: {type(error).__name__}: {error}")
-        self.abort(abort_reason)
-        self._publish(abort_reason)
+        reason = AbortReason("broken", f"ipc thread of {self.label} failed: {type(error).__name__}: {error}")
+        self.abort(reason)
+        # At once: the thread that would publish it after the notices has failed.
+        self._publish(reason)
 
     def wake_all(self) -> None:
-        """Have every call that waits look again, before its next tick."""
+        """Wake every waiting call."""
         for wake in self.wakers:
             wake()
 
+    # waiting
+
+    def wait_loop(
+        self,
+        ready: Callable[[], object],
+        operation: Callable[[], object],
+        waiting_for: Callable[[], str],
+        *,
+        timeout: float | None,
+        check: Callable[[], None] = lambda: None,
+        refresh: Callable[[], None] = lambda: None,
+        conflict: Callable[[], str] = lambda: "",
+        interval: float = POLL_INTERVAL,
+    ) -> Iterator[float]:
+        """Yield poll intervals in seconds until ready; warn once, raise at the deadline.
+
+        Args:
+            ready: returns whether the wait is over.
+            operation: returns the waiting operation, for messages.
+            waiting_for: returns the names of the ranks that are waited for, for messages.
+            timeout: maximum wait in seconds, or None for no maximum.
+            check: called before each interval; raises if the wait cannot succeed any more.
+            refresh: called before the warning and the deadline, and at intervals from then on, to query the chief for
+                the results of ``waiting_for`` and ``conflict``.
+            conflict: returns the other call of its script in which a rank waits instead, or "" if none is known.
+            interval: maximum of an interval in seconds.
+
+        Raises:
+            CollectiveTimeout: At the deadline.
+        """
+        began = monotonic()
+        deadline = math.inf if timeout is None else timeout
+        # Half of the way, so that the chief's answer is there by the time of the message.
+        refresh_at = min(WARN_AFTER, deadline) / 2
+        warn_at = WARN_AFTER
+        warned = ""
+        explained = ""
+        while not ready():
+            check()
+            waited = monotonic() - began
+            if waited >= deadline:
+                text = f"{operation()} timed out after {timeout:g} s waiting for {waiting_for()}"
+                raise CollectiveTimeout("; ".join(filter(None, (text, conflict()))))
+            if waited >= refresh_at:
+                refresh_at = waited + max(WARN_AFTER / 2, POLL_INTERVAL)
+                refresh()
+            if waited >= warn_at:
+                warn_at = waited + max(WARN_AFTER / 2, POLL_INTERVAL)
+                cause = "" if explained else conflict()
+                # A second warning only if the cause, which the chief may find late, was missing in the first.
+                if cause or not warned:
+                    warned = waiting_for()
+                    explained = cause
+                    text = f"{self.label} in {operation()} has waited for {waited:.0f} s for {warned}"
+                    logger.warning("%s; %s", text, cause or _DEFAULT_CAUSE)
+            yield max(0.0, min(interval, min(refresh_at, warn_at, deadline) - waited))
+        if warned:
+            named = warned.split(", last known call")[0]
+            logger.warning("%s in %s: %s responded after %.0f s", self.label, operation(), named, monotonic() - began)
+
 
 def some_of(items: Sequence[T], name: Callable[[T], str], separator: str = ", ") -> str:
-    """Return the names of the first of ``items``, and how many others there are."""
+    """Return the names of the first of ``items``, and the number of others."""
     text = separator.join(name(item) for item in items[:MAX_NAMED])
-    return text if len(items) <= MAX_NAMED else f"{text} and {len(items) - MAX_NAMED} others"
-
-
-def wait_loop(
-    ready: Callable[[], object],
-    label: str,
-    operation: Callable[[], object],
-    waiting_for: Callable[[], str],
-    *,
-    timeout: float | None = None,
-    check: Callable[[], None] = lambda: None,
-    ask: Callable[[], None] = lambda: None,
-    conflict: Callable[[], str] = lambda: "",
-    interval: float = POLL_INTERVAL,
-) -> Iterator[float]:
-    """The waiting rule, for every wait of this room: as long as everybody lives, with a word, and up to the deadline.
-
-    Yields:
-        Seconds to wait until the next look, until ``ready()``.
-
-    Args:
-        ready: whether the wait is over.
-        me: who waits, for the messages,
-        doing: in what, and
-        whom: for whom.
-        timeout: seconds until the deadline; None: none.
-        check: raises when there is nothing to wait for any more.
-        ask: called before the warning and the deadline, and once in a while from then on, to find out more for
-            ``whom`` and ``clash``.
-        clash: which call of its script keeps the other rank from making this one, as far as that is known.
-        interval: maximum time between two looks in seconds.
-
-    Raises:
-        CollectiveTimeout: the deadline has passed.
-    """
-    began = monotonic()
-    ask_at = min(WARN_AFTER, math.inf if timeout is None else timeout) / 2
-    warn_at = WARN_AFTER
-    warned = explained = ""
-    while not ready():
-        check()
-        waited = monotonic() - began
-        if timeout is not None and waited >= timeout:
-            cause = conflict()
-            raise CollectiveTimeout(
-                f"{operation()} timed out after {timeout:g} s waiting for {waiting_for()}{cause and '; '}{cause}"
-            )
-        if waited >= ask_at:
-            ask_at = waited + max(WARN_AFTER / 2, POLL_INTERVAL)
-            ask()
-        if waited >= warn_at:
-            warn_at = waited + max(WARN_AFTER / 2, POLL_INTERVAL)
-            cause = "" if explained else conflict()
-            if cause or not warned:
-                warned = waiting_for()
-                explained = cause
-                cause = cause or "it may be late, suspended, or wait for memory or a disk"
-                logger.warning("%s in %s has waited for %.0f s for %s; %s", label, operation(), waited, warned, cause)
-        due = min(ask_at, warn_at, math.inf if timeout is None else timeout)
-        yield max(0.0, min(interval, due - waited))
-    if warned:
-        named = warned.split(", last call")[0]
-        logger.warning("%s in %s: %s is back after %.0f s", label, operation(), named, monotonic() - began)
+    if len(items) > MAX_NAMED:
+        text += f" and {len(items) - MAX_NAMED} others"
+    return text

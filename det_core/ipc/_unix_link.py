@@ -1,7 +1,7 @@
-"""One connection between two processes of a machine: a unix stream socket, with a queue for what it cannot take yet.
+"""Connection between two processes of one node: a unix stream socket with a send queue.
 
-Any thread sends: straight into the socket when nothing is queued, else behind what is queued, which the ipc thread
-sends on when the socket has room again. One thread at a time receives.
+Any thread may send: straight into the socket if nothing is queued, otherwise at the end of the queue, which the ipc
+thread flushes when the socket is writable. One thread at a time receives.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ _ANCILLARY = socket.CMSG_SPACE(253 * _FD_SIZE)
 _CLOSE_ON_EXEC = int(socket.MSG_CMSG_CLOEXEC)
 _TRUNCATED = int(socket.MSG_CTRUNC)
 _NO_SIGNAL = int(socket.MSG_NOSIGNAL)
-_GONE = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError)
+_DISCONNECTED = (BrokenPipeError, ConnectionResetError, ConnectionRefusedError)
 
 
 class MessageInterrupted(DistributedError):
-    """A signal handler raised in the middle of a message: the stream cannot be used any more."""
+    """An exception of a signal handler cut off a message, so the stream is unusable."""
 
 
 class UnixLink:
-    """A stream of frames to and from one process of this machine.
+    """Stream of frames to and from one process of this node.
 
     Args:
-        sock: a connected unix stream socket, owned by the link from now on.
-        arm: called (with the link's lock held) with whether something is queued, when that changes: have ``flush()``
-            called when the socket is writable, or no more.
-        limit: bytes a received frame may have, while the peer is not known.
+        sock: connected unix stream socket, owned by the link from now on.
+        watch_writable: called, with the link's lock held, when the queue fills (True) or empties (False). The owner
+            must call ``flush()`` whenever the socket is writable in between.
+        limit: maximum size in bytes of a received frame, for an unauthenticated peer.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class UnixLink:
         self.fd = sock.fileno()
         self.eof = False
         self.is_drained = False
-        """Whether the last look found nothing to receive."""
+        """Whether the last ``receive()`` left nothing unread."""
         self.queued = 0
-        """Bytes that wait in our memory for the socket to take them."""
+        """Bytes in the queue."""
         self.decoder = FrameDecoder(limit)
         self._watch_writable = watch_writable
         self._lock = threading.Lock()
@@ -63,35 +63,39 @@ class UnixLink:
     # sending
 
     def send(self, packet: Packet | bytes) -> int:
-        """Send or queue one frame, in order. Never blocks; its bytes are our own, so the caller may change his.
+        """Send or queue one frame, in order and without blocking. The caller may change its objects at once.
 
         Returns:
-            How many of its bytes had to be queued.
+            The number of its bytes that were queued.
 
         Raises:
-            Interrupted: an earlier call was torn by an exception.
+            MessageInterrupted: If an exception cut off an earlier message.
         """
-        data, files = (packet, ()) if isinstance(packet, bytes) else packet.local()
+        files: Sequence[MemoryFile] = ()
+        if isinstance(packet, bytes):
+            data = packet
+        else:
+            data, files = packet.local()
         with self._lock:
             if self._dead:
                 return 0
             self._begin_message()
-            left: memoryview | None = memoryview(data) if self._queue else None
-            if left is None:
-                sent = self._write(data, files)
-                if sent == len(data):
-                    self._is_interrupted = False
-                    return 0
-                left, files = memoryview(data)[sent:], () if sent else files
-            self._queue.append((left, files))
-            self.queued += len(left)
+            sent = 0 if self._queue else self._write(data, files)
+            if sent == len(data):
+                self._is_interrupted = False
+                return 0
+            if sent:
+                files = ()  # the kernel passes them with the first byte
+            rest = memoryview(data)[sent:]
+            self._queue.append((rest, files))
+            self.queued += len(rest)
             if len(self._queue) == 1:
                 self._watch_writable(self, True)
             self._is_interrupted = False
-            return len(left)
+            return len(rest)
 
     def flush(self) -> int:
-        """Send on what is queued, as far as the socket takes it; the number of bytes that have left the queue."""
+        """Send from the queue without blocking, and return the number of bytes that have left it."""
         with self._lock:
             before = self.queued
             self._begin_message()
@@ -100,7 +104,9 @@ class UnixLink:
                 sent = self._write(data, files)
                 self.queued -= sent
                 if sent < len(data):
-                    self._queue[0] = (data[sent:], () if sent else files)
+                    if sent:
+                        files = ()
+                    self._queue[0] = (data[sent:], files)
                     break
                 self._queue.popleft()
             else:
@@ -109,35 +115,37 @@ class UnixLink:
             return before - self.queued
 
     def _write(self, data: bytes | memoryview, files: Sequence[MemoryFile]) -> int:
-        """Write as much as the socket takes; how much that was."""
+        """Write without blocking, and return the number of bytes written."""
         try:
             if not files:
                 return self.sock.send(data, _NO_SIGNAL)
-            fds = array.array("i", [f.fd for f in files])
+            fds = array.array("i", [file.fd for file in files])
             return self.sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)], _NO_SIGNAL)
         except BlockingIOError:
             return 0
-        except _GONE:  # whoever watches the peer says so; here the bytes just have nobody to go to
+        except _DISCONNECTED:
+            # Not an error here: the ipc thread, which watches the peer, still has to read what it sent before.
             self._dead = True
             return len(data)
         except OSError as e:
+            # Too many descriptors in flight for this user (RLIMIT_NOFILE): retried once a receiver has taken some.
             if e.errno != errno.ETOOMANYREFS:
                 raise
             return 0
 
     def _begin_message(self) -> None:
-        """Until the message is out, an exception (of a signal handler, in any line) leaves half of one behind."""
+        """Mark the stream unusable until the message is out: a signal handler may raise at any line in between."""
         if self._is_interrupted:
-            raise MessageInterrupted("an exception in a signal handler cut off a message to another rank in its middle")
+            raise MessageInterrupted("cannot send to another rank: an exception in a signal handler cut off a message")
         self._is_interrupted = True
 
     # receiving
 
     def receive(self) -> list[Frame]:
-        """The frames that the next bytes complete; none when there are none yet. Sets ``eof`` at the end.
+        """Read once without blocking, and return the frames that this completes. Sets ``eof`` at the end.
 
         Raises:
-            BadFrame: the peer does not speak our protocol, or this process ran out of descriptors.
+            BadFrame: If the peer does not speak this protocol, or this process ran out of descriptors.
         """
         try:
             self.is_drained = False
@@ -145,15 +153,16 @@ class UnixLink:
         except BlockingIOError:
             self.is_drained = True
             return []
-        except _GONE:
-            n, ancillary, flags = 0, [], 0
+        except _DISCONNECTED:
+            self.eof = True
+            return []
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds = array.array("i", data[: len(data) - len(data) % _FD_SIZE])
                 self._files.extend(MemoryFile(fd, 0) for fd in fds)
         if flags & _TRUNCATED:
-            most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-            raise BadFrame(f"a memory file could not be received: more than {most} files are open in this process")
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            raise BadFrame(f"memory file lost: this process has more than {limit} open files; raise `ulimit -n`")
         if n == 0:
             self.eof = True
             return []
@@ -163,19 +172,20 @@ class UnixLink:
                 frame.segments = (body,)
             elif lengths:
                 frame.segments = cut_body(lengths, body, self._take_files())
-                frame.owed = sum(s.size for s in frame.segments if isinstance(s, MemoryFile))
+                # Only memory files: bytes in the stream were credited when the kernel took them.
+                frame.credit = sum(segment.size for segment in frame.segments if isinstance(segment, MemoryFile))
             frames.append(frame)
         return frames
 
     def _take_files(self) -> Iterator[MemoryFile]:
         while self._files:
             yield self._files.popleft()
-        raise BadFrame("a frame without its memory files")
+        raise BadFrame("frame without its memory files")
 
     # the end
 
     def kill(self) -> None:
-        """Send nothing any more: the peer is gone."""
+        """Discard the queue and all further messages: the peer is lost or has departed."""
         with self._lock:
             self._dead = True
             self._queue.clear()
@@ -183,13 +193,13 @@ class UnixLink:
             self._watch_writable(self, False)
 
     def close(self) -> None:
-        """Close the socket (which does not touch the copies that forked children may hold)."""
+        """Close the socket of this process; copies in forked children stay open."""
         self._dead = True
         self.sock.close()
         self._files.clear()
 
 
 def peer_credentials(sock: socket.socket) -> tuple[int, int]:
-    """The pid (0: of another name space) and the user of the process at the other end, as the kernel knows them."""
+    """Return the kernel's pid and user ID of the process at the other end; pid 0 is one of another PID namespace."""
     pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     return pid, uid

@@ -1,16 +1,13 @@
-"""Communicators between machines: one ZMQ ROUTER on the chief, a DEALER on each worker, used by the ipc thread alone.
+"""Links between nodes: one ZMQ ROUTER on the chief, a DEALER on each worker, used by the ipc thread alone.
 
 A frame is one multipart message: the head, then the bytes of its segments in chunks.
 
-The kernel decides whether a machine can still be reached, by the keepalive of TCP: it answers for a process that is
-suspended, swapped out or starved, however long that takes. Keepalive rests while data is on its way, and what takes
-its place then knows no good limit: after 15 minutes of retransmissions at the earliest, or, with TCP_USER_TIMEOUT
-(ZMQ_TCP_MAXRT), as soon as a suspended process has not made room for that long. So the first rank of each machine has
-a second connection, its lifeline, that carries nothing once it stands. Where that one alone ends, the machine is lost;
-where a process died the other one ends too, after what it still brings (``ZmqLink.when_silent``).
-
-The monitor reports a connection that is gone by its descriptor, which each first message carries too. Each connection
-gets a routing id of its own, so one that comes back is not taken for the old one.
+TCP keepalive decides whether a node is reachable: the kernel answers probes for a process that is suspended, swapped
+out or starved, for however long. Probes pause while data is unacknowledged, and no limit suits what replaces them
+then: retransmissions end after 15 minutes at the earliest, or, with TCP_USER_TIMEOUT (ZMQ_TCP_MAXRT), as soon as a
+suspended process has not read for that long. So the first rank of each node has a second connection, its lifeline,
+which carries nothing after its first message. If the lifeline alone ends, the node is lost; if the process died, its
+other connection ends too, after the rest of its messages (``ZmqLink.when_silent``).
 """
 
 from __future__ import annotations
@@ -36,23 +33,30 @@ if TYPE_CHECKING:
     import zmq
 
 CHUNK_BYTES = 512 << 10
-"""Size of a part of a message."""
+"""Maximum size of a part of a message."""
 KEEPALIVE_IDLE = 3
+"""Seconds without data after which the kernel probes a connection.
+
+The connection is lost after IDLE + INTERVAL * COUNT seconds without an answer, below the promised ten for a cut cable.
+"""
 KEEPALIVE_INTERVAL = 1
+"""Seconds between two probes."""
 KEEPALIVE_COUNT = 5
-"""A connection is lost once this many probes, sent after so many seconds of silence, have had no answer. The sum,
-IDLE + INTERVAL * COUNT, stays below the ten seconds in which a cut cable is an error."""
+"""Number of unanswered probes after which the connection is lost."""
 _SILENCE_INTERVAL = 0.25
-"""Seconds between the two looks that must find nothing from a peer whose lifeline has ended."""
+"""Seconds between the two checks that must find nothing unread of a peer whose lifeline has ended."""
 _BACKLOG = 4096
-"""Connections that wait to be accepted: the kernel drops those beyond, and each tries again seconds later."""
+"""Maximum number of pending connections; the kernel drops further ones, which ZMQ retries seconds later."""
 _LINGER_MS = 1000
+_CONNECT_TIMEOUT_MS = 5000
+_RECONNECT_INTERVAL_MS = 100
+_MAX_RECONNECT_INTERVAL_MS = 1000
 
 
 class ChiefKey(NamedTuple):
-    """The chief's CURVE key pair, made from the job's secret.
+    """CURVE key pair of the chief, derived from the job's secret.
 
-    The public half is never sent, and no connection is made without it: it is the password.
+    The public half is never sent, and no connection is made without it, so it serves as the password.
     """
 
     secret: bytes
@@ -60,7 +64,7 @@ class ChiefKey(NamedTuple):
 
     @classmethod
     def derive(cls, secret: str) -> ChiefKey:
-        """By HKDF-SHA256 (RFC 5869)."""
+        """Derive the keys by HKDF-SHA256 (RFC 5869)."""
         import zmq
         from zmq.utils import z85
 
@@ -70,7 +74,7 @@ class ChiefKey(NamedTuple):
 
 
 class ZmqLink:
-    """The way to one peer of another machine: a queue that the ipc thread empties into the ZMQ socket."""
+    """Connection to one peer on another node: a queue that the ipc thread flushes into the ZMQ socket."""
 
     def __init__(self, socket: ZmqSocket, route: bytes | None) -> None:
         self.route = route
@@ -80,58 +84,63 @@ class ZmqLink:
 
     @property
     def queued(self) -> int:
-        """How many messages are still to be handed to ZMQ."""
+        """Number of messages that ZMQ does not have yet."""
         return len(self._queue)
 
     def send(self, packet: Packet | bytes) -> int:
-        """Queue one frame; its bytes are our own, so the caller may change his."""
+        """Queue one frame. The caller may change its objects at once."""
         if not self._dead:
             copy = self._socket.copy
-            self._queue.append([copy(packet)] if isinstance(packet, bytes) else packet.remote(CHUNK_BYTES, copy))
+            if isinstance(packet, bytes):
+                self._queue.append([copy(packet)])
+            else:
+                self._queue.append(packet.remote(CHUNK_BYTES, copy))
             self._socket.loop.call_soon(self.flush)
         return 0
 
     def flush(self) -> None:
-        """Hand what is queued to ZMQ; on the ipc thread."""
+        """Send the queue to ZMQ; on the ipc thread."""
         while self._queue and not self._dead:
             self._socket.transmit(self.route, self._queue.popleft())
 
     def when_silent(self, then: Callable[[], None]) -> None:
-        """Call ``then()`` on the ipc thread once the peer sends nothing any more, unless the link is killed before.
+        """Call ``then()`` on the ipc thread once nothing of the peer is unread, unless the link is killed before.
 
-        For the end of its lifeline: if its process died, what it said before is still to be taken in, and so is the end
-        of this connection after that.
+        Called at the end of the peer's lifeline: if its process died, its last messages, and the end of this connection
+        after them, may still be unread.
         """
-        self._socket.loop.call_later(_SILENCE_INTERVAL, lambda: self._look_again(then, was_silent=False))
+        self._socket.loop.call_later(_SILENCE_INTERVAL, lambda: self._check_silence(then, was_silent=False))
 
-    def _look_again(self, then: Callable[[], None], *, was_silent: bool) -> None:
-        self._socket.take_in()  # first, as this process may have stood still since the last time
+    def _check_silence(self, then: Callable[[], None], *, was_silent: bool) -> None:
+        # First read, as this process may have been suspended since the last check.
+        self._socket.receive_all()
         if self._dead:
             return
         is_silent = not self._socket.has_unread(self.route)
-        if is_silent and was_silent:  # twice, as ZMQ may have read something and not handed it over yet
+        # Twice, as ZMQ's own thread may have read a message and not delivered it yet.
+        if is_silent and was_silent:
             then()
         else:
-            self._socket.loop.call_later(_SILENCE_INTERVAL, lambda: self._look_again(then, was_silent=is_silent))
+            self._socket.loop.call_later(_SILENCE_INTERVAL, lambda: self._check_silence(then, was_silent=is_silent))
 
     def kill(self) -> None:
-        """Send nothing any more."""
+        """Discard the queue and all further messages."""
         self._dead = True
         self._queue.clear()
 
     def close(self) -> None:
-        """Nothing of its own to let go of."""
+        """Do nothing: the socket belongs to all links of the communicator."""
 
 
 class ZmqSocket:
-    """A ZMQ socket of one star, with its monitor.
+    """ZMQ socket of one communicator, with its monitor.
 
     Args:
-        loop: whose thread does everything here but the construction.
-        key: made from the secret; None: in clear text, for anybody.
+        loop: loop whose thread calls everything here except the constructor, ``bind`` and ``connect``.
+        key: keys derived from the secret, or None for unencrypted connections from anybody.
         on_frame: called with the sender's route and each frame.
-        on_lost: called with the route of each connection that is gone, once all that it brought is taken in.
-        trusts: whether the peer at a route may send more than a hello.
+        on_disconnect: called with the route of each connection that ended, after all of its frames.
+        is_admitted: called with a route; returns whether its peer is authenticated.
         on_event: called with each event of the monitor.
     """
 
@@ -141,36 +150,48 @@ class ZmqSocket:
         key: ChiefKey | None,
         *,
         on_frame: Callable[[bytes | None, Frame], None],
-        on_lost: Callable[[bytes | None], None],
+        on_disconnect: Callable[[bytes | None], None],
         is_admitted: Callable[[bytes | None], bool] = lambda _route: True,
         on_event: Callable[[int], None] = lambda _event: None,
     ) -> None:
+        # Here, as a job on one node needs no ZMQ: import takes 40 ms.
         import zmq
 
         self.loop = loop
-        self._zmq, self._key = zmq, key
-        self._on_frame, self._on_lost, self._is_admitted, self._on_event = on_frame, on_lost, is_admitted, on_event
+        self._zmq = zmq
+        self._key = key
+        self._on_frame = on_frame
+        self._on_disconnect = on_disconnect
+        self._is_admitted = is_admitted
+        self._on_event = on_event
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
-        self._router = False
-        self._descriptors: dict[int, int] = {}
-        """The inodes of the TCP sockets that ZMQ has open, by descriptor."""
+        self._is_chief = False
+        self._inodes: dict[int, int] = {}
+        """Inodes of ZMQ's open TCP sockets, by descriptor."""
         self._routes: dict[int, bytes] = {}
-        """On the chief, the routes of the connections, by descriptor."""
-        self._lost: deque[bytes | None] = deque()
+        """On the chief, routes of the connections, by descriptor.
+
+        The monitor names a closed connection by its descriptor, which each received message carries, too. ZMQ gives
+        each connection a routing ID of its own, so a worker that reconnects is not taken for the lost one."""
+        self._disconnected: deque[bytes | None] = deque()
 
     # opening
 
     def bind(self, interface: str, port: int) -> None:
-        """Become the chief's side, listening at ``port`` of ``interface`` (``*``: all, of IPv4 and IPv6).
+        """Listen on the chief.
+
+        Args:
+            interface: address to listen at, or ``*`` for all of IPv4 and IPv6.
+            port: port to listen at.
 
         Raises:
-            RendezvousError: the port is taken.
+            RendezvousError: If the port is taken.
         """
-        self._router = True
+        self._is_chief = True
         socket = self._make(self._zmq.ROUTER)
-        socket.set(self._zmq.ROUTER_MANDATORY, 1)
+        socket.set(self._zmq.ROUTER_MANDATORY, 1)  # by default messages to a lost peer are dropped without an error
         socket.set(self._zmq.BACKLOG, _BACKLOG)
         socket.set(self._zmq.IPV6, int(interface == "*"))
         if self._key is not None:
@@ -181,18 +202,18 @@ class ZmqSocket:
         except self._zmq.ZMQError as e:
             self.close()
             raise RendezvousError(
-                f"the chief cannot listen at port {port}: {e}. If another job uses the port, give this one another: "
-                "DistributedContext(…, pub_port=12361) or export INTER_TRAIN_PROCESS_COMM_PORT_1=12361 on each machine"
+                f"the chief cannot listen at port {port}: {e}; if another job uses it, choose another port: "
+                "DistributedContext(…, pub_port=12361) or export INTER_TRAIN_PROCESS_COMM_PORT_1=12361 on each node"
             ) from None
         self._register()
 
     def connect(self, host: str, port: int, *, ipv6: bool) -> None:
-        """Become a worker's side; ZMQ keeps trying until the chief is there.
+        """Connect a worker to the chief; ZMQ retries until the chief listens.
 
         Args:
-            host: name or address of the chief.
-            port: where it listens.
-            ipv6: whether to look for an IPv6 address of ``host``, which ZMQ prefers then.
+            host: name or address of the chief's node.
+            port: port of the chief.
+            ipv6: whether to connect by IPv6 if ``host`` has such an address.
         """
         socket = self._make(self._zmq.DEALER)
         if self._key is not None:
@@ -209,15 +230,15 @@ class ZmqSocket:
         socket = self._socket = self._context.socket(kind)
         options = {
             zmq.LINGER: _LINGER_MS,
-            zmq.SNDHWM: 0,  # the bound on queued bytes is ours: in bytes, and nothing is dropped at it
+            zmq.SNDHWM: 0,  # no limit by messages, at which a ROUTER drops them: Peer limits the bytes in flight
             zmq.RCVHWM: 0,
             zmq.TCP_KEEPALIVE: 1,
             zmq.TCP_KEEPALIVE_IDLE: KEEPALIVE_IDLE,
             zmq.TCP_KEEPALIVE_INTVL: KEEPALIVE_INTERVAL,
             zmq.TCP_KEEPALIVE_CNT: KEEPALIVE_COUNT,
-            zmq.CONNECT_TIMEOUT: 5000,
-            zmq.RECONNECT_IVL: 100,
-            zmq.RECONNECT_IVL_MAX: 1000,
+            zmq.CONNECT_TIMEOUT: _CONNECT_TIMEOUT_MS,
+            zmq.RECONNECT_IVL: _RECONNECT_INTERVAL_MS,
+            zmq.RECONNECT_IVL_MAX: _MAX_RECONNECT_INTERVAL_MS,
         }
         for option, value in options.items():
             socket.set(option, value)
@@ -229,40 +250,44 @@ class ZmqSocket:
             for socket in (self._socket, self._monitor):
                 if socket is not None:
                     self.loop.watch(int(socket.get(self._zmq.FD)), select.EPOLLIN, lambda _events: None)
-            self.loop.after_each.append(self.take_in)
+            self.loop.after_each.append(self.receive_all)
 
         self.loop.call_soon(register)
 
     # on the ipc thread
 
     def copy(self, data: Any) -> zmq.Frame:
-        """Return a part of a message with a copy of ``data``, which ZMQ shares among all to whom it is sent."""
+        """Return a message part with a copy of ``data``, shared by all its receivers."""
         return self._zmq.Frame(data, copy=True)
 
     def transmit(self, route: bytes | None, parts: list[zmq.Frame]) -> None:
-        """Hand ZMQ one message for the peer with that route (None: for the chief)."""
+        """Send one message to the peer with this route, or to the chief if it is None."""
         if self._socket is None:
             return
-        message: list[Any] = parts if route is None else [route, *parts]
+        message: list[Any] = parts
+        if route is not None:
+            message = [route, *parts]
         try:
             self._socket.send_multipart(message, self._zmq.DONTWAIT, copy=False)
         except self._zmq.ZMQError as e:
             if e.errno not in (self._zmq.EHOSTUNREACH, self._zmq.EAGAIN):
                 raise
-            self._lost.append(route)
+            self._disconnected.append(route)
 
-    def take_in(self) -> None:
-        """Take in all there is: ZMQ's descriptors tell of news once, not for as long as there are any."""
+    def receive_all(self) -> None:
+        """Receive all frames and events there are."""
+        # ZMQ's descriptor is edge-triggered: what is left unread now causes no further wakeup.
         while self._socket is not None and (self._serve_monitor() | self._serve_socket()):
             pass
-        while self._lost:  # only now: what a lost peer said before counts
-            self._on_lost(self._lost.popleft())
+        # Last, as the final frames of a lost peer may be the reason why it ended.
+        while self._disconnected:
+            self._on_disconnect(self._disconnected.popleft())
 
     def has_unread(self, route: bytes | None) -> bool:
-        """Return whether the kernel has bytes from the peer with that route that ZMQ has not read yet."""
+        """Return whether the kernel holds bytes from the peer with this route that ZMQ has not read yet."""
         for descriptor in self._open_descriptors():
             if self._routes.get(descriptor) == route:
-                with contextlib.suppress(OSError):  # it is closed again
+                with contextlib.suppress(OSError):  # ZMQ's own thread may have closed it meanwhile
                     return any(fcntl.ioctl(descriptor, termios.FIONREAD, bytes(4)))
         return False
 
@@ -276,15 +301,16 @@ class ZmqSocket:
         if self._monitor is None or not self._ready(self._monitor):
             return False
         message = recv_monitor_message(self._monitor)
-        event, descriptor = int(message["event"]), int(message["value"])
+        event = int(message["event"])
+        descriptor = int(message["value"])
         if event in (zmq.EVENT_LISTENING, zmq.EVENT_ACCEPTED, zmq.EVENT_CONNECTED):
-            with contextlib.suppress(OSError):  # it is closed again
-                self._descriptors[descriptor] = os.fstat(descriptor).st_ino
+            with contextlib.suppress(OSError):  # ZMQ's own thread may have closed it meanwhile
+                self._inodes[descriptor] = os.fstat(descriptor).st_ino
         elif event == zmq.EVENT_DISCONNECTED:
-            self._descriptors.pop(descriptor, None)
+            self._inodes.pop(descriptor, None)
             route = self._routes.pop(descriptor, None)
-            if route is not None or not self._router:
-                self._lost.append(route)
+            if route is not None or not self._is_chief:
+                self._disconnected.append(route)
         self._on_event(event)
         return True
 
@@ -292,30 +318,34 @@ class ZmqSocket:
         if self._socket is None or not self._ready(self._socket):
             return False
         parts = self._socket.recv_multipart(self._zmq.DONTWAIT, copy=False)
-        route = parts.pop(0).bytes if self._router else None
-        trusted = self._is_admitted(route)
-        if route is not None and not trusted:
-            self._note(route, int(parts[-1].get(self._zmq.SRCFD)))
-        try:
-            self._on_frame(route, _decode([part.buffer for part in parts], None if trusted else UNTRUSTED_LIMIT))
-        except BadFrame:
-            if trusted:
-                raise
+        route = None
+        if self._is_chief:
+            route = parts.pop(0).bytes
+        buffers = [part.buffer for part in parts]
+        if self._is_admitted(route):
+            self._on_frame(route, _decode(buffers, None))
+            return True
+        if route is not None:
+            self._register_route(route, int(parts[-1].get(self._zmq.SRCFD)))
+        # Anybody can connect to the port: garbage is ignored, where from a rank it is an error that ends the job.
+        with contextlib.suppress(BadFrame):
+            self._on_frame(route, _decode(buffers, UNTRUSTED_LIMIT))
         return True
 
-    def _note(self, route: bytes, descriptor: int) -> None:
-        """Remember by which descriptor the monitor will report the end of a new connection."""
-        while self._serve_monitor():  # the end of an earlier connection with that descriptor may be still to be read
+    def _register_route(self, route: bytes, descriptor: int) -> None:
+        """Record the descriptor by which the monitor will report the end of a new connection."""
+        # The end of an earlier connection of the same descriptor may still be unread.
+        while self._serve_monitor():
             pass
-        if descriptor in self._descriptors:
+        if descriptor in self._inodes:
             self._routes[descriptor] = route
         else:
-            self._lost.append(route)
+            self._disconnected.append(route)
 
     # closing
 
     def close(self) -> None:
-        """Close the sockets; what is queued in ZMQ gets a second to leave."""
+        """Close the sockets, after up to a second for ZMQ to send its own queue."""
         if self._socket is not None and self._monitor is not None:
             self._socket.disable_monitor()
             self._socket.close()
@@ -324,35 +354,37 @@ class ZmqSocket:
         self._context.term()
 
     def close_in_child(self) -> None:
-        """Close the TCP sockets in a forked child, whose copies would keep the connections of a dead rank open."""
+        """Close the TCP sockets, and only them, in a forked child."""
+        # A child's copies would keep the connections of its dead parent open. ZMQ's own objects must not be touched:
+        # the threads that they wait for do not exist in a child.
         for descriptor in self._open_descriptors():
             with contextlib.suppress(OSError):
                 os.close(descriptor)
 
     def _open_descriptors(self) -> Iterator[int]:
-        for descriptor, inode in self._descriptors.items():
+        for descriptor, inode in self._inodes.items():
             with contextlib.suppress(OSError):
                 entry = os.fstat(descriptor)
-                # ZMQ may have closed it a moment ago, and something else may have got its number
+                # ZMQ may have closed it a moment ago, and the number may belong to another file by now.
                 if entry.st_ino == inode and stat.S_ISSOCK(entry.st_mode):
                     yield descriptor
 
 
 def _decode(parts: list[Any], limit: int | None) -> Frame:
-    """Return a received message as a frame.
+    """Decode a received message.
 
     Raises:
-        BadFrame: it is none.
+        BadFrame: If the message is not exactly one frame.
     """
     if not parts:
-        raise BadFrame("an empty message")
+        raise BadFrame("empty message")
     first = memoryview(parts[0])
     head = decode_head(first, limit)
-    if head is None or any(n & IN_MEMORY_FILE for n in head[1]):
-        raise BadFrame("half a head")
+    if head is None or any(length & IN_MEMORY_FILE for length in head[1]):
+        raise BadFrame("incomplete head")
     frame, lengths, begin = head
     body = bytearray().join([first[begin:], *parts[1:]])
     if len(body) != inline_bytes(lengths):
-        raise BadFrame("a message of the wrong size")
+        raise BadFrame("message of the wrong size")
     frame.segments = cut_body(lengths, body, iter(()))
     return frame

@@ -18,7 +18,7 @@ from support.ranks import running
 
 TESTS = str(support.TESTS)
 RANKS = "from support.object_ranks import main; main()"
-WHEN_BUSY = ("it is tried again", "has waited for 10 s for", "is back after")
+WHEN_BUSY = ("it is tried again", "has waited for 10 s for", "responded after")
 """What a machine with much else to do makes det_core say."""
 
 

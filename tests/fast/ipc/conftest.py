@@ -91,7 +91,7 @@ def rank_config() -> Callable[..., dict[str, Any]]:
 def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where the ranks of this test meet; its path leaves room for a unix socket's name."""
     with tempfile.TemporaryDirectory(prefix="ipc", dir="/tmp") as folder:
-        monkeypatch.setattr("det_core.ipc._rendezvous.SOCKET_DIRS", (folder,))
+        monkeypatch.setattr("det_core.ipc._listener.SOCKET_DIRS", (folder,))
         yield Path(folder)
 
 

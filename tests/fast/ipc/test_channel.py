@@ -234,9 +234,9 @@ def test_a_long_wait_is_warned_of_and_not_ended(
         assert as_ranks(3, work).values() == [[[0, 0, 0], [1, 1, 1]]] * 3
     for rank in {0, 1, 2} - {late}:
         (warning,) = told(f"rank {rank} in allgather (call 2) has waited for")
-        assert f" s for rank {late} (" in warning and "last call heard of: allgather (call 1)" in warning
+        assert f" s for rank {late} (" in warning and "last known call: allgather (call 1)" in warning
         (back,) = told(f"rank {rank} in allgather (call 2): rank {late} (")
-        assert " is back after " in back
+        assert " responded after " in back
     assert len(caplog.messages) == 4
 
 
@@ -255,7 +255,7 @@ def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(as_ranks: AsRanks,
         until(lambda: threads_in("_wait_for_credit"))
         return [channel.broadcast(None)[0] for _ in range(messages)]
 
-    most, *received = as_ranks(3, work, bound=bound, **arguments).values()
+    most, *received = as_ranks(3, work, max_in_flight=bound, **arguments).values()
     assert received == [list(range(messages))] * 2
     assert most <= 3_100_000  # the bound, or one message that is larger than it
 
@@ -270,7 +270,7 @@ def test_a_rank_that_closed_does_not_matter_to_a_broadcast_that_waits_for_room(a
             until(lambda: threads_in("_wait_for_credit"))
             return [channel.broadcast(None)[0] for _ in range(50)]
 
-    assert as_ranks(3, work, bound=1 << 20).values()[1] == list(range(50))
+    assert as_ranks(3, work, max_in_flight=1 << 20).values()[1] == list(range(50))
 
 
 def test_lanes_do_not_disturb_each_other(as_ranks: AsRanks) -> None:
@@ -343,7 +343,7 @@ def test_closing_ends_a_call_that_another_thread_waits_in(as_ranks: AsRanks) -> 
 
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()
-        until(lambda: threads_in("_take_arrived"))
+        until(lambda: threads_in("_receive"))
         communicators.close()
         thread.join()
         ended.set()

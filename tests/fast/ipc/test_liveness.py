@@ -85,7 +85,7 @@ def check_others(ranks: Ranks, victim: int, killed: float, queued: list[float], 
         assert status == 3 and said, ranks.output(rank)
         at, waited, error = float(said[1]), float(said[2]) - queued[rank], said[3]
         assert error.startswith("PeerLost: ") and f"rank {victim} (host" in error and f"pid {pid}" in error, error
-        assert "last call heard of" in error
+        assert "last known call" in error
         assert at - killed - waited < within, f"rank {rank} took {at - killed:.2f} s, {waited:.2f} of them in the queue"
 
 
@@ -152,14 +152,14 @@ def test_a_suspended_rank_is_named_once_and_so_is_its_return(
         suspend(ranks.processes[stopped].pid)
         ranks.wait_for("has waited for", ranks=others)
         os.kill(ranks.processes[stopped].pid, signal.SIGCONT)
-        ranks.wait_for("is back after", ranks=others)
+        ranks.wait_for("responded after", ranks=others)
         (tmp_path / "stop").touch()
         assert ranks.wait() == [0, 0, 0]
         for rank in others:
             said = ranks.output(rank)
-            words = re.findall(r"has waited for|is back after", said)  # a busy machine may keep others waiting, too
-            assert words == ["has waited for", "is back after"] * (len(words) // 2), "once for each wait"
-            assert re.search(rf"has waited for .* for rank {stopped} \(.*last call heard of: allgather \(call", said)
+            words = re.findall(r"has waited for|responded after", said)  # a busy machine may keep others waiting, too
+            assert words == ["has waited for", "responded after"] * (len(words) // 2), "once for each wait"
+            assert re.search(rf"has waited for .* for rank {stopped} \(.*last known call: allgather \(call", said)
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ def test_chief_elsewhere_whose_lifeline_ends_first_is_heard_to_the_end(
         + """
     from det_core.ipc._membership import AbortReason
     from det_core.ipc._zmq_link import ZmqSocket
-    serve, connections = ZmqSocket.take_in, []
+    serve, connections = ZmqSocket.receive_all, []
 
     def serve_lifeline_first(connection):
         if connection not in connections:
@@ -283,12 +283,12 @@ def test_chief_elsewhere_whose_lifeline_ends_first_is_heard_to_the_end(
         if connection is connections[0] and os.path.exists("held"):
             if connection._ready(connection._socket):
                 print("arrived", flush=True)
-            if connections[1]._descriptors:
+            if connections[1]._inodes:
                 return
         serve(connection)
 
     if rank == 1:
-        ZmqSocket.take_in = serve_lifeline_first
+        ZmqSocket.receive_all = serve_lifeline_first
     communicators = connect("""
         + connected.replace("local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None", elsewhere)
         + """

@@ -135,7 +135,7 @@ def test_refusals_reach_a_worker_over_tcp(rank_config: ConfigOf) -> None:
     larger, job = finish(
         started(rank_config(2, 4, **arguments)), started(rank_config(2, 3, job=("another",), **arguments))
     )
-    for refused, why in ((twice, "rank 1 is already there"), (larger, "size=4"), (job, "another job")):
+    for refused, why in ((twice, "rank 1 is already connected"), (larger, "size=4"), (job, "another job")):
         assert isinstance(refused, RendezvousError) and why in str(refused)
     assert all(isinstance(o, Communicators) for o in finish(chief, first, started(rank_config(2, 3, **arguments))))
 

@@ -53,14 +53,14 @@ def test_the_folder_is_this_users_alone_and_what_is_not_is_passed_over(
     (link / name).symlink_to(tmp_path / "elsewhere")
     (short_folder / name).mkdir(mode=0o755)  # others could enter it
     bad = (str(taken), str(link), str(tmp_path / "missing"))
-    monkeypatch.setattr("det_core.ipc._rendezvous.SOCKET_DIRS", (*bad, str(short_folder)))
+    monkeypatch.setattr("det_core.ipc._listener.SOCKET_DIRS", (*bad, str(short_folder)))
     chief = started(rank_config(0, 2))
     assert door(short_folder).startswith(f"{short_folder}/{name}/")
     entry = os.lstat(short_folder / name)
     assert entry.st_uid == os.getuid() and entry.st_mode & 0o777 == 0o700
     finish(chief, started(rank_config(1, 2)))
-    monkeypatch.setattr("det_core.ipc._rendezvous.SOCKET_DIRS", bad)
-    with pytest.raises(RendezvousError, match="no folder of this user's own"):
+    monkeypatch.setattr("det_core.ipc._listener.SOCKET_DIRS", bad)
+    with pytest.raises(RendezvousError, match="no private directory"):
         connect(**rank_config(0, 2))
 
 
@@ -98,10 +98,10 @@ def test_a_second_chief_is_told_who_is_there(rank_config: ConfigOf, short_folder
 def test_a_second_job_in_another_process_is_told_the_pid(
     rank_config: ConfigOf, short_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("det_core.ipc._rendezvous._LOCK_GRACE", 0.3)
+    monkeypatch.setattr("det_core.ipc._listener._LOCK_TIMEOUT", 0.3)
     code = f"""
-from det_core.ipc import _rendezvous, connect
-_rendezvous.SOCKET_DIRS = ({str(short_folder)!r},)
+from det_core.ipc import _listener, connect
+_listener.SOCKET_DIRS = ({str(short_folder)!r},)
 connect(**{rank_config(0, 2)!r})"""
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as holder:
         try:
@@ -148,7 +148,7 @@ def test_a_rank_that_is_there_twice_or_of_another_size_is_refused(
     chief, first = started(rank_config(0, 3)), started(rank_config(1, 3))
     until(lambda: IS_IN in caplog.text)
     twice, larger, beyond = finish(started(rank_config(1, 3)), started(rank_config(1, 4)), started(rank_config(3, 4)))
-    assert isinstance(twice, RendezvousError) and f"rank 1 is already there: pid {os.getpid()}" in str(twice)
+    assert isinstance(twice, RendezvousError) and f"rank 1 is already connected: pid {os.getpid()}" in str(twice)
     assert isinstance(larger, RendezvousError) and "size=4" in str(larger) and "size=3" in str(larger)
     assert isinstance(beyond, RendezvousError)
     assert all(isinstance(o, Communicators) for o in finish(chief, first, started(rank_config(2, 3))))
@@ -220,8 +220,8 @@ def test_a_worker_that_dies_in_the_rendezvous_is_named(
     rank_config: ConfigOf, short_folder: Path, tmp_path: Path
 ) -> None:
     code = f"""
-from det_core.ipc import _membership, _rendezvous, connect
-_membership.WARN_AFTER, _rendezvous.SOCKET_DIRS = 0.0, ({str(short_folder)!r},)
+from det_core.ipc import _listener, _membership, connect
+_membership.WARN_AFTER, _listener.SOCKET_DIRS = 0.0, ({str(short_folder)!r},)
 connect(**{rank_config(1, 3)!r})"""
     chief, said = started(rank_config(0, 3)), tmp_path / "said"
     with said.open("wb") as out, subprocess.Popen([sys.executable, "-c", code], stderr=out) as worker:
