@@ -131,7 +131,7 @@ def test_files_and_functions_stay_small() -> None:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     # Of code alone: a docstring or a comment more is no reason to split a module.
-    long_files = [str(p) for _, p in _sources() if code_lines(p.read_text()) > 450]
+    long_files = [str(p) for _, p in _sources() if code_lines(p.read_text()) > 480]
     small = sum((f.end_lineno or f.lineno) - f.lineno < 40 for _, f in functions)
     assert not long_files
     assert small / len(functions) >= 0.95
