@@ -1,7 +1,7 @@
-"""The experiment file: read, checked, completed. Pure: no file is opened here, no clock read.
+"""Experiment files: read, checked and completed, without opening a file or reading a clock.
 
 ``docs/reference-experiment.md`` is its reference. Pydantic and ruamel.yaml, which a bare script does not have, are
-imported when something is read.
+imported on the first read.
 """
 
 from det_core.config._entrypoint import defines_name, entrypoint_command, entrypoint_scripts, entrypoint_trial

@@ -1,4 +1,4 @@
-"""An experiment's configuration, checked and complete."""
+"""Configuration of an experiment, checked and complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _PREEMPTION_TIMEOUT = 3600.0
 
 
 class _ConfigValue(Generic[T]):
-    """Reads the value at a path of the configuration; None where a kind of section has no such key."""
+    """Descriptor for the value at a path of the configuration; None if the kind of section has no such key."""
 
     def __init__(self, *path: str) -> None:
         self._path = path
@@ -25,15 +25,14 @@ class _ConfigValue(Generic[T]):
 
 @dataclass(frozen=True)
 class Experiment:
-    """What :func:`det_core.config.parse_experiment` has read. To be taken as it is: nobody changes what is in it.
+    """Result of :func:`det_core.config.parse_experiment`; do not change its content.
 
-    One that was stored is made again from its data: ``Experiment(data)``. The properties are values of the keys of
-    those names in `docs/reference-experiment.md`.
+    ``Experiment(data)`` restores a stored one. The properties are values of the keys of those names in
+    `docs/reference-experiment.md`.
 
     Attributes:
-        data: the whole configuration with every default filled in: what trials get as ``config``. Made of what JSON
-            has, and nothing else.
-        warnings: what the user should know, one sentence each.
+        data: The whole configuration with all defaults, of JSON's types alone; trials get it as ``config``.
+        warnings: Warnings for the user, one sentence each.
     """
 
     data: dict[str, Any]
@@ -62,10 +61,14 @@ class Experiment:
     @property
     def preemption_timeout(self) -> float:
         """Seconds that a trial has to save and exit before it is killed."""
-        given: float | None = self.data["preemption_timeout"]
-        return _PREEMPTION_TIMEOUT if given is None else given
+        timeout: float | None = self.data["preemption_timeout"]
+        # 0 is a timeout of its own: kill at once.
+        if timeout is None:
+            return _PREEMPTION_TIMEOUT
+        return timeout
 
     def environment_variables_for(self, device: str) -> dict[str, str]:
-        """What to set for trials on slots of that kind: ``cpu``, ``cuda`` or ``rocm``."""
+        """Return the variables to set for trials on slots of a kind: ``cpu``, ``cuda`` or ``rocm``."""
+        # A value may contain more of them: only the first sign ends the name.
         lines: list[str] = self.data["environment"]["environment_variables"][device]
         return {name: value for name, _, value in (line.partition("=") for line in lines)}

@@ -1,7 +1,7 @@
-"""What the keys of an experiment file may be: single values, sections, and sections of several kinds.
+"""Types of the keys of an experiment file: single values, sections, and sections of several kinds.
 
-Numbers and texts are never converted into each other, and an unknown key is a mistake. A message never contains a
-value, which may be a secret: `_mistakes` adds those that may be shown.
+Numbers and texts are never converted into each other, and an unknown key is a mistake. Messages contain no value, as it
+may be a secret: `_mistakes` adds those that may be shown.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from det_core._length import UNITS, split_length
 IGNORED: JsonDict = {"ignored": True}
 MAX_TRIALS = 1_000_000
 _EXACT = 2**53
-"""A float holds every integer up to here; a grid computes with floats."""
-_SWITCH = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
+"""Largest integer up to which a float holds each; a grid computes with floats."""
+_BOOLEANS = {"yes": True, "on": True, "true": True, "no": False, "off": False, "false": False}
 
 
 def _matches(pattern: str, what: str) -> AfterValidator:
-    """Accepts texts that match, for which pydantic's own error would show the regular expression."""
+    """Return a validator of texts that match a pattern; pydantic's own would show users the regular expression."""
 
     def check(given: str) -> str:
         if re.fullmatch(pattern, given, re.DOTALL) is None:
@@ -35,18 +35,22 @@ def _matches(pattern: str, what: str) -> AfterValidator:
 
 
 def _float_to_int(given: Any) -> Any:
-    """``1e3`` as the integer that it is."""
-    exact = type(given) is float and given.is_integer() and abs(given) < _EXACT
-    return int(given) if exact else given
+    """Return a float such as ``1e3`` as the integer that it is, and any other value as it is."""
+    if type(given) is float and given.is_integer() and abs(given) < _EXACT:
+        return int(given)
+    return given
 
 
 def _parse_bool(given: Any) -> Any:
-    """The words of YAML 1.1 as well: in YAML 1.2 they are texts."""
-    return _SWITCH.get(given.lower(), given) if isinstance(given, str) else given
+    """Return the bool for a text such as ``yes``, and any other value as it is."""
+    # Booleans of YAML 1.1, which files of Determined's users have; YAML 1.2 reads them as texts.
+    if isinstance(given, str):
+        return _BOOLEANS.get(given.lower(), given)
+    return given
 
 
 def _unit_and_count(given: Any, least: int) -> dict[str, int]:
-    """``{batches: 100}``, checked."""
+    """Validate ``{batches: 100}``."""
     count, unit = split_length(given)
     count = _float_to_int(count)
     if unit in UNITS and type(count) is int and count >= least:
@@ -93,60 +97,65 @@ Period = Annotated[dict[str, int], PlainValidator(lambda given: _unit_and_count(
 
 
 class Section(BaseModel):
-    """An object with known keys."""
+    """Base of objects with known keys."""
 
+    # Strict: without it "5" would be read as 5, and true as 1.
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
 def key(default: Any, about: str, **options: Any) -> Any:
-    """A key of a section: its default (``...``: it is needed), what it is for, and `Field`'s further options."""
+    """Return a key of a section from its default (``...``: required), description and further options of `Field`."""
     return Field(default, description=about, **options)
 
 
 def ignored(default: Any, about: str) -> Any:
-    """A key that is accepted, so that files of clusters run unchanged, and has no effect here."""
+    """Return a key that is accepted, so that files of clusters run unchanged, and has no effect here."""
     return Field(default, description=about, json_schema_extra=IGNORED)
 
 
 class SectionUnion:
-    """Validates an object as the section that one of its keys names; stands in ``PlainValidator``.
-
-    Pydantic's discriminated unions would put the name of the kind into the path of each error. What is raised here by
-    a section's own validation, pydantic adds to its errors under the right path.
+    """Validator of an object as the section that one of its keys names, for ``PlainValidator``.
 
     Args:
         key: ``name`` or ``type``, a ``Literal`` in each section.
-        sections: the kinds.
-        default: the section of an object without that key.
+        sections: The kinds.
+        default: Section of an object without that key.
     """
+
+    # Pydantic's discriminated unions put the name of the kind into the path of each error. Errors of a section's own
+    # validation, raised here, pydantic adds to its own under the right path.
 
     def __init__(self, key: str, sections: list[type[Section]], default: type[Section] | None = None) -> None:
         self._key = key
-        self._without = default
+        self._default = default
         self.sections = {get_args(section.model_fields[key].annotation)[0]: section for section in sections}
 
     def __call__(self, given: Any) -> Section:
-        """The section.
+        """Return the section.
 
         Raises:
-            ValueError: it is no object, or of no known kind.
-            ValidationError: it has mistakes.
+            ValueError: If the value is not an object, or of an unknown kind.
+            ValidationError: If the object has mistakes.
         """
         if not isinstance(given, Mapping):
             raise ValueError("should be an object")
         name = given.get(self._key)
-        section = self._without if name is None else self.sections.get(name) if isinstance(name, str) else None
+        section = None
+        if name is None:
+            section = self._default
+        elif isinstance(name, str):  # a list or an object is not hashable
+            section = self.sections.get(name)
         if section is None:
             raise UnknownKind(self._key, list(self.sections))
         return section.model_validate(given)
 
 
 class UnknownKind(ValueError):
-    """An object is of none of the known kinds; ``args`` are the key that says so, and the names there are."""
+    """Error for an object of an unknown kind; ``args`` are the key that names it, and the known names."""
 
 
 def sections_of(info: FieldInfo) -> list[type[Section]]:
-    """The sections that a key's value may be."""
+    """Return the sections that a key's value may be."""
     for mark in info.metadata:
         if isinstance(mark, PlainValidator) and isinstance(mark.func, SectionUnion):
             return list(mark.func.sections.values())

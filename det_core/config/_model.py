@@ -1,6 +1,6 @@
-"""The sections of an experiment file (wire contract, section 11), one class each, the whole file last.
+"""Sections of an experiment file (wire contract, section 11), one class each, the whole file last.
 
-What stands beside a key goes into ``docs/reference-experiment.md``.
+Descriptions of keys and classes go into ``docs/reference-experiment.md``.
 """
 
 from __future__ import annotations
@@ -41,61 +41,61 @@ from det_core.config._fields import (
 )
 
 MAX_GRID = 100_000
-"""How many points a grid may have."""
+"""Points of a grid: each is a trial."""
 _DEVICES = ("cpu", "cuda", "rocm")
 
 
 class Searcher(Section):
-    """What all searchers have."""
+    """Keys of every searcher."""
 
-    name: str = key(..., "which searcher")
-    metric: Text = key(..., "the validation metric that the search goes by")
-    smaller_is_better: Flag = key(True, "which end of the metric is best")
-    source_trial_id: Count | None = key(None, "every trial starts from the latest checkpoint of this trial")
-    source_checkpoint_uuid: Text | None = key(None, "as `source_trial_id`, from this checkpoint")
+    name: str = key(..., "the method of search")
+    metric: Text = key(..., "the validation metric that the search optimizes")
+    smaller_is_better: Flag = key(True, "whether the smallest metric is the best")
+    source_trial_id: Count | None = key(None, "a trial from whose latest checkpoint every trial starts")
+    source_checkpoint_uuid: Text | None = key(None, "a checkpoint from which every trial starts")
 
 
 class Concurrent(Searcher):
-    """What all searchers of several trials have."""
+    """Keys of every searcher of several trials."""
 
-    max_concurrent_trials: Concurrency = key(16, "how many are there at once; 0: as many as the method likes")
+    max_concurrent_trials: Concurrency = key(16, "trials at the same time; 0: as many as the method chooses")
 
 
 class Single(Searcher):
     """One trial."""
 
     name: Literal["single"]
-    max_length: Length | None = key(None, "how long each trial trains")
+    max_length: Length | None = key(None, "training length of each trial")
 
 
 class Random(Concurrent):
     """Trials with random hyperparameters."""
 
     name: Literal["random"]
-    max_length: Length | None = key(None, "how long each trial trains")
-    max_trials: Trials = key(..., "how many trials there are")
+    max_length: Length | None = key(None, "training length of each trial")
+    max_trials: Trials = key(..., "number of trials")
 
 
 class Grid(Concurrent):
     """A trial for each point of a grid: each `int`, `double` and `log` hyperparameter needs a `count`."""
 
     name: Literal["grid"]
-    max_length: Length | None = key(None, "how long each trial trains")
+    max_length: Length | None = key(None, "training length of each trial")
 
 
 class Halving(Concurrent):
-    """What the methods by successive halving have.
+    """Keys of the methods by successive halving.
 
-    How far trials train is told either by ``max_length``, and then they are told by operations; or by ``time_metric``
-    and ``max_time``, and then they are stopped by the validations that they report.
+    Either ``max_length`` limits training, and trials get operations; or ``time_metric`` and ``max_time`` do, and trials
+    are stopped at the validations that they report.
     """
 
-    max_length: Length | None = key(None, "how long the best trials train; or give `time_metric`")
-    time_metric: Text | None = key(None, "the validation metric that tells how far a trial is, as `batches`")
-    max_time: Positive | None = key(None, "up to which value of `time_metric` the best trials train")
-    max_trials: Trials = key(..., "how many trials there are")
-    divisor: float = key(4, "one of so many trials goes on at each rung", gt=1, le=1000)
-    stop_once: Flag = key(False, "the others do not wait for a promotion; by `time_metric` they never do")
+    max_length: Length | None = key(None, "training length of the best trials, unless `time_metric` is given")
+    time_metric: Text | None = key(None, "a validation metric that counts a trial's training, such as `batches`")
+    max_time: Positive | None = key(None, "value of `time_metric` at which the best trials end")
+    max_trials: Trials = key(..., "number of trials")
+    divisor: float = key(4, "one in this many trials continues at each rung", gt=1, le=1000)
+    stop_once: Flag = key(False, "whether the others end at once; with `time_metric` they always do")
 
     @model_validator(mode="after")
     def _has_a_length(self) -> Halving:
@@ -110,7 +110,7 @@ class AsyncHalving(Halving):
     """Asynchronous successive halving."""
 
     name: Literal["async_halving"]
-    num_rungs: Rungs = key(..., "how many rungs there are")
+    num_rungs: Rungs = key(..., "number of rungs")
 
 
 class AdaptiveAsha(Halving):
@@ -118,22 +118,22 @@ class AdaptiveAsha(Halving):
 
     name: Literal["adaptive_asha"]
     mode: Literal["standard", "aggressive", "conservative"] = key("standard", "how early trials are stopped")
-    max_rungs: Rungs = key(5, "how many rungs a bracket has at most")
-    bracket_rungs: list[Rungs] = key([], "how many rungs each bracket has; empty: made from the others")
+    max_rungs: Rungs = key(5, "largest number of rungs of a bracket")
+    bracket_rungs: list[Rungs] = key([], "number of rungs of each bracket; empty: computed from the other keys")
 
 
 class Optuna(Concurrent):
-    """Hyperparameters proposed by a sampler of Optuna's, which learns from the trials before."""
+    """Hyperparameters proposed by an Optuna sampler, which learns from earlier trials."""
 
     name: Literal["optuna"]
-    sampler: Literal["tpe", "gp", "cmaes", "random", "qmc", "nsgaii"] = key("tpe", "which of Optuna's samplers")
+    sampler: Literal["tpe", "gp", "cmaes", "random", "qmc", "nsgaii"] = key("tpe", "the Optuna sampler")
     sampler_options: dict[str, Any] = key({}, "arguments of the sampler")
-    max_length: Length | None = key(None, "how long each trial trains")
-    max_trials: Trials = key(..., "how many trials there are")
+    max_length: Length | None = key(None, "training length of each trial")
+    max_trials: Trials = key(..., "number of trials")
 
 
 class Custom(Searcher):
-    """A method of your own: a class, which gets all other keys too, or a program that talks to the master."""
+    """Your own method: a class, which also gets all other keys, or a program that talks to the master."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -141,7 +141,7 @@ class Custom(Searcher):
     class_: ClassName | None = key(
         None, "`module:Class`; without one, a program outside steers the search", alias="class"
     )
-    unit: Literal["batches", "records", "epochs"] | None = key(None, "what lengths are counted in")
+    unit: Literal["batches", "records", "epochs"] | None = key(None, "unit of lengths")
 
 
 SEARCHERS = SectionUnion("name", [Single, Random, Grid, AsyncHalving, AdaptiveAsha, Optuna, Custom])
@@ -149,18 +149,18 @@ AnySearcher = Annotated[Any, PlainValidator(SEARCHERS)]
 
 
 class Const(Section):
-    """Always the same. Also written as the value alone."""
+    """A constant; also written as the value alone."""
 
     type: Literal["const"]
     val: Any = key(..., "the value")
 
 
 class Range(Section):
-    """What lies between two numbers."""
+    """Keys of every range of numbers."""
 
-    minval: float = key(..., "the smallest")
-    maxval: float = key(..., "the largest")
-    count: Positive | None = key(None, "how many values a grid takes of it")
+    minval: float = key(..., "smallest value")
+    maxval: float = key(..., "largest value")
+    count: Positive | None = key(None, "number of values on a grid")
 
     @model_validator(mode="after")
     def _has_an_inside(self) -> Range:
@@ -175,8 +175,8 @@ class Int(Range):
     """An integer between two, both included."""
 
     type: Literal["int"]
-    minval: ExactInt = key(..., "the smallest")
-    maxval: ExactInt = key(..., "the largest")
+    minval: ExactInt = key(..., "smallest value")
+    maxval: ExactInt = key(..., "largest value")
 
 
 class Double(Range):
@@ -189,11 +189,12 @@ class Log(Range):
     """A power of `base`, whose exponent lies between two: `minval` and `maxval`."""
 
     type: Literal["log"]
-    base: float = key(..., "what is raised to the power", gt=0)
+    base: float = key(..., "base of the power", gt=0)
 
     @model_validator(mode="after")
     def _has_powers(self) -> Log:
         for name, exponent in (("minval", self.minval), ("maxval", self.maxval)):
+            # Python raises where the power is too large, and returns 0 where it is too small.
             try:
                 power: float = self.base**exponent
             except OverflowError:
@@ -214,10 +215,12 @@ HYPERPARAMETERS = SectionUnion("type", [Const, Int, Double, Log, Categorical])
 
 
 def _hyperparameter(given: Any) -> Any:
-    """A value alone is a constant; an object without ``type`` is an object of hyperparameters again."""
+    """Validate a constant, a hyperparameter, or, without ``type``, an object of hyperparameters."""
     if not isinstance(given, Mapping):
         return Const(type="const", val=given)
-    return HYPERPARAMETERS(given) if "type" in given else _NESTED.validate_python(given)
+    if "type" in given:
+        return HYPERPARAMETERS(given)
+    return _NESTED.validate_python(given)
 
 
 Hyperparameter = Annotated[Any, PlainValidator(_hyperparameter)]
@@ -225,11 +228,11 @@ _NESTED: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Hyperparameter])
 
 
 class Storage(Section):
-    """What all places for checkpoints have."""
+    """Keys of every checkpoint storage."""
 
-    save_experiment_best: Count = key(0, "how many of the experiment's best checkpoints stay when it has ended")
-    save_trial_best: Count = key(1, "how many of each trial's best checkpoints stay when it has ended")
-    save_trial_latest: Count = key(1, "how many of each trial's latest checkpoints stay when it has ended")
+    save_experiment_best: Count = key(0, "number of the experiment's best checkpoints kept after its end")
+    save_trial_best: Count = key(1, "number of each trial's best checkpoints kept after the experiment's end")
+    save_trial_latest: Count = key(1, "number of each trial's latest checkpoints kept after the experiment's end")
 
     @model_validator(mode="after")
     def _check_conflicts(self) -> Storage:
@@ -239,70 +242,70 @@ class Storage(Section):
 
 
 class DefaultStorage(Storage):
-    """Where the master's default says: without a `type`, only what stays is said."""
+    """The master's default storage: without a `type`, only retention is set."""
 
     type: None = None
 
 
 class Directory(Storage):
-    """A folder, under the path by which the trials see it."""
+    """A directory, by the path at which the trials see it."""
 
     type: Literal["directory"]
-    container_path: AbsolutePath = key(..., "the folder, an absolute path")
+    container_path: AbsolutePath = key(..., "absolute path of the directory")
 
 
 class SharedFs(Storage):
-    """A folder that all machines share."""
+    """A directory that all nodes share."""
 
     type: Literal["shared_fs"]
-    host_path: AbsolutePath = key(..., "the folder, an absolute path")
-    storage_path: Text | None = key(None, "a folder in it: relative, or an absolute path inside `host_path`")
-    propagation: Text | None = ignored(None, "how a container mounts it")
-    container_path: Text | None = ignored(None, "of former times")
-    checkpoint_path: Text | None = ignored(None, "of former times")
-    tensorboard_path: Text | None = ignored(None, "of former times")
+    host_path: AbsolutePath = key(..., "absolute path of the directory")
+    storage_path: Text | None = key(None, "a directory in it: a relative path, or an absolute one inside `host_path`")
+    propagation: Text | None = ignored(None, "mount propagation in a container")
+    container_path: Text | None = ignored(None, "obsolete")
+    checkpoint_path: Text | None = ignored(None, "obsolete")
+    tensorboard_path: Text | None = ignored(None, "obsolete")
 
 
 class S3(Storage):
-    """A bucket of S3's, or of a server that speaks its protocol."""
+    """A bucket of S3, or of a server with its protocol."""
 
     type: Literal["s3"]
-    bucket: Bucket = key(..., "its bare name")
-    prefix: Prefix | None = key(None, "a folder in it")
-    endpoint_url: HttpUrl | None = key(None, "the URL of the server, if it is not Amazon's")
-    access_key: Text | None = key(None, "with `secret_key`; without: as the AWS tools find them")
-    secret_key: Text | None = key(None, "with `access_key`")
-    session_token: Text | None = key(None, "with `access_key`, if it is a temporary one")
-    region: Text | None = key(None, "of the bucket")
-    anonymous: Flag | None = key(None, "use no keys at all")
+    bucket: Bucket = key(..., "name of the bucket")
+    prefix: Prefix | None = key(None, "key prefix")
+    endpoint_url: HttpUrl | None = key(None, "URL of a server other than Amazon's")
+    access_key: Text | None = key(None, "access key, with `secret_key`; null: found as the AWS tools do")
+    secret_key: Text | None = key(None, "secret key, with `access_key`")
+    session_token: Text | None = key(None, "session token of a temporary `access_key`")
+    region: Text | None = key(None, "region of the bucket")
+    anonymous: Flag | None = key(None, "whether to use no credentials")
 
 
 class Gcs(Storage):
     """A bucket of Google Cloud Storage."""
 
     type: Literal["gcs"]
-    bucket: Bucket = key(..., "its bare name")
-    prefix: Prefix | None = key(None, "a folder in it")
-    endpoint_url: HttpUrl | None = key(None, "the URL of the server, if it is not Google's")
-    anonymous: Flag | None = key(None, "use no keys at all")
+    bucket: Bucket = key(..., "name of the bucket")
+    prefix: Prefix | None = key(None, "key prefix")
+    endpoint_url: HttpUrl | None = key(None, "URL of a server other than Google's")
+    anonymous: Flag | None = key(None, "whether to use no credentials")
 
 
 class Azure(Storage):
     """A container of Azure Blob Storage: with exactly one of `connection_string` and `account_url`."""
 
     type: Literal["azure"]
-    container: Text = key(..., "its name")
-    prefix: Prefix | None = key(None, "a folder in it")
-    connection_string: Text | None = key(None, "how to connect")
-    account_url: HttpUrl | None = key(None, "the account, `https://…`")
-    credential: Any = key(None, "for `account_url`")
+    container: Text = key(..., "name of the container")
+    prefix: Prefix | None = key(None, "key prefix")
+    connection_string: Text | None = key(None, "connection string")
+    account_url: HttpUrl | None = key(None, "URL of the account, `https://…`")
+    credential: Any = key(None, "credential for `account_url`")
 
 
 class Fsspec(Storage):
-    """A store of any protocol that fsspec has a driver for."""
+    """A store of any protocol with an fsspec driver."""
 
     type: Literal["fsspec"]
-    url: Url = key(..., "where, `protocol://…`")
+    url: Url = key(..., "URL of the store, `protocol://…`")
     options: dict[str, Any] | None = key(None, "arguments of the driver")
 
 
@@ -311,16 +314,16 @@ AnyStorage = Annotated[Any, PlainValidator(STORAGES)]
 
 
 class Resources(Section):
-    """What each trial gets, and what all of them may have."""
+    """Resources of each trial, and of all trials together."""
 
-    slots_per_trial: Count = key(1, "how many slots (GPUs, or places where there are none) each trial gets")
-    max_slots: Count | None = key(None, "how many slots all trials of the experiment may have at once; null: all")
-    priority: Priority | None = key(None, "1 comes first, 99 last, and is preempted; null: the master's default")
-    weight: float = ignored(1, "for schedulers that share fairly")
-    resource_pool: str = ignored("", "which machines")
-    shm_size: Any = ignored(None, "how much shared memory a container gets")
-    is_single_node: Flag | None = ignored(None, "whether a trial must be on one machine")
-    native_parallel: Flag = ignored(False, "whether each process is a container of its own")
+    slots_per_trial: Count = key(1, "slots of each trial: GPUs, or CPU slots on a node without them")
+    max_slots: Count | None = key(None, "slots of all trials of the experiment at the same time; null: all")
+    priority: Priority | None = key(None, "1 runs first, 99 last and is preempted first; null: the master's default")
+    weight: float = ignored(1, "weight for fair-share schedulers")
+    resource_pool: str = ignored("", "pool of nodes")
+    shm_size: Any = ignored(None, "shared memory of a container")
+    is_single_node: Flag | None = ignored(None, "whether a trial must run on a single node")
+    native_parallel: Flag = ignored(False, "whether each process has its own container")
     devices: list[Any] = ignored([], "devices for containers")
 
     @model_validator(mode="after")
@@ -336,77 +339,83 @@ class PerDevice(Section):
     cpu: list[Variable] = key([], "for trials without a GPU")
     cuda: list[Variable] = key([], "for trials on NVIDIA's GPUs; also as `gpu`")
     rocm: list[Variable] = key([], "for trials on AMD's GPUs")
-    gpu: list[Variable] = key([], "former name of `cuda`", exclude=True)
+    gpu: list[Variable] = key([], "old name of `cuda`", exclude=True)
 
     @model_validator(mode="before")
     @classmethod
     def _spread(cls, given: Any) -> Any:
-        return dict.fromkeys(_DEVICES, given) if isinstance(given, list) else given
+        if isinstance(given, list):
+            return dict.fromkeys(_DEVICES, given)
+        return given
 
     @model_validator(mode="after")
     def _rename(self) -> PerDevice:
-        self.cuda, self.gpu = [*self.gpu, *self.cuda], []
+        # The present name comes last, so that its value of a variable wins.
+        self.cuda = [*self.gpu, *self.cuda]
+        self.gpu = []
         return self
 
 
 class Environment(Section):
-    """In what surroundings trials run."""
+    """Environment of trials."""
 
     environment_variables: PerDevice = key(PerDevice(), "a list of `NAME=VALUE`, or one for each of cpu, cuda, rocm")
     image: Any = ignored(None, "the container's image")
     ports: Any = ignored(None, "the container's ports")
-    proxy_ports: list[Any] = ignored([], "ports that the master forwards")
+    proxy_ports: list[Any] = ignored([], "ports forwarded by the master")
     force_pull_image: Flag = ignored(False, "whether to fetch the image each time")
-    registry_auth: dict[str, Any] | None = ignored(None, "how to log in where the image is")
-    add_capabilities: list[str] = ignored([], "of the container")
-    drop_capabilities: list[str] = ignored([], "of the container")
-    pod_spec: dict[str, Any] | None = ignored(None, "for Kubernetes")
+    registry_auth: dict[str, Any] | None = ignored(None, "credentials of the image registry")
+    add_capabilities: list[str] = ignored([], "capabilities of the container")
+    drop_capabilities: list[str] = ignored([], "capabilities of the container")
+    pod_spec: dict[str, Any] | None = ignored(None, "pod specification for Kubernetes")
 
 
 class Optimizations(Section):
-    """For the horovod launcher and the trial classes."""
+    """Optimizations of the horovod launcher and of trial classes."""
 
-    aggregation_frequency: Positive = key(1, "over how many batches gradients are summed up")
-    average_aggregated_gradients: Flag = key(True, "whether their mean is taken")
-    average_training_metrics: Flag = key(True, "whether training metrics are the mean over all ranks")
-    gradient_compression: Flag = key(False, "whether gradients travel with half the bits")
-    mixed_precision: Literal["O0", "O1", "O2", "O3"] = key("O0", "as apex counts it")
-    tensor_fusion_threshold: Count = key(64, "horovod's fusion threshold, in MB")
-    tensor_fusion_cycle_time: float = key(1, "horovod's cycle time, in ms", ge=0)
-    auto_tune_tensor_fusion: Flag = key(False, "whether horovod finds both by itself")
+    aggregation_frequency: Positive = key(1, "batches over which gradients are summed")
+    average_aggregated_gradients: Flag = key(True, "whether the sum is divided by that number")
+    average_training_metrics: Flag = key(True, "whether training metrics are averaged over all ranks")
+    gradient_compression: Flag = key(False, "whether gradients are sent in half precision")
+    mixed_precision: Literal["O0", "O1", "O2", "O3"] = key("O0", "optimization level of apex")
+    tensor_fusion_threshold: Count = key(64, "horovod's fusion threshold in MB")
+    tensor_fusion_cycle_time: float = key(1, "horovod's cycle time in ms", ge=0)
+    auto_tune_tensor_fusion: Flag = key(False, "whether horovod tunes both")
     grad_updates_size_file: str | None = key(None, "a file with the sizes of gradients")
 
 
 class Profiling(Section):
-    """For the trial classes; other scripts call ``ctx.profiler.on()``."""
+    """Profiling of trial classes; other scripts call ``ctx.profiler.on()``."""
 
-    enabled: Flag = key(False, "whether samples of the machine are taken")
-    begin_on_batch: Count = key(0, "the first batch")
-    end_after_batch: Count | None = key(None, "the last batch")
-    sync_timings: Flag = key(True, "whether to wait for the GPU before a time is taken")
+    enabled: Flag = key(False, "whether to sample the node")
+    begin_on_batch: Count = key(0, "first batch")
+    end_after_batch: Count | None = key(None, "last batch")
+    sync_timings: Flag = key(True, "whether to wait for the GPU before taking a time")
 
 
 class Reproducibility(Section):
-    """What makes a search come out the same again."""
+    """Keys that make a search reproducible."""
 
-    experiment_seed: Seed | None = key(None, "the seed of the search; null: made up")
+    experiment_seed: Seed | None = key(None, "seed of the search; null: generated")
 
 
 class RetentionPolicy(Section):
-    """How long logs are kept."""
+    """Retention of logs."""
 
     log_retention_days: Days | None = ignored(-1, "days; -1: for ever")
 
 
 def _command(given: Any) -> str | list[str]:
-    words = [given.strip()] if isinstance(given, str) else given
+    words = given
+    if isinstance(given, str):
+        words = [given.strip()]
     if not (isinstance(words, list) and words and words[0] and all(isinstance(word, str) for word in words)):
         raise ValueError("should be a command: a text for sh, or a list of texts")
     unknown = [name for name in foreign_launchers(words) if name not in LAUNCHERS]
     if unknown:
         known = ", ".join(f"det_core.launch.{name}" for name in LAUNCHERS)
         raise ValueError(f"should do without determined.launch.{unknown[0]}: there is {known}")
-    return given if isinstance(given, str) else words
+    return given  # type: ignore[no-any-return]
 
 
 Command = Annotated[str | list[str], PlainValidator(_command)]
@@ -415,44 +424,46 @@ Command = Annotated[str | list[str], PlainValidator(_command)]
 class ExperimentFile(Section):
     """An experiment file."""
 
-    name: Text | None = key(None, "what it is called; null: a name is made up")
-    entrypoint: Command | None = key(None, "what each trial runs: a text for `sh`, or a program and its arguments")
-    searcher: AnySearcher = key(..., "how the hyperparameters of trials are chosen, and how long each trains")
-    hyperparameters: dict[str, Hyperparameter] = key({}, "what the search chooses from")
-    # A fault of the machine is no failure, up to five in a row without a new checkpoint.
-    max_restarts: Count = key(5, "how often a trial that fails is started again; a fault of the machine does not count")
-    resources: Resources = key(Resources(), "what trials get")
-    checkpoint_storage: AnyStorage = key(DefaultStorage(), "where checkpoints go, and which stay at the end")
-    preemption_timeout: float | None = key(None, "seconds between being told to stop and killed; null: 3600", ge=0)
-    environment: Environment = key(Environment(), "in what surroundings trials run")
-    data: dict[str, Any] = key({}, "anything for your scripts, which find it in `info.user_data`")
-    description: str | None = key(None, "a sentence for people")
-    labels: list[Text] = key([], "words to find it by")
-    workspace: str | None = key(None, "where it belongs; kept and shown")
-    project: str | None = key(None, "where it belongs; kept and shown")
-    debug: Flag = key(False, "whether launchers and trial classes say more")
-    reproducibility: Reproducibility = key(Reproducibility(), "the seed")
-    profiling: Profiling = key(Profiling(), "for the trial classes: samples of the machine")
-    min_validation_period: Period = key({"batches": 0}, "for the trial classes: validate at least so often")
-    min_checkpoint_period: Period = key({"batches": 0}, "for the trial classes: checkpoint at least so often")
-    perform_initial_validation: Flag = key(False, "for the trial classes: validate before training")
-    scheduling_unit: Positive = key(100, "for the trial classes: batches between two reports")
-    records_per_epoch: Count = key(0, "for the trial classes: what an epoch is")
-    checkpoint_policy: Literal["best", "all", "none"] = key("best", "for the trial classes: checkpoints by validations")
-    optimizations: Optimizations = key(Optimizations(), "for the horovod launcher and the trial classes")
-    retention_policy: RetentionPolicy | None = key(None, "how long logs are kept")
-    bind_mounts: list[Any] = ignored([], "folders for containers")
-    log_policies: list[Any] = ignored([], "what to do when a log line matches")
-    slurm: dict[str, Any] = ignored({}, "for Slurm")
-    pbs: dict[str, Any] = ignored({}, "for PBS")
-    security: dict[str, Any] | None = ignored(None, "for Kerberos and the like")
-    integrations: dict[str, Any] | None = ignored(None, "for other services")
-    unmanaged: Flag = key(False, "set by the master for what it only keeps a record of")
+    name: Text | None = key(None, "name of the experiment; null: generated")
+    entrypoint: Command | None = key(None, "command of each trial: a text for `sh`, or a program and its arguments")
+    searcher: AnySearcher = key(..., "choice of hyperparameters, and training length of each trial")
+    hyperparameters: dict[str, Hyperparameter] = key({}, "space of hyperparameters")
+    # A fault of the node is not a failure, up to five in a row without a new checkpoint.
+    max_restarts: Count = key(5, "restarts of a trial that fails; a fault of the node does not count")
+    resources: Resources = key(Resources(), "resources of trials")
+    checkpoint_storage: AnyStorage = key(DefaultStorage(), "storage of checkpoints, and which are kept at the end")
+    preemption_timeout: float | None = key(None, "seconds between a preemption and the kill; null: 3600", ge=0)
+    environment: Environment = key(Environment(), "environment of trials")
+    data: dict[str, Any] = key({}, "your own data, in scripts as `info.user_data`")
+    description: str | None = key(None, "description for people")
+    labels: list[Text] = key([], "labels to find it by")
+    workspace: str | None = key(None, "workspace, for display")
+    project: str | None = key(None, "project, for display")
+    debug: Flag = key(False, "whether launchers and trial classes log more")
+    reproducibility: Reproducibility = key(Reproducibility(), "seed of the search")
+    profiling: Profiling = key(Profiling(), "for trial classes: samples of the node")
+    min_validation_period: Period = key({"batches": 0}, "for trial classes: longest training between validations")
+    min_checkpoint_period: Period = key({"batches": 0}, "for trial classes: longest training between checkpoints")
+    perform_initial_validation: Flag = key(False, "for trial classes: whether to validate before training")
+    scheduling_unit: Positive = key(100, "for trial classes: batches between two reports")
+    records_per_epoch: Count = key(0, "for trial classes: records of an epoch")
+    checkpoint_policy: Literal["best", "all", "none"] = key(
+        "best", "for trial classes: which validations lead to a checkpoint"
+    )
+    optimizations: Optimizations = key(Optimizations(), "for the horovod launcher and trial classes")
+    retention_policy: RetentionPolicy | None = key(None, "retention of logs")
+    bind_mounts: list[Any] = ignored([], "directories mounted in containers")
+    log_policies: list[Any] = ignored([], "reactions to log lines")
+    slurm: dict[str, Any] = ignored({}, "options for Slurm")
+    pbs: dict[str, Any] = ignored({}, "options for PBS")
+    security: dict[str, Any] | None = ignored(None, "settings of Kerberos and similar systems")
+    integrations: dict[str, Any] | None = ignored(None, "settings of other services")
+    unmanaged: Flag = key(False, "set by the master for runs that it only records")
 
     @model_validator(mode="before")
     @classmethod
     def _drop_empty_sections(cls, given: Any) -> Any:
-        """``data:`` with nothing below it is null in YAML."""
+        # YAML reads `data:` with nothing below it as null.
         if not isinstance(given, Mapping):
             return given
         defaults = {name: info.get_default(call_default_factory=True) for name, info in cls.model_fields.items()}
@@ -463,7 +474,11 @@ class ExperimentFile(Section):
     @classmethod
     def _batch_size_is_whole(cls, given: dict[str, Any]) -> dict[str, Any]:
         size = given.get("global_batch_size", Const(type="const", val=1))
-        values = size.vals if isinstance(size, Categorical) else [size.val] if isinstance(size, Const) else [None]
+        values: list[Any] = [None]
+        if isinstance(size, Categorical):
+            values = size.vals
+        elif isinstance(size, Const):
+            values = [size.val]
         if not isinstance(size, Int) and not all(type(value) is int for value in values):
             raise ValueError("global_batch_size should be an integer, or an int or categorical of integers")
         return given
@@ -481,10 +496,10 @@ class ExperimentFile(Section):
 
 
 def _check_grid(hyperparameters: Mapping[str, Any]) -> None:
-    """Look whether the hyperparameters are a grid, and not too many points.
+    """Check that the hyperparameters are a grid of not too many points.
 
     Raises:
-        ValueError: a count is missing, or there are more than `MAX_GRID` points.
+        ValueError: If a count is missing, or there are more than `MAX_GRID` points.
     """
     axes = list(flatten_hyperparameters(hyperparameters, "hyperparameters"))
     uncounted = [path for path, axis in axes if isinstance(axis, Range) and axis.count is None]
@@ -509,4 +524,6 @@ def _points(axis: Section) -> int:
         return len(axis.vals)
     if isinstance(axis, Int):
         return min(axis.count or 1, axis.maxval - axis.minval + 1)
-    return axis.count or 1 if isinstance(axis, Range) else 1
+    if isinstance(axis, Range):
+        return axis.count or 1
+    return 1

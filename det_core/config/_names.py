@@ -1,4 +1,4 @@
-"""Names for experiments that have none."""
+"""Generated names of experiments."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ _ANIMALS = """
 
 
 def generate_name(digest: int) -> str:
-    """Two words and a number, always the same for one ``digest``."""
-    qualities, animals = _QUALITIES.split(), _ANIMALS.split()
+    """Return two words and a number, the same for the same ``digest``."""
+    qualities = _QUALITIES.split()
+    animals = _ANIMALS.split()
     rest, first = divmod(digest, len(qualities))
     rest, second = divmod(rest, len(animals))
     return f"{qualities[first]}-{animals[second]}-{rest % 1000:03}"

@@ -63,7 +63,7 @@ def test_values_are_as_scripts_get_them_and_which_end_is_best_is_said(
     rows = [line.split(maxsplit=1) for line in said.out.splitlines()]
     assert rows[1:4] == [["lr", "0.0001 to 0.1, logarithmic"], ["net.layers", "2 to 8"], ["opt", "sgd"]]
     assert "async_halving, the smallest accuracy is best: 12 trials" in said.out
-    assert "if the largest is: smaller_is_better: false" in said.err
+    assert "to maximize it: smaller_is_better: false" in said.err
     assert main(["search", "preview", config({**HALVING, "metric": "accuracy", "smaller_is_better": False})]) == 0
     said = capsys.readouterr()
     assert "the largest accuracy is best" in said.out and said.err == ""

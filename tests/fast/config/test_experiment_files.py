@@ -1,4 +1,4 @@
-"""Whole experiment files: what becomes of them, and that what becomes of them is a file again."""
+"""Whole experiment files: values, defaults, warnings."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def read(name: str, **more: Any) -> Experiment:
 
 
 @pytest.mark.parametrize("name", GOOD)
-def test_the_data_are_complete_plain_and_a_file_again(name: str) -> None:
+def test_experiment_data_are_a_valid_experiment_file(name: str) -> None:
     experiment = read(name)
     assert json.loads(json.dumps(experiment.data)) == experiment.data
     assert parse_experiment(experiment.data) == experiment
     assert parse_experiment(json.dumps(experiment.data)) == experiment
 
 
-def test_every_field_has_what_the_file_says() -> None:
+def test_experiment_properties_equal_values_of_file() -> None:
     e = read("everything.yaml")
     assert (e.name, e.description, e.labels) == ("mnist-grid", "Each point of a grid.", ["mnist", "grid"])
     assert e.entrypoint == "python3 -m determined.launch.torch_distributed -- python3 train.py --data /data"
@@ -50,7 +50,7 @@ def test_every_field_has_what_the_file_says() -> None:
     assert e.data["profiling"] == {"enabled": True, "begin_on_batch": 0, "end_after_batch": None, "sync_timings": True}
 
 
-def test_what_has_no_effect_is_said_in_one_warning_and_the_launcher_in_another() -> None:
+def test_parse_with_ignored_keys_and_replaced_launcher_warns() -> None:
     warnings = read("everything.yaml").warnings
     assert len(warnings) == 2
     nothing, launcher = warnings
@@ -82,7 +82,7 @@ def test_what_has_no_effect_is_said_in_one_warning_and_the_launcher_in_another()
         ("environment.force_pull_image", False, False),
     ],
 )
-def test_what_asks_for_nothing_is_not_warned_of(key: str, value: object, warned: bool) -> None:
+def test_parse_with_ignored_keys_at_defaults_does_not_warn(key: str, value: object, warned: bool) -> None:
     *sections, last = key.split(".")
     wanted: object = {last: value}
     for section in reversed(sections):
@@ -94,7 +94,7 @@ def test_what_asks_for_nothing_is_not_warned_of(key: str, value: object, warned:
 
 
 @pytest.mark.parametrize(("minval", "maxval", "warned"), [(1e-5, 1e-2, True), (-5, -2, False), (0, 1, False)])
-def test_log_range_of_values_instead_of_exponents_warns(minval: float, maxval: float, warned: bool) -> None:
+def test_parse_with_log_range_of_values_warns(minval: float, maxval: float, warned: bool) -> None:
     space = {"optimizer": {"lr": {"type": "log", "base": 10, "minval": minval, "maxval": maxval}}}
     searcher = {"name": "random", "metric": "loss", "max_length": 1, "max_trials": 2}
     found = parse_experiment({"name": "a", "entrypoint": "b", "searcher": searcher, "hyperparameters": space}).warnings
@@ -102,7 +102,7 @@ def test_log_range_of_values_instead_of_exponents_warns(minval: float, maxval: f
     assert list(found) == ([text] if warned else [])
 
 
-def test_the_defaults_are_those_of_the_contract() -> None:
+def test_parse_fills_in_defaults_of_contract() -> None:
     e = read("smallest.yaml", default_seed=7)
     assert e.warnings == ()
     assert e.name == e.data["name"] != ""
@@ -186,7 +186,7 @@ def test_the_defaults_are_those_of_the_contract() -> None:
     assert (e.source_trial_id, e.source_checkpoint_uuid, e.description) == (None, None, None)
 
 
-def test_the_defaults_of_the_searches_are_those_of_the_contract() -> None:
+def test_parse_fills_in_defaults_of_searches() -> None:
     asha = read("asha_by_validations.json")
     assert asha.time_metric == "epochs"
     assert asha.searcher == {
@@ -208,7 +208,7 @@ def test_the_defaults_of_the_searches_are_those_of_the_contract() -> None:
     }
 
 
-def test_name_and_seed_are_made_up_the_same_each_time() -> None:
+def test_generated_name_and_seed_follow_from_content() -> None:
     first, again, other = read("smallest.yaml"), read("smallest.yaml"), read("smallest.yaml", default_seed=3)
     assert (first.name, first.seed) == (again.name, again.seed)
     assert (other.name, other.seed) != (first.name, first.seed)
@@ -216,7 +216,7 @@ def test_name_and_seed_are_made_up_the_same_each_time() -> None:
     assert read("everything.yaml", default_seed=3).seed == 1337
 
 
-def test_one_that_was_stored_needs_no_reading() -> None:
+def test_experiment_from_stored_data_equals_parsed_one() -> None:
     experiment = read("everything.yaml")
     stored = Experiment(json.loads(json.dumps(experiment.data)))
     assert stored.environment_variables_for("cuda") == experiment.environment_variables_for("cuda")

@@ -1,4 +1,4 @@
-"""What is wrong with an experiment file is said all at once: where, what is there, what is wrong; and no secret."""
+"""Mistakes in experiment files: all at once, each with its key, value and cause, and without secrets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SECRET = "hunter2hunter2"
 
 
 def wrong(changes: Any, **more: Any) -> list[ConfigProblem]:
-    """The mistakes of a good file with changes."""
+    """Return the mistakes of a valid file with changes."""
     with pytest.raises(ConfigError) as e:
         parse_experiment({**GOOD, **changes}, **more)
     assert str(e.value).splitlines() == [str(error) for error in e.value.errors]
@@ -40,13 +40,13 @@ def searcher(**more: Any) -> dict[str, Any]:
     return {"searcher": {**ASHA, **more}}
 
 
-def test_a_file_with_six_mistakes_shows_six_lines() -> None:
+def test_parse_with_six_mistakes_lists_six_lines() -> None:
     with pytest.raises(ConfigError) as e:
         parse_experiment((FILES / "six_mistakes.yaml").read_text())
     assert str(e.value).splitlines() == [
         "searcher.max_length: should be one of {batches: N}, {records: N} and {epochs: N}, N at least 1",
         "searcher.max_trials: missing",
-        "searcher.max_trails: no such key; did you mean max_trials?",
+        "searcher.max_trails: unknown key; did you mean max_trials?",
         "hyperparameters.lr: minval should be less than maxval",
         "hyperparameters.momentum.type is 'float': should be one of const, int, double, log, categorical; "
         "did you mean double?",
@@ -97,32 +97,32 @@ def test_a_file_with_six_mistakes_shows_six_lines() -> None:
         ({"environment": {"environment_variables": "A=1"}}, "environment.environment_variables: should be an object"),
     ],
 )
-def test_fields(changes: dict[str, Any], line: str) -> None:
+def test_parse_with_invalid_value_names_key_and_expectation(changes: dict[str, Any], line: str) -> None:
     assert lines(changes)[0].startswith(line)
 
 
 @pytest.mark.parametrize(
     ("changes", "line"),
     [
-        ({"max_restart": 1}, "max_restart: no such key; did you mean max_restarts?"),
-        ({"slots_per_trial": 2}, "slots_per_trial: no such key; did you mean resources.slots_per_trial?"),
-        ({"resources": {"max_restarts": 2}}, "resources.max_restarts: no such key; max_restarts belongs at the top"),
-        ({"resources": {"pool": 2}}, "resources.pool: no such key; there are slots_per_trial, max_slots, "),
-        (searcher(max_trails=3), "searcher.max_trails: no such key; did you mean max_trials?"),
-        ({"searcher": {**GOOD["searcher"], "max_trials": 2}}, "searcher.max_trials: no such key; only random, async_"),
-        ({"searcher": {**ASHA, "name": "adaptive_asha"}}, "searcher.num_rungs: no such key; only async_halving takes"),
-        ({"checkpoint_storage": {**S3, "acess_key": "A"}}, "checkpoint_storage.acess_key: no such key; did you mean a"),
+        ({"max_restart": 1}, "max_restart: unknown key; did you mean max_restarts?"),
+        ({"slots_per_trial": 2}, "slots_per_trial: unknown key; did you mean resources.slots_per_trial?"),
+        ({"resources": {"max_restarts": 2}}, "resources.max_restarts: unknown key; max_restarts belongs at the top"),
+        ({"resources": {"pool": 2}}, "resources.pool: unknown key; allowed: slots_per_trial, max_slots, "),
+        (searcher(max_trails=3), "searcher.max_trails: unknown key; did you mean max_trials?"),
+        ({"searcher": {**GOOD["searcher"], "max_trials": 2}}, "searcher.max_trials: unknown key; only random, async_"),
+        ({"searcher": {**ASHA, "name": "adaptive_asha"}}, "searcher.num_rungs: unknown key; only async_halving takes"),
+        ({"checkpoint_storage": {**S3, "acess_key": "A"}}, "checkpoint_storage.acess_key: unknown key; did you mean a"),
         (
             {"hyperparameters": {"x": {"y": {"type": "const", "val": 1, "value": 1}}}},
-            "hyperparameters.x.y.value: no such key; did you mean val?",
+            "hyperparameters.x.y.value: unknown key; did you mean val?",
         ),
         (
             {"environment": {"environment_variables": {"A": "1"}}},
-            "environment.environment_variables.A: no such key; there are cpu, cuda, rocm, gpu",
+            "environment.environment_variables.A: unknown key; allowed: cpu, cuda, rocm, gpu",
         ),
     ],
 )
-def test_a_misspelt_key_names_the_nearest(changes: dict[str, Any], line: str) -> None:
+def test_parse_with_unknown_key_suggests_nearest(changes: dict[str, Any], line: str) -> None:
     (found,) = lines(changes)
     assert found.startswith(line)
 
@@ -155,7 +155,7 @@ def test_a_misspelt_key_names_the_nearest(changes: dict[str, Any], line: str) ->
         ),
     ],
 )
-def test_searchers(changes: dict[str, Any], line: str) -> None:
+def test_parse_with_invalid_searcher_names_key(changes: dict[str, Any], line: str) -> None:
     (found,) = lines(changes)
     assert found.startswith("searcher" + line)
 
@@ -163,7 +163,7 @@ def test_searchers(changes: dict[str, Any], line: str) -> None:
 @pytest.mark.parametrize(
     ("former", "now"), [("adaptive", "adaptive_asha"), ("sync_halving", "adaptive_asha"), ("randon", "random")]
 )
-def test_a_searcher_of_former_times_or_misspelt(former: str, now: str) -> None:
+def test_parse_with_renamed_or_misspelled_searcher_suggests_name(former: str, now: str) -> None:
     assert lines(searcher(name=former))[0].endswith(f"; did you mean {now}?")
 
 
@@ -188,7 +188,7 @@ def test_a_searcher_of_former_times_or_misspelt(former: str, now: str) -> None:
         ({"inner": {"type": "int", "minval": 3, "maxval": 2}}, ".inner: minval should be less than maxval"),
     ],
 )
-def test_hyperparameters(value: Any, line: str) -> None:
+def test_parse_with_invalid_hyperparameter_names_key(value: Any, line: str) -> None:
     (found,) = lines({"hyperparameters": {"x": value}})
     assert found.startswith("hyperparameters.x" + line)
 
@@ -197,14 +197,14 @@ def test_hyperparameters(value: Any, line: str) -> None:
     "value",
     [1.5, "a", None, {"type": "double", "minval": 1, "maxval": 2}, {"a": 1}, {"type": "categorical", "vals": [1, 1.5]}],
 )
-def test_the_global_batch_size_is_an_integer(value: Any) -> None:
+def test_parse_with_fractional_global_batch_size_is_rejected(value: Any) -> None:
     (line,) = lines({"hyperparameters": {"global_batch_size": value}})
     assert line == "hyperparameters: global_batch_size should be an integer, or an int or categorical of integers"
     for good in (1, {"type": "int", "minval": 1, "maxval": 2}, {"type": "categorical", "vals": [1, 2]}):
         parse_experiment({**GOOD, "hyperparameters": {"global_batch_size": good}})
 
 
-def test_a_grid_needs_counts_and_has_a_bound() -> None:
+def test_parse_grid_without_counts_or_too_large_is_rejected() -> None:
     grid = {"searcher": {"name": "grid", "metric": "loss"}}
     range_ = {"minval": 1, "maxval": 4}
     b = {"c": {"type": "double", **range_}, "d": {"type": "log", "base": 2, "count": 2, **range_}}
@@ -221,7 +221,7 @@ def test_a_grid_needs_counts_and_has_a_bound() -> None:
     ("storage", "line"),
     [
         ({"type": "s4"}, ".type: should be one of directory, shared_fs, s3, gcs, azure, fsspec"),
-        ({"bucket": "b"}, ".bucket: no such key; only s3, gcs take it"),
+        ({"bucket": "b"}, ".bucket: unknown key; only s3, gcs take it"),
         ({"type": "directory", "container_path": "here"}, ".container_path: should be an absolute path"),
         ({"type": "shared_fs"}, ".host_path: missing"),
         ({"type": "shared_fs", "host_path": "/a", "storage_path": "../b"}, ": storage_path must lie inside host_path"),
@@ -244,7 +244,7 @@ def test_a_grid_needs_counts_and_has_a_bound() -> None:
         ("s3://b", ": should be an object"),
     ],
 )
-def test_checkpoint_storage(storage: Any, line: str) -> None:
+def test_parse_with_invalid_checkpoint_storage_names_key(storage: Any, line: str) -> None:
     (found,) = lines({"checkpoint_storage": storage})
     assert found.startswith("checkpoint_storage" + line)
 
@@ -278,12 +278,12 @@ AUTH = {"environment": {"registry_auth": {"password": SECRET}}}
         ({}, [f"data.x={{a: {SECRET}, a: {SECRET}}}"]),
     ],
 )
-def test_no_secret_is_ever_repeated(changes: dict[str, Any], overrides: list[str]) -> None:
+def test_config_error_contains_no_secret(changes: dict[str, Any], overrides: list[str]) -> None:
     assert SECRET not in "".join(lines(changes, overrides=overrides)).replace("override 'data.x: hunter2hunter2'", "")
 
 
 @pytest.mark.parametrize("value", [f"*{SECRET}", f"!{SECRET} x", f"!a!{SECRET} x", f"{SECRET}\n  secret_key: {SECRET}"])
-def test_nor_is_one_that_cannot_be_read(value: str) -> None:
+def test_config_error_of_unreadable_text_contains_no_secret(value: str) -> None:
     with pytest.raises(ConfigError, match=r"not readable as YAML or JSON \(line ") as e:
         parse_experiment(f"checkpoint_storage:\n  secret_key: {value}\n")
     assert SECRET not in str(e.value)
@@ -300,10 +300,10 @@ def test_nor_is_one_that_cannot_be_read(value: str) -> None:
         ("a:\n\t- b", "the experiment file: not readable as YAML or JSON (line 2, column 1: a tab; indent by spaces"),
         ('{"a": 1, "b": {"a": 1, "a": 2}}', "a: given a second time"),
         ("a: !!python/name:os.system", "the experiment file: not readable as YAML or JSON (line 1, column 4: could "),
-        ("a: !!set {b}", "a: set is no type of JSON's"),
+        ("a: !!set {b}", "a: set is not a type of JSON"),
         ("a: \x01", "the experiment file: not readable as YAML or JSON (a character that YAML does not know)"),
-        ("a: " + "9" * 5000, "the experiment file: not readable as YAML or JSON (a number that is none)"),
-        ('{"a": ' + "9" * 5000 + "}", "the experiment file: not readable as YAML or JSON (a number that is none)"),
+        ("a: " + "9" * 5000, "the experiment file: not readable as YAML or JSON (an invalid number)"),
+        ('{"a": ' + "9" * 5000 + "}", "the experiment file: not readable as YAML or JSON (an invalid number)"),
         ("a: 1\n---\nb: 1", "the experiment file: not readable as YAML or JSON (line 2, column 1: but found another"),
         ("[" * 1000, "the experiment file: nested without end"),
         ("x: " + "y" * (1 << 20), "the experiment file: 1,048,579 characters long"),
@@ -311,7 +311,7 @@ def test_nor_is_one_that_cannot_be_read(value: str) -> None:
         (LAUGHS, "e: too large, or repeats itself without end; 100,000 values and 50 levels are the limit"),
     ],
 )
-def test_what_cannot_be_read(text: str, line: str) -> None:
+def test_parse_of_unreadable_text_names_line(text: str, line: str) -> None:
     with pytest.raises(ConfigError) as e:
         parse_experiment(text)
     assert str(e.value).startswith(line)
@@ -325,28 +325,28 @@ def test_what_cannot_be_read(text: str, line: str) -> None:
         (2**64, "data.x: should be an integer of 64 bits"),
         ("a\0b", "data.x: should be a text that Unicode can hold, without NUL"),
         ("\ud800", "data.x: should be a text that Unicode can hold, without NUL"),
-        ({1, 2}, "data.x: set is no type of JSON's"),
-        ({None: 1}, "data.x: has a key that is no text"),
+        ({1, 2}, "data.x: set is not a type of JSON"),
+        ({None: 1}, "data.x: has a key that is not a text"),
         ({1: 1, "1": 2}, "1: given a second time"),
     ],
 )
-def test_what_json_cannot_hold(value: Any, line: str) -> None:
+def test_parse_of_value_outside_json_is_rejected(value: Any, line: str) -> None:
     assert lines({"data": {"x": value}}) == [line]
 
 
-def test_long_values_are_shortened_and_everything_stays_on_one_line() -> None:
+def test_config_error_shortens_long_values() -> None:
     (line,) = lines({"data": "first\nsecond" * 1000})
     assert line.startswith("data is 'first\\nsecondfirst")
     assert len(line) < 130
 
 
-def test_a_key_that_ends_a_line_or_steers_a_terminal_is_spelled_out() -> None:
+def test_config_error_escapes_control_characters() -> None:
     missing, unknown = lines({"a\nb\x1b[2J": 1, "hyperparameters": {"\u2028": {"type": "int", "minval": 1}}})
-    assert unknown.startswith(r"a\nb\x1b[2J: no such key")
+    assert unknown.startswith(r"a\nb\x1b[2J: unknown key")
     assert missing.startswith(r"hyperparameters.\u2028.maxval: missing")
 
 
-def test_mistakes_are_found_in_a_text_as_in_what_it_means() -> None:
+def test_parse_of_text_and_of_object_find_same_mistakes() -> None:
     mistaken = {**GOOD, **searcher(max_trials=0), "labels": [1]}
     for text in (json.dumps(mistaken), f"# YAML\n{json.dumps(mistaken)}"):
         with pytest.raises(ConfigError) as e:

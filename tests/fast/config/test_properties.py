@@ -1,4 +1,4 @@
-"""Any valid experiment file, made at random: what is read of it is a file again, and means the same."""
+"""Properties of the parser, for random experiment files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def ends(values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def of(kind: str, *parts: st.SearchStrategy[dict[str, Any]], **values: st.SearchStrategy[Any]) -> Any:
-    """Objects of a type, some of their keys left out where they may be."""
+    """Return objects of a type without some of their optional keys."""
     return st.tuples(st.fixed_dictionaries({}, optional=values), *parts).map(
         lambda made: {"type": kind, **{k: v for part in made for k, v in part.items()}}
     )
@@ -99,7 +99,7 @@ files = st.fixed_dictionaries(
 
 
 @given(files)
-def test_what_is_read_of_a_file_is_a_file_again(file: dict[str, Any]) -> None:
+def test_parse_of_any_file_gives_valid_file(file: dict[str, Any]) -> None:
     first = parse_experiment(file)
     assert json.loads(json.dumps(first.data)) == first.data
     assert parse_experiment(first.data) == first
@@ -111,14 +111,14 @@ def test_what_is_read_of_a_file_is_a_file_again(file: dict[str, Any]) -> None:
 
 
 @given(files, st.integers(0, 2**31))
-def test_yaml_means_what_json_means(file: dict[str, Any], seed: int) -> None:
+def test_parse_of_yaml_equals_parse_of_json(file: dict[str, Any], seed: int) -> None:
     text = io.StringIO()
     YAML(typ="safe", pure=True).dump(file, text)
     assert parse_experiment(text.getvalue(), default_seed=seed) == parse_experiment(json.dumps(file), default_seed=seed)
 
 
 @given(files, st.integers(0, 2**32 - 1))
-def test_every_search_that_is_accepted_can_begin(file: dict[str, Any], seed: int) -> None:
+def test_search_of_any_accepted_file_starts(file: dict[str, Any], seed: int) -> None:
     searcher = {key: value for key, value in file["searcher"].items() if key != "class"}
     if "max_trials" in searcher:
         searcher["max_trials"] = min(searcher["max_trials"], 20)
@@ -137,7 +137,7 @@ nearly = st.recursive(
 
 
 @given(nearly)
-def test_whatever_is_given_is_read_or_refused(given_: Any) -> None:
+def test_parse_of_any_object_returns_or_raises_config_error(given_: Any) -> None:
     try:
         parse_experiment(json.dumps(given_))
     except ConfigError as e:
@@ -146,7 +146,7 @@ def test_whatever_is_given_is_read_or_refused(given_: Any) -> None:
 
 
 @given(texts)
-def test_whatever_is_written_is_read_or_refused(text: str) -> None:
+def test_parse_of_any_text_returns_or_raises_config_error(text: str) -> None:
     try:
         parse_experiment(text)
     except ConfigError as e:

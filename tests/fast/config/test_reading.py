@@ -1,4 +1,4 @@
-"""How an experiment file is read: scalars, overrides, defaults, commands, notices."""
+"""Parsing of experiment files: scalars, overrides, defaults, commands, warnings."""
 
 from __future__ import annotations
 
@@ -47,32 +47,32 @@ def experiment(more: str = "", **options: Any) -> Experiment:
         ("[1, {a: b}]", [1, {"a": "b"}]),
     ],
 )
-def test_scalars_are_those_of_yaml_1_2(text: str, value: Any) -> None:
+def test_parse_reads_scalars_of_yaml_1_2(text: str, value: Any) -> None:
     found = experiment(f"data: {{x: {text}}}").data["data"]["x"]
     assert found == value
     assert type(found) is type(value)
 
 
-def test_anchors_and_merges_are_followed() -> None:
+def test_parse_follows_anchors_and_merges() -> None:
     data = experiment("data: {a: &a {x: 1, y: 2}, b: {<<: *a, y: 3}, c: *a}").data["data"]
     assert data == {"a": {"x": 1, "y": 2}, "b": {"x": 1, "y": 3}, "c": {"x": 1, "y": 2}}
     assert data["a"] is not data["c"]
 
 
-def test_integers_may_be_written_as_powers_and_switches_as_words() -> None:
+def test_parse_reads_powers_as_integers_and_words_as_booleans() -> None:
     made = experiment("max_restarts: 1e3\ndebug: yes\nhyperparameters: {n: {type: int, minval: 1e1, maxval: 1e2}}")
     assert (made.max_restarts, type(made.max_restarts), made.data["debug"]) == (1000, int, True)
     assert made.hyperparameters["n"] == {"type": "int", "minval": 10, "maxval": 100, "count": None}
 
 
-def test_the_given_object_is_not_changed() -> None:
+def test_parse_does_not_change_its_argument() -> None:
     given = {"entrypoint": "a", "searcher": {"name": "single", "metric": "b"}, "data": {"x": [1]}}
     made = parse_experiment(given, overrides=["data.x.0=2"], defaults={"labels": ["a"]})
     assert made.data["data"] == {"x": [2]}
     assert given == {"entrypoint": "a", "searcher": {"name": "single", "metric": "b"}, "data": {"x": [1]}}
 
 
-def test_overrides_change_values_and_make_sections() -> None:
+def test_override_changes_value_and_creates_sections() -> None:
     overrides = ["searcher.metric=accuracy", "resources.slots_per_trial=2", "labels=[a, b]", "labels.1=c", "name=x=y",
                  "data.deep.er=1e-3", "hyperparameters={lr: 0.1}", "max_restarts=0", "description="]  # fmt: skip
     made = experiment("description: words", overrides=overrides)
@@ -82,18 +82,18 @@ def test_overrides_change_values_and_make_sections() -> None:
     assert (made.max_restarts, made.description) == (0, None)
 
 
-def test_overrides_that_change_nothing_are_mistakes_beside_those_of_the_file() -> None:
+def test_override_that_is_invalid_is_listed_with_mistakes_of_file() -> None:
     with pytest.raises(ConfigError) as e:
         experiment(
             "labels: [a]\nmax_restarts: -1",
             overrides=["name", "=x", "a..b=1", "labels.4=b", "name.x=1", "entrypoint.a=2", "data=[", "data.x=.nan"],
         )
     assert str(e.value).splitlines() == [
-        "override 'name': should be a change as searcher.max_trials=8",
-        "override '': should be a change as searcher.max_trials=8",
-        "override 'a..b': should be a change as searcher.max_trials=8",
+        "override 'name': should be a change such as searcher.max_trials=8",
+        "override '': should be a change such as searcher.max_trials=8",
+        "override 'a..b': should be a change such as searcher.max_trials=8",
         "override 'labels.4': should be about one of the items 0 to 0 of labels",
-        "override 'entrypoint.a': should be about entrypoint itself, which is no object",
+        "override 'entrypoint.a': should be about entrypoint itself, which is not an object",
         "override 'data': should have a value as YAML has it",
         "override 'data.x': should have a value as YAML has it",
         "name: should be a valid string",
@@ -101,7 +101,7 @@ def test_overrides_that_change_nothing_are_mistakes_beside_those_of_the_file() -
     ]
 
 
-def test_changes_can_be_read_without_a_file() -> None:
+def test_read_overrides_returns_nested_object() -> None:
     assert read_overrides(["searcher.max_length=5", "searcher.metric=a"]) == {
         "searcher": {"max_length": 5, "metric": "a"}
     }
@@ -112,7 +112,7 @@ def test_changes_can_be_read_without_a_file() -> None:
             read()
 
 
-def test_a_masters_defaults_stand_where_the_file_says_nothing() -> None:
+def test_parse_with_defaults_of_master_fills_missing_keys() -> None:
     defaults = {
         "max_restarts": 1,
         "name": "default",
@@ -135,14 +135,14 @@ def test_a_masters_defaults_stand_where_the_file_says_nothing() -> None:
     assert (other.data["checkpoint_storage"]["prefix"], other.save_trial_best) == ("a/b", 3)
 
 
-def test_one_that_is_only_kept_needs_no_entrypoint() -> None:
+def test_parse_of_unmanaged_experiment_needs_no_entrypoint() -> None:
     made = parse_experiment("searcher: {name: single, metric: unmanaged, max_length: 100000000}", managed=False)
     assert made.entrypoint is None
     with pytest.raises(ConfigError, match="entrypoint: missing"):
         parse_experiment("searcher: {name: single, metric: unmanaged}")
 
 
-def test_a_custom_search_takes_keys_of_its_own() -> None:
+def test_parse_of_custom_searcher_keeps_its_own_keys() -> None:
     made = parse_experiment(
         "entrypoint: a\nsearcher: {name: custom, metric: m, class: 'mine:Method', population: 8, unit: epochs}"
     )
@@ -151,7 +151,7 @@ def test_a_custom_search_takes_keys_of_its_own() -> None:
     assert parse_experiment(made.data) == made
 
 
-def test_variables_of_a_list_are_set_on_every_device_and_gpu_is_cuda() -> None:
+def test_environment_variables_of_list_apply_to_every_device() -> None:
     everywhere = experiment("environment: {environment_variables: [A=1, A=2, B=]}")
     for device in ("cpu", "cuda", "rocm"):
         assert everywhere.environment_variables_for(device) == {"A": "2", "B": ""}
@@ -179,34 +179,32 @@ def test_variables_of_a_list_are_set_on_every_device_and_gpu_is_cuda() -> None:
         ("ls my.determined.launch.x /determined/launch", ["sh", "-c", "ls my.determined.launch.x /determined/launch"]),
     ],
 )
-def test_the_command_of_an_entrypoint(entrypoint: str | list[str], command: list[str]) -> None:
+def test_entrypoint_command_returns_command(entrypoint: str | list[str], command: list[str]) -> None:
     assert entrypoint_command(entrypoint) == command
 
 
-def test_the_launchers_that_stand_in_are_those_there_are() -> None:
+def test_launchers_of_config_equal_modules_of_launch() -> None:
     import det_core.launch as launch
 
     folder = launch.__path__[0]
     assert sorted(LAUNCHERS) == sorted(p.stem for p in Path(folder).glob("[a-z]*.py"))
 
 
-def test_a_full_file_of_defaults_gets_no_warning() -> None:
+def test_parse_of_file_of_defaults_does_not_warn() -> None:
     made = experiment()
     assert made.warnings == ()
     assert parse_experiment(made.data).warnings == ()
 
 
-def test_lengths_that_have_no_effect_are_said() -> None:
+def test_parse_with_lengths_beside_time_metric_warns() -> None:
     made = parse_experiment(
         "entrypoint: a\nsearcher: {name: async_halving, metric: m, max_trials: 3, num_rungs: 2, max_length: 9, "
         "time_metric: epochs, max_time: 9, stop_once: true}"
     )
-    assert made.warnings == (
-        "searcher.max_length and searcher.stop_once have no effect, as there is searcher.time_metric",
-    )
+    assert made.warnings == ("no effect beside searcher.time_metric: searcher.max_length, searcher.stop_once",)
 
 
-def test_a_section_with_nothing_below_it_is_as_if_it_were_not_there() -> None:
+def test_parse_reads_empty_section_as_missing() -> None:
     empty = "data:\nlabels:\nresources:\nhyperparameters:\ncheckpoint_storage:\nmin_validation_period:\ndescription:\n"
     name = "name: x\n"
     assert experiment(name + empty, default_seed=1).data == experiment(name, default_seed=1).data

@@ -1,4 +1,4 @@
-"""The reference of the experiment file is what the models say, and its examples are experiment files."""
+"""Reference of the experiment file: generated from the models, with valid examples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_the_reference_is_up_to_date() -> None:
     assert (DOCS / "reference-experiment.md").read_text() == module.reference(), "run `make docs`"
 
 
-def test_its_examples_can_be_read() -> None:
+def test_experiment_reference_examples_parse() -> None:
     examples = re.findall(r"^```yaml\n(.*?)^```", (DOCS / "reference-experiment.md").read_text(), re.M | re.S)
     assert examples
     for example in examples:

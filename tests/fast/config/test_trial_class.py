@@ -1,4 +1,4 @@
-"""Which trial class an entrypoint names, and whether a module's source has it."""
+"""Trial classes that entrypoints name, and that a module's source defines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from det_core.config import defines_name, entrypoint_trial
         (["python", "-m", "module"], None),
     ],
 )
-def test_the_class_of_an_entrypoint(entrypoint: str | list[str], expected: tuple[str, str] | None) -> None:
+def test_entrypoint_trial_returns_trial_class(entrypoint: str | list[str], expected: tuple[str, str] | None) -> None:
     assert entrypoint_trial(entrypoint) == expected
 
 
@@ -30,10 +30,10 @@ def test_the_class_of_an_entrypoint(entrypoint: str | list[str], expected: tuple
         "class T(:",
     ],
 )  # fmt: skip
-def test_sources_that_have_it(source: str) -> None:
+def test_defines_name_in_defining_source_is_true(source: str) -> None:
     assert defines_name(source, "T")
 
 
 @pytest.mark.parametrize("source", ["", "class Other: ...", "def f():\n  T = 1", "import T.x as y", "print(T)"])
-def test_sources_that_have_not(source: str) -> None:
+def test_defines_name_in_other_source_is_false(source: str) -> None:
     assert not defines_name(source, "T")
