@@ -1,4 +1,4 @@
-"""The venv of the frameworks, machines and a Slurm for the tests of launchers."""
+"""Fixtures for tests of launchers: the venv of the frameworks, nodes, Slurm."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LONG = ("test_example_deepspeed_trial.py", "test_quickstart_frameworks.py", "tes
 
 @pytest.fixture(autouse=True)
 def frameworks() -> None:
-    """What all of them run."""
+    """Skip without the venv of the frameworks."""
     need()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Those of minutes begin first, so that no worker is left alone with one of them at the end."""
+    """Run the longest files first, so that none is left to one worker at the end."""
     items.sort(key=lambda item: item.path.name not in LONG)

@@ -17,7 +17,7 @@ SCRIPT = """
     from det_core import core
     from det_core._env import Environment
     {context}
-    with distributed as d:  # and no core.init(), as there is no master
+    with distributed as d:  # without core.init(), which needs a master here
         place = [d.rank, d.size, d.local_rank, d.local_size, d.cross_rank, d.cross_size]
         told = d.allgather([place, socket.gethostname(), Environment.read().secret])
     print("told", json.dumps(told))
@@ -25,7 +25,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_each_starts_its_own_ranks(hosts: Hosts, tmp_path: Path, name: str) -> None:
+def test_launcher_in_each_container_starts_its_own_ranks(hosts: Hosts, tmp_path: Path, name: str) -> None:
     framework = FRAMEWORKS[name]
     script = write(tmp_path, "script.py", SCRIPT.format(context=framework.context))
     with ExitStack() as stack:
@@ -43,7 +43,7 @@ def test_each_starts_its_own_ranks(hosts: Hosts, tmp_path: Path, name: str) -> N
 
 
 def info_of(folder: Path, rank: int) -> Path:
-    """The files that tell a container of itself."""
+    """Write a container's info files, and return their folder."""
     cluster = {
         "master_url": f"http://{ADDRESSES[0]}:8080", "cluster_id": "c", "agent_id": "a", "slot_ids": [0, 1],
         "task_id": "1", "allocation_id": "1.1", "session_token": SECRET, "task_type": "TRIAL",

@@ -28,7 +28,7 @@ from support.engine_trials import Pipelined, Tiny, fit, say
 
 
 def given(folder: Path) -> dict[str, str]:
-    """The variables of every process here."""
+    """Return the variables of every process."""
     return {**variables(), "DET_CORE_HOME": str(folder / "home"), "PYTHONPATH": str(TESTS)}
 
 
@@ -273,7 +273,7 @@ for cls in (NoEngine, NoStep, Forgotten, Ended, Silent, Uneven, Nothing, Module,
 
 
 def test_a_repeating_loader_has_epochs_and_validates(tmp_path: Path) -> None:
-    """What deepspeed.initialize(training_data=) returns for a pipeline: it has no length, and never ends."""
+    """The loader is the one of deepspeed.initialize(training_data=) for a pipeline: without a length or an end."""
     found, _ = on_two(tmp_path, """
 import deepspeed as ds
 from support.trials import Numbers
@@ -401,7 +401,7 @@ fit(Trial, 1)
         "metrics, and reads no data: if it is not to, give context.set_mpu() a ModelParallelUnit with "
         "should_report_metrics=False there"
     ) in output
-    assert "rank 1" in output and "PeerLost" in output, "rank 0 is told who left"
+    assert "rank 1" in output and "PeerLost" in output, "rank 0 names the lost one"
 
 
 def test_a_checkpoint_of_another_run_is_read_if_that_is_allowed(tmp_path: Path) -> None:

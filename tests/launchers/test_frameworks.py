@@ -47,7 +47,7 @@ FAILS = """
 """
 STUBBORN = """
     import os, signal, sys, time
-    signal.signal(signal.SIGTERM, lambda n, f: print("heard it", flush=True))
+    signal.signal(signal.SIGTERM, lambda n, f: print("received", flush=True))
     os.fork()
     print("ready", os.getpid(), flush=True)
     while True:
@@ -64,7 +64,7 @@ def start(
     return launched(command, words[0], framework.rank, *words[1:], folder=folder, **variables())
 
 
-def test_every_rank_knows_its_place(framework: Framework, tmp_path: Path) -> None:
+def test_every_rank_has_its_numbers(framework: Framework, tmp_path: Path) -> None:
     with launched(framework.local(2), framework.who(tmp_path), folder=tmp_path, **variables()) as job:
         assert job.wait() == 0, job.err
         job.nothing_left()
@@ -88,7 +88,7 @@ def test_sigterm_lets_every_rank_save(framework: Framework, tmp_path: Path) -> N
     assert job.err == "[launcher] SIGTERM forwarded to 2 ranks; grace period 60 s\n"
 
 
-def test_a_failure_ends_the_others_and_gives_the_status(framework: Framework, tmp_path: Path) -> None:
+def test_failed_rank_ends_the_others_and_gives_the_status(framework: Framework, tmp_path: Path) -> None:
     write(tmp_path, "fails.py", FAILS)
     with start(framework, tmp_path, 4, "fails.py", "--grace", "4", "--tail", "2") as job:
         assert job.wait() == 3, job.err
@@ -113,7 +113,7 @@ def test_nothing_outlives_kill_9(framework: Framework, tmp_path: Path) -> None:
         job.nothing_left()
 
 
-def test_output_of_any_kind_comes_through_whole(framework: Framework, tmp_path: Path) -> None:
+def test_output_of_any_kind_is_complete(framework: Framework, tmp_path: Path) -> None:
     prints(framework, tmp_path, processes=2, long=10_000_000, lines=50_000)
 
 
@@ -125,7 +125,7 @@ def prints(framework: Framework, folder: Path, *, processes: int, long: int, lin
     assert_all_was_printed(job.out_bytes, ranks=processes, long=long, lines=lines)
 
 
-def test_options_of_horovodrun_that_tune_and_one_that_is_none(tmp_path: Path) -> None:
+def test_horovodrun_options_tune_and_unknown_ones_are_refused(tmp_path: Path) -> None:
     names = ("CYCLE_TIME", "FUSION_THRESHOLD", "GLOO_TIMEOUT_SECONDS", "GLOO_IFACE")
     write(tmp_path, "says.py", f"import os; print(*(os.environ['HOROVOD_' + name] for name in {names}))")
     options = ["--cycle-time-ms", "3.5", "--fusion-threshold-mb", "32", "--network-interface", "eth7", "--"]
@@ -139,7 +139,7 @@ def test_options_of_horovodrun_that_tune_and_one_that_is_none(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["torch_distributed", "deepspeed"])
-def test_a_port_in_use_is_one_line(tmp_path: Path, name: str) -> None:
+def test_port_in_use_is_one_line(tmp_path: Path, name: str) -> None:
     write(tmp_path, "ok.py", "print('ran')")
     with socket.socket() as used:
         used.bind(("", 0))

@@ -42,7 +42,7 @@ def has_mpi() -> None:
     need(*MPI.needs)
 
 
-def test_every_rank_knows_its_place(tmp_path: Path) -> None:
+def test_every_rank_has_its_numbers(tmp_path: Path) -> None:
     with launched(mpirun("-np", "3"), MPI.who(tmp_path), folder=tmp_path, **variables()) as job:
         assert job.wait() == 0, job.err
         job.nothing_left()
@@ -51,7 +51,7 @@ def test_every_rank_knows_its_place(tmp_path: Path) -> None:
     assert all([rank[:2] for rank in ranks] == places({socket.gethostname(): 3}) for ranks in found.values())
 
 
-def test_output_of_any_kind_comes_through_whole(tmp_path: Path) -> None:
+def test_output_of_any_kind_is_complete(tmp_path: Path) -> None:
     words = [write(tmp_path, "prints.py", PRINTS), MPI.rank, "10000000", "50000"]
     # One rank: mpirun hands on what ranks print in pieces of 4 kB, and does not look where lines end.
     with launched(mpirun("-np", "1"), *words, folder=tmp_path, **variables()) as job:
@@ -78,7 +78,7 @@ def test_nothing_outlives_kill_9(tmp_path: Path) -> None:
         job.nothing_left()
 
 
-def test_on_two_machines(hosts: Hosts, tmp_path: Path) -> None:
+def test_mpirun_on_two_nodes_numbers_the_ranks(hosts: Hosts, tmp_path: Path) -> None:
     env = {**variables(), "HOME": str(tmp_path), "DET_CORE_SECRET": SECRET, "DET_CHIEF_IP": NAMES[0]}
     options = ["-np", "4", "--host", ",".join(f"{name}:2" for name in NAMES), *passed_on(env)]
     with launched([*hosts.on(1), *mpirun(*options)], MPI.who(tmp_path), folder=tmp_path, **env) as job:
@@ -87,7 +87,7 @@ def test_on_two_machines(hosts: Hosts, tmp_path: Path) -> None:
     hosts.nothing_left()
 
 
-def test_one_of_our_launchers_on_each_of_two_machines(hosts: Hosts, tmp_path: Path) -> None:
+def test_launcher_on_each_of_two_nodes_numbers_the_ranks(hosts: Hosts, tmp_path: Path) -> None:
     framework = FRAMEWORKS["torch_distributed"]
     env = {
         **variables(), "HOME": str(tmp_path), "DET_CORE_SECRET": SECRET, "DET_CHIEF_IP": NAMES[0],

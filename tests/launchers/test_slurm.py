@@ -41,7 +41,7 @@ def env(folder: Path, **more: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", ["horovod", "deepspeed"])
-def test_a_launcher_on_each_node_finds_its_place(slurm: Slurm, tmp_path: Path, name: str) -> None:
+def test_launcher_on_each_node_numbers_its_ranks(slurm: Slurm, tmp_path: Path, name: str) -> None:
     """That of torch_distributed does so in the other tests here."""
     framework = FRAMEWORKS[name]
     command = slurm.srun("-N2", "-n2", "--cpus-per-task=2", *framework.launcher("--nproc-per-node", "2"))
@@ -50,7 +50,7 @@ def test_a_launcher_on_each_node_finds_its_place(slurm: Slurm, tmp_path: Path, n
     everyone_is_right(job.out)
 
 
-def test_a_batch_job(slurm: Slurm, tmp_path: Path) -> None:
+def test_batch_job_runs_all_ranks(slurm: Slurm, tmp_path: Path) -> None:
     launcher = " ".join(TORCH.launcher("--nproc-per-node", "2", TORCH.who(tmp_path)))
     batch = tmp_path / "batch.sh"
     batch.write_text(f"#!/bin/sh\nsrun --ntasks-per-node=1 {launcher}\n")
@@ -64,7 +64,7 @@ def test_a_batch_job(slurm: Slurm, tmp_path: Path) -> None:
     everyone_is_right("".join(line + "\n" for line in output.splitlines() if not line.startswith("[launcher] ")))
 
 
-def test_srun_alone(slurm: Slurm, tmp_path: Path) -> None:
+def test_srun_alone_numbers_the_ranks(slurm: Slurm, tmp_path: Path) -> None:
     script = PLAIN.who(tmp_path)
     command = slurm.srun("-N2", "-n4", "--ntasks-per-node=2", "--label", PYTHON)
     with launched(command, script, folder=tmp_path, **env(tmp_path)) as job:
@@ -72,7 +72,7 @@ def test_srun_alone(slurm: Slurm, tmp_path: Path) -> None:
     everyone_is_right(re.sub(r"^(\d+): ", r"[rank=\1] ", job.out, flags=re.MULTILINE))
 
 
-def test_srun_alone_needs_a_secret_and_a_line(slurm: Slurm, tmp_path: Path) -> None:
+def test_srun_alone_without_a_secret_shows_a_remedy(slurm: Slurm, tmp_path: Path) -> None:
     command = slurm.srun("-N2", "-n4", "--ntasks-per-node=2", PYTHON)
     write(tmp_path, "plain.py", "from det_core import core\nwith core.init() as ctx:\n    pass\n")
     for script, line in {
@@ -96,7 +96,7 @@ def test_scancel_lets_every_rank_save(slurm: Slurm, tmp_path: Path) -> None:
     assert len(re.findall(r"SIGTERM forwarded to 2 ranks; grace period 60 s", job.err)) == 2
 
 
-def test_more_launchers_than_nodes_are_refused(slurm: Slurm, tmp_path: Path) -> None:
+def test_several_launchers_per_node_are_refused(slurm: Slurm, tmp_path: Path) -> None:
     write(tmp_path, "ok.py", "print('ran')")
     command = slurm.srun("-N2", "-n4", "--ntasks-per-node=2", *TORCH.launcher())
     with launched(command, "ok.py", folder=tmp_path, **env(tmp_path)) as job:

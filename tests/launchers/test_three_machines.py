@@ -1,4 +1,4 @@
-"""A launcher on each of three machines, and a fault on one of them: what each machine prints, and after how long."""
+"""A launcher on each of three nodes, and a fault on one of them: notices of each node, with their time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from support.hosts import ALL_NAMES, SECRET, Hosts
 from support.launcher import Launched, launched, write
 from support.processes import until
 
-MACHINES = (0, 1, 2)
+NODES = (0, 1, 2)
 NAMED = "--hosts", ",".join(f"{name}:1" for name in ALL_NAMES)
 WAITS = """
     import time
@@ -28,13 +28,13 @@ WAITS = """
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(three_hosts: Hosts) -> Iterator[None]:
-    """After each test nothing but servers runs on any machine."""
+    """Check after each test that only servers run on any node."""
     yield
     three_hosts.nothing_left()
 
 
 class Job:
-    """A launcher on each machine, and the lines that each of them has printed, with seconds since :meth:`begin`."""
+    """Launchers of three nodes, and the lines that each has printed, with seconds since :meth:`begin`."""
 
     def __init__(self, hosts: Hosts, folder: Path, stack: ExitStack) -> None:
         self._hosts = hosts
@@ -44,13 +44,13 @@ class Job:
         self._seen: dict[int, int] = {}
         self.launchers: list[Launched] = []
         self.lines: list[tuple[float, int, str]] = []
-        """Seconds, machine and line, as they came."""
+        """Seconds, node and line, in the order of arrival."""
         self.ended: dict[int, float] = {}
-        """Seconds after which each machine's launcher had ended."""
+        """Seconds after which each node's launcher had ended."""
         self.begin()
 
     def start(self, script: str, *options: str, secret: str = SECRET, python: str = PYTHON, of: str = "torch") -> None:
-        """Start the next machine's launcher."""
+        """Start the next node's launcher."""
         module = {"torch": "torch_distributed"}.get(of, of)
         enter = self._hosts.on(len(self.launchers) + 1)
         command = [*enter, python, "-m", f"det_core.launch.{module}", "--grace", "20", *(options or NAMED)]
@@ -70,19 +70,19 @@ class Job:
         self._began = time.monotonic()
 
     def wait(self) -> list[int]:
-        """Wait until all launchers have ended; their statuses."""
+        """Wait until all launchers have ended, and return their statuses."""
         until(self._look, self.words)
         return [launcher.process.returncode for launcher in self.launchers]
 
     def first(self, machine: int, pattern: str) -> float:
-        """Seconds after which a machine printed a line with ``pattern``."""
+        """Return the seconds after which a node printed a line with ``pattern``."""
         for seconds, number, line in self.lines:
             if number == machine and re.search(pattern, line):
                 return seconds
-        raise AssertionError(f"machine {machine} did not print {pattern!r}:\n{self.words()}")
+        raise AssertionError(f"node {machine} did not print {pattern!r}:\n{self.words()}")
 
     def words(self) -> str:
-        """What was printed, a line of a table each."""
+        """Return everything that was printed, as rows of a table."""
         rows = [f"| {seconds:.1f} | {number} | {line} |" for seconds, number, line in self.lines]
         return "\n".join([*rows, f"ended after {self.ended}"])
 
@@ -101,7 +101,7 @@ class Job:
 
 @contextmanager
 def on_three(hosts: Hosts, folder: Path) -> Iterator[Job]:
-    """A job on three machines; killed at the end."""
+    """Yield a job on three nodes, and kill it at the end."""
     with ExitStack() as stack:
         job = Job(hosts, folder, stack)
         yield job
@@ -109,9 +109,9 @@ def on_three(hosts: Hosts, folder: Path) -> Iterator[Job]:
 
 
 def end_of_unplugged(hosts: Hosts, folder: Path, unplugged: int) -> None:
-    """Pull one machine's cable: all end within ten seconds and name a machine that is lost."""
+    """Unplug one node: all end within ten seconds and name a lost node."""
     with on_three(hosts, folder) as job:
-        for _ in MACHINES:
+        for _ in NODES:
             job.start(write(folder, "waits.py", WAITS))
         job.wait_until_linked()
         hosts.cut(unplugged + 1)
@@ -120,19 +120,19 @@ def end_of_unplugged(hosts: Hosts, folder: Path, unplugged: int) -> None:
             assert job.wait() == [1, 1, 1]
         finally:
             hosts.mend(unplugged + 1)
-    for machine in MACHINES:
-        # Machine 0 loses both others where it is unplugged itself, and which one first is chance.
+    for machine in NODES:
+        # Node 0 loses both others if it is unplugged itself, in any order.
         lost = {0: "[12]"}.get(machine, "0") if unplugged in (0, machine) else str(unplugged)
         seconds = job.first(machine, f"^node {lost} .* was lost: .*: the job ends here too")
         assert seconds == job.first(machine, "(lost|failed)"), "nothing else is named before"
-        assert job.ended[machine] < 12, "ten seconds, and what this machine has to do besides"
+        assert job.ended[machine] < 12, "ten seconds, and the load of the machine that runs this"
 
 
 def end_of_fault(hosts: Hosts, folder: Path, machine: int, changes: Mapping[str, str], options: list[str]) -> Job:
-    """Start a job of which one machine's launcher differs, and wait until all have ended."""
+    """Start a job in which one node's launcher differs, and wait until all have ended."""
     script = write(folder, "waits.py", WAITS)
     with on_three(hosts, folder) as job:
-        for number in MACHINES:
+        for number in NODES:
             if number == machine:
                 arguments = {"script": script, **changes}
                 job.start(arguments.pop("script"), *NAMED, *options, **arguments)
@@ -142,18 +142,18 @@ def end_of_fault(hosts: Hosts, folder: Path, machine: int, changes: Mapping[str,
     return job
 
 
-def test_machine_that_is_unplugged_is_named_and_ends_all_within_ten_seconds(three_hosts: Hosts, tmp_path: Path) -> None:
+def test_unplugged_node_is_named_and_ends_all_within_ten_seconds(three_hosts: Hosts, tmp_path: Path) -> None:
     end_of_unplugged(three_hosts, tmp_path, 2)
 
 
-def test_script_missing_on_one_machine_ends_all_with_its_name(three_hosts: Hosts, tmp_path: Path) -> None:
+def test_script_missing_on_one_node_ends_all_with_its_name(three_hosts: Hosts, tmp_path: Path) -> None:
     job = end_of_fault(three_hosts, tmp_path, 2, {"script": "nowhere.py"}, [])
     assert [launcher.process.returncode for launcher in job.launchers] == [2, 2, 2]
-    for machine in MACHINES:
+    for machine in NODES:
         job.first(machine, r"node 2 \(node3\) could not start: the script nowhere.py does not exist")
 
 
-def test_rank_that_fails_is_named_at_once_on_each_machine(three_hosts: Hosts, tmp_path: Path) -> None:
+def test_failed_rank_is_named_at_once_on_each_node(three_hosts: Hosts, tmp_path: Path) -> None:
     """Although a rank on another machine takes its time to end."""
     script = """
         import os, signal, sys, time
@@ -164,21 +164,21 @@ def test_rank_that_fails_is_named_at_once_on_each_machine(three_hosts: Hosts, tm
         sys.exit(7)
     """
     with on_three(three_hosts, tmp_path) as job:
-        for _ in MACHINES:
+        for _ in NODES:
             job.start(write(tmp_path, "fails.py", script))
         job.wait_until_linked()
         (tmp_path / "go").touch()
         job.begin()
         assert job.wait() == [7, 7, 7]
-    for machine in MACHINES:
+    for machine in NODES:
         after = job.first(machine, r"rank 1 \(.*host node2\) failed first, with status 7")
         if machine != 1:
             assert job.first(machine, r"rank 1 \(.*host node2\) failed with status 7: the job ends here too") < after
 
 
-def test_sigterm_to_the_first_machine_alone_ends_all_without_internals(three_hosts: Hosts, tmp_path: Path) -> None:
+def test_sigterm_to_node_0_alone_ends_all_without_internals(three_hosts: Hosts, tmp_path: Path) -> None:
     with on_three(three_hosts, tmp_path) as job:
-        for _ in MACHINES:
+        for _ in NODES:
             job.start(write(tmp_path, "waits.py", WAITS))
         job.wait_until_linked()
         job.begin()

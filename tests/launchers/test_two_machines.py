@@ -1,4 +1,4 @@
-"""A launcher on each of two machines: network namespaces with host names and addresses of their own."""
+"""A launcher on each of two nodes: network namespaces with host names and addresses of their own."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ STRANGER = """
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(hosts: Hosts) -> Iterator[None]:
-    """After each test nothing but servers runs on either machine."""
+    """Check after each test that only servers run on either node."""
     yield
     hosts.nothing_left()
 
@@ -65,7 +65,7 @@ def nothing_is_left(hosts: Hosts) -> Iterator[None]:
 def on_both(
     framework: Framework, hosts: Hosts, folder: Path, script: str, *options: str, secret: str = SECRET
 ) -> Iterator[list[Launched]]:
-    """A launcher on each machine, with two ranks each; it finds itself among the names of both."""
+    """Start a launcher on each node, with two ranks each, which finds itself among the names of both."""
     named = framework.launcher("--hosts", ",".join(f"{name}:2" for name in NAMES), *options)
     env = variables_of(folder, secret)
     with ExitStack() as stack:
@@ -76,7 +76,7 @@ def on_both(
 
 
 def by_number(hosts: Hosts, number: int, chief: str) -> list[str]:
-    """The words before a script that a launcher runs which knows the machines by their number."""
+    """Return the command, without its script, of a launcher that gets the number of its node."""
     place = ["--nnodes", "2", "--node-rank", str(number - 1), "--master-addr", chief, "--master-port", "29600"]
     return [*hosts.on(number), *TORCH.launcher(*place, "--nproc-per-node", "2")]
 
@@ -93,7 +93,7 @@ def ready(jobs: list[Launched]) -> None:
 
 
 def all_are_right(jobs: list[Launched]) -> None:
-    """The launchers have ended well, and what all ranks have said is right."""
+    """Check that the launchers end with 0 and all ranks print their numbers."""
     assert [job.wait() for job in jobs] == [0, 0], jobs[0].err + jobs[1].err
     everyone_is_right(jobs[0].out + jobs[1].out)
     for job in jobs:
@@ -101,13 +101,13 @@ def all_are_right(jobs: list[Launched]) -> None:
 
 
 @EACH
-def test_a_launcher_on_each(hosts: Hosts, tmp_path: Path, framework: Framework) -> None:
+def test_launchers_by_host_names_number_the_ranks(hosts: Hosts, tmp_path: Path, framework: Framework) -> None:
     with on_both(framework, hosts, tmp_path, framework.who(tmp_path)) as jobs:
         all_are_right(jobs)
     assert sorted(told(jobs[1].out)) == [2, 3], "each launcher shows its own"
 
 
-def test_a_launcher_on_each_by_number(hosts: Hosts, tmp_path: Path) -> None:
+def test_launchers_by_node_rank_number_the_ranks(hosts: Hosts, tmp_path: Path) -> None:
     with ExitStack() as stack:
         jobs = [
             stack.enter_context(
@@ -121,14 +121,14 @@ def test_a_launcher_on_each_by_number(hosts: Hosts, tmp_path: Path) -> None:
         all_are_right(jobs)
 
 
-def test_a_machine_that_can_bind_any_address_finds_itself(hosts: Hosts, tmp_path: Path) -> None:
+def test_node_that_can_bind_any_address_finds_itself(hosts: Hosts, tmp_path: Path) -> None:
     for number in (1, 2):
         hosts.run(number, "sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_nonlocal_bind")
     with on_both(TORCH, hosts, tmp_path, TORCH.who(tmp_path)) as jobs:
         all_are_right(jobs)
 
 
-def test_without_a_secret_ranks_do_not_talk_and_are_told_what_to_type(hosts: Hosts, tmp_path: Path) -> None:
+def test_nodes_without_a_secret_show_the_command(hosts: Hosts, tmp_path: Path) -> None:
     with on_both(TORCH, hosts, tmp_path, TORCH.who(tmp_path), secret="") as jobs:
         assert all(job.wait() for job in jobs)
     (command,) = re.findall(r"^\[launcher\]     (export DET_CORE_SECRET=[0-9a-f]{64})$", jobs[0].err, re.MULTILINE)
@@ -138,21 +138,21 @@ def test_without_a_secret_ranks_do_not_talk_and_are_told_what_to_type(hosts: Hos
 
 
 @pytest.mark.parametrize("chief", ["10.77.0.99", "node9"], ids=["where nobody is", "that nobody knows"])
-def test_a_chief_that_cannot_be_reached_is_one_line(hosts: Hosts, tmp_path: Path, chief: str) -> None:
+def test_unreachable_chief_is_one_line(hosts: Hosts, tmp_path: Path, chief: str) -> None:
     script = write(tmp_path, "ok.py", "print('ran')")
     with launched(by_number(hosts, 2, chief), script, folder=tmp_path, **variables_of(tmp_path)) as job:
         assert job.wait() == 1, job.err
     assert re.fullmatch(rf"\[launcher\] .*{re.escape(chief)}.*\n", job.err) and job.out == "", job.err
 
 
-def test_the_secret_is_told_to_nobody_else(hosts: Hosts, tmp_path: Path) -> None:
+def test_secret_is_on_no_command_line_and_strangers_are_refused(hosts: Hosts, tmp_path: Path) -> None:
     write(tmp_path, "stranger.py", STRANGER)
     with on_both(TORCH, hosts, tmp_path, write(tmp_path, "holds.py", HOLDS)) as jobs:
         ready(jobs)
         seen = [*hosts.processes(1).values(), *hosts.processes(2).values()]
         assert len(seen) > 4
         assert not [command for command in seen if SECRET in command]
-        assert 12360 in hosts.listening(1), "where the chief waits for other machines"
+        assert 12360 in hosts.listening(1), "where the chief waits for other nodes"
         stranger = [*hosts.on(2), PYTHON, "stranger.py", ADDRESSES[0]]
         with launched(stranger, folder=tmp_path, **variables_of(tmp_path, "the secret of another job")) as other:
             assert other.wait() == 1
@@ -162,7 +162,7 @@ def test_the_secret_is_told_to_nobody_else(hosts: Hosts, tmp_path: Path) -> None
 
 
 @EACH
-def test_a_failure_on_the_other_machine_ends_all(hosts: Hosts, tmp_path: Path, framework: Framework) -> None:
+def test_failure_on_the_other_node_ends_all(hosts: Hosts, tmp_path: Path, framework: Framework) -> None:
     script = write(tmp_path, "fails.py", FAILS.format(rank=framework.rank))
     with on_both(framework, hosts, tmp_path, script, "--grace", "4") as jobs:
         ready(jobs)
@@ -184,10 +184,10 @@ def test_nothing_outlives_kill_9_on_either(hosts: Hosts, tmp_path: Path, number:
 
 
 @pytest.mark.parametrize(("name", "script"), [("torch_distributed", HOLDS), ("horovod", WAITS)], ids=["holds", "waits"])
-def test_a_cut_cable_ends_all_on_both_sides_within_ten_seconds(
+def test_cut_cable_ends_all_on_both_sides_within_ten_seconds(
     hosts: Hosts, tmp_path: Path, name: str, script: str
 ) -> None:
-    """Ranks that are linked themselves, and ranks that know nothing of each other."""
+    """With ranks that have links of their own, and with ranks that have none."""
     try:
         with on_both(FRAMEWORKS[name], hosts, tmp_path, write(tmp_path, "s.py", script), "--grace", "2") as jobs:
             ready(jobs)
@@ -195,7 +195,9 @@ def test_a_cut_cable_ends_all_on_both_sides_within_ten_seconds(
             began = time.monotonic()
             for job in jobs:
                 job.wait_for("was lost")
-            assert time.monotonic() - began < 12, "eight beats of a second each, and what this machine has to do"
+            assert time.monotonic() - began < 12, (
+                "eight heartbeats of a second each, and the load of the machine that runs this"
+            )
             assert all(job.wait() for job in jobs), jobs[0].err
             hosts.nothing_left()
     finally:

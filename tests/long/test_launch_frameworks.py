@@ -24,5 +24,5 @@ def test_nothing_outlives_kill_9_at_any_moment(framework: Framework, tmp_path: P
             job.nothing_left()
 
 
-def test_much_output_comes_through_whole(framework: Framework, tmp_path: Path) -> None:
+def test_much_output_is_complete(framework: Framework, tmp_path: Path) -> None:
     short.prints(framework, tmp_path, processes=4, long=10_000_000, lines=200_000)

@@ -24,15 +24,15 @@ LATE = r"node 2 \(node3\) did not link within 12 s: the job ends here too"
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(three_hosts: Hosts) -> Iterator[None]:
-    """After each test nothing but servers runs on any machine."""
+    """Check after each test that only servers run on any node."""
     need()
     yield
     three_hosts.nothing_left()
 
 
 @pytest.mark.parametrize(("of", "machine"), [("torch", 0), ("torch", 1), ("torch", 2), ("horovod", 0)])
-def test_script_missing_on_one_machine_ends_all(three_hosts: Hosts, tmp_path: Path, of: str, machine: int) -> None:
-    """Also where the ranks of other machines wait for the first one, as horovod's do."""
+def test_script_missing_on_one_node_ends_all(three_hosts: Hosts, tmp_path: Path, of: str, machine: int) -> None:
+    """Also if the ranks of other nodes wait for node 0, as horovod's do."""
     job = short.end_of_fault(three_hosts, tmp_path, machine, {"script": "nowhere.py", "of": of}, [])
     assert statuses(job) == [2, 2, 2]
     for number in ALL:
@@ -40,7 +40,7 @@ def test_script_missing_on_one_machine_ends_all(three_hosts: Hosts, tmp_path: Pa
 
 
 @pytest.mark.parametrize("of", ["torch", "horovod"])
-def test_port_of_the_ranks_that_is_taken_ends_all(three_hosts: Hosts, tmp_path: Path, of: str) -> None:
+def test_master_port_in_use_ends_all(three_hosts: Hosts, tmp_path: Path, of: str) -> None:
     listens = "import socket, time; s = socket.create_server(('', 29500)); time.sleep(3600)"
     server = three_hosts.serve(1, sys.executable, "-c", listens)
     until(lambda: 29500 in three_hosts.listening(1), of=server)
@@ -55,7 +55,7 @@ def test_port_of_the_ranks_that_is_taken_ends_all(three_hosts: Hosts, tmp_path: 
 
 
 @pytest.mark.parametrize("machine", ALL)
-def test_framework_missing_on_one_machine_ends_all(three_hosts: Hosts, tmp_path: Path, machine: int) -> None:
+def test_framework_missing_on_one_node_ends_all(three_hosts: Hosts, tmp_path: Path, machine: int) -> None:
     changes = {"of": "horovod", "python": sys.executable}
     job = short.end_of_fault(three_hosts, tmp_path, machine, changes, [])
     assert statuses(job) == [1, 1, 1]
@@ -82,12 +82,12 @@ def test_foreign_master_addr_is_named_on_both_sides(three_hosts: Hosts, tmp_path
     others_end_at_the_deadline(job)
 
 
-def test_hosts_in_another_order_on_one_machine_are_named(three_hosts: Hosts, tmp_path: Path) -> None:
+def test_hosts_in_another_order_on_one_node_are_named(three_hosts: Hosts, tmp_path: Path) -> None:
     job = short.end_of_fault(
         three_hosts, tmp_path, 2, {}, ["--hosts", "node1:1,node3:1,node2:1", "--link-timeout", "12"]
     )
     assert statuses(job) == [1, 1, 1]
-    refused = min(job.ended, key=job.ended.__getitem__)  # the later of the two that take themselves for machine 1
+    refused = min(job.ended, key=job.ended.__getitem__)  # the later of the two launchers that claim node 1
     for number in (0, refused):
         job.first(number, rf"node 1 \(node{refused + 1}\) cannot join, as another launcher is node 1: ")
     assert job.ended[refused] < 10
@@ -96,17 +96,17 @@ def test_hosts_in_another_order_on_one_machine_are_named(three_hosts: Hosts, tmp
 
 
 @pytest.mark.parametrize("machine", ALL)
-def test_machine_that_is_unplugged_is_named_first(three_hosts: Hosts, tmp_path: Path, machine: int) -> None:
+def test_unplugged_node_is_named_first(three_hosts: Hosts, tmp_path: Path, machine: int) -> None:
     short.end_of_unplugged(three_hosts, tmp_path, machine)
 
 
 def statuses(job: short.Job) -> list[int]:
-    """The exit status of each machine's launcher."""
+    """Return the exit status of each node's launcher."""
     return [launcher.process.returncode for launcher in job.launchers]
 
 
 def others_end_at_the_deadline(job: short.Job, excluded: int = 2) -> None:
-    """All but one have waited for machine 2 as long as ``--link-timeout`` says."""
+    """Check that all but one have waited for node 2 for ``--link-timeout``."""
     for number in {*ALL} - {excluded}:
         assert job.first(number, LATE) >= 11
         assert job.ended[number] < 20, job.words()

@@ -48,12 +48,12 @@ RUN = [sys.executable, "train.py"]
         (["--tail=0", "train.py", "-m", "x", "--unknown"], [*RUN, "-m", "x", "--unknown"], []),
     ],
 )
-def test_options_end_where_the_script_begins(words: list[str], run: list[str], theirs: list[str]) -> None:
+def test_split_ends_options_at_the_script(words: list[str], run: list[str], theirs: list[str]) -> None:
     read = parser().split(words)
     assert (read.command, read.framework_options) == (run, theirs)
 
 
-def test_options_are_read_and_those_not_given_are_none() -> None:
+def test_split_returns_none_for_options_not_given() -> None:
     options = ["--nnodes=2", "--node-rank", "0", "--master-addr", "a", "--master-port", "4711", "--grace", "7"]
     words = [*options, "--tail", "3", "--launcher-port", "4712", "train.py"]
     asked = parser(grace=9.0).split(words).options
@@ -64,11 +64,11 @@ def test_options_are_read_and_those_not_given_are_none() -> None:
     assert parser().split(["train.py"]).options.grace == 60.0
 
 
-def test_what_was_typed_can_be_typed_again() -> None:
+def test_split_quotes_the_command_line_for_a_shell() -> None:
     assert parser().split(["train.py", "a b"]).text == "python -m det_core.launch.some train.py 'a b'"
 
 
-def test_a_number_of_all_processes_in_the_programs_own_spelling() -> None:
+def test_split_accepts_options_of_the_framework() -> None:
     assert parser().split(["-np", "4", "train.py"]).options.processes == 4
 
 
@@ -99,20 +99,20 @@ def test_a_number_of_all_processes_in_the_programs_own_spelling() -> None:
         (["-m", "--no-python", "train.py"], "are exclusive: pass one of them"),
     ],
 )
-def test_mistakes_are_one_line_that_names_the_word(words: list[str], message: str) -> None:
+def test_split_of_an_invalid_command_line_names_the_word(words: list[str], message: str) -> None:
     with pytest.raises(UsageError) as error:
         print(parser().split(words).command)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
 
 
-def test_an_option_of_the_program_says_where_it_has_to_stand() -> None:
+def test_split_of_a_program_option_asks_for_a_separator() -> None:
     with pytest.raises(UsageError, match="an option of someprogram needs a -- before the script"):
         parser().split(["--fast", "7", "train.py"])
 
 
 @pytest.mark.parametrize("words", [["-h"], ["--help"], ["--nproc-per-node", "2", "-h", "train.py"]])
-def test_help_among_the_options(words: list[str]) -> None:
+def test_split_with_help_raises_help_requested(words: list[str]) -> None:
     with pytest.raises(HelpRequested):
         parser().split(words)
 
@@ -145,13 +145,15 @@ def scripts(tmp_path: Path) -> Iterator[None]:
         (["env", "A=1"], [shutil.which("env"), "A=1"]),
     ],
 )
-def test_a_script_a_python_or_a_command(words: list[str], expected: list[str], tmp_path: Path) -> None:
+def test_script_command_runs_scripts_pythons_and_commands(
+    words: list[str], expected: list[str], tmp_path: Path
+) -> None:
     expected = [word.replace("HERE", str(tmp_path)) for word in expected]
     assert script_command(words[0], words[1:]) == expected
 
 
 @pytest.mark.usefixtures("scripts")
-def test_module_and_no_python(tmp_path: Path) -> None:
+def test_script_command_runs_modules_and_commands_by_option(tmp_path: Path) -> None:
     assert script_command("a.b", ["-x"], module=True) == [sys.executable, "-m", "a.b", "-x"]
     assert script_command("train.py", [], no_python=True) == [str(tmp_path / "train.py")]
     assert script_command("python3", ["nowhere.py"], no_python=True) == [str(tmp_path / "python3"), "nowhere.py"]
@@ -167,19 +169,19 @@ def test_module_and_no_python(tmp_path: Path) -> None:
         (["python9.9", "train.py"], "python9.9"),
     ],
 )
-def test_what_is_not_there_is_named(words: list[str], named: str) -> None:
+def test_script_command_of_a_missing_file_names_it(words: list[str], named: str) -> None:
     with pytest.raises(UsageError, match=named.replace(".", r"\.")) as error:
         script_command(words[0], words[1:])
     assert "\n" not in str(error.value)
 
 
-def test_a_module_is_not_run_without_python() -> None:
+def test_script_command_with_module_and_no_python_raises() -> None:
     with pytest.raises(UsageError, match="--no-python"):
         script_command("a.b", [], module=True, no_python=True)
 
 
 @pytest.mark.parametrize("before", [["--trial"], ["--", "--trial"], ["--nproc-per-node", "2", "--trial"]])
-def test_options_behind_a_trial_are_those_of_the_harness(before: list[str]) -> None:
+def test_split_after_a_trial_leaves_options_to_the_harness(before: list[str]) -> None:
     """As torch_distributed takes them; options of the launcher count on both sides of the class."""
     harness = [sys.executable, "-m", "det_core.exec.harness", "model_def:T"]
     command = Parser(TORCH).split([*before, "model_def:T", "--config", "a.yaml"]).command
@@ -188,14 +190,14 @@ def test_options_behind_a_trial_are_those_of_the_harness(before: list[str]) -> N
     assert read.command == [*harness, "--config=a"] and read.options.nproc_per_node == 3
 
 
-def test_options_of_torchrun_are_named_with_the_command_that_takes_them() -> None:
+def test_split_of_a_torchrun_option_shows_the_command_for_it() -> None:
     message = "unknown option: --max-restarts .*torchrun … --no-python python -m det_core.launch.wrap_rank RANK"
     with pytest.raises(UsageError, match=message):
         Parser(TORCH).split(["--max-restarts", "3", "train.py"])
     assert Parser(TORCH).split(["--standalone", "train.py"]).command == RUN
 
 
-def test_a_secret_is_made_for_one_machine_and_several_without_one_are_told(tmp_path: Path) -> None:
+def test_job_variables_make_a_secret_for_one_node_and_warn_several(tmp_path: Path) -> None:
     none, some = Environment(home=tmp_path), Environment(home=tmp_path, secret="the secret of a job")
     words = parser().split(["train.py"])
     one = Layout("here", (Host("127.0.0.1", 2),), notice="a notice")

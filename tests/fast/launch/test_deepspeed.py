@@ -30,34 +30,34 @@ SAYS = """
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A deepspeed that is found: the launcher looks for no more. The port that it holds to its end is closed here."""
-    held = []
+    """Provide an importable deepspeed, which is all that the launcher checks, and close the ports that it reserves."""
+    reserved = []
     reserve = _ports.reserve
 
-    def remembered(port: int) -> socket.socket:
-        found = reserve(port)
-        held.append(found.fileno())
-        return found
+    def recorded(port: int) -> socket.socket:
+        held = reserve(port)
+        reserved.append(held.fileno())
+        return held
 
-    monkeypatch.setattr(_ports, "reserve", remembered)
+    monkeypatch.setattr(_ports, "reserve", recorded)
     for name in ("deepspeed", "torch"):
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "__init__.py").touch()
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     yield
-    for fd in held:
+    for fd in reserved:
         os.close(fd)
 
 
 def variables(layout: Layout, *options: str, **environ: str) -> list[dict[str, str]]:
-    """What the ranks of this machine get."""
-    words = Parser(deepspeed.FRAMEWORK).split([*options, "--no-python", "true"])
-    return deepspeed.variables(layout, words, Environment.read(environ))
+    """Return the variables of this node's ranks."""
+    command_line = Parser(deepspeed.FRAMEWORK).split([*options, "--no-python", "true"])
+    return deepspeed.variables(layout, command_line, Environment.read(environ))
 
 
 @pytest.mark.usefixtures("installed")
-def test_one_machine_meets_at_a_port_of_its_own() -> None:
+def test_variables_of_one_node_use_a_port_of_their_own() -> None:
     place = Layout("this machine", (Host("127.0.0.1", 3),))
     first, second = variables(place), variables(place)
     assert [rank["RANK"] for rank in first] == [rank["LOCAL_RANK"] for rank in first] == ["0", "1", "2"]
@@ -67,7 +67,7 @@ def test_one_machine_meets_at_a_port_of_its_own() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_two_machines() -> None:
+def test_variables_of_two_nodes_agree() -> None:
     port = free_port()
     (last,) = variables(Layout("--hosts", TWO, 1, port))
     assert (last["RANK"], last["LOCAL_RANK"], last["WORLD_SIZE"], last["LOCAL_SIZE"]) == ("2", "0", "3", "1")
@@ -82,7 +82,7 @@ def test_two_machines() -> None:
 
 
 @pytest.mark.usefixtures("installed")
-def test_the_hostfile_is_private_and_goes_with_the_job(tmp_path: Path) -> None:
+def test_hostfile_is_private_and_removed_with_the_job(tmp_path: Path) -> None:
     write(tmp_path, "says.py", SAYS)
     (tmp_path / "tmp").mkdir()
     words = ["--hosts", "127.0.0.1:1,127.0.0.2:2", "--node-rank", "1", "--master-port", str(free_port()), "says.py"]
@@ -109,7 +109,7 @@ def test_the_hostfile_is_private_and_goes_with_the_job(tmp_path: Path) -> None:
         ({"CUDA_VISIBLE_DEVICES": "2"}, None),
     ],
 )
-def test_the_network_that_nccl_uses(
+def test_variables_with_gpus_set_the_network_interface(
     monkeypatch: pytest.MonkeyPatch, given: dict[str, str], expected: str | None
 ) -> None:
     for name in ("DET_INTER_NODE_NETWORK_INTERFACE", "NCCL_SOCKET_IFNAME"):
@@ -120,14 +120,14 @@ def test_the_network_that_nccl_uses(
     assert found.get("NCCL_SOCKET_IFNAME", given.get("NCCL_SOCKET_IFNAME")) == expected
 
 
-def test_deepspeeds_spellings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_add_options_accepts_the_spellings_of_deepspeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parser = Parser(deepspeed.FRAMEWORK)
     asked = parser.split(["-H", "hosts", "--num_gpus", "3", "--num_nodes=2", "--no-python", "true"]).options
     assert (asked.hostfile, asked.nproc_per_node, asked.nnodes) == ("hosts", 3, 2)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("deepspeed") is not None, reason="deepspeed is installed")
-def test_without_deepspeed_there_is_the_command_to_install_it(tmp_path: Path) -> None:
+def test_launcher_without_deepspeed_shows_the_install_command(tmp_path: Path) -> None:
     write(tmp_path, "s.py", "print('ran')")
     with launched(DEEPSPEED, "s.py", folder=tmp_path) as launcher:
         assert launcher.wait() == 1

@@ -62,7 +62,7 @@ INVALID = """
 """
 
 
-def test_a_killed_rank_is_named_by_the_others_within_2_s(tmp_path: Path) -> None:
+def test_killed_rank_is_named_by_the_others_within_2_s(tmp_path: Path) -> None:
     write(tmp_path, "collectives.py", COLLECTIVES)
     with launched(TORCH, "--nproc-per-node", "4", "collectives.py", folder=tmp_path) as job:
         pids = {rank: int(pid) for rank, pid in job.wait_for(r"\[rank=(\d)\] ready (\d+)", times=4)}

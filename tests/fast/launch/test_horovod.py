@@ -34,7 +34,7 @@ TRIAL = {
 
 
 @WITHOUT
-def test_without_horovod_it_says_how_to_install_it(tmp_path: Path) -> None:
+def test_launcher_without_horovod_shows_the_install_command(tmp_path: Path) -> None:
     write(tmp_path, "ok.py", "print('ran')")
     with launched(HOROVOD, "-np", "2", "ok.py", folder=tmp_path) as job:
         assert job.wait() == 1
@@ -43,7 +43,7 @@ def test_without_horovod_it_says_how_to_install_it(tmp_path: Path) -> None:
 
 @WITHOUT
 @pytest.mark.parametrize("words", [["--autohorovod", "-np", "1"], ["--autohorovod"]])
-def test_autohorovod_with_one_slot_is_the_script_itself(tmp_path: Path, words: list[str]) -> None:
+def test_autohorovod_with_one_slot_runs_the_script_alone(tmp_path: Path, words: list[str]) -> None:
     write(tmp_path, "says.py", "import os, sys; print(*sys.argv, 'USE_HOROVOD' in os.environ); sys.exit(4)")
     with launched(HOROVOD, *words, "says.py", "--", "-x", folder=tmp_path) as job:
         assert job.wait() == 4
@@ -63,26 +63,26 @@ PLACE = Layout("a test", (Host("127.0.0.1", 1), Host("h", 1)))
 
 @pytest.fixture
 def rendezvous() -> Iterator[socket.socket]:
-    """A port that is taken; nothing listens on it yet."""
+    """Yield a socket with a port, which does not listen yet."""
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         yield server
 
 
 def awaiting(server: socket.socket, *script: str) -> list[str]:
-    """The command of a rank of the second machine."""
-    place = replace(PLACE, node_rank=1, port=server.getsockname()[1])
-    return horovod.command(place, list(script))
+    """Return the command of a rank of the second node."""
+    layout = replace(PLACE, node_rank=1, port=server.getsockname()[1])
+    return horovod.command(layout, list(script))
 
 
-def test_rank_of_another_machine_becomes_the_script_once_the_rendezvous_answers(rendezvous: socket.socket) -> None:
+def test_command_on_another_node_waits_for_the_rendezvous(rendezvous: socket.socket) -> None:
     rendezvous.listen()
     command = awaiting(rendezvous, "sh", "-c", "kill -PIPE $$; echo survived")
     assert subprocess.run(command).returncode == -signal.SIGPIPE, "as without the wait"
-    assert horovod.command(PLACE, ["the", "script"]) == ["the", "script"], "the first machine's ranks wait for nobody"
+    assert horovod.command(PLACE, ["the", "script"]) == ["the", "script"], "node 0's ranks do not wait"
 
 
-def test_wait_for_the_rendezvous_says_so_and_ends_with_it(
+def test_wait_prints_a_notice_and_ends_with_the_answer(
     rendezvous: socket.socket, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(_await_host, "NOTICE_DELAY", 0.0)
@@ -95,9 +95,7 @@ def test_wait_for_the_rendezvous_says_so_and_ends_with_it(
     waiting.join()
 
 
-def test_rank_whose_rendezvous_never_answers_says_where(
-    rendezvous: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_wait_without_an_answer_names_the_address(rendezvous: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(horovod, "_START_TIMEOUT", 0.5)
     done = subprocess.run(awaiting(rendezvous, "true"), capture_output=True, text=True)
     where = f"127.0.0.1:{rendezvous.getsockname()[1]}"
@@ -116,7 +114,7 @@ def test_rank_whose_rendezvous_never_answers_says_where(
         ({"auto_tune_tensor_fusion": True}, ["--autotune", "--autotune-log-file", "/tmp/autotune_log.csv"]),
     ],
 )
-def test_a_trial_gets_what_its_config_says(
+def test_trial_options_follow_the_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, optimizations: dict[str, object], options: list[str]
 ) -> None:
     monkeypatch.setenv("DET_CORE_INFO_DIR", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Launchers of several machines: a failure on one of them ends the job on all, with the first one's name and status."""
+"""Launchers of several nodes: a failure on one of them ends the job on all, with the root cause's name and status."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from det_core.launch._outcome import RankOutcome
 from support.launcher import TORCH, Launched, launched, write
 from support.processes import free_port, suspend, until
 
-SECRET = "a secret of several machines"
+SECRET = "a secret of several nodes"
 FAILS = """
     import os, sys, time
     print("ready", flush=True)
@@ -57,8 +57,8 @@ RAISES = """
 """
 
 
-class Machines:
-    """Launchers with two ranks each on one machine, which take each other to be on several."""
+class Nodes:
+    """Launchers with two ranks each on one machine, configured as several nodes."""
 
     def __init__(self, folder: Path, stack: ExitStack, count: int = 3) -> None:
         self._folder, self._stack, self._count = folder, stack, count
@@ -67,7 +67,7 @@ class Machines:
         self.jobs: list[Launched] = []
 
     def start(self, *words: str, secret: str = SECRET, ranks: int = 2) -> Launched:
-        """Start the next one."""
+        """Start the next node's launcher."""
         place = ["--nnodes", str(self._count), "--node-rank", str(len(self.jobs)), "--master-addr", "127.0.0.1"]
         command = [*TORCH, *place, *self._ports, "--nproc-per-node", str(ranks), "--grace", "20", *words]
         job = launched(command, folder=self._folder, DET_CORE_SECRET=secret, **self._env)
@@ -82,11 +82,11 @@ class Machines:
             job.wait_for("ready", times=2)
 
     def wait_until_linked(self) -> None:
-        """Wait until the first machine has linked with all others."""
+        """Wait until node 0 has linked with all others."""
         self.jobs[0].wait_for("linked with")
 
     def ends(self) -> list[int]:
-        """The statuses of all, of which nothing is left."""
+        """Return the statuses of all, and check that no process is left."""
         statuses = [job.wait() for job in self.jobs]
         for job in self.jobs:
             job.nothing_left()
@@ -94,142 +94,142 @@ class Machines:
 
 
 @pytest.fixture
-def machines(tmp_path: Path) -> Iterator[Machines]:
+def nodes(tmp_path: Path) -> Iterator[Nodes]:
     with ExitStack() as stack:
-        yield Machines(tmp_path, stack)
+        yield Nodes(tmp_path, stack)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
-def test_a_rank_that_fails_ends_all_with_its_name_and_status(machines: Machines, tmp_path: Path, rank: int) -> None:
-    machines.start_all(write(tmp_path, "fails.py", FAILS), str(rank))
+def test_failed_rank_ends_all_nodes_with_its_name_and_status(nodes: Nodes, tmp_path: Path, rank: int) -> None:
+    nodes.start_all(write(tmp_path, "fails.py", FAILS), str(rank))
     (tmp_path / "go").touch()
-    assert machines.ends() == [7, 7, 7], [job.err for job in machines.jobs]
-    for node, job in enumerate(machines.jobs):
+    assert nodes.ends() == [7, 7, 7], [job.err for job in nodes.jobs]
+    for node, job in enumerate(nodes.jobs):
         assert len(re.findall(rf"\[launcher\] rank {rank} \(.*\) failed first, with status 7", job.err)) == 1
         assert len(re.findall(r"\[launcher\] rank \d .*killed by SIGTERM", job.err)) == 2 - (node == rank // 2), job.err
-        told = re.findall(rf"\[launcher\] rank {rank} \(.*\) failed with status 7: the job ends here too", job.err)
-        assert len(told) == (node != rank // 2)
+        notices = re.findall(rf"\[launcher\] rank {rank} \(.*\) failed with status 7: the job ends here too", job.err)
+        assert len(notices) == (node != rank // 2)
 
 
 @pytest.mark.parametrize(("node", "victim"), [(0, "launcher"), (1, "supervisor")])
-def test_a_machine_that_is_lost_ends_all(machines: Machines, tmp_path: Path, node: int, victim: str) -> None:
-    machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
-    machines.wait_until_linked()
-    lost = machines.jobs[node]
+def test_lost_node_ends_all(nodes: Nodes, tmp_path: Path, node: int, victim: str) -> None:
+    nodes.start_all(write(tmp_path, "fails.py", FAILS), "none")
+    nodes.wait_until_linked()
+    lost = nodes.jobs[node]
     os.kill(lost.pid if victim == "launcher" else lost.supervisor(), signal.SIGKILL)
-    assert [status for at, status in enumerate(machines.ends()) if at != node] == [1, 1]
-    for job in machines.jobs[:node] + machines.jobs[node + 1 :]:
+    assert [status for at, status in enumerate(nodes.ends()) if at != node] == [1, 1]
+    for job in nodes.jobs[:node] + nodes.jobs[node + 1 :]:
         assert re.search(rf"node {node} \(.*\) was lost: its launcher has died or does not answer", job.err), job.err
 
 
-def test_a_machine_that_does_not_answer_is_lost(machines: Machines, tmp_path: Path) -> None:
-    machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
-    machines.wait_until_linked()
-    supervisor = machines.jobs[2].supervisor()
+def test_suspended_node_is_lost(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.start_all(write(tmp_path, "fails.py", FAILS), "none")
+    nodes.wait_until_linked()
+    supervisor = nodes.jobs[2].supervisor()
     suspend(supervisor)
     try:
-        assert [job.wait() for job in machines.jobs[:2]] == [1, 1]
+        assert [job.wait() for job in nodes.jobs[:2]] == [1, 1]
     finally:
         os.kill(supervisor, signal.SIGCONT)
-    assert all("node 2 (" in job.err for job in machines.jobs[:2])
-    assert machines.ends() == [1, 1, 1]
+    assert all("node 2 (" in job.err for job in nodes.jobs[:2])
+    assert nodes.ends() == [1, 1, 1]
 
 
-def test_one_that_comes_late_is_told_at_once(tmp_path: Path) -> None:
+def test_node_that_links_late_receives_earlier_failures(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        machines = Machines(tmp_path, stack, count=2)
+        nodes = Nodes(tmp_path, stack, count=2)
         script = write(tmp_path, "stubborn.py", STUBBORN)
-        machines.start("--grace", "600", script).wait_for("ready", times=2)
-        machines.start(write(tmp_path, "ends.py", ENDS))
-        assert machines.jobs[1].wait() == 7
-        assert machines.jobs[0].process.poll() is None, "its other rank has its grace"
+        nodes.start("--grace", "600", script).wait_for("ready", times=2)
+        nodes.start(write(tmp_path, "ends.py", ENDS))
+        assert nodes.jobs[1].wait() == 7
+        assert nodes.jobs[0].process.poll() is None, "its other rank has its grace"
 
 
-def test_a_signal_that_one_machine_alone_gets_ends_all(machines: Machines, tmp_path: Path) -> None:
-    machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
-    machines.wait_until_linked()
-    os.kill(machines.jobs[1].pid, signal.SIGTERM)
-    assert machines.ends() == [143, 143, 143]
-    assert "ranks 2, 3 ended by SIGTERM, which has no handler" in machines.jobs[1].err
-    assert re.search(r"rank [23] \(.*\) failed first, killed by SIGTERM\n", machines.jobs[0].err)
+def test_signal_to_one_node_ends_all(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.start_all(write(tmp_path, "fails.py", FAILS), "none")
+    nodes.wait_until_linked()
+    os.kill(nodes.jobs[1].pid, signal.SIGTERM)
+    assert nodes.ends() == [143, 143, 143]
+    assert "ranks 2, 3 ended by SIGTERM, which has no handler" in nodes.jobs[1].err
+    assert re.search(r"rank [23] \(.*\) failed first, killed by SIGTERM\n", nodes.jobs[0].err)
 
 
-def test_a_first_machine_that_has_ended_hears_of_the_others_until_they_have(tmp_path: Path) -> None:
+def test_node_0_stays_until_the_others_have_ended(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        machines = Machines(tmp_path, stack, count=2)
-        first = machines.start(write(tmp_path, "ends.py", ENDS.replace('"go"', '"end"')))
-        machines.start(write(tmp_path, "fails.py", FAILS), "3").wait_for("ready", times=2)
-        machines.wait_until_linked()
+        nodes = Nodes(tmp_path, stack, count=2)
+        first = nodes.start(write(tmp_path, "ends.py", ENDS.replace('"go"', '"end"')))
+        nodes.start(write(tmp_path, "fails.py", FAILS), "3").wait_for("ready", times=2)
+        nodes.wait_until_linked()
         (tmp_path / "end").touch()
         until(lambda: len(first.processes()) == 2)  # launcher and supervisor
         (tmp_path / "go").touch()
         first.wait_for(r"\[launcher\] rank 3 \(.*\) failed with status 7: the job ends here too")
-        assert machines.ends() == [7, 7]
+        assert nodes.ends() == [7, 7]
 
 
-def test_all_that_end_well_end_with_0(machines: Machines, tmp_path: Path) -> None:
-    machines.start_all(write(tmp_path, "ends.py", ENDS))
-    machines.wait_until_linked()
+def test_nodes_that_succeed_end_with_0(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.start_all(write(tmp_path, "ends.py", ENDS))
+    nodes.wait_until_linked()
     (tmp_path / "go").touch()
-    assert machines.ends() == [0, 0, 0]
-    assert [job.err for job in machines.jobs] == ["[launcher] linked with 2 other nodes\n", "", ""]
+    assert nodes.ends() == [0, 0, 0]
+    assert [job.err for job in nodes.jobs] == ["[launcher] linked with 2 other nodes\n", "", ""]
 
 
-def test_the_rank_that_died_is_named_where_its_peers_end_before_it(tmp_path: Path) -> None:
+def test_root_cause_is_named_where_its_peers_end_before_it(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        machines = Machines(tmp_path, stack, count=2)
+        nodes = Nodes(tmp_path, stack, count=2)
         for _ in range(2):
-            machines.start(write(tmp_path, "raises.py", RAISES))
-        assert machines.ends() == [1, 1]
-    for job in machines.jobs:
+            nodes.start(write(tmp_path, "raises.py", RAISES))
+        assert nodes.ends() == [1, 1]
+    for job in nodes.jobs:
         (first,) = re.findall(r"\[launcher\] rank (\d) \(.*\) failed first, with status 1", job.err)
         assert first == "2", job.err
-    assert "failed first, with status 1; its last lines:\n[rank=2] this is why" in machines.jobs[1].err
-    assert machines.jobs[0].err.count("PeerLost: rank 2 ") >= 2
+    assert "failed first, with status 1; its last lines:\n[rank=2] this is why" in nodes.jobs[1].err
+    assert nodes.jobs[0].err.count("PeerLost: rank 2 ") >= 2
 
 
-def test_machines_of_unequal_size_are_told_so(tmp_path: Path) -> None:
+def test_nodes_of_unequal_size_end_with_a_remedy(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        machines = Machines(tmp_path, stack, count=2)
+        nodes = Nodes(tmp_path, stack, count=2)
         for ranks in (1, 2):
-            machines.start(write(tmp_path, "fails.py", FAILS), "none", ranks=ranks)
-        assert machines.ends() == [1, 1]
-    for job in machines.jobs:
+            nodes.start(write(tmp_path, "fails.py", FAILS), "none", ranks=ranks)
+        assert nodes.ends() == [1, 1]
+    for job in nodes.jobs:
         assert re.search(r"node 1 .*expects 4 ranks, this one 2: pass --nproc-per-node", job.err)
 
 
-def test_without_a_secret_they_run_unlinked_with_one_warning_and_one_command(tmp_path: Path) -> None:
+def test_nodes_without_a_secret_run_unlinked_with_a_warning(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        machines = Machines(tmp_path, stack, count=2)
+        nodes = Nodes(tmp_path, stack, count=2)
         for _ in range(2):
-            machines.start(write(tmp_path, "ends.py", ENDS), secret="").wait_for("ready", times=2)
+            nodes.start(write(tmp_path, "ends.py", ENDS), secret="").wait_for("ready", times=2)
         (tmp_path / "go").touch()
-        assert machines.ends() == [0, 0]
+        assert nodes.ends() == [0, 0]
     warning = r"\[launcher\] DET_CORE_SECRET is not set: .* on each node.*\n"
     command = r"\[launcher\]     export DET_CORE_SECRET=[0-9a-f]{64}\n"
-    assert re.fullmatch(warning + command, machines.jobs[0].err), machines.jobs[0].err
-    assert re.fullmatch(warning, machines.jobs[1].err), machines.jobs[1].err
+    assert re.fullmatch(warning + command, nodes.jobs[0].err), nodes.jobs[0].err
+    assert re.fullmatch(warning, nodes.jobs[1].err), nodes.jobs[1].err
 
 
-def test_another_secret_is_heard_of_on_both_sides_and_a_second_try_joins(tmp_path: Path) -> None:
+def test_other_secret_is_named_on_both_sides_and_a_second_try_joins(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        machines = Machines(tmp_path, stack, count=2)
+        nodes = Nodes(tmp_path, stack, count=2)
         script = write(tmp_path, "ends.py", ENDS)
-        first = machines.start(script)
-        refused = machines.start(script, secret="the secret of another job")
+        first = nodes.start(script)
+        refused = nodes.start(script, secret="the secret of another job")
         assert refused.wait() == 1
         refused.nothing_left()
         assert re.search(r"node 0 \(127.0.0.1\) has another DET_CORE_SECRET: set the same on each node", refused.err)
         first.wait_for(
             r"\[launcher\] a launcher at \S*127.0.0.1 has another DET_CORE_SECRET: set the same on each node"
         )
-        machines.jobs.remove(refused)
-        machines.start(script)
+        nodes.jobs.remove(refused)
+        nodes.start(script)
         (tmp_path / "go").touch()
-        assert machines.ends() == [0, 0], [job.err for job in machines.jobs]
+        assert nodes.ends() == [0, 0], [job.err for job in nodes.jobs]
 
 
-def test_a_launcher_port_that_is_taken_ends_the_job(tmp_path: Path) -> None:
+def test_launcher_port_in_use_ends_the_job(tmp_path: Path) -> None:
     write(tmp_path, "ends.py", ENDS)
     with socket.socket() as used:
         used.bind(("", 0))
@@ -244,42 +244,42 @@ def test_a_launcher_port_that_is_taken_ends_the_job(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("node", [0, 2])
-def test_a_launcher_that_cannot_start_ends_all(machines: Machines, tmp_path: Path, node: int) -> None:
+def test_launcher_that_cannot_start_ends_all(nodes: Nodes, tmp_path: Path, node: int) -> None:
     script = write(tmp_path, "fails.py", FAILS)
     for number in range(3):
-        machines.start("nowhere.py" if number == node else script, "none")
-    assert machines.ends() == [2, 2, 2], [job.err for job in machines.jobs]
-    for number, job in enumerate(machines.jobs):
+        nodes.start("nowhere.py" if number == node else script, "none")
+    assert nodes.ends() == [2, 2, 2], [job.err for job in nodes.jobs]
+    for number, job in enumerate(nodes.jobs):
         assert re.search(rf"node {node} \(.*\) could not start: the script nowhere.py does not exist", job.err)
         assert ("the job ends here too" in job.err) == (number != node)
 
 
-def test_a_port_of_the_ranks_that_is_taken_ends_all(tmp_path: Path) -> None:
+def test_master_port_in_use_ends_all(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        machines = Machines(tmp_path, stack, count=2)
+        nodes = Nodes(tmp_path, stack, count=2)
         used = stack.enter_context(socket.socket())
-        used.bind(("", int(machines._ports[1])))
+        used.bind(("", int(nodes._ports[1])))
         used.listen()
         for _ in range(2):
-            machines.start(write(tmp_path, "fails.py", FAILS), "none")
-        assert machines.ends() == [1, 1]
-    assert re.search(r"node 0 \(.*\) could not start: port \d+ is in use", machines.jobs[1].err)
+            nodes.start(write(tmp_path, "fails.py", FAILS), "none")
+        assert nodes.ends() == [1, 1]
+    assert re.search(r"node 0 \(.*\) could not start: port \d+ is in use", nodes.jobs[1].err)
 
 
-def test_a_rank_that_fails_before_others_have_linked_ends_them(tmp_path: Path) -> None:
+def test_rank_that_fails_before_others_have_linked_ends_them(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        machines = Machines(tmp_path, stack, count=2)
+        nodes = Nodes(tmp_path, stack, count=2)
         (tmp_path / "go").touch()
         script = write(tmp_path, "fails.py", FAILS)
-        first = machines.start(script, "0")
+        first = nodes.start(script, "0")
         first.wait_for("20 s for 1 other rank to end")
         until(lambda: len(first.processes()) == 2)  # launcher and supervisor
-        machines.start(script, "0")
-        assert machines.ends() == [7, 7], [job.err for job in machines.jobs]
+        nodes.start(script, "0")
+        assert nodes.ends() == [7, 7], [job.err for job in nodes.jobs]
 
 
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_machine_that_does_not_link_is_named_and_ends_the_job_at_the_deadline(tmp_path: Path, node: int) -> None:
+def test_node_that_does_not_link_is_named_and_ends_the_job_at_the_deadline(tmp_path: Path, node: int) -> None:
     place = ["--nnodes", "2", "--node-rank", str(node), "--master-addr", "127.0.0.1"]
     ports = ["--master-port", str(free_port()), "--launcher-port", (port := str(free_port()))]
     command = [*TORCH, *place, *ports, "--link-timeout", "1"]
@@ -295,25 +295,25 @@ def test_a_machine_that_does_not_link_is_named_and_ends_the_job_at_the_deadline(
         assert re.search(r"node 1 \(.*\) did not link within 1 s: the job ends here too", job.err)
 
 
-def test_a_signal_to_the_first_machine_alone_is_told_without_internals(machines: Machines, tmp_path: Path) -> None:
-    machines.start_all(write(tmp_path, "fails.py", FAILS), "none")
-    machines.wait_until_linked()
-    os.kill(machines.jobs[0].pid, signal.SIGTERM)
-    assert machines.ends() == [143, 143, 143], [job.err for job in machines.jobs]
-    for job in machines.jobs:
+def test_signal_to_node_0_alone_shows_no_internals(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.start_all(write(tmp_path, "fails.py", FAILS), "none")
+    nodes.wait_until_linked()
+    os.kill(nodes.jobs[0].pid, signal.SIGTERM)
+    assert nodes.ends() == [143, 143, 143], [job.err for job in nodes.jobs]
+    for job in nodes.jobs:
         assert not re.search("asyncio|Task|Cancelled|link to other nodes", job.err), job.err
         assert "failed killed" not in job.err
-    assert re.search(r"rank [01] \(.*\) was killed by SIGTERM: the job ends here too", machines.jobs[1].err)
+    assert re.search(r"rank [01] \(.*\) was killed by SIGTERM: the job ends here too", nodes.jobs[1].err)
 
 
-PLACE = Layout("a test", (Host("127.0.0.1", 1), Host("h", 1)))
+TWO_NODES = Layout("a test", (Host("127.0.0.1", 1), Host("h", 1)))
 
 
 @contextmanager
 def listening() -> Iterator[tuple[Link, int]]:
-    """The first machine's end, in this process."""
+    """Run the link of node 0 in this process; yield it and its port."""
     port = free_port()
-    link = Link(PLACE, port, SECRET)
+    link = Link(TWO_NODES, port, SECRET)
     link.start()
     until(lambda: _answers(port))
     try:
@@ -327,17 +327,17 @@ def _answers(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
-def heard(link: Link) -> list[RankOutcome | str]:
-    """What is heard next."""
+def next_news(link: Link) -> list[RankOutcome | str]:
+    """Wait for news and return it."""
     while True:
         select.select([link.fd], [], [])
-        if found := link.receive():
-            return found
+        if news := link.receive():
+            return news
 
 
 @asynccontextmanager
-async def introduced(port: int, version: str = det_core.__version__) -> AsyncIterator[_Peer]:
-    """Another machine, which has proved itself."""
+async def authenticated(port: int, version: str = det_core.__version__) -> AsyncIterator[_Peer]:
+    """Connect and authenticate as another node."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     peer = _Peer(reader, writer)
     await peer.authenticate(SECRET.encode())
@@ -347,7 +347,7 @@ async def introduced(port: int, version: str = det_core.__version__) -> AsyncIte
     await writer.wait_closed()
 
 
-def test_strangers_disturb_nothing() -> None:
+def test_strangers_do_not_disturb_the_link() -> None:
     with listening() as (link, port):
         for rubbish in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, os.urandom(64)):
             with socket.create_connection(("127.0.0.1", port)) as stranger:
@@ -358,27 +358,27 @@ def test_strangers_disturb_nothing() -> None:
         assert link.others == {} and link.failed() == []
 
         async def comes() -> None:
-            async with introduced(port) as peer:
+            async with authenticated(port) as peer:
                 peer.send("failed", **RankOutcome(5, 77, 3, host="h", node=1).to_message())
                 assert (await peer.read())["kind"] == "beat"
 
         asyncio.run(comes())
         entries: list[RankOutcome | str] = []
         while len(entries) < 3:
-            entries += heard(link)
-        notice, linked, news = entries[:3]  # another may say that the machine was lost: it left without a word
+            entries += next_news(link)
+        notice, linked, news = entries[:3]  # another may report the loss of the node, which left without a goodbye
         assert notice == "a launcher at 127.0.0.1 has another DET_CORE_SECRET: set the same on each node"
         assert linked == "linked with 1 other node"
         assert isinstance(news, RankOutcome) and (news.rank, news.status, news.node) == (5, 3, 1)
 
 
-def test_a_machine_that_is_there_already_is_told_so() -> None:
+def test_duplicate_node_is_rejected_with_a_remedy() -> None:
     async def comes(port: int) -> None:
-        async with introduced(port) as first:
+        async with authenticated(port) as first:
             await first.read()
-            async with introduced(port) as second:
-                told = await second.read()
-                assert told["kind"] == "failed" and "give each its own --node-rank" in told["words"]
+            async with authenticated(port) as second:
+                message = await second.read()
+                assert message["kind"] == "failed" and "give each its own --node-rank" in message["words"]
                 assert (await second.read())["kind"] == "bye"
             first.send("bye")
 
@@ -387,13 +387,13 @@ def test_a_machine_that_is_there_already_is_told_so() -> None:
         assert link.failed() == []
         entries: list[RankOutcome | str] = []
         while len(entries) < 2:
-            entries += heard(link)
+            entries += next_news(link)
         assert re.match(r"node 1 \(h\) cannot join, as another launcher is node 1: ", str(entries[1]))
 
 
-def test_a_message_that_was_changed_on_its_way_ends_the_link() -> None:
+def test_altered_message_ends_the_link() -> None:
     async def comes(port: int) -> None:
-        async with introduced(port) as peer:
+        async with authenticated(port) as peer:
             await peer.read()
             peer._sent += 1  # as if one were left out
             peer.send("bye")
@@ -405,26 +405,26 @@ def test_a_message_that_was_changed_on_its_way_ends_the_link() -> None:
         asyncio.run(comes(port))
         entries: list[RankOutcome | str] = []
         while len(entries) < 2:
-            entries += heard(link)
-        news = entries[1]  # the first says that it has linked
+            entries += next_news(link)
+        news = entries[1]  # the first reports that it has linked
         assert isinstance(news, RankOutcome) and news.name == "node 1 (h)" and "was lost" in news.ending
 
 
-def test_one_that_cannot_know_the_secret_learns_nothing() -> None:
+def test_stranger_without_the_secret_receives_no_proof() -> None:
     with listening() as (_, port), socket.create_connection(("127.0.0.1", port)) as stranger:
-        stranger.sendall(os.urandom(64))  # a nonce, and a proof that is none
+        stranger.sendall(os.urandom(64))  # a nonce, and an invalid proof
         answer = b""
         while piece := stranger.recv(4096):
             answer += piece
         assert len(answer) == 64 and answer[32:] == bytes(32)
 
 
-def test_another_version_is_named_on_both_sides() -> None:
+def test_other_version_is_named_on_both_sides() -> None:
     async def comes(port: int) -> None:
-        async with introduced(port, version="0.0.1") as peer:
-            while (told := await peer.read())["kind"] != "failed":
+        async with authenticated(port, version="0.0.1") as peer:
+            while (message := await peer.read())["kind"] != "failed":
                 pass
-            assert "has det_core 0.0.1, and node 0 " in told["words"]
+            assert "has det_core 0.0.1, and node 0 " in message["words"]
             peer.send("bye")
 
     with listening() as (link, port):
@@ -433,9 +433,9 @@ def test_another_version_is_named_on_both_sides() -> None:
     assert news.description.endswith(f"{det_core.__version__}: install the same on each") and news.node == 1
 
 
-def test_a_rank_of_a_lost_machine_counts_as_heard_of() -> None:
-    place = Layout("a test", (Host("127.0.0.1", 2), Host("a", 2), Host("b", 2)), node_rank=1)
-    link = Link(place, free_port(), SECRET)
+def test_knows_failure_of_a_rank_of_a_lost_node() -> None:
+    layout = Layout("a test", (Host("127.0.0.1", 2), Host("a", 2), Host("b", 2)), node_rank=1)
+    link = Link(layout, free_port(), SECRET)
     link.start()
     try:
         assert not link.knows_failure_of(4)

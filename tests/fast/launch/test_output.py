@@ -1,4 +1,4 @@
-"""Prefixes on lines of any bytes; and the thread that carries them to slow, closed and full readers."""
+"""Prefixes on lines of any bytes, and the thread that copies them to slow, closed and full readers."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ def prefixed(chunks: list[bytes], *, terminal: bool = False) -> bytes:
         ([], []),
     ],
 )
-def test_each_line_gets_the_prefix(chunks: list[bytes], expected: list[bytes]) -> None:
+def test_prefixer_puts_the_prefix_before_each_line(chunks: list[bytes], expected: list[bytes]) -> None:
     assert prefixed(chunks) == b"".join(P + line for line in expected)
 
 
-def test_on_a_terminal_a_bar_is_drawn_over_itself() -> None:
+def test_prefixer_on_a_terminal_draws_a_bar_over_itself() -> None:
     assert prefixed([b"\r 1%\r 2%", b"\r 3%\nok\r\n"], terminal=True) == b"".join(
         [P, b" 1%\r", P, b" 2%\r", P, b" 3%\n", P, b"ok\r\n"]
     )
@@ -59,7 +59,7 @@ def test_on_a_terminal_a_bar_is_drawn_over_itself() -> None:
         ([b" 1%\r", None, b" 2%", None, b"\nname? ", None], P + b" 1%\r" + P + b" 2%\n" + P + b"name? "),
     ],
 )
-def test_prefixer_takes_a_prompt_but_no_bar(chunks: list[bytes | None], expected: bytes) -> None:
+def test_prefixer_takes_prompts_but_not_bars(chunks: list[bytes | None], expected: bytes) -> None:
     prefixer = Prefixer(P, terminal=True)
     written = b""
     for chunk in chunks:
@@ -74,7 +74,9 @@ PIECES = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\xff", 
 
 
 @given(PIECES, st.data(), st.booleans())
-def test_it_makes_no_difference_how_the_stream_is_cut(pieces: list[bytes], data: st.DataObject, terminal: bool) -> None:
+def test_prefixer_result_does_not_depend_on_the_pieces(
+    pieces: list[bytes], data: st.DataObject, terminal: bool
+) -> None:
     stream = b"".join(pieces)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
     chunks = [stream[i:j] for i, j in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
@@ -82,7 +84,7 @@ def test_it_makes_no_difference_how_the_stream_is_cut(pieces: list[bytes], data:
 
 
 @given(PIECES)
-def test_nothing_is_lost_but_idle_returns(pieces: list[bytes]) -> None:
+def test_prefixer_drops_only_idle_returns(pieces: list[bytes]) -> None:
     stream = b"".join(pieces)
     lines = prefixed([stream]).splitlines(keepends=True) if b"\r" not in stream.replace(b"\r\n", b"") else []
     if lines:
@@ -92,18 +94,18 @@ def test_nothing_is_lost_but_idle_returns(pieces: list[bytes]) -> None:
     assert re.sub(rb"[\r\n]", b"", prefixed([stream]).replace(P, b"")) == visible.replace(P, b"")
 
 
-def test_a_line_of_10_mb_stays_one_line() -> None:
+def test_prefixer_keeps_a_line_of_10_mb() -> None:
     chunks = [b"x" * 65536] * 160
     assert prefixed([*chunks, b"\nend"]) == P + b"".join(chunks) + b"\n" + P + b"end\n"
 
 
-def test_a_line_without_end_is_cut_before_it_fills_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prefixer_cuts_a_line_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_output, "MAX_LINE_BYTES", 10)
     assert prefixed([b"12345678", b"9012", b"34\n"]) == P + b"123456789012\n" + P + b"34\n"
 
 
-def carry(target: int) -> tuple[Output, int]:
-    """A thread that carries what rank 0 prints to ``target``, and the end to print to."""
+def start_output(target: int) -> tuple[Output, int]:
+    """Start a thread that copies rank 0's output to ``target``; return it and the descriptor to print to."""
     output = Output()
     end = output.pipe(0, target)
     output.start()
@@ -124,9 +126,9 @@ def file(tmp_path: Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_a_full_disk_loses_lines_and_counts_them_but_blocks_nobody() -> None:
+def test_output_on_a_full_disk_counts_lost_bytes() -> None:
     full = os.open("/dev/full", os.O_WRONLY)
-    output, end = carry(full)
+    output, end = start_output(full)
     with os.fdopen(end, "wb") as out:
         out.write(b"x" * 200_000 + b"\n")
     close(output)
@@ -134,8 +136,8 @@ def test_a_full_disk_loses_lines_and_counts_them_but_blocks_nobody() -> None:
     assert output.lost(0) == 200_001 + len(b"[rank=0] ")
 
 
-def test_it_ends_though_another_process_still_holds_the_pipe(file: int) -> None:
-    output, end = carry(file)
+def test_output_ends_while_another_process_holds_the_pipe(file: int) -> None:
+    output, end = start_output(file)
     os.write(end, b"one\ntwo")
     output.finish()
     output.join()
@@ -144,10 +146,10 @@ def test_it_ends_though_another_process_still_holds_the_pipe(file: int) -> None:
     assert os.pread(file, 1000, 0) == output.tail(0) == b"[rank=0] one\n[rank=0] two\n"
 
 
-def test_a_descriptor_that_does_not_block_is_written_in_full() -> None:
+def test_output_to_a_nonblocking_descriptor_is_complete() -> None:
     read, write = os.pipe()
     os.set_blocking(write, False)
-    output, end = carry(write)
+    output, end = start_output(write)
     got = bytearray()
 
     def reader() -> None:
@@ -165,9 +167,9 @@ def test_a_descriptor_that_does_not_block_is_written_in_full() -> None:
     assert bytes(got) == b"[rank=0] " + b"y" * 3_000_000 + b"\n[rank=0] end\n"
 
 
-def test_the_last_bytes_are_there_in_whatever_pieces_they_came(file: int) -> None:
-    """Line by line, faster than the thread looks, and in one piece that is more than it keeps."""
-    output, end = carry(file)
+def test_tail_returns_the_last_bytes_of_any_pieces(file: int) -> None:
+    """Line by line, faster than the thread reads, and in one piece that is larger than the tail."""
+    output, end = start_output(file)
     lines = [b"%d" % number * (number % 40 + 1) + b"\n" for number in range(20_000)]
     for line in lines[:3000]:
         os.write(end, line)
@@ -179,7 +181,7 @@ def test_the_last_bytes_are_there_in_whatever_pieces_they_came(file: int) -> Non
     assert output.tail(0) == whole[-64 * 1024 :]
 
 
-def test_notices_stand_between_lines_and_wait_for_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+def test_print_notice_writes_between_lines(capfd: pytest.CaptureFixture[str]) -> None:
     output = Output()
     end = output.pipe(7, 2)
     os.write(end, b"begun")
@@ -195,12 +197,12 @@ def test_notices_stand_between_lines_and_wait_for_nobody(capfd: pytest.CaptureFi
     ]
 
 
-def test_a_thread_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, file: int) -> None:
+def test_failure_of_the_thread_is_kept(monkeypatch: pytest.MonkeyPatch, file: int) -> None:
     def breaks(*_: object) -> None:
         raise MemoryError("no room for a line")
 
     monkeypatch.setattr(_output, "write_all", breaks)
-    output, end = carry(file)
+    output, end = start_output(file)
     os.write(end, b"x\n")
     assert os.read(output.done, 1) == b""
     output.join()
@@ -208,7 +210,7 @@ def test_a_thread_that_fails_says_so(monkeypatch: pytest.MonkeyPatch, file: int)
     os.close(end)
 
 
-def test_a_file_gets_whole_lines_and_a_reader_the_prompts(file: int) -> None:
+def test_prompts_go_to_readers_and_whole_lines_to_files(file: int) -> None:
     read, write_end = os.pipe()
     output = Output(interactive=True)
     ends = [output.pipe(0, file), output.pipe(0, write_end)]
@@ -227,7 +229,7 @@ def test_a_file_gets_whole_lines_and_a_reader_the_prompts(file: int) -> None:
     os.close(write_end)
 
 
-def test_those_who_know_the_lock_take_turns(tmp_path: Path) -> None:
+def test_write_all_with_a_lock_takes_turns(tmp_path: Path) -> None:
     path = tmp_path / "out"
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 

@@ -1,4 +1,4 @@
-"""What no launcher starts, and what each says instead: one line that names the word, and a status."""
+"""Refused command lines: one line that names the word, and a status."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from support import ROOT, warm
 from support.launcher import write
 
-REFUSED = {  # what all have in common is said by their parser: test_cli.py
+REFUSED = {  # test_cli.py tests the parser that all share
     "torch_distributed": {
         "": "no script to run",
         "nowhere.py": "nowhere.py does not exist",
@@ -61,13 +61,13 @@ HELP = {
 
 @pytest.fixture(autouse=True)
 def files(tmp_path: Path) -> None:
-    """A script, and a hostfile with a mistake."""
+    """Write a script, and a hostfile with an invalid line."""
     write(tmp_path, "s.py", "print('ran')")
     (tmp_path / "hosts").write_text("node1 slots=2\nnode2 slot=2\n")
 
 
 def launch(name: str, line: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    """The end of a launcher that starts nothing."""
+    """Run a launcher that starts no rank, and return its result."""
     return warm.run(["-m", f"det_core.launch.{name}", *line.split()], env={**os.environ, **env}, cwd=folder)
 
 
@@ -78,12 +78,12 @@ def one_line(done: subprocess.CompletedProcess[str], status: int, text: str) -> 
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_bad_input_is_one_line_and_status_2(tmp_path: Path, name: str) -> None:
+def test_invalid_command_line_is_one_line_and_status_2(tmp_path: Path, name: str) -> None:
     for line, text in REFUSED[name].items():
         one_line(launch(name, line, tmp_path, DET_CORE_SECRET=SECRET), 2, re.escape(text))
 
 
-def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
+def test_port_in_use_is_one_line(tmp_path: Path) -> None:
     with socket.socket() as used:
         used.bind(("", 0))
         used.listen()
@@ -95,21 +95,21 @@ def test_a_port_in_use_is_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", HELP)
-def test_help(tmp_path: Path, name: str) -> None:
+def test_help_shows_usage_and_options(tmp_path: Path, name: str) -> None:
     done = launch(name, "--help", tmp_path)
     assert done.returncode == 0 and done.stdout.startswith(f"usage: python -m det_core.launch.{name}"), done.stdout
     assert [text for text in HELP[name] if text not in done.stdout] == []
 
 
-def test_help_from_the_root_and_among_options() -> None:
+def test_help_among_options_works_in_the_repository() -> None:
     done = launch("torch_distributed", "--standalone -h", ROOT)
     assert done.returncode == 0 and "--launcher-port" in done.stdout, done.stdout
 
 
-def test_a_grace_that_is_no_number_is_one_line(tmp_path: Path) -> None:
+def test_invalid_grace_variable_is_one_line(tmp_path: Path) -> None:
     one_line(launch("torch_distributed", "s.py", tmp_path, DET_CORE_GRACE="abc"), 2, "DET_CORE_GRACE")
 
 
-def test_a_first_machine_that_has_no_address_is_one_line(tmp_path: Path) -> None:
+def test_unknown_master_addr_is_one_line(tmp_path: Path) -> None:
     line = "--nnodes 2 --node-rank 1 --master-addr no-such-host.invalid s.py"
     one_line(launch("torch_distributed", line, tmp_path), 1, r"cannot reach host no-such-host\.invalid from")

@@ -1,4 +1,4 @@
-"""Signals, grace, exit status and leftovers of ranks on one machine."""
+"""Signals, grace period, exit status and leftovers of ranks on one node."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ COUNTS = """
 STUBBORN = """
     import os, signal, subprocess, sys, time
     for s in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(s, lambda n, f: print("heard", n))
+        signal.signal(s, lambda n, f: print("received", n))
     if os.fork() == 0:
         time.sleep(600)  # as a worker of a DataLoader does, in the same process group
     print("ready", os.getpid(), flush=True)
@@ -75,12 +75,12 @@ LEAVES = """
 
 
 def ranks(count: int, *options: str) -> list[str]:
-    """The words before a script of which so many ranks are started."""
+    """Return the command, without its script, that starts ``count`` ranks."""
     return [*TORCH, *options, "--nproc-per-node", str(count)]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_reaches_each_script_once_and_all_may_save(tmp_path: Path, signum: signal.Signals) -> None:
+def test_signal_reaches_each_script_once_and_all_may_save(tmp_path: Path, signum: signal.Signals) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
     with launched(ranks(3), script, folder=tmp_path, RANK="7") as job:
         job.wait_for(r"ready (\d+)", times=3)
@@ -93,7 +93,7 @@ def test_a_signal_reaches_each_script_once_and_all_may_save(tmp_path: Path, sign
     assert f"[launcher] {signum.name} forwarded to 3 ranks; grace period 60 s" in job.err
 
 
-def test_sigusr1_is_passed_on_and_starts_no_grace(tmp_path: Path) -> None:
+def test_sigusr1_is_forwarded_without_a_grace_period(tmp_path: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
     with launched(ranks(2, "--grace", "0.2"), script, "600", folder=tmp_path) as job:
         job.wait_for("ready", times=2)
@@ -106,7 +106,7 @@ def test_sigusr1_is_passed_on_and_starts_no_grace(tmp_path: Path) -> None:
     assert "killing rank" in job.err
 
 
-def test_after_the_grace_a_script_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_script_is_killed_with_its_children_after_the_grace_period(tmp_path: Path) -> None:
     script = write(tmp_path, "stubborn.py", STUBBORN)
     with launched(ranks(2, "--grace", "1"), script, folder=tmp_path) as job:
         job.wait_for("ready", times=2)
@@ -118,17 +118,17 @@ def test_after_the_grace_a_script_is_killed_with_its_children(tmp_path: Path) ->
     assert len(re.findall(r"\[launcher\] killing rank [01] \(pid \d+\), which still runs", job.err)) == 2
 
 
-def test_the_third_ctrl_c_kills(tmp_path: Path) -> None:
+def test_third_ctrl_c_kills(tmp_path: Path) -> None:
     script = write(tmp_path, "stubborn.py", STUBBORN)
     with launched(ranks(2), script, folder=tmp_path) as job:
         job.wait_for("ready", times=2)
         for count in (1, 2):
             os.kill(job.pid, signal.SIGINT)
-            job.wait_for("heard 2", times=2 * count)
+            job.wait_for("received 2", times=2 * count)
             time.sleep(SAME_INTERRUPT)
         os.kill(job.pid, signal.SIGINT)
         assert job.wait() == 128 + signal.SIGKILL
-    assert job.out.count("heard 2") == 4
+    assert job.out.count("received 2") == 4
 
 
 def test_ctrl_c_at_a_terminal_reaches_each_script_once(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_prompts_at_a_terminal_are_shown_and_answered(tmp_path: Path, monkeypatc
 
 @contextmanager
 def at_terminal(launcher: list[str], *words: str) -> Iterator[tuple[int, int]]:
-    """Start a launcher at a terminal of its own; its process id and the terminal's other end."""
+    """Start a launcher at a terminal of its own; yield its process ID and the terminal's other end."""
     pid, terminal = pty.fork()
     if pid == 0:
         try:
@@ -191,7 +191,7 @@ def read_until(terminal: int, pattern: bytes) -> bytes:
     return seen
 
 
-def test_a_script_that_knows_nothing_of_signals_dies_of_them(tmp_path: Path) -> None:
+def test_script_without_handlers_ends_by_the_signal(tmp_path: Path) -> None:
     with launched(ranks(2), "sh", "-c", "echo ready; exec sleep 100", folder=tmp_path) as job:
         job.wait_for("ready", times=2)
         os.kill(job.pid, signal.SIGTERM)
@@ -200,7 +200,7 @@ def test_a_script_that_knows_nothing_of_signals_dies_of_them(tmp_path: Path) -> 
     assert job.err.splitlines()[-1] == line
 
 
-def test_signals_at_any_moment_of_the_start_are_not_lost(tmp_path: Path) -> None:
+def test_signals_during_the_start_are_not_lost(tmp_path: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
     for moment in range(12):
         with launched(ranks(2, "--grace", "20"), script, folder=tmp_path) as job:
@@ -211,7 +211,7 @@ def test_signals_at_any_moment_of_the_start_are_not_lost(tmp_path: Path) -> None
         assert status == 0 or job.out.count("got") < 2
 
 
-def test_the_first_failure_gives_the_status_and_its_last_lines(tmp_path: Path) -> None:
+def test_first_failure_gives_the_status_and_its_last_lines(tmp_path: Path) -> None:
     script = write(tmp_path, "fails.py", FAILS)
     (tmp_path / "tmp").mkdir()
     with launched(ranks(3, "--tail", "3"), script, folder=tmp_path, TMPDIR=str(tmp_path / "tmp")) as job:
@@ -231,7 +231,7 @@ def test_the_first_failure_gives_the_status_and_its_last_lines(tmp_path: Path) -
     assert list((tmp_path / "tmp").iterdir()) == [], "no file is left behind"
 
 
-def test_a_rank_that_runs_on_after_a_failure_is_named_before_the_grace_ends(tmp_path: Path) -> None:
+def test_rank_that_ignores_sigterm_after_a_failure_is_named(tmp_path: Path) -> None:
     script = """
         import os, signal, time
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -252,7 +252,7 @@ def test_a_rank_that_runs_on_after_a_failure_is_named_before_the_grace_ends(tmp_
 
 
 @pytest.mark.parametrize("words", [["torch_distributed", "train.py"], ["wrap_rank", "0", "train.py"]])
-def test_a_deleted_working_directory_is_one_line(tmp_path: Path, words: list[str]) -> None:
+def test_deleted_working_directory_is_one_line(tmp_path: Path, words: list[str]) -> None:
     (tmp_path / "gone").mkdir()
     command = 'cd gone && rmdir "$PWD" && exec "$@"'
     absolute = filter(os.path.isabs, sys.path)  # an editable install adds the name of a hook, and '' is this folder
@@ -263,7 +263,7 @@ def test_a_deleted_working_directory_is_one_line(tmp_path: Path, words: list[str
     assert re.fullmatch(r"\[launcher\] the working directory was deleted or .*\n", done.stderr), done.stderr
 
 
-def test_others_that_find_out_by_themselves_say_so_before_any_signal(tmp_path: Path) -> None:
+def test_scripts_that_notice_a_failure_end_before_any_signal(tmp_path: Path) -> None:
     script = write(tmp_path, "fails.py", FAILS)
     with launched(ranks(3), script, folder=tmp_path) as job:
         (tmp_path / "go").touch()
@@ -292,7 +292,7 @@ def test_nothing_outlives_a_kill(tmp_path: Path, victim: str) -> None:
 
 @pytest.mark.parametrize("by", ["cmdline", "comm"])
 def test_nothing_outlives_a_kill_of_all_that_a_name_matches(tmp_path: Path, by: str) -> None:
-    """As ``pkill -9 -f named.py`` and ``pkill -9 python`` do, which match launcher and ranks at once."""
+    """``pkill -9 -f named.py`` and ``pkill -9 python`` match launcher and ranks at once."""
     script = """
         import subprocess
         subprocess.Popen(["sleep", "600"], start_new_session=True)
@@ -329,7 +329,7 @@ def kill_at_any_moment(folder: Path, moments: random.Random, times: int) -> None
             job.nothing_left()
 
 
-def test_a_daemon_that_holds_the_output_ends_with_the_job(tmp_path: Path) -> None:
+def test_daemon_that_holds_the_output_ends_with_the_job(tmp_path: Path) -> None:
     script = write(tmp_path, "leaves.py", LEAVES)
     with launched(ranks(1), script, "and ends", folder=tmp_path) as job:
         assert job.wait() == 0
@@ -337,7 +337,7 @@ def test_a_daemon_that_holds_the_output_ends_with_the_job(tmp_path: Path) -> Non
     assert "[rank=0] ends\n" in job.out
 
 
-def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
+def test_command_that_cannot_run_reports_why(tmp_path: Path) -> None:
     path = write(tmp_path, "bad", "#!/nowhere/python\n")
     os.chmod(path, 0o755)
     with launched(ranks(1), path, folder=tmp_path) as job:
@@ -345,7 +345,7 @@ def test_what_cannot_be_run_says_so(tmp_path: Path) -> None:
     assert f"[rank=0] cannot run {path}: No such file or directory\n" in job.err
 
 
-def test_output_of_any_kind_comes_through_whole(tmp_path: Path) -> None:
+def test_output_of_any_kind_is_complete(tmp_path: Path) -> None:
     script = write(tmp_path, "prints.py", PRINTS)
     words = [script, "RANK", "10000000", "50000"]
     with launched(ranks(4), *words, folder=tmp_path) as job:
@@ -354,7 +354,7 @@ def test_output_of_any_kind_comes_through_whole(tmp_path: Path) -> None:
     assert_all_was_printed(job.out_bytes, ranks=4, long=10_000_000, lines=50_000)
 
 
-def test_a_reader_that_stops_reading_stops_no_signal(tmp_path: Path) -> None:
+def test_stopped_reader_does_not_delay_signals(tmp_path: Path) -> None:
     read, write_end = os.pipe()
     words = [sys.executable, "-c", "while True: print('x' * 1000, flush=True)"]
     with launched(ranks(2, "--grace", "2"), *words, folder=tmp_path, stdout=write_end) as job:
@@ -367,11 +367,11 @@ def test_a_reader_that_stops_reading_stops_no_signal(tmp_path: Path) -> None:
 
 
 def unread(pipe: int) -> int:
-    """How many bytes lie in a pipe."""
+    """Return the number of unread bytes in a pipe."""
     return struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0]
 
 
-def test_a_job_survives_a_hang_up_it_was_told_to_ignore(tmp_path: Path) -> None:
+def test_job_under_nohup_survives_a_hang_up(tmp_path: Path) -> None:
     script = write(tmp_path, "counts.py", COUNTS)
     with launched(["nohup", *ranks(1)], script, folder=tmp_path) as job:
         job.wait_for("ready")
@@ -382,26 +382,26 @@ def test_a_job_survives_a_hang_up_it_was_told_to_ignore(tmp_path: Path) -> None:
     assert "got SIGTERM\n" in job.out
 
 
-def test_standard_streams_that_are_closed_do_no_harm(tmp_path: Path) -> None:
+def test_closed_standard_streams_do_no_harm(tmp_path: Path) -> None:
     script = write(tmp_path, "ok.py", "open('ran', 'w').close()")
     command = " ".join(["exec", *ranks(1), script, ">&-", "2>&-", "<&-"])
     assert subprocess.run(["sh", "-c", command], cwd=tmp_path).returncode == 0
     assert (tmp_path / "ran").exists()
 
 
-def test_a_stderr_that_takes_nothing_changes_no_status(tmp_path: Path) -> None:
+def test_full_stderr_does_not_change_the_status(tmp_path: Path) -> None:
     command = " ".join(["exec", *ranks(2), "sh", "-c", "'exit 7'", "2>", "/dev/full"])
     assert subprocess.run(["sh", "-c", command], cwd=tmp_path).returncode == 7
 
 
-def test_a_script_inherits_no_descriptor_but_its_three(tmp_path: Path) -> None:
+def test_script_inherits_only_its_three_descriptors(tmp_path: Path) -> None:
     with launched(ranks(2), "sh", "-c", "echo fds /proc/self/fd/*", folder=tmp_path) as job:
         assert job.wait() == 0
     for line in job.out.splitlines():
         assert {int(path.rsplit("/", 1)[1]) for path in line.split()[2:]} <= {0, 1, 2, 3}, "3 is the one to list them"
 
 
-def test_a_supervisor_that_has_stopped_cannot_keep_the_job_alive(tmp_path: Path) -> None:
+def test_stopped_supervisor_does_not_keep_the_job_alive(tmp_path: Path) -> None:
     script = write(tmp_path, "stubborn.py", STUBBORN)
     with launched(ranks(2, "--grace", "0.5"), script, folder=tmp_path) as job:
         job.wait_for("ready", times=2)
@@ -411,7 +411,7 @@ def test_a_supervisor_that_has_stopped_cannot_keep_the_job_alive(tmp_path: Path)
         job.nothing_left()
 
 
-def test_a_reader_that_never_comes_keeps_nobody_that_is_told_to_end(tmp_path: Path) -> None:
+def test_stopped_reader_does_not_keep_the_launcher_alive(tmp_path: Path) -> None:
     read, write_end = os.pipe()
     with launched(ranks(1), sys.executable, "-c", "print('x' * 500_000)", folder=tmp_path, stdout=write_end) as job:
         os.close(write_end)
@@ -422,9 +422,7 @@ def test_a_reader_that_never_comes_keeps_nobody_that_is_told_to_end(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("count", "policy"), [(1, os.SCHED_OTHER), (2, os.SCHED_BATCH)])
-def test_ranks_that_fill_the_processors_do_not_take_them_from_each_other(
-    tmp_path: Path, count: int, policy: int
-) -> None:
+def test_ranks_that_fill_the_processors_get_the_batch_class(tmp_path: Path, count: int, policy: int) -> None:
     command = ["taskset", "--cpu-list", str(min(os.sched_getaffinity(0))), *ranks(count)]
     code = "import os; print('policy', os.sched_getscheduler(0))"
     with launched(command, sys.executable, "-c", code, folder=tmp_path, CUDA_VISIBLE_DEVICES="") as job:

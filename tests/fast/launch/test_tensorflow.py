@@ -48,7 +48,7 @@ def config(**changes: Any) -> str:
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 1}, **changes})
 
 
-def test_two_machines_know_each_other(tmp_path: Path) -> None:
+def test_variables_of_two_nodes_name_each_other(tmp_path: Path) -> None:
     write(tmp_path, "who.py", WHO)
     (tmp_path / "secret").write_text(f"{SECRET}\n")
     hosts, port, meet = "127.0.0.1,127.0.0.2", free_port(), ["--launcher-port", str(free_port())]
@@ -74,7 +74,7 @@ def test_two_machines_know_each_other(tmp_path: Path) -> None:
         assert said == ([] if node else ["[launcher] linked with 1 other node"])
 
 
-def test_one_machine_has_no_cluster(tmp_path: Path) -> None:
+def test_variables_of_one_node_have_no_cluster(tmp_path: Path) -> None:
     write(tmp_path, "who.py", WHO)
     with launched(TENSORFLOW, "who.py", folder=tmp_path, TF_CONFIG=config()) as job:
         assert job.wait() == 0, job.err
@@ -82,7 +82,7 @@ def test_one_machine_has_no_cluster(tmp_path: Path) -> None:
     assert "no GPU" not in job.err, "it is one process, GPU or not"
 
 
-def test_a_signal_reaches_the_script_once_and_nothing_is_left(tmp_path: Path) -> None:
+def test_signal_reaches_the_script_once_and_nothing_is_left(tmp_path: Path) -> None:
     write(tmp_path, "waits.py", WAITS)
     with launched(TENSORFLOW, "waits.py", folder=tmp_path) as job:
         job.wait_for("ready")
@@ -99,7 +99,7 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_one_worker_or_none_is_a_job_of_one(variables: pytest.MonkeyPatch) -> None:
+def test_from_tf_config_with_one_worker_or_none_is_one_rank(variables: pytest.MonkeyPatch) -> None:
     for text in ("", config(cluster={"worker": ["h:1"]}, task={"type": "worker", "index": 0})):
         variables.setenv("TF_CONFIG", text)
         context, strategy = DistributedContext.from_tf_config()
@@ -119,19 +119,19 @@ def test_one_worker_or_none_is_a_job_of_one(variables: pytest.MonkeyPatch) -> No
         (config(cluster=None), "TF_CONFIG's cluster"),
     ],
 )
-def test_a_tf_config_that_is_none(variables: pytest.MonkeyPatch, text: str, message: str) -> None:
+def test_from_tf_config_of_a_malformed_variable_raises(variables: pytest.MonkeyPatch, text: str, message: str) -> None:
     variables.setenv("TF_CONFIG", text)
     with pytest.raises(ValueError, match=message):
         DistributedContext.from_tf_config()
     assert detect_launcher({"TF_CONFIG": text}) is None, "core.init() without distributed= goes on"
 
 
-def test_a_strategy_that_is_asked_for_needs_tensorflow(variables: pytest.MonkeyPatch) -> None:
+def test_from_tf_config_with_a_strategy_needs_tensorflow(variables: pytest.MonkeyPatch) -> None:
     with pytest.raises(MissingExtra, match="pip install tensorflow"):
         DistributedContext.from_tf_config(strategy=True)
 
 
-def test_several_workers_are_recognised() -> None:
+def test_detect_launcher_recognizes_several_workers() -> None:
     found = detect_launcher({"TF_CONFIG": config()})
     assert found is not None and ".from_tf_config(" in found.constructor
     ranks = {"rank": 1, "size": 2, "local_rank": 0, "local_size": 1, "cross_rank": 1, "cross_size": 2}

@@ -55,7 +55,7 @@ def state(folder: Path, name: str, rank: int) -> dict[str, dict[str, str]]:
     return found
 
 
-def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: Path) -> None:
+def test_ranks_get_the_variables_of_torchrun_and_unchanged_arguments(tmp_path: Path) -> None:
     script = write(tmp_path, "state.py", STATE)
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
         patch.delenv("PYTHONUNBUFFERED", raising=False)
@@ -87,7 +87,7 @@ def test_ranks_get_what_torchrun_gives_them_and_their_words_untouched(tmp_path: 
         assert mine["env"]["MASTER_ADDR"] == "127.0.0.1" and theirs["env"]["MASTER_ADDR"] in ("127.0.0.1", "localhost")
 
 
-def test_restarts_are_torchruns_with_the_wrapper_before_each_rank(tmp_path: Path) -> None:
+def test_torchrun_restarts_ranks_under_wrap_rank(tmp_path: Path) -> None:
     write(tmp_path, "restarts.py", RESTARTS)
     before = nest.running()
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
@@ -99,7 +99,7 @@ def test_restarts_are_torchruns_with_the_wrapper_before_each_rank(tmp_path: Path
     assert said == [f"[rank={r}] attempt {a}" for r, a in ((0, 0), (0, 1), (1, 0), (1, 1))]
 
 
-def test_ranks_meet_at_a_port_that_nobody_else_gets(tmp_path: Path) -> None:
+def test_ranks_of_two_jobs_meet_at_different_ports(tmp_path: Path) -> None:
     write(tmp_path, "meets.py", MEETS)
     with ExitStack() as stack:
         jobs = [
@@ -110,7 +110,7 @@ def test_ranks_meet_at_a_port_that_nobody_else_gets(tmp_path: Path) -> None:
     assert [job.out for job in jobs] == [f"[rank=1] of the same job {job.job}\n" for job in jobs]
 
 
-def test_two_machines_know_their_chief_and_share_the_secret(tmp_path: Path) -> None:
+def test_two_nodes_know_their_chief_and_share_the_secret(tmp_path: Path) -> None:
     write(tmp_path, "state.py", STATE)
     port = ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     with ExitStack() as stack:
@@ -130,7 +130,7 @@ def test_two_machines_know_their_chief_and_share_the_secret(tmp_path: Path) -> N
         assert (env["DET_CORE_SECRET"], env["DET_CHIEF_IP"], env["GROUP_RANK"]) == (SECRET, "127.0.0.1", str(rank))
 
 
-def test_help_for_a_reader_that_has_seen_enough() -> None:
+def test_help_for_a_closed_pipe_ends_quietly() -> None:
     with subprocess.Popen([*TORCH, "--help"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
         assert job.stdout is not None and job.stderr is not None
         assert job.stdout.readline().startswith("usage:")

@@ -16,7 +16,7 @@ from support.launcher import launched, write
 WRAP = [sys.executable, "-m", "det_core.launch.wrap_rank"]
 STUBBORN = """
     import os, signal, time
-    signal.signal(signal.SIGTERM, lambda n, f: print("heard", n, flush=True))
+    signal.signal(signal.SIGTERM, lambda n, f: print("received", n, flush=True))
     os.fork()
     print("ready", os.getpid(), flush=True)
     while True:
@@ -24,7 +24,7 @@ STUBBORN = """
 """
 
 
-def test_the_rank_is_a_number_or_the_first_variable_that_is_set(tmp_path: Path) -> None:
+def test_rank_of_takes_a_number_or_the_first_set_variable(tmp_path: Path) -> None:
     write(tmp_path, "says.py", "import sys; print(*sys.argv[1:]); print('err', file=sys.stderr)")
     with launched(WRAP, "3", "says.py", "--", "a b", folder=tmp_path) as job:
         assert job.wait() == 0
@@ -46,14 +46,16 @@ def test_the_rank_is_a_number_or_the_first_variable_that_is_set(tmp_path: Path) 
         (["--bad", "3", "echo"], 2, "unknown option: --bad"),
     ],
 )
-def test_mistakes_are_one_line(capfd: pytest.CaptureFixture[str], words: list[str], status: int, message: str) -> None:
+def test_invalid_command_line_is_one_line(
+    capfd: pytest.CaptureFixture[str], words: list[str], status: int, message: str
+) -> None:
     assert wrap_rank.main(words) == status
     out, err = capfd.readouterr()
     assert out == "" and err.startswith("[launcher] ") and err.count("\n") == 1
     assert message in err
 
 
-def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert wrap_rank.main(["--help"]) == 0
     assert "usage: python -m det_core.launch.wrap_rank" in capsys.readouterr().out
 
@@ -62,12 +64,12 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     ("code", "status"),
     [("raise SystemExit(7)", 7), ("import os; os.kill(os.getpid(), 9)", 137), ("pass", 0)],
 )
-def test_the_exit_status_is_the_scripts(tmp_path: Path, code: str, status: int) -> None:
+def test_exit_status_is_the_scripts(tmp_path: Path, code: str, status: int) -> None:
     with launched(WRAP, "0", sys.executable, "-c", code, folder=tmp_path) as job:
         assert job.wait() == status
 
 
-def test_ranks_that_share_a_pipe_do_not_cut_each_others_lines(tmp_path: Path) -> None:
+def test_ranks_with_one_pipe_do_not_cut_each_others_lines(tmp_path: Path) -> None:
     code = "import os\nfor i in range(300): os.write(1, os.environ['R'].encode() * 9000 + b'\\n')"
     one = f'R=$r {sys.executable} -m det_core.launch.wrap_rank R {sys.executable} -c "$CODE" &'
     shell = ["sh", "-c", f"(for r in 1 2 3; do {one} done; wait) | cat"]
@@ -78,7 +80,7 @@ def test_ranks_that_share_a_pipe_do_not_cut_each_others_lines(tmp_path: Path) ->
     assert {line for line in lines} == {b"[rank=%d] " % r + b"%d" % r * 9000 for r in (1, 2, 3)}
 
 
-def test_signals_are_passed_on(tmp_path: Path) -> None:
+def test_signals_are_forwarded(tmp_path: Path) -> None:
     script = write(
         tmp_path,
         "counts.py",
@@ -105,20 +107,20 @@ def test_signals_are_passed_on(tmp_path: Path) -> None:
     assert job.out.count("got") == 5, "once each"
 
 
-def test_a_script_that_ignores_sigterm_goes_on_until_its_parent_dies(tmp_path: Path) -> None:
+def test_script_that_ignores_sigterm_ends_with_its_parent(tmp_path: Path) -> None:
     script = write(tmp_path, "stubborn.py", STUBBORN)
     parent = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])"]
     with launched([*parent, *WRAP], "0", script, folder=tmp_path) as job:
         job.wait_for("ready", times=2)
         wrapper = job.supervisor()  # the child of that parent
         os.kill(wrapper, signal.SIGTERM)
-        job.wait_for("heard 15")
+        job.wait_for("received 15")
         assert len(job.processes()) == 5, "the parent; launcher and supervisor; the script and its child"
         job.process.kill()
         job.nothing_left()
 
 
-def test_when_it_is_killed_its_script_dies_too(tmp_path: Path) -> None:
+def test_killed_wrapper_ends_its_script(tmp_path: Path) -> None:
     script = write(tmp_path, "sleeps.py", "import time; print('ready', flush=True); time.sleep(600)")
     with launched(WRAP, "0", script, folder=tmp_path) as job:
         job.wait_for("ready")
@@ -126,7 +128,7 @@ def test_when_it_is_killed_its_script_dies_too(tmp_path: Path) -> None:
         job.nothing_left()
 
 
-def test_a_clusters_files_take_the_output_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+def test_cluster_files_receive_the_output_by_default(tmp_path: Path) -> None:
     (tmp_path / "stdout.log").touch()
     main = f"from det_core.launch import wrap_rank as w; w.LOGS = {str(tmp_path)!r}; raise SystemExit(w.main())"
     command = [sys.executable, "-c", main]
@@ -140,7 +142,7 @@ def test_a_clusters_files_take_the_output_unless_it_is_told_otherwise(tmp_path: 
     assert (tmp_path / "stdout.log").read_text() == "[rank=0] out\n"
 
 
-def test_a_wrapper_that_is_killed_in_a_group_takes_daemons_with_it(tmp_path: Path) -> None:
+def test_killed_process_group_ends_daemons(tmp_path: Path) -> None:
     body = "import os, time\nif os.fork() == 0: os.setsid()\nos.write(1, b'1\\n')\ntime.sleep(600)"
     script = write(tmp_path, "daemon.py", body)
     with launched(WRAP, "0", script, folder=tmp_path) as job:
@@ -150,7 +152,7 @@ def test_a_wrapper_that_is_killed_in_a_group_takes_daemons_with_it(tmp_path: Pat
         job.nothing_left()
 
 
-def test_a_reader_that_has_gone_ends_the_script(tmp_path: Path) -> None:
+def test_closed_reader_ends_the_script(tmp_path: Path) -> None:
     shell = ["sh", "-c", f"{' '.join(WRAP)} 0 {sys.executable} -c 'while True: print(1)' | head -1"]
     with launched(shell, folder=tmp_path) as job:
         assert job.wait() == 0
