@@ -188,7 +188,7 @@ def beside(table: Table, name: str, figures: Sequence[float], limit: float) -> N
 
 
 def turns(args: Args, code: str, size: int, calls: int) -> dict[str, list[Figures]]:
-    """What each package found."""
+    """Return the figures of each package."""
     contenders = ours(args, code, "det_core", calls, ranks=size)
     if PEERS:
         python = peers(TORCH, "numpy", DETERMINED)

@@ -114,7 +114,7 @@ def wait_since(moment: float, seconds: float) -> None:
     ("fault", "load"),
     [("cable", 0), ("cable", LOAD), ("kill worker", 0), ("kill local chief", 0), ("kill chief", 0)],
 )
-def test_two_hosts_lose_each_other(tmp_path: Path, hosts: Hosts, fault: str, load: int) -> None:
+def test_cut_cable_of_two_nodes_raises_peer_lost_on_both(tmp_path: Path, hosts: Hosts, fault: str, load: int) -> None:
     """Also where what is on its way puts off the keepalive of the connection that it is on."""
     with running(tmp_path, hosts, load=load) as ranks:
         began = time.monotonic()
@@ -130,7 +130,7 @@ def test_two_hosts_lose_each_other(tmp_path: Path, hosts: Hosts, fault: str, loa
 
 @pytest.mark.parametrize("load", [0, LOAD])
 @pytest.mark.parametrize("machine", [1, 3])
-def test_unplugged_machine_of_three_is_named_by_the_others(
+def test_unplugged_node_of_three_is_named_by_the_others(
     tmp_path: Path, three_hosts: Hosts, machine: int, load: int
 ) -> None:
     """One that cannot reach the chief names it; the chief's machine names a rank of the first that it cannot reach."""
@@ -143,7 +143,7 @@ def test_unplugged_machine_of_three_is_named_by_the_others(
             assert re.search(names[machine][rank // 2 + 1], ranks.error(rank, began))
 
 
-def test_cut_cable_of_ranks_on_one_machine_is_not_noticed(tmp_path: Path, hosts: Hosts) -> None:
+def test_cut_cable_of_a_single_node_job_is_not_noticed(tmp_path: Path, hosts: Hosts) -> None:
     with running(tmp_path, hosts, machines=1, load=LOAD) as ranks:
         hosts.cut(1)
         wait_since(time.monotonic(), 15)
@@ -190,7 +190,7 @@ def test_rank_starved_for_a_minute_is_late(tmp_path: Path, hosts: Hosts, machine
 
 
 @pytest.mark.parametrize("chief", [IPV6_ADDRESSES[0], f"[{IPV6_ADDRESSES[0]}]", IPV6_NAMES[0]])
-def test_ranks_meet_by_ipv6(tmp_path: Path, hosts: Hosts, chief: str) -> None:
+def test_ranks_connect_by_ipv6(tmp_path: Path, hosts: Hosts, chief: str) -> None:
     if not HAS_IPV6:
         pytest.skip("this kernel has no IPv6")
     with running(tmp_path, hosts, chief=chief) as ranks:

@@ -20,7 +20,7 @@ def moments() -> random.Random:
 @pytest.mark.parametrize("collective", ["gather", "allgather", "broadcast", "gather_local", "allgather_local"])
 @pytest.mark.parametrize("children", [0, 2])
 @pytest.mark.parametrize("size", [2, 4, 8])
-def test_kill_every_rank_in_every_collective(
+def test_kill_of_every_rank_in_every_collective_raises_peer_lost(
     tmp_path: Path, moments: random.Random, size: int, children: int, collective: str
 ) -> None:
     for victim in range(size):
@@ -28,9 +28,9 @@ def test_kill_every_rank_in_every_collective(
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_kill_over_tcp_with_children_that_hold_the_connection(tmp_path: Path, victim: int) -> None:
+def test_kill_over_tcp_with_children_raises_peer_lost(tmp_path: Path, victim: int) -> None:
     kill_one(tmp_path, 3, victim, "allgather", children=2, tcp=True)
 
 
-def test_a_rank_that_sleeps_for_half_a_minute_loses_no_broadcast(tmp_path: Path) -> None:
+def test_rank_asleep_for_half_a_minute_loses_no_broadcast(tmp_path: Path) -> None:
     sleep_while_the_chief_closes(tmp_path, seconds=30)

@@ -1,7 +1,4 @@
-"""Ranks as threads, below DistributedContext: each gets its communicators, and its outcome is kept, value or exception.
-
-And frames written by hand, as a stranger would.
-"""
+"""Ranks as threads, each with its communicators; and frames encoded by hand, for unauthenticated peers."""
 
 from __future__ import annotations
 
@@ -25,15 +22,15 @@ HELLO, CALL = 2, 6
 
 
 def frame(kind: int, body: bytes, rank: int = 0) -> bytes:
-    """A frame of one segment and without a name."""
+    """Return a frame with one segment and without a name."""
     return struct.pack("<HBBHIQIQ", 0xDE7C, kind, 0, 0, rank, 0, 1, len(body)) + body
 
 
 class Outcomes(list[Any]):
-    """What each rank returned or raised."""
+    """Return value or exception of each rank."""
 
     def values(self) -> list[Any]:
-        """The values; raises what the lowest failing rank raised."""
+        """Return the values, or raise the exception of the lowest failed rank."""
         for outcome in self:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -41,7 +38,7 @@ class Outcomes(list[Any]):
 
 
 def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
-    """A thread that does this, and a list that gets what it returns or raises."""
+    """Start a thread, and return it with a list for its return value or exception."""
     out: list[Any] = []
 
     def run() -> None:
@@ -56,12 +53,12 @@ def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
 
 
 def started(rank_config: dict[str, Any]) -> tuple[threading.Thread, list[Any]]:
-    """A rank on its way into the job."""
+    """Start a rank, as ``in_thread`` does."""
     return in_thread(lambda: connect(**rank_config))
 
 
 def finish(*started: tuple[threading.Thread, list[Any]]) -> list[Any]:
-    """Wait for the rendezvous of all, close them, and return what each got."""
+    """Wait for the rendezvous of all, close them, and return their outcomes."""
     for thread, _ in started:
         thread.join()
     outcomes = [out[0] for _, out in started]
@@ -73,23 +70,23 @@ def finish(*started: tuple[threading.Thread, list[Any]]) -> list[Any]:
 
 @pytest.fixture
 def rank_config() -> Callable[..., dict[str, Any]]:
-    """The arguments of ``connect`` for a rank of a job on ``machines`` machines, alike for every rank of this test."""
+    """Return a function for the fields of ``RankConfig``, with the same port for all ranks of the test."""
     port = free_port()
 
-    def make(rank: int, size: int, machines: int = 1, **more: Any) -> dict[str, Any]:
-        local_size = size // machines
+    def make(rank: int, size: int, nodes: int = 1, **more: Any) -> dict[str, Any]:
+        local_size = size // nodes
         return {
             "rank": rank, "size": size, "local_rank": rank % local_size, "local_size": local_size,
-            "cross_rank": rank // local_size, "cross_size": machines,
-            "chief_ip": "127.0.0.1" if machines > 1 else None, "port": port, **more,
+            "cross_rank": rank // local_size, "cross_size": nodes,
+            "chief_ip": "127.0.0.1" if nodes > 1 else None, "port": port, **more,
         }  # fmt: skip
 
     return make
 
 
 @pytest.fixture
-def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where the ranks of this test meet; its path leaves room for a unix socket's name."""
+def socket_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return the directory of the sockets, with a path short enough for one (108 bytes)."""
     with tempfile.TemporaryDirectory(prefix="ipc", dir="/tmp") as folder:
         monkeypatch.setattr("det_core.ipc._listener.SOCKET_DIRS", (folder,))
         yield Path(folder)
@@ -97,7 +94,7 @@ def short_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def as_ranks(rank_config: Callable[..., dict[str, Any]]) -> Callable[..., Outcomes]:
-    """Run ``work(communicators)`` in a thread per rank; ``close=False`` leaves closing to ``work``."""
+    """Return a function that calls ``work(communicators)`` in a thread per rank, and closes them by default."""
 
     def run(size: int, work: Work, *, close: bool = True, **arguments: Any) -> Outcomes:
         outcomes = Outcomes([None] * size)

@@ -16,11 +16,11 @@ from det_core.ipc._frames import Frame, Kind, Op
 from support.processes import threads_in, until
 
 AsRanks = Callable[..., Any]
-MIB = 1 << 20  # from here on a buffer travels as a memory file
+MIB = 1 << 20  # minimum size of a memory file
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 8])
-def test_every_collective(as_ranks: AsRanks, size: int) -> None:
+def test_every_collective_returns_its_result_in_order(as_ranks: AsRanks, size: int) -> None:
     def work(communicators: Communicators) -> Any:
         rank, channel = communicators.all_ranks.rank, communicators.channel("user")
         out = []
@@ -32,24 +32,24 @@ def test_every_collective(as_ranks: AsRanks, size: int) -> None:
 
     outcomes = as_ranks(size, work).values()
     for rank, out in enumerate(outcomes):
-        for turn, (gathered, everywhere, told) in enumerate(out):
+        for turn, (gathered, everywhere, broadcast) in enumerate(out):
             assert gathered == ([(r, turn) for r in range(size)] if rank == 0 else None)
             assert everywhere == [{r: turn} for r in range(size)]
-            assert told == f"0 {turn}"
+            assert broadcast == f"0 {turn}"
 
 
 @pytest.mark.parametrize("channel", ["user", "checkpoint"])
 @pytest.mark.parametrize("size", [10, MIB // 16, MIB // 8, MIB])
-def test_arrays_arrive_equal_writable_and_private(as_ranks: AsRanks, size: int, channel: str) -> None:
+def test_arrays_of_any_size_arrive_equal_writable_and_private(as_ranks: AsRanks, size: int, channel: str) -> None:
     def work(communicators: Communicators) -> Any:
         rank, on = communicators.all_ranks.rank, communicators.channel(channel)
-        told = on.broadcast(np.arange(size, dtype=np.float64) if rank == 0 else None)
-        told[0] = rank + 100
+        array = on.broadcast(np.arange(size, dtype=np.float64) if rank == 0 else None)
+        array[0] = rank + 100
         everybody = on.allgather(np.full(size, rank))
         assert all(a.flags.writeable for a in everybody)
         everybody[0][0] += rank
         on.gather(None)
-        return told[0], told[1:].sum(), [a[-1] for a in everybody], everybody[0][0]
+        return array[0], array[1:].sum(), [a[-1] for a in everybody], everybody[0][0]
 
     for rank, (first, rest, everybody, zero) in enumerate(as_ranks(3, work).values()):
         assert first == rank + 100
@@ -59,7 +59,7 @@ def test_arrays_arrive_equal_writable_and_private(as_ranks: AsRanks, size: int, 
 
 
 @pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}])
-def test_arrays_that_travel_in_the_stream_arrive_aligned(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
+def test_arrays_in_the_stream_arrive_aligned(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
     """However long the pickle before them, and the one before that."""
 
     def work(communicators: Communicators) -> None:
@@ -75,7 +75,7 @@ def test_arrays_that_travel_in_the_stream_arrive_aligned(as_ranks: AsRanks, argu
     as_ranks(3, work, **arguments).values()
 
 
-def test_what_was_sent_may_be_changed_at_once(as_ranks: AsRanks) -> None:
+def test_broadcast_array_changed_at_once_arrives_as_it_was(as_ranks: AsRanks) -> None:
     """Also when it had to be queued, because the receiver was busy."""
     sent = threading.Event()
 
@@ -94,7 +94,7 @@ def test_what_was_sent_may_be_changed_at_once(as_ranks: AsRanks) -> None:
     assert as_ranks(2, work).values()[1] == [{float(v)} for v in range(200)]
 
 
-def test_a_rank_that_calls_something_else_is_named_on_every_rank(as_ranks: AsRanks) -> None:
+def test_gather_with_a_different_call_raises_mismatch_on_every_rank(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         channel = communicators.channel("user")
         channel.allgather(1)
@@ -108,7 +108,7 @@ def test_a_rank_that_calls_something_else_is_named_on_every_rank(as_ranks: AsRan
         assert "called gather (call 2)" in str(outcome)
 
 
-def test_a_chief_that_broadcasts_while_others_gather_is_named(as_ranks: AsRanks) -> None:
+def test_gather_while_chief_broadcasts_raises_mismatch_on_every_rank(as_ranks: AsRanks) -> None:
     """The chief's broadcast has returned by then, so it learns of it in its next call."""
 
     def work(communicators: Communicators) -> Any:
@@ -124,7 +124,7 @@ def test_a_chief_that_broadcasts_while_others_gather_is_named(as_ranks: AsRanks)
         assert "rank 0 called broadcast (call 1)" in str(outcome)
 
 
-def test_two_waiting_workers_that_disagree_do_not_wait_for_the_chief(as_ranks: AsRanks) -> None:
+def test_waiting_workers_with_different_calls_raise_mismatch_without_the_chief(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         channel, rank = communicators.channel("user"), communicators.all_ranks.rank
         if rank:
@@ -135,7 +135,7 @@ def test_two_waiting_workers_that_disagree_do_not_wait_for_the_chief(as_ranks: A
     assert all(isinstance(o, CollectiveMismatch) for o in as_ranks(3, work))
 
 
-def test_what_cannot_be_pickled_raises_before_anything_is_sent(as_ranks: AsRanks) -> None:
+def test_object_without_pickle_raises_before_anything_is_sent(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         channel = communicators.channel("user")
         for call in (channel.gather, channel.allgather, *([] if communicators.all_ranks.rank else [channel.broadcast])):
@@ -155,7 +155,7 @@ def _explode() -> None:
     raise ZeroDivisionError("unpickled")
 
 
-def test_what_cannot_be_unpickled_raises_there_and_the_lane_goes_on(as_ranks: AsRanks) -> None:
+def test_object_without_unpickle_raises_at_its_receivers_alone(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         channel, rank = communicators.channel("user"), communicators.all_ranks.rank
         try:
@@ -168,7 +168,7 @@ def test_what_cannot_be_unpickled_raises_there_and_the_lane_goes_on(as_ranks: As
     assert as_ranks(3, work).values() == [(False, [0, 1, 2]), (True, [0, 1, 2]), (True, [0, 1, 2])]
 
 
-def test_a_deadline_raises_where_it_is_set_and_names_the_missing_rank(as_ranks: AsRanks) -> None:
+def test_gather_past_its_timeout_raises_and_names_the_missing_rank(as_ranks: AsRanks) -> None:
     ended = threading.Barrier(3)
 
     def work(communicators: Communicators) -> Any:
@@ -182,7 +182,7 @@ def test_a_deadline_raises_where_it_is_set_and_names_the_missing_rank(as_ranks: 
     assert isinstance(worker, CollectiveTimeout | PeerLost)
 
 
-def test_the_default_deadline_is_the_stars(as_ranks: AsRanks) -> None:
+def test_broadcast_without_a_timeout_uses_that_of_the_communicator(as_ranks: AsRanks) -> None:
     ended = threading.Barrier(2)
 
     def work(communicators: Communicators) -> Any:
@@ -195,7 +195,7 @@ def test_the_default_deadline_is_the_stars(as_ranks: AsRanks) -> None:
     assert isinstance(outcome, CollectiveTimeout) and "broadcast (call 1)" in str(outcome)
 
 
-def test_after_a_call_that_the_chief_gave_up_the_lane_says_so(as_ranks: AsRanks) -> None:
+def test_call_after_a_timeout_on_the_chief_raises_mismatch(as_ranks: AsRanks) -> None:
     given_up = threading.Event()
 
     def work(communicators: Communicators) -> Any:
@@ -214,34 +214,34 @@ def test_after_a_call_that_the_chief_gave_up_the_lane_says_so(as_ranks: AsRanks)
 
 
 @pytest.mark.parametrize("late", [0, 2])
-def test_a_long_wait_is_warned_of_and_not_ended(
+def test_long_wait_warns_once_and_goes_on(
     as_ranks: AsRanks, late: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One word on each rank that waits, of the rank that is missing wherever it is, and one when it is back."""
     monkeypatch.setattr(_membership, "WARN_AFTER", 0.2)
 
-    def told(text: str) -> list[str]:
+    def warnings_with(text: str) -> list[str]:
         return [message for message in caplog.messages if text in message]
 
     def work(communicators: Communicators) -> Any:
         channel = communicators.channel("user")
         channel.allgather(0)
         if communicators.all_ranks.rank == late:
-            until(lambda: len(told("has waited for")) == 2, lambda: caplog.text)
+            until(lambda: len(warnings_with("has waited for")) == 2, lambda: caplog.text)
         return [channel.allgather(0), channel.allgather(1)]
 
     with caplog.at_level(logging.WARNING, "det_core.ipc"):
         assert as_ranks(3, work).values() == [[[0, 0, 0], [1, 1, 1]]] * 3
     for rank in {0, 1, 2} - {late}:
-        (warning,) = told(f"rank {rank} in allgather (call 2) has waited for")
+        (warning,) = warnings_with(f"rank {rank} in allgather (call 2) has waited for")
         assert f" s for rank {late} (" in warning and "last known call: allgather (call 1)" in warning
-        (back,) = told(f"rank {rank} in allgather (call 2): rank {late} (")
+        (back,) = warnings_with(f"rank {rank} in allgather (call 2): rank {late} (")
         assert " responded after " in back
     assert len(caplog.messages) == 4
 
 
 @pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}])
-def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
+def test_sender_without_credit_waits_and_loses_nothing(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
     bound, messages = 1 << 20, 60
 
     def work(communicators: Communicators) -> Any:
@@ -260,7 +260,7 @@ def test_a_full_queue_makes_the_sender_wait_and_loses_nothing(as_ranks: AsRanks,
     assert most <= 3_100_000  # the bound, or one message that is larger than it
 
 
-def test_a_rank_that_closed_does_not_matter_to_a_broadcast_that_waits_for_room(as_ranks: AsRanks) -> None:
+def test_broadcast_waiting_for_credit_ignores_a_departed_rank(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         channel, rank = communicators.channel("user"), communicators.all_ranks.rank
         if rank == 0:
@@ -273,7 +273,7 @@ def test_a_rank_that_closed_does_not_matter_to_a_broadcast_that_waits_for_room(a
     assert as_ranks(3, work, max_in_flight=1 << 20).values()[1] == list(range(50))
 
 
-def test_lanes_do_not_disturb_each_other(as_ranks: AsRanks) -> None:
+def test_channels_in_several_threads_are_independent(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         found: dict[str, Any] = {}
 
@@ -296,7 +296,7 @@ def test_lanes_do_not_disturb_each_other(as_ranks: AsRanks) -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}])
-def test_lanes_may_be_mixed_in_another_order_on_every_rank(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
+def test_channels_in_another_order_on_every_rank_deliver(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
     """A large broadcast on one channel does not wait for the others' calls there while they wait on another channel."""
     size = 3_000_000
 
@@ -308,12 +308,12 @@ def test_lanes_may_be_mixed_in_another_order_on_every_rank(as_ranks: AsRanks, ar
                 communicators.channel(name).broadcast((name, bytes(size)))
             return None
         got = [(name, communicators.channel(name).broadcast(None)) for name in order]
-        return all(told == name and len(data) == size for name, (told, data) in got)
+        return all(sent == name and len(data) == size for name, (sent, data) in got)
 
     assert as_ranks(3, work, **arguments).values() == [None, True, True]
 
 
-def test_a_call_on_a_closed_star(as_ranks: AsRanks) -> None:
+def test_call_on_a_closed_communicator_raises(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         channel = communicators.channel("user")
         communicators.close()
@@ -327,7 +327,7 @@ def test_a_call_on_a_closed_star(as_ranks: AsRanks) -> None:
     as_ranks(2, work).values()
 
 
-def test_closing_ends_a_call_that_another_thread_waits_in(as_ranks: AsRanks) -> None:
+def test_close_ends_a_call_of_another_thread(as_ranks: AsRanks) -> None:
     ended = threading.Event()
 
     def work(communicators: Communicators) -> Any:
@@ -352,7 +352,7 @@ def test_closing_ends_a_call_that_another_thread_waits_in(as_ranks: AsRanks) -> 
     assert [type(e) for e in as_ranks(2, work).values()[0]] == [ContextClosed]
 
 
-def test_a_call_that_needs_a_rank_that_closed_names_it_and_why(as_ranks: AsRanks) -> None:
+def test_call_that_requires_a_departed_rank_names_it_and_its_failure(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         channel = communicators.channel("user")
         channel.allgather(0)
@@ -367,7 +367,7 @@ def test_a_call_that_needs_a_rank_that_closed_names_it_and_why(as_ranks: AsRanks
             assert "rank 1 " in str(outcome) and "RuntimeError: the disk is gone" in str(outcome)
 
 
-def test_what_a_rank_sent_before_it_closed_arrives(as_ranks: AsRanks) -> None:
+def test_broadcasts_of_a_departed_chief_arrive(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         channel = communicators.channel("user")
         if communicators.all_ranks.rank == 0:
@@ -380,8 +380,8 @@ def test_what_a_rank_sent_before_it_closed_arrives(as_ranks: AsRanks) -> None:
     assert as_ranks(3, work).values()[1:] == [list(range(100))] * 2
 
 
-@pytest.mark.parametrize("machines", [1, 2])
-def test_local_collectives(as_ranks: AsRanks, machines: int) -> None:
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_local_collectives_reach_the_ranks_of_one_node(as_ranks: AsRanks, nodes: int) -> None:
     def work(communicators: Communicators) -> Any:
         local, user, rank = (
             communicators.local_channel("user"),
@@ -390,12 +390,12 @@ def test_local_collectives(as_ranks: AsRanks, machines: int) -> None:
         )
         return [(local.allgather(rank), local.gather(rank), user.allgather(rank), local.broadcast(rank)) for _ in "ab"]
 
-    for rank, out in enumerate(as_ranks(4, work, machines=machines, secret="s").values()):
-        mine = [0, 1, 2, 3] if machines == 1 else [[0, 1], [2, 3]][rank // 2]
+    for rank, out in enumerate(as_ranks(4, work, nodes=nodes, secret="s").values()):
+        mine = [0, 1, 2, 3] if nodes == 1 else [[0, 1], [2, 3]][rank // 2]
         assert out == [(mine, mine if rank == mine[0] else None, [0, 1, 2, 3], mine[0])] * 2
 
 
-def test_trouble_among_local_ranks_reaches_everybody(as_ranks: AsRanks) -> None:
+def test_mismatch_among_local_ranks_aborts_all_ranks(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         rank = communicators.all_ranks.rank
         if rank == 2:
@@ -404,13 +404,13 @@ def test_trouble_among_local_ranks_reaches_everybody(as_ranks: AsRanks) -> None:
             return communicators.local_channel("user").broadcast(0)
         return communicators.channel("user").allgather(0)
 
-    for outcome in as_ranks(4, work, machines=2, secret="s"):
+    for outcome in as_ranks(4, work, nodes=2, secret="s"):
         assert isinstance(outcome, CollectiveMismatch)
         assert "rank 3 called broadcast" in str(outcome) and "rank 2 called gather" in str(outcome)
 
 
-def test_answer_about_call_that_the_chief_has_made_names_no_worker(as_ranks: AsRanks) -> None:
-    """What a worker waits for there is on its way from the chief, which a starved one may be slow to send."""
+def test_answer_about_a_call_that_the_chief_has_made_is_empty(as_ranks: AsRanks) -> None:
+    """A starved chief may be slow to send the result, and a worker waits for that alone."""
 
     def work(communicators: Communicators) -> Any:
         channel = communicators.channel("user")

@@ -1,4 +1,4 @@
-"""What travels beside collectives: messages, the end of a job, goodbyes; and that closing leaves nothing behind."""
+"""Communicators beside collectives: messages, the end of a job, departures, and a close that leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ AsRanks = Callable[..., Any]
 
 
 class Mail:
-    """A handler that keeps what it is given."""
+    """Handler that records its messages."""
 
     def __init__(self) -> None:
         self.got: list[tuple[int, Any]] = []
@@ -39,8 +39,8 @@ class Mail:
             return sorted(self.got)
 
 
-@pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}, {"machines": 2, "secret": "s"}])
-def test_posts_go_to_the_chief_and_from_it_to_one_or_all(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}, {"nodes": 2, "secret": "s"}])
+def test_posts_reach_the_chief_and_from_it_one_or_all(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
     def work(communicators: Communicators) -> Any:
         communicator, mail = communicators.all_ranks, Mail()
         communicator.subscribe("news", mail)
@@ -59,7 +59,7 @@ def test_posts_go_to_the_chief_and_from_it_to_one_or_all(as_ranks: AsRanks, argu
     assert workers == [[(0, "all")], [(0, "all"), (0, "one")], [(0, "all")]]
 
 
-def test_posts_come_in_order_and_wait_for_a_subscriber(as_ranks: AsRanks) -> None:
+def test_posts_before_subscribe_are_delivered_in_order(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         communicator, mail = communicators.all_ranks, Mail()
         if communicator.rank == 0:
@@ -75,7 +75,7 @@ def test_posts_come_in_order_and_wait_for_a_subscriber(as_ranks: AsRanks) -> Non
     assert as_ranks(2, work).values()[1] == list(range(500))
 
 
-def test_a_handler_that_fails_is_trouble_for_the_caller(as_ranks: AsRanks) -> None:
+def test_handler_that_raises_aborts_all_ranks(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         communicator = communicators.all_ranks
         communicator.subscribe("bad", lambda _rank, message: 1 // message)
@@ -89,7 +89,7 @@ def test_a_handler_that_fails_is_trouble_for_the_caller(as_ranks: AsRanks) -> No
         assert isinstance(outcome, DistributedError) and "ZeroDivisionError" in str(outcome)
 
 
-def test_call_soon_from_a_signal_handler_in_the_middle_of_everything(as_ranks: AsRanks) -> None:
+def test_call_soon_in_a_signal_handler_never_deadlocks(as_ranks: AsRanks) -> None:
     ran: list[int] = []
 
     def work(communicators: Communicators) -> Any:
@@ -118,8 +118,8 @@ def test_call_soon_from_a_signal_handler_in_the_middle_of_everything(as_ranks: A
 
 
 @pytest.mark.parametrize("ender", [0, 2])
-@pytest.mark.parametrize("arguments", [{}, {"machines": 2, "secret": "s"}])
-def test_the_end_of_a_job_ends_every_other_rank_with_status_0(
+@pytest.mark.parametrize("arguments", [{}, {"nodes": 2, "secret": "s"}])
+def test_end_job_raises_system_exit_on_every_other_rank(
     as_ranks: AsRanks, ender: int, arguments: dict[str, Any]
 ) -> None:
     """Rank 1 waits in a collective, rank 3 computes, the rest are between calls."""
@@ -146,7 +146,7 @@ def test_the_end_of_a_job_ends_every_other_rank_with_status_0(
             assert isinstance(outcome, SystemExit) and outcome.code == 0
 
 
-def test_on_trouble_after_the_fact_is_called_at_once(as_ranks: AsRanks) -> None:
+def test_on_abort_after_an_abort_is_called_at_once(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         if communicators.all_ranks.rank == 1:
             return communicators.all_ranks.end_job("x", "y")
@@ -161,16 +161,16 @@ def test_on_trouble_after_the_fact_is_called_at_once(as_ranks: AsRanks) -> None:
     assert as_ranks(2, work).values()[0] is True
 
 
-def test_trouble_that_is_being_told_reaches_a_star_that_is_made_meanwhile(as_ranks: AsRanks) -> None:
+def test_abort_reaches_a_communicator_made_before_it_is_published(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         communicator, local, done = communicators.all_ranks, Membership(0, [0]), threading.Event()
 
-        def meanwhile() -> None:  # on the ipc thread, which publishes it afterwards
+        def abort() -> None:  # on the ipc thread, which publishes the reason afterwards
             communicator.abort(AbortReason("lost", "rank 7 died"), wait=False)
             communicator.forward_aborts_to(local)
             done.set()
 
-        communicator.call_soon(meanwhile)
+        communicator.call_soon(abort)
         done.wait()
         until(lambda: local.abort_reason is not None)
         local.loop.stop()
@@ -179,7 +179,7 @@ def test_trouble_that_is_being_told_reaches_a_star_that_is_made_meanwhile(as_ran
     assert {abort_reason.text for abort_reason in as_ranks(2, work).values()} == {"rank 7 died"}
 
 
-def test_farewells_are_seen_by_everybody_who_is_still_there(as_ranks: AsRanks) -> None:
+def test_departed_has_the_exit_info_on_every_remaining_rank(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         communicator = communicators.all_ranks
         communicators.channel("user").allgather(0)
@@ -195,7 +195,7 @@ def test_farewells_are_seen_by_everybody_who_is_still_there(as_ranks: AsRanks) -
     assert as_ranks(3, work).values() == [{"calls": 7}, None, {"calls": 7}]
 
 
-def test_closing_twice_and_from_several_threads(as_ranks: AsRanks) -> None:
+def test_close_in_several_threads_is_idempotent(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         threads = [threading.Thread(target=communicators.close) for _ in range(3)]
         for thread in threads:
@@ -208,11 +208,11 @@ def test_closing_twice_and_from_several_threads(as_ranks: AsRanks) -> None:
     assert as_ranks(3, work).values() == [[False] * 3] * 3
 
 
-@pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}, {"machines": 2, "secret": "s"}])
-def test_closing_leaves_no_thread_no_descriptor_and_no_file(
-    as_ranks: AsRanks, arguments: dict[str, Any], short_folder: Path
+@pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}, {"nodes": 2, "secret": "s"}])
+def test_close_leaves_no_thread_no_descriptor_and_no_file(
+    as_ranks: AsRanks, arguments: dict[str, Any], socket_dir: Path
 ) -> None:
-    """Also after an error: the ranks disagree in the end."""
+    """Also after an error: the last calls of the ranks differ."""
     as_ranks(4, lambda communicators: communicators.channel("user").allgather(0), **arguments).values()
     descriptors, threads = os.listdir("/proc/self/fd"), threading.enumerate()
     for turn in range(3):
@@ -226,10 +226,10 @@ def test_closing_leaves_no_thread_no_descriptor_and_no_file(
         as_ranks(4, work, **arguments)
     assert threading.enumerate() == threads
     assert len(os.listdir("/proc/self/fd")) == len(descriptors)
-    assert [p for p in short_folder.rglob("*") if not p.is_dir()] == []
+    assert [p for p in socket_dir.rglob("*") if not p.is_dir()] == []
 
 
-def test_a_post_on_a_closed_star(as_ranks: AsRanks) -> None:
+def test_post_on_a_closed_communicator_raises(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         communicators.close()
         with pytest.raises(ContextClosed):
@@ -240,8 +240,8 @@ def test_a_post_on_a_closed_star(as_ranks: AsRanks) -> None:
     as_ranks(2, work).values()
 
 
-def test_a_handler_that_answers_while_its_star_closes(as_ranks: AsRanks) -> None:
-    """The question came before the goodbye was seen: no abort_reason for anybody."""
+def test_handler_that_posts_while_its_communicator_closes_is_served(as_ranks: AsRanks) -> None:
+    """The post arrives before the goodbye, and no rank aborts."""
 
     def work(communicators: Communicators) -> Any:
         communicator, closing = communicators.all_ranks, threading.Event()
@@ -268,7 +268,7 @@ def test_a_handler_that_answers_while_its_star_closes(as_ranks: AsRanks) -> None
     assert as_ranks(2, work).values()[0] == [(1, "here")]
 
 
-def test_a_posted_message_that_cannot_be_pickled_raises_there(as_ranks: AsRanks) -> None:
+def test_post_of_an_object_without_pickle_raises_at_the_sender(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         with pytest.raises(TypeError):
             communicators.all_ranks.post("t", threading.Lock())
@@ -277,7 +277,7 @@ def test_a_posted_message_that_cannot_be_pickled_raises_there(as_ranks: AsRanks)
     assert as_ranks(2, work).values() == [[1, 1]] * 2
 
 
-def test_ranks_that_the_end_of_a_job_reaches_exit_with_0(tmp_path: Path) -> None:
+def test_end_job_in_processes_exits_all_with_0(tmp_path: Path) -> None:
     """As under a launcher: four processes, one ends the job, the others are anywhere."""
     script = """
         import os, time
@@ -301,7 +301,7 @@ def test_ranks_that_the_end_of_a_job_reaches_exit_with_0(tmp_path: Path) -> None
         assert ranks.wait() == [0, 0, 0, 0]
 
 
-def test_a_lost_rank_is_lost_for_every_lane_and_for_checks(as_ranks: AsRanks) -> None:
+def test_lost_rank_raises_on_every_channel_and_in_checks(as_ranks: AsRanks) -> None:
     all_have_it, seen = threading.Barrier(3), threading.Barrier(3)
 
     def work(communicators: Communicators) -> Any:
@@ -327,8 +327,8 @@ def test_a_lost_rank_is_lost_for_every_lane_and_for_checks(as_ranks: AsRanks) ->
     assert outcomes[0] is None and outcomes[2] is None
 
 
-@pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}, {"machines": 2, "secret": "s"}])
-def test_ranks_that_close_in_any_order_are_not_taken_for_dead(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
+@pytest.mark.parametrize("arguments", [{}, {"force_tcp": True, "secret": "s"}, {"nodes": 2, "secret": "s"}])
+def test_close_in_any_order_loses_no_rank(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
     """The chief says goodbye first; those whom it does not reach in time still have something to do on their own."""
 
     def work(communicators: Communicators) -> Any:
@@ -337,7 +337,7 @@ def test_ranks_that_close_in_any_order_are_not_taken_for_dead(as_ranks: AsRanks,
         if rank > 1:
             time.sleep(0.05)
         communicators.all_ranks.raise_if_aborted()
-        return communicators.local_channel("user").broadcast(rank) if rank < 2 or arguments.get("machines") else None
+        return communicators.local_channel("user").broadcast(rank) if rank < 2 or arguments.get("nodes") else None
 
     for _ in range(10):
         as_ranks(4, work, **arguments).values()

@@ -1,4 +1,4 @@
-"""Death: kill -9 of any rank, in any collective, with children of it alive, is an error that names it on the others."""
+"""Death of a rank: an error on the others that names it, in any collective, with children of it alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from support.processes import free_port, seconds_in_the_queue, suspend
 from support.ranks import Ranks, running
 
 WITHIN = 2.0
-"""Seconds in which every other rank must have raised, on one machine."""
+"""Maximum time in seconds until every other rank has raised, on one node."""
 
 SCRIPT = """
     import multiprocessing, os, sys, time
@@ -62,7 +62,7 @@ def kill_one(
     delay: float = 0.05,
     before: str = "",
 ) -> None:
-    """Kill a rank so many seconds after all are in the loop; ``before``: code that the ranks begin with."""
+    """Kill a rank ``delay`` seconds after all are in the loop; ``before`` is code that the ranks begin with."""
     arguments = (collective, str(children), "tcp" if tcp else "unix")
     script = before + textwrap.dedent(SCRIPT)
     with running(script, size, folder, env={"PORT": str(free_port())}, args=arguments) as ranks:
@@ -75,15 +75,15 @@ def kill_one(
 
 
 def check_others(ranks: Ranks, victim: int, killed: float, queued: list[float], within: float) -> None:
-    """Each other rank has raised in time, less what it waited for a processor since then."""
+    """Check that each other rank raised in time, less its time in the run queue since then."""
     pid = ranks.processes[victim].pid
     for rank, process in enumerate(ranks.processes):
         if rank == victim:
             continue
         status = process.wait()
-        said = re.search(r"raised at ([\d.]+), queued for ([\d.]+): (.*)", ranks.output(rank))
-        assert status == 3 and said, ranks.output(rank)
-        at, waited, error = float(said[1]), float(said[2]) - queued[rank], said[3]
+        match = re.search(r"raised at ([\d.]+), queued for ([\d.]+): (.*)", ranks.output(rank))
+        assert status == 3 and match, ranks.output(rank)
+        at, waited, error = float(match[1]), float(match[2]) - queued[rank], match[3]
         assert error.startswith("PeerLost: ") and f"rank {victim} (host" in error and f"pid {pid}" in error, error
         assert "last known call" in error
         assert at - killed - waited < within, f"rank {rank} took {at - killed:.2f} s, {waited:.2f} of them in the queue"
@@ -91,17 +91,19 @@ def check_others(ranks: Ranks, victim: int, killed: float, queued: list[float], 
 
 @pytest.mark.parametrize("collective", ["gather", "allgather", "broadcast"])
 @pytest.mark.parametrize("size, victim", [(2, 0), (2, 1), (4, 0), (4, 2)])
-def test_kill_with_children_alive(tmp_path: Path, size: int, victim: int, collective: str) -> None:
+def test_kill_with_children_alive_raises_peer_lost_on_the_others(
+    tmp_path: Path, size: int, victim: int, collective: str
+) -> None:
     kill_one(tmp_path, size, victim, collective)
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_kill_over_tcp(tmp_path: Path, victim: int) -> None:
+def test_kill_over_tcp_raises_peer_lost_on_the_others(tmp_path: Path, victim: int) -> None:
     kill_one(tmp_path, 3, victim, "allgather", children=0, tcp=True)
 
 
 def outcomes(folder: Path, script: str, size: int, **env: Any) -> list[str]:
-    """The last line of each rank's output."""
+    """Run a script on each rank, and return the last line of each output."""
     with running(script, size, folder, env={"PORT": str(free_port()), **env}) as ranks:
         ranks.wait()
         return [ranks.output(rank).strip().splitlines()[-1] for rank in range(size)]
@@ -129,7 +131,7 @@ SUSPENDED = """
         rank=rank, size=size, local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None,
         port=int(os.environ["PORT"]), force_tcp=tcp, insecure=tcp)
     channel = communicators.channel("user")
-    channel.allgather(0)  # the call that is heard of
+    channel.allgather(0)  # the last known call
     print("ready", flush=True)
     for turn in range(10**9):
         if channel.allgather(os.path.exists("stop"))[0]:
@@ -140,11 +142,13 @@ SUSPENDED = """
 
 
 @pytest.mark.parametrize(("stopped", "link"), [(0, "unix"), (2, "unix"), (0, "tcp"), (2, "tcp")])
-def test_a_suspended_rank_is_named_once_and_so_is_its_return(
+def test_suspended_rank_is_named_once_and_so_is_its_return(
     tmp_path: Path, stopped: int, link: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On each of the others: the first word comes after ten seconds, here after 1.5, or after nine where the heartbeats
-    of ZMQ took it for dead after six."""
+    """The warning comes after 1.5 seconds instead of ten.
+
+    Over TCP after nine: ZMQ's heartbeats once took the rank for dead after six.
+    """
     monkeypatch.chdir(tmp_path)
     others = [rank for rank in range(3) if rank != stopped]
     with running(PREAMBLE + SUSPENDED, 3, tmp_path, env={"PORT": str(free_port())}, args=(link,)) as ranks:
@@ -156,42 +160,42 @@ def test_a_suspended_rank_is_named_once_and_so_is_its_return(
         (tmp_path / "stop").touch()
         assert ranks.wait() == [0, 0, 0]
         for rank in others:
-            said = ranks.output(rank)
-            words = re.findall(r"has waited for|responded after", said)  # a busy machine may keep others waiting, too
+            output = ranks.output(rank)
+            words = re.findall(r"has waited for|responded after", output)  # a busy machine may keep others waiting, too
             assert words == ["has waited for", "responded after"] * (len(words) // 2), "once for each wait"
-            assert re.search(rf"has waited for .* for rank {stopped} \(.*last known call: allgather \(call", said)
+            assert re.search(rf"has waited for .* for rank {stopped} \(.*last known call: allgather \(call", output)
 
 
-@pytest.mark.parametrize(
-    ("size", "dies", "late", "moment"), [(8, 5, 1, 2), (4, 1, 2, 3)], ids=["communicator", "machine"]
-)
-def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
+@pytest.mark.parametrize(("size", "dies", "late", "moment"), [(8, 5, 1, 2), (4, 1, 2, 3)], ids=["job", "node"])
+def test_dead_rank_is_named_on_other_nodes_before_the_chief_can_exit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, dies: int, late: int, moment: int
 ) -> None:
-    """A rank that is late cannot read, so the chief's word of the dead one stands in a queue that would end with it.
+    """A late rank does not read, so the chief's notice of the death stays in a queue that would end with the chief.
 
-    In the second case it is a rank of the chief's machine, and the chief waits for it in a collective of that machine:
-    its two communicators see the death by a thread each, here the one of the job first, which is slow to tell it.
+    In the second case the dead rank is on the chief's node, and the chief waits for it in a collective there: its
+    two communicators detect the death in a thread each, here that of the job first, which is slow to notify.
     """
     monkeypatch.chdir(tmp_path)
-    machines = "local_rank=rank % 2, local_size=2, cross_rank=rank // 2, cross_size=2, chief_ip='127.0.0.1'"
-    one = "local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None"
-    preamble = PREAMBLE.replace(one, machines) if size == 4 else PREAMBLE.replace("port=", "force_tcp=True, port=")
+    two_nodes = "local_rank=rank % 2, local_size=2, cross_rank=rank // 2, cross_size=2, chief_ip='127.0.0.1'"
+    one_node = "local_rank=rank, local_size=size, cross_rank=0, cross_size=1, chief_ip=None"
+    preamble = (
+        PREAMBLE.replace(one_node, two_nodes) if size == 4 else PREAMBLE.replace("port=", "force_tcp=True, port=")
+    )
     script = (
         preamble.replace("port=", "insecure=True, port=")
         + f"""
     from det_core.ipc import _membership
-    _membership.ABORT_NOTICE_TIMEOUT = 600.0  # however slow this machine is
+    _membership.ABORT_NOTICE_TIMEOUT = 600.0  # however slow the host is
     if rank == 0 and size == 4:
         job_begins, send_with_ack = threading.Event(), _membership.Peer.send_with_ack
 
-        def announce_slowly(peer, data):
-            if peer.data is None:  # on another machine
+        def send_slowly(peer, data):
+            if peer.data is None:  # on another node
                 job_begins.set()
                 time.sleep(0.5)
             send_with_ack(peer, data)
 
-        _membership.Peer.send_with_ack = announce_slowly
+        _membership.Peer.send_with_ack = send_slowly
         communicators.local.call_soon(job_begins.wait)
     local = communicators.local_channel("user")
     local.allgather(0)
@@ -228,8 +232,8 @@ def test_ranks_elsewhere_hear_who_died_before_the_chief_can_exit(
             assert f"PeerLost rank {dies} (" in ranks.output(rank), ranks.output(rank)
 
 
-def test_dead_rank_with_unread_messages_is_heard_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chief's ipc thread learns of the death before it has read the messages, which take it several reads."""
+def test_dead_rank_with_unread_messages_is_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chief's ipc thread detects the death before it has read the messages, which take several reads."""
     monkeypatch.chdir(tmp_path)
     script = (
         PREAMBLE
@@ -244,8 +248,8 @@ def test_dead_rank_with_unread_messages_is_heard_to_the_end(tmp_path: Path, monk
         wait_for("busy")
         for number in range(2):
             communicators.all_ranks.post("number", bytes(70_000))
-        communicators.all_ranks.abort(AbortReason("mismatch", "the last words"), wait=False)
-        print("said", communicators.all_ranks.peers[0].queued, flush=True)
+        communicators.all_ranks.abort(AbortReason("mismatch", "the last message"), wait=False)
+        print("sent", communicators.all_ranks.peers[0].queued, flush=True)
         time.sleep(600)
     communicators.all_ranks.call_soon(lambda: (open("busy", "w"), wait_for("dead")))
     try:
@@ -255,18 +259,18 @@ def test_dead_rank_with_unread_messages_is_heard_to_the_end(tmp_path: Path, monk
     """
     )
     with running(script, 2, tmp_path, env={"PORT": str(free_port())}) as ranks:
-        ranks.wait_for("said 0", ranks=[1])
+        ranks.wait_for("sent 0", ranks=[1])
         ranks.processes[1].kill()
         ranks.processes[1].wait()
         (tmp_path / "dead").touch()
         ranks.processes[0].wait()
-        assert ranks.output(0) == "CollectiveMismatch the last words\n"
+        assert ranks.output(0) == "CollectiveMismatch the last message\n"
 
 
-def test_chief_elsewhere_whose_lifeline_ends_first_is_heard_to_the_end(
+def test_dead_chief_whose_lifeline_ends_first_is_read_to_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its process is dead, and the end of one connection is seen before what the other one has brought."""
+    """The end of one connection of the dead process is detected before the messages of the other are read."""
     monkeypatch.chdir(tmp_path)
     elsewhere = "local_rank=0, local_size=1, cross_rank=rank, cross_size=2, chief_ip='127.0.0.1', insecure=True"
     begin, _, connected = PREAMBLE.partition("    communicators = connect(")
@@ -297,7 +301,7 @@ def test_chief_elsewhere_whose_lifeline_ends_first_is_heard_to_the_end(
     while not os.path.exists("held"):
         time.sleep(0.01)
     if rank == 0:
-        communicators.all_ranks.abort(AbortReason("mismatch", "the last words"), wait=False)
+        communicators.all_ranks.abort(AbortReason("mismatch", "the last message"), wait=False)
         time.sleep(600)
     try:
         channel.allgather(1)
@@ -310,10 +314,10 @@ def test_chief_elsewhere_whose_lifeline_ends_first_is_heard_to_the_end(
         ranks.wait_for("arrived", ranks=[1])
         ranks.processes[0].kill()
         assert ranks.processes[1].wait() == 0
-        assert ranks.output(1).endswith("CollectiveMismatch the last words\n"), ranks.output(1)
+        assert ranks.output(1).endswith("CollectiveMismatch the last message\n"), ranks.output(1)
 
 
-def test_a_rank_that_exits_without_closing(tmp_path: Path) -> None:
+def test_exit_without_close_is_named_on_the_others(tmp_path: Path) -> None:
     script = (
         PREAMBLE
         + """
@@ -333,7 +337,7 @@ def test_a_rank_that_exits_without_closing(tmp_path: Path) -> None:
             assert "exited without closing its DistributedContext" in ranks.output(rank)
 
 
-def test_a_forked_child_may_not_call_and_does_not_harm(tmp_path: Path) -> None:
+def test_forked_child_cannot_call_and_harms_nobody(tmp_path: Path) -> None:
     script = (
         PREAMBLE
         + """
@@ -360,7 +364,7 @@ def test_a_forked_child_may_not_call_and_does_not_harm(tmp_path: Path) -> None:
     assert outcomes(tmp_path, script, 3) == ["child 10 [0, 1, 2]"] * 3
 
 
-def test_a_death_while_others_wait_for_room(tmp_path: Path) -> None:
+def test_death_while_the_chief_waits_for_credit_raises_peer_lost(tmp_path: Path) -> None:
     script = (
         PREAMBLE
         + """
@@ -373,7 +377,7 @@ def test_a_death_while_others_wait_for_room(tmp_path: Path) -> None:
             return frame is not None and (frame.f_code.co_name == "_wait_for_credit" or waits(frame.f_back))
         while not waits(sys._current_frames()[main]):
             time.sleep(0.01)
-        print("waits for room", flush=True)
+        print("waits for credit", flush=True)
     threading.Thread(target=watch, args=(threading.get_ident(),), daemon=True).start()
     try:
         for number in range(100000):
@@ -385,13 +389,13 @@ def test_a_death_while_others_wait_for_room(tmp_path: Path) -> None:
     )
     with running(script, 2, tmp_path, env={"PORT": str(free_port())}) as ranks:
         ranks.wait_for("asleep", ranks=[1])
-        ranks.wait_for("waits for room", ranks=[0])
+        ranks.wait_for("waits for credit", ranks=[0])
         ranks.processes[1].kill()
         assert ranks.processes[0].wait() == 0
         assert "PeerLost rank 1 (" in ranks.output(0)
 
 
-def test_a_sleeping_rank_loses_no_broadcast_and_the_chief_may_close_meanwhile(tmp_path: Path) -> None:
+def test_sleeping_rank_loses_no_broadcast_of_a_chief_that_closes(tmp_path: Path) -> None:
     sleep_while_the_chief_closes(tmp_path, seconds=1)
 
 
@@ -415,19 +419,19 @@ def sleep_while_the_chief_closes(tmp_path: Path, seconds: int) -> None:
     assert outcomes(tmp_path, script, 3) == ["closed", "True", "True"]
 
 
-def test_a_death_is_seen_where_there_are_no_pidfds(tmp_path: Path) -> None:
-    """The control socket is closed in forked children, so its end alone tells."""
+def test_kill_without_pidfds_raises_peer_lost_on_the_others(tmp_path: Path) -> None:
+    """Forked children close the control socket, so its end is that of the process."""
     kill_one(tmp_path, 3, 1, "allgather", before="import os\ndel os.pidfd_open\n")
 
 
-def test_one_machine_needs_no_zmq(tmp_path: Path) -> None:
+def test_single_node_imports_no_zmq(tmp_path: Path) -> None:
     assert outcomes(tmp_path, PREAMBLE + "    print('zmq' in sys.modules)\n    communicators.close()\n", 2) == [
         "False",
         "False",
     ]
 
 
-def test_a_forked_child_of_a_rank_on_tcp_exits_and_harms_nobody(tmp_path: Path) -> None:
+def test_forked_child_over_tcp_exits_and_harms_nobody(tmp_path: Path) -> None:
     script = (
         PREAMBLE.replace("port=", "insecure=True, force_tcp=True, port=")
         + """
@@ -451,7 +455,7 @@ def test_a_forked_child_of_a_rank_on_tcp_exits_and_harms_nobody(tmp_path: Path) 
             assert ranks.output(rank).split("\n")[:2] == ["ContextClosed", "child 7 [0, 1]"]
 
 
-def test_an_exception_of_a_signal_handler_in_a_collective_leaves_nobody_hanging(tmp_path: Path) -> None:
+def test_exception_of_a_signal_handler_in_a_collective_ends_all_ranks(tmp_path: Path) -> None:
     script = (
         PREAMBLE
         + """

@@ -1,4 +1,4 @@
-"""Communicators between machines: CURVE, heartbeats, loss; and the same collectives over them."""
+"""Links between nodes: authentication, refusals, loss, and the same collectives over them."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ConfigOf = Callable[..., dict[str, Any]]
 TCP: list[dict[str, Any]] = [
     {"force_tcp": True, "secret": "s"},
     {"force_tcp": True, "insecure": True},
-    {"machines": 2, "secret": "s"},
-    {"machines": 2, "secret": "s", "force_tcp": True},
+    {"nodes": 2, "secret": "s"},
+    {"nodes": 2, "secret": "s", "force_tcp": True},
 ]
 
 
@@ -37,7 +37,7 @@ MALFORMED = [
 ]
 
 
-def test_a_stranger_that_sends_no_hello_does_not_disturb_the_rendezvous(rank_config: ConfigOf) -> None:
+def test_rendezvous_over_tcp_ignores_malformed_messages(rank_config: ConfigOf) -> None:
     arguments = {"force_tcp": True, "insecure": True}
     chief = started(rank_config(0, 2, **arguments))
     with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -45,12 +45,12 @@ def test_a_stranger_that_sends_no_hello_does_not_disturb_the_rendezvous(rank_con
         for parts in MALFORMED:
             stranger.send_multipart(parts)
         stranger.send(frame(HELLO, json.dumps({"rank": 1, "size": 3, "host": "h", "pid": 1, "protocol": 0}).encode()))
-        assert b"protocol" in stranger.recv()  # that it is refused shows that all before it was read
+        assert b"protocol" in stranger.recv()  # all messages before the refused one were read
         assert all(isinstance(o, Communicators) for o in finish(chief, started(rank_config(1, 2, **arguments))))
 
 
-def test_a_hello_that_comes_twice_is_none_the_second_time(as_ranks: AsRanks) -> None:
-    """As where the first was for a chief that was just ending, and the connection to the next one takes it along."""
+def test_hello_from_an_admitted_worker_is_ignored(as_ranks: AsRanks) -> None:
+    """ZMQ sends over the next connection what the last one, to a chief that was ending, left unsent."""
 
     def work(communicators: Communicators) -> Any:
         communicator = communicators.all_ranks
@@ -63,7 +63,7 @@ def test_a_hello_that_comes_twice_is_none_the_second_time(as_ranks: AsRanks) -> 
 
 @pytest.mark.parametrize("arguments", TCP)
 @pytest.mark.parametrize("size", [2, 4])
-def test_every_collective_over_tcp(as_ranks: AsRanks, size: int, arguments: dict[str, Any]) -> None:
+def test_every_collective_over_tcp_returns_the_same(as_ranks: AsRanks, size: int, arguments: dict[str, Any]) -> None:
     def work(communicators: Communicators) -> Any:
         channel, rank = communicators.channel("user"), communicators.all_ranks.rank
         out = []
@@ -75,13 +75,13 @@ def test_every_collective_over_tcp(as_ranks: AsRanks, size: int, arguments: dict
 
     for rank, (out, total, _) in enumerate(as_ranks(size, work, **arguments).values()):
         assert total == np.arange(500_000.0).sum()
-        for turn, (gathered, everybody, told) in enumerate(out):
+        for turn, (gathered, everybody, broadcast) in enumerate(out):
             assert gathered == ([(r, turn) for r in range(size)] if rank == 0 else None)
-            assert everybody == list(range(size)) and told == (0, turn)
+            assert everybody == list(range(size)) and broadcast == (0, turn)
 
 
 @pytest.mark.parametrize("arguments", TCP)
-def test_disagreement_over_tcp(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
+def test_different_calls_over_tcp_raise_mismatch(as_ranks: AsRanks, arguments: dict[str, Any]) -> None:
     def work(communicators: Communicators) -> Any:
         channel = communicators.channel("user")
         return channel.broadcast(1) if communicators.all_ranks.rank == 3 else channel.allgather(0)
@@ -90,15 +90,15 @@ def test_disagreement_over_tcp(as_ranks: AsRanks, arguments: dict[str, Any]) -> 
         assert isinstance(outcome, CollectiveMismatch) and "rank 3 called broadcast (call 1)" in str(outcome)
 
 
-def test_without_a_secret_machines_do_not_talk_and_the_message_says_what_to_type(rank_config: ConfigOf) -> None:
+def test_several_nodes_without_a_secret_raise_with_the_commands_to_type(rank_config: ConfigOf) -> None:
     with pytest.raises(RendezvousError, match="export DET_CORE_SECRET=") as caught:
-        connect(**rank_config(0, 4, machines=2))
+        connect(**rank_config(0, 4, nodes=2))
     assert "openssl rand" in str(caught.value) and "insecure=True" in str(caught.value)
     with pytest.raises(RendezvousError, match="export DET_CORE_SECRET="):
         connect(**rank_config(1, 2, force_tcp=True))
 
 
-def test_a_worker_with_another_secret_is_refused(rank_config: ConfigOf) -> None:
+def test_worker_with_another_secret_is_refused_and_the_job_starts(rank_config: ConfigOf) -> None:
     outcomes: list[Any] = [None, None, None]
 
     def run(index: int, rank: int, secret: str) -> None:
@@ -126,11 +126,11 @@ def test_a_worker_with_another_secret_is_refused(rank_config: ConfigOf) -> None:
         thread.join()
 
 
-def test_refusals_reach_a_worker_over_tcp(rank_config: ConfigOf) -> None:
+def test_refusals_over_tcp_give_their_reason(rank_config: ConfigOf) -> None:
     arguments = {"force_tcp": True, "secret": "s"}
     chief = started(rank_config(0, 3, **arguments))
     both = [started(rank_config(1, 3, **arguments)) for _ in "ab"]
-    until(lambda: any(out for _, out in both))  # one of them was late
+    until(lambda: any(out for _, out in both))  # the later of them is refused
     first, (_, (twice,)) = sorted(both, key=lambda each: len(each[1]))
     larger, job = finish(
         started(rank_config(2, 4, **arguments)), started(rank_config(2, 3, job=("another",), **arguments))
@@ -140,7 +140,7 @@ def test_refusals_reach_a_worker_over_tcp(rank_config: ConfigOf) -> None:
     assert all(isinstance(o, Communicators) for o in finish(chief, first, started(rank_config(2, 3, **arguments))))
 
 
-def test_a_port_that_is_taken(rank_config: ConfigOf) -> None:
+def test_taken_port_raises_with_the_way_to_another(rank_config: ConfigOf) -> None:
     import socket
 
     arguments = rank_config(0, 2, force_tcp=True, secret="s")
@@ -151,7 +151,7 @@ def test_a_port_that_is_taken(rank_config: ConfigOf) -> None:
             connect(**arguments)
 
 
-def test_a_rank_that_closes_over_tcp_is_named_with_its_failure(as_ranks: AsRanks) -> None:
+def test_departed_rank_over_tcp_is_named_with_its_failure(as_ranks: AsRanks) -> None:
     def work(communicators: Communicators) -> Any:
         channel = communicators.channel("user")
         channel.allgather(0)

@@ -1,4 +1,4 @@
-"""How ranks of a machine find each other, and who is turned away without harm."""
+"""Rendezvous of the ranks of one node, and refusal of others."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from support.processes import until
 AsRanks = Callable[..., Any]
 ConfigOf = Callable[..., dict[str, Any]]
 IS_IN = "for other ranks, as the chief does;"
-"""Said by a worker that has been let in, at once where the tests set the time of the warning to 0."""
+"""Part of the warning of an admitted worker, which comes at once where a test sets its time to 0."""
 
 
-def door(folder: Path) -> str:
-    """The socket below ``folder``, once the chief listens there."""
+def socket_in(folder: Path) -> str:
+    """Return the path of the socket below ``folder``, once the chief listens there."""
     found: list[Path] = []
 
     def listens() -> bool:
@@ -41,8 +41,8 @@ def door(folder: Path) -> str:
     return str(found[0])
 
 
-def test_the_folder_is_this_users_alone_and_what_is_not_is_passed_over(
-    rank_config: ConfigOf, tmp_path: Path, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_socket_directory_that_is_not_private_is_skipped(
+    rank_config: ConfigOf, tmp_path: Path, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken, link = tmp_path / "taken", tmp_path / "link"
     name = f"det_core-{os.getuid()}"
@@ -51,12 +51,12 @@ def test_the_folder_is_this_users_alone_and_what_is_not_is_passed_over(
     (taken / name).write_text("")
     (tmp_path / "elsewhere").mkdir()
     (link / name).symlink_to(tmp_path / "elsewhere")
-    (short_folder / name).mkdir(mode=0o755)  # others could enter it
+    (socket_dir / name).mkdir(mode=0o755)  # others could enter it
     bad = (str(taken), str(link), str(tmp_path / "missing"))
-    monkeypatch.setattr("det_core.ipc._listener.SOCKET_DIRS", (*bad, str(short_folder)))
+    monkeypatch.setattr("det_core.ipc._listener.SOCKET_DIRS", (*bad, str(socket_dir)))
     chief = started(rank_config(0, 2))
-    assert door(short_folder).startswith(f"{short_folder}/{name}/")
-    entry = os.lstat(short_folder / name)
+    assert socket_in(socket_dir).startswith(f"{socket_dir}/{name}/")
+    entry = os.lstat(socket_dir / name)
     assert entry.st_uid == os.getuid() and entry.st_mode & 0o777 == 0o700
     finish(chief, started(rank_config(1, 2)))
     monkeypatch.setattr("det_core.ipc._listener.SOCKET_DIRS", bad)
@@ -65,7 +65,7 @@ def test_the_folder_is_this_users_alone_and_what_is_not_is_passed_over(
 
 
 @pytest.mark.parametrize("late", [0, 2])
-def test_a_late_rank_is_waited_for_with_a_warning(
+def test_late_rank_is_waited_for_with_a_warning(
     rank_config: ConfigOf, late: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_membership, "WARN_AFTER", 0.0)
@@ -78,7 +78,7 @@ def test_a_late_rank_is_waited_for_with_a_warning(
     assert not late or re.search("rank 0 in the rendezvous has waited for 0 s for rank (1, )?2;", caplog.text)
 
 
-def test_a_deadline_ends_the_rendezvous(rank_config: ConfigOf) -> None:
+def test_rendezvous_past_its_timeout_raises_on_every_rank(rank_config: ConfigOf) -> None:
     chief, worker = finish(started(rank_config(0, 3, timeout=0.4)), started(rank_config(1, 3)))
     assert isinstance(chief, CollectiveTimeout) and "timed out after 0.4 s waiting for rank 2" in str(chief)
     assert isinstance(worker, PeerLost) and "CollectiveTimeout" in str(worker)
@@ -86,37 +86,37 @@ def test_a_deadline_ends_the_rendezvous(rank_config: ConfigOf) -> None:
     assert isinstance(alone, CollectiveTimeout) and "no chief at" in str(alone)
 
 
-def test_a_second_chief_is_told_who_is_there(rank_config: ConfigOf, short_folder: Path) -> None:
+def test_second_chief_in_a_process_is_refused(rank_config: ConfigOf, socket_dir: Path) -> None:
     first = started(rank_config(0, 2))
-    door(short_folder)
+    socket_in(socket_dir)
     (second,) = finish(started(rank_config(0, 2)))
     assert isinstance(second, RendezvousError)
     assert "this process is already the chief" in str(second) and "pub_port" in str(second)
     assert all(isinstance(o, Communicators) for o in finish(first, started(rank_config(1, 2))))
 
 
-def test_a_second_job_in_another_process_is_told_the_pid(
-    rank_config: ConfigOf, short_folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_second_chief_beside_another_process_is_refused_with_its_pid(
+    rank_config: ConfigOf, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("det_core.ipc._listener._LOCK_TIMEOUT", 0.3)
     code = f"""
 from det_core.ipc import _listener, connect
-_listener.SOCKET_DIRS = ({str(short_folder)!r},)
+_listener.SOCKET_DIRS = ({str(socket_dir)!r},)
 connect(**{rank_config(0, 2)!r})"""
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as holder:
         try:
-            path = door(short_folder)
+            path = socket_in(socket_dir)
             (outcome,) = finish(started(rank_config(0, 2)))
             assert isinstance(outcome, RendezvousError) and f"process {holder.pid} is already the chief" in str(outcome)
         finally:
             holder.kill()
-    # its socket and its lock file are still there, but it is dead
+    # The files of the killed process are still there.
     assert os.path.exists(path)
     assert all(isinstance(o, Communicators) for o in finish(started(rank_config(0, 2)), started(rank_config(1, 2))))
-    assert [p for p in short_folder.rglob("*") if not p.is_dir()] == []
+    assert [p for p in socket_dir.rglob("*") if not p.is_dir()] == []
 
 
-def test_one_job_after_another_with_the_same_key(as_ranks: AsRanks) -> None:
+def test_jobs_with_one_key_after_one_another_connect(as_ranks: AsRanks) -> None:
     for turn in range(10):
         assert (
             as_ranks(3, lambda communicators, t=turn: communicators.channel("user").allgather(t)).values()
@@ -124,8 +124,8 @@ def test_one_job_after_another_with_the_same_key(as_ranks: AsRanks) -> None:
         )
 
 
-def test_contexts_one_after_another_in_each_rank(as_ranks: AsRanks, rank_config: ConfigOf) -> None:
-    """Ranks that close at different moments and knock at once for the next one."""
+def test_reconnect_at_once_in_each_rank_connects(as_ranks: AsRanks, rank_config: ConfigOf) -> None:
+    """Ranks that close at different moments connect again at once."""
 
     def work(communicators: Communicators) -> Any:
         rank = communicators.all_ranks.rank
@@ -141,7 +141,7 @@ def test_contexts_one_after_another_in_each_rank(as_ranks: AsRanks, rank_config:
     assert as_ranks(3, work, close=False).values() == [[[t] * 3 for t in range(5)]] * 3
 
 
-def test_a_rank_that_is_there_twice_or_of_another_size_is_refused(
+def test_duplicate_rank_or_another_size_is_refused(
     rank_config: ConfigOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(_membership, "WARN_AFTER", 0.0)
@@ -170,9 +170,9 @@ GARBAGE = [
 
 
 @pytest.mark.parametrize("hang", [False, True])
-def test_garbage_does_not_disturb_the_rendezvous(rank_config: ConfigOf, short_folder: Path, hang: bool) -> None:
+def test_rendezvous_ignores_garbage(rank_config: ConfigOf, socket_dir: Path, hang: bool) -> None:
     chief = started(rank_config(0, 3))
-    path = door(short_folder)
+    path = socket_in(socket_dir)
     strangers = []
     for data in GARBAGE:
         stranger = socket.socket(socket.AF_UNIX)
@@ -191,51 +191,50 @@ def test_garbage_does_not_disturb_the_rendezvous(rank_config: ConfigOf, short_fo
 
 
 @pytest.mark.parametrize("change, refusal", [({}, "DET_CORE_SECRET"), ({"protocol": 99}, "DET_CORE_SECRET")])
-def test_who_does_not_know_the_secret_learns_nothing_else(
-    rank_config: ConfigOf, short_folder: Path, change: dict[str, Any], refusal: str
+def test_worker_without_the_secret_learns_nothing_else(
+    rank_config: ConfigOf, socket_dir: Path, change: dict[str, Any], refusal: str
 ) -> None:
     chief = started(rank_config(0, 3, secret="right"))
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(door(short_folder))
+        stranger.connect(socket_in(socket_dir))
         stranger.sendall(frame(HELLO, json.dumps({**HELLO_OF_1, **change}).encode()))
-        said = b"".join(iter(lambda: stranger.recv(4096), b""))
-    assert refusal.encode() in said and b"protocol" not in said
+        reply = b"".join(iter(lambda: stranger.recv(4096), b""))
+    assert refusal.encode() in reply and b"protocol" not in reply
     others = [started(rank_config(rank, 3, secret="right")) for rank in (1, 2)]
     assert all(isinstance(o, Communicators) for o in finish(chief, *others))
 
 
-def test_a_worker_that_is_gone_before_it_is_welcomed_may_come_again(rank_config: ConfigOf, short_folder: Path) -> None:
+def test_worker_lost_before_its_welcome_can_retry(rank_config: ConfigOf, socket_dir: Path) -> None:
     chief = started(rank_config(0, 3))
     hello = {**HELLO_OF_1, "job": RankConfig(**rank_config(1, 3)).digest}
     with socket.socket(socket.AF_UNIX) as gone:
-        gone.connect(door(short_folder))
-        gone.shutdown(socket.SHUT_RD)  # as if it were closed, of which the chief hears as it answers
+        gone.connect(socket_in(socket_dir))
+        gone.shutdown(socket.SHUT_RD)  # the chief gets an error as it replies
         gone.sendall(frame(HELLO, json.dumps(hello).encode()))
         assert all(
             isinstance(o, Communicators) for o in finish(chief, *(started(rank_config(rank, 3)) for rank in (1, 2)))
         )
 
 
-def test_a_worker_that_dies_in_the_rendezvous_is_named(
-    rank_config: ConfigOf, short_folder: Path, tmp_path: Path
-) -> None:
+def test_worker_killed_in_the_rendezvous_is_named(rank_config: ConfigOf, socket_dir: Path, tmp_path: Path) -> None:
     code = f"""
 from det_core.ipc import _listener, _membership, connect
-_membership.WARN_AFTER, _listener.SOCKET_DIRS = 0.0, ({str(short_folder)!r},)
+_membership.WARN_AFTER, _listener.SOCKET_DIRS = 0.0, ({str(socket_dir)!r},)
 connect(**{rank_config(1, 3)!r})"""
-    chief, said = started(rank_config(0, 3)), tmp_path / "said"
-    with said.open("wb") as out, subprocess.Popen([sys.executable, "-c", code], stderr=out) as worker:
+    chief = started(rank_config(0, 3))
+    log = tmp_path / "log"
+    with log.open("wb") as out, subprocess.Popen([sys.executable, "-c", code], stderr=out) as worker:
         try:
-            until(lambda: IS_IN in said.read_text(), of=worker)
+            until(lambda: IS_IN in log.read_text(), of=worker)
         finally:
             worker.kill()
     (outcome,) = finish(chief)
     assert isinstance(outcome, PeerLost) and f"rank 1 (host {socket.gethostname()}, pid {worker.pid})" in str(outcome)
 
 
-def test_what_killed_chiefs_left_is_removed_by_the_next_one(rank_config: ConfigOf, short_folder: Path) -> None:
+def test_files_of_killed_chiefs_are_removed_by_the_next_one(rank_config: ConfigOf, socket_dir: Path) -> None:
     living = started(rank_config(0, 2, job=("living",)))
-    folder = Path(door(short_folder)).parent
+    folder = Path(socket_in(socket_dir)).parent
     alive = sorted(os.listdir(folder))
     for name in ("old.lock", "old.sock", "older.lock", "notes.txt"):
         (folder / name).write_text("")
@@ -247,13 +246,13 @@ def test_what_killed_chiefs_left_is_removed_by_the_next_one(rank_config: ConfigO
 
 @pytest.mark.parametrize("leaver", [0, 1])
 @pytest.mark.parametrize("failure", ["disagreement", "no memory", ""])
-def test_who_leaves_before_it_joins_the_ranks_of_its_machine_is_not_waited_for(
+def test_rank_that_departs_before_it_joins_its_node_is_not_waited_for(
     rank_config: ConfigOf, leaver: int, failure: str
 ) -> None:
-    """In a job of two machines the leaver takes itself for the only rank of its own."""
+    """In a job of two nodes the rank that departs takes itself for the only one of its node."""
 
     def rank_main(rank: int) -> None:
-        here = rank_config(rank, 4, machines=2, secret="s") | ({"local_size": 1} if rank == leaver else {})
+        here = rank_config(rank, 4, nodes=2, secret="s") | ({"local_size": 1} if rank == leaver else {})
         communicators = connect(**here)
         try:
             if failure == "disagreement":
@@ -273,7 +272,7 @@ def test_who_leaves_before_it_joins_the_ranks_of_its_machine_is_not_waited_for(
         assert failure in str(error)
 
 
-def test_jobs_that_begin_and_end_at_once_do_not_sweep_each_other(rank_config: ConfigOf, short_folder: Path) -> None:
+def test_jobs_at_the_same_moment_keep_their_sockets(rank_config: ConfigOf, socket_dir: Path) -> None:
     def rank_of(job: str, rank: int) -> Callable[[], None]:
         def run() -> None:
             for _ in range(20):
@@ -287,13 +286,13 @@ def test_jobs_that_begin_and_end_at_once_do_not_sweep_each_other(rank_config: Co
     for thread, _ in running:
         thread.join()
     assert [out for _, out in running] == [[None]] * 8
-    assert [p for p in short_folder.rglob("*") if not p.is_dir()] == []
+    assert [p for p in socket_dir.rglob("*") if not p.is_dir()] == []
 
 
-def test_a_port_is_not_opened_on_one_machine(rank_config: ConfigOf, short_folder: Path) -> None:
+def test_single_node_opens_no_port(rank_config: ConfigOf, socket_dir: Path) -> None:
     arguments = rank_config(0, 2)
     chief = started(arguments)
-    door(short_folder)
+    socket_in(socket_dir)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", arguments["port"])) != 0
     finish(chief, started(rank_config(1, 2)))
