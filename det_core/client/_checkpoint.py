@@ -12,7 +12,7 @@ from typing import Any
 from det_core.core._checkpoint._download import download
 from det_core.core._checkpoint._reader import open_together
 from det_core.core._checkpoint._retention import seconds
-from det_core.core._checkpoint._sharding import Together
+from det_core.core._rank_group import RankGroup
 from det_core.errors import CheckpointCorrupt, StorageError
 from det_core.storage import Header, Owner, Progress, Selector, Store, StoredCheckpoint
 
@@ -109,7 +109,7 @@ class Checkpoint:
             CheckpointCorrupt: a file is missing or differs; the message names it.
             StorageError: the store or the disk refused.
         """
-        alone = Together.alone("download")
+        alone = RankGroup.alone("download")
         with self._store.read_lease(self.storage_id, Owner.current("client", 0)):
             stored = open_together(alone, self._store, self.storage_id)
             download(alone, self._store.disk, stored, os.path.abspath(os.fspath(folder)), selector, progress)

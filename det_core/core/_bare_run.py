@@ -13,7 +13,7 @@ from det_core._info import ClusterInfo
 from det_core._json import equal_json
 from det_core.backend import LocalBackend
 from det_core.core._distributed import DistributedContext
-from det_core.core._ranks import on_chief
+from det_core.core._rank_group import on_chief
 from det_core.core._run import (
     InitArguments,
     Run,

@@ -17,7 +17,7 @@ from det_core.core._distributed import DistributedContext
 from det_core.core._end import end_in_time, note_status
 from det_core.core._preemption import PreemptContext
 from det_core.core._profiler import ProfilerContext
-from det_core.core._ranks import exit_if_job_ended
+from det_core.core._rank_group import exit_if_job_ended
 from det_core.core._run import Run, changed_settings, to_recordable
 from det_core.core._searcher import SearcherContext
 from det_core.core._train import EarlyExitReason, TrainContext

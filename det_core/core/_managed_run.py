@@ -30,7 +30,7 @@ from det_core.core._managed_storage import (
     open_start_store,
     start_checkpoint_storage,
 )
-from det_core.core._ranks import on_chief
+from det_core.core._rank_group import on_chief
 from det_core.core._run import InitArguments, Run, close_quietly, describe_outcome, describe_start
 from det_core.core._searcher import Unit
 from det_core.core._signals import FlushOnSigterm

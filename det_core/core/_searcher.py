@@ -9,7 +9,7 @@ from typing import Any
 from det_core._length import parse_length
 from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
-from det_core.core._ranks import on_chief
+from det_core.core._rank_group import on_chief
 from det_core.errors import ContextClosed
 
 _Record = Callable[[str, Mapping[str, Any]], None]

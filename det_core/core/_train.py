@@ -11,7 +11,7 @@ from typing import Any
 from det_core._metadata import validate_metadata
 from det_core.backend import Backend
 from det_core.core._distributed import DistributedContext
-from det_core.core._ranks import exit_if_job_ended
+from det_core.core._rank_group import exit_if_job_ended
 from det_core.core._tensorboard import TensorboardFiles
 from det_core.errors import ContextClosed
 from det_core.journal import Journal

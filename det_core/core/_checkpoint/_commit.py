@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from det_core import _clock
 from det_core.core._checkpoint._events import CheckpointEvents, record_of
-from det_core.core._checkpoint._sharding import Offering, Together, agree, check_steps, plain_metadata, remove, write
+from det_core.core._checkpoint._sharding import Offering, agree, check_steps, plain_metadata, remove, write
+from det_core.core._rank_group import RankGroup
 from det_core.errors import CheckpointBusy, CheckpointError, ContextClosed, DistributedError, StorageError
 from det_core.storage import FileEntry, Header, Progress, Staging, Store
 
@@ -44,9 +45,9 @@ class CheckpointHandle:
     """
 
     def __init__(
-        self, commits: Commits, together: Together, staging: Staging, path: Path, metadata: Mapping[str, Any] | None
+        self, commits: Commits, group: RankGroup, staging: Staging, path: Path, metadata: Mapping[str, Any] | None
     ) -> None:
-        self._commits, self._together, self._staging, self._metadata = commits, together, staging, metadata
+        self._commits, self._group, self._staging, self._metadata = commits, group, staging, metadata
         self._claim = threading.Lock()
         self._ending, self._over = threading.Event(), threading.Event()
         self._reason: BaseException | None = None
@@ -252,10 +253,10 @@ class CheckpointHandle:
     def _commit(self, offer: Callable[[], Offering]) -> None:
         commits, staging = self._commits, self._staging
         try:
-            agreed = agree(self._together, offer)
+            agreed = agree(self._group, offer)
             finish = functools.partial(commits.finish, staging)
             write(
-                self._together, commits.store.disk, staging, agreed,
+                self._group, commits.store.disk, staging, agreed,
                 lambda listing: staging.seal(listing, self._tick), finish,
             )  # fmt: skip
         except BaseException as e:
@@ -265,7 +266,7 @@ class CheckpointHandle:
 
     def _give_up(self, why: BaseException) -> None:
         try:
-            self._together.fail(why)
+            self._group.report_failure(why)
         finally:
             remove(self._staging)
 
@@ -322,7 +323,7 @@ class Commits:
         self._pid = os.getpid()
 
     @contextmanager
-    def turn(self, together: Together, if_busy: str) -> Iterator[None]:
+    def turn(self, group: RankGroup, if_busy: str) -> Iterator[None]:
         """Let one thread of this rank at a time begin a checkpoint, when the one before is over on every rank.
 
         Raises:
@@ -333,20 +334,20 @@ class Commits:
         with self._turns:
             if self._turn_of is threading.current_thread():  # such as a signal's handler, in the middle of a save
                 raise CheckpointBusy("this very thread is saving a checkpoint: one is saved at a time")
-            if self._turn_of is not None and if_busy == "refuse" and not together.shared:
+            if self._turn_of is not None and if_busy == "refuse" and not group.is_shared:
                 raise CheckpointBusy("another thread is saving a checkpoint, and if_busy='refuse' was asked for")
             self._turns.wait_for(lambda: self._turn_of is None or self._closed)
             self._check_open()
             self._turn_of = threading.current_thread()
         try:
-            self._admit(together, if_busy)
+            self._admit(group, if_busy)
             yield
         finally:
             with self._turns:
                 self._turn_of = None
                 self._turns.notify_all()  # one that is interrupted as it wakes would take a single one with it
 
-    def _admit(self, together: Together, if_busy: str) -> None:
+    def _admit(self, group: RankGroup, if_busy: str) -> None:
         """Wait until the checkpoint before is over, on every rank, or refuse; raise why it failed, if nobody was told.
 
         Ranks say first whether they are busy, and wait then: else one that refuses would wait for one that waits.
@@ -361,7 +362,7 @@ class Commits:
                 raise self._not_ended(last)
             return if_busy, last is not None, None if last is None or last.done else last.storage_id
 
-        found = together.gather(known) or []
+        found = group.gather(known) or []
 
         def settle() -> bool:
             busy = next((i for _, _, i in found if i is not None), None)
@@ -369,8 +370,8 @@ class Commits:
                 raise CheckpointBusy(f"checkpoint {busy} is being saved, and if_busy='refuse' was asked for")
             return any(has for _, has, _ in found)
 
-        if together.chief(settle):
-            together.each(self.settle)
+        if group.on_chief(settle):
+            group.on_all(self.settle)
 
     def settle(self) -> None:
         """Wait until the last one is over, and raise why it failed."""

@@ -23,7 +23,6 @@ from det_core.core._checkpoint._per_rank import load_own, to_bytes, with_values
 from det_core.core._checkpoint._reader import LANE, CheckpointReader, DownloadMode
 from det_core.core._checkpoint._sharding import (
     Offering,
-    Together,
     agree,
     check_steps,
     merge_metadata,
@@ -36,7 +35,7 @@ from det_core.core._checkpoint._sources import Extras, Folder, FolderOrFolders, 
 from det_core.core._checkpoint._start import StartCheckpoint
 from det_core.core._checkpoint._start_search import StartSearch
 from det_core.core._distributed import DistributedContext
-from det_core.core._ranks import exit_if_job_ended
+from det_core.core._rank_group import RankGroup, exit_if_job_ended
 from det_core.errors import ContextClosed
 from det_core.storage import Owner, Progress, Selector, Staging, Store, copy_in
 
@@ -160,10 +159,10 @@ class CheckpointContext:
             def write() -> str:
                 whole = with_values(state, gathered or [])
                 extras = Extras(self._store.disk, files or {}, beside=name)
-                handle = self._open(Together.alone(call), metadata, shard=False)
+                handle = self._open(RankGroup.alone(call), metadata, shard=False)
                 return self._write_state(handle, whole, name, extras, blocking)
 
-            return ranks.chief(write)
+            return ranks.on_chief(write)
 
     def upload(
         self,
@@ -209,7 +208,7 @@ class CheckpointContext:
         With ``shard=True``, if one rank raises all do, and nothing is kept.
         """
         self._check()
-        together = self._writers("upload" if blocking else "upload(blocking=False)", shard)
+        group = self._writers("upload" if blocking else "upload(blocking=False)", shard)
         disk = self._store.disk
         folder = Folder(disk, ckpt_dir, selector)
 
@@ -219,14 +218,14 @@ class CheckpointContext:
             folder.check(self._store.root)
             return folder.offer(self._plain(metadata, shard))
 
-        with self._commits.turn(together, if_busy):
-            agreed = agree(together, offer)
-            staging = self._stage(together, shard)
+        with self._commits.turn(group, if_busy):
+            agreed = agree(group, offer)
+            staging = self._stage(group, shard)
             if blocking:
                 try:
                     finish = functools.partial(self._commits.finish, staging)
                     write(
-                        together, disk, staging, agreed,
+                        group, disk, staging, agreed,
                         lambda listing: staging.put(listing, self._progress), finish,
                     )  # fmt: skip
                 except BaseException as e:
@@ -235,9 +234,9 @@ class CheckpointContext:
                     raise
                 return staging.storage_id
             mine = agreed.listing.without(agreed.part.same)
-            handle = self._handle(together, staging, None if metadata is None else plain_metadata(metadata))
+            handle = self._handle(group, staging, None if metadata is None else plain_metadata(metadata))
             try:
-                together.each(lambda: copy_in(disk, mine, os.fspath(handle.path)))
+                group.on_all(lambda: copy_in(disk, mine, os.fspath(handle.path)))
             except BaseException:
                 handle.drop(quietly=True)  # every rank does
                 raise
@@ -518,28 +517,28 @@ class CheckpointContext:
     # How a checkpoint begins.
 
     def _begin(self, call: str, metadata: Mapping[str, Any] | None, shard: bool, if_busy: str) -> CheckpointHandle:
-        together = self._writers(call, shard)
-        with self._commits.turn(together, if_busy):
-            return self._open(together, metadata, shard)
+        group = self._writers(call, shard)
+        with self._commits.turn(group, if_busy):
+            return self._open(group, metadata, shard)
 
-    def _open(self, together: Together, metadata: Mapping[str, Any] | None, shard: bool) -> CheckpointHandle:
-        given = together.gather(lambda: self._plain(metadata, shard))
-        together.chief(lambda: check_steps(merge_metadata(given or [])))
-        return self._handle(together, self._stage(together, shard), metadata)
+    def _open(self, group: RankGroup, metadata: Mapping[str, Any] | None, shard: bool) -> CheckpointHandle:
+        given = group.gather(lambda: self._plain(metadata, shard))
+        group.on_chief(lambda: check_steps(merge_metadata(given or [])))
+        return self._handle(group, self._stage(group, shard), metadata)
 
-    def _writers(self, call: str, shard: bool) -> Together:
+    def _writers(self, call: str, shard: bool) -> RankGroup:
         self._commits.check_process()
         rank, size = self._distributed.rank, self._distributed.size
         if shard and size > 1:
-            return Together(call, self._distributed.channel(LANE), rank=rank, index=rank, size=size)
+            return RankGroup(call, self._distributed.channel(LANE), rank=rank, index=rank, size=size)
         if rank != 0:
             raise RuntimeError(
                 f"checkpoint.{call}(shard=False) was called on rank {rank}, but only the chief (rank 0) may: call it "
                 "under `if ctx.distributed.rank == 0:`, or on every rank with shard=True"
             )
-        return Together.alone(call)
+        return RankGroup.alone(call)
 
-    def _stage(self, together: Together, shard: bool) -> Staging:
+    def _stage(self, group: RankGroup, shard: bool) -> Staging:
         """Make a staging on the chief, and join it on every rank if they write together."""
         made: list[Staging] = []
 
@@ -550,11 +549,11 @@ class CheckpointContext:
             self._events.begun(made[0].storage_id)
             return made[0].ticket
 
-        ticket = together.chief(begin)
+        ticket = group.on_chief(begin)
         if not shard:
             return made[0]
         try:
-            return together.each(lambda: self._store.join(ticket, self._distributed.rank))
+            return group.on_all(lambda: self._store.join(ticket, self._distributed.rank))
         except BaseException:
             if made:
                 remove(made[0])
@@ -570,13 +569,13 @@ class CheckpointContext:
             raise
         return handle.storage_id
 
-    def _handle(self, together: Together, staging: Staging, metadata: Mapping[str, Any] | None) -> CheckpointHandle:
+    def _handle(self, group: RankGroup, staging: Staging, metadata: Mapping[str, Any] | None) -> CheckpointHandle:
         try:
-            path = together.each(lambda: staging.path)
+            path = group.on_all(lambda: staging.path)
         except BaseException:
             remove(staging)
             raise
-        ending = together.on(self._distributed.channel(UPLOAD_LANE)) if together.shared else together
+        ending = group.on_channel(self._distributed.channel(UPLOAD_LANE)) if group.is_shared else group
         return self._commits.opened(CheckpointHandle(self._commits, ending, staging, path, metadata))
 
     def _plain(self, metadata: Mapping[str, Any] | None, shard: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from det_core import _clock
-from det_core.core._checkpoint._sharding import Together
+from det_core.core._rank_group import RankGroup
 from det_core.errors import StorageError
 from det_core.storage import Disk, Manifest, Owner, Progress, Selector, StoredCheckpoint, parent_folders, split_files
 from det_core.storage._names import META_DIR
@@ -21,7 +21,7 @@ TEMPORARY = ".det_core-tmp"
 
 
 def download(
-    together: Together,
+    group: RankGroup,
     disk: Disk,
     checkpoint: StoredCheckpoint,
     folder: str,
@@ -44,14 +44,14 @@ def download(
         _check_target(target, checkpoint.manifest.resources if selected is None else selected)
         return target, selected
 
-    votes = together.gather(look)
-    task = together.chief(lambda: _tasks(checkpoint.manifest, votes or []))[together.index]
-    arrival = _Arrival(disk, task, os.path.realpath(folder), together.index)
+    votes = group.gather(look)
+    task = group.on_chief(lambda: _tasks(checkpoint.manifest, votes or []))[group.index]
+    arrival = _Arrival(disk, task, os.path.realpath(folder), group.index)
     if task.last:
         _collect(disk, os.path.dirname(task.aside), os.path.dirname(arrival.target))
     try:
-        together.each(lambda: checkpoint.copy_to(Path(task.aside), task.files, task.directories, progress))
-        together.each(arrival.arrive)
+        group.on_all(lambda: checkpoint.copy_to(Path(task.aside), task.files, task.directories, progress))
+        group.on_all(arrival.arrive)
     except BaseException:
         arrival.undo()
         raise

@@ -13,8 +13,8 @@ from typing import Any
 
 from det_core.core._checkpoint._download import clear, download, union, vote
 from det_core.core._checkpoint._events import CheckpointEvents
-from det_core.core._checkpoint._sharding import Together
 from det_core.core._distributed import DistributedContext
+from det_core.core._rank_group import RankGroup
 from det_core.errors import CheckpointCorrupt, CheckpointNotFound, StorageError
 from det_core.storage import (
     DirectoryStore,
@@ -81,13 +81,13 @@ class CheckpointReader:
         self, storage_id: str, ckpt_dir: str | os.PathLike[str], mode: DownloadMode, selector: Selector | None
     ) -> None:
         """Copy a checkpoint into a folder."""
-        together = self._readers("download", mode, local=True)
+        group = self._readers("download", mode, local=True)
         folder = os.path.abspath(os.fspath(ckpt_dir))
-        checkpoint = open_together(together, self._store_of(storage_id), storage_id, self._before)
+        checkpoint = open_together(group, self._store_of(storage_id), storage_id, self._before)
         with ExitStack() as stack:
-            if together.first:  # one mark for all that read together
+            if group.is_chief:  # one mark for all that read together
                 stack.enter_context(self._hold(storage_id))
-            download(together, self._store.disk, checkpoint, folder, selector, self._progress)
+            download(group, self._store.disk, checkpoint, folder, selector, self._progress)
 
     def check(self, storage_id: str, *, digests: bool = False) -> None:
         """Check a checkpoint that is about to be restored; every rank calls.
@@ -103,20 +103,20 @@ class CheckpointReader:
             CheckpointNotFound, CheckpointCorrupt: on every rank alike.
         """
         shared = DownloadMode.LocalWorkersShareDownload
-        together, store = self._readers("resume", shared, local=False), self._store_of(storage_id)
-        manifest = together.chief(lambda: store.open(storage_id).manifest)
-        checkpoint = together.each(lambda: _seen(store, storage_id, manifest))
+        group, store = self._readers("resume", shared, local=False), self._store_of(storage_id)
+        manifest = group.on_chief(lambda: store.open(storage_id).manifest)
+        checkpoint = group.on_all(lambda: _seen(store, storage_id, manifest))
         if not self.on_any(shared, checkpoint is None):
             assert checkpoint is not None
-            self._compare(together, checkpoint, digests)
+            self._compare(group, checkpoint, digests)
         else:  # a directory of the chief's machine, from which a script may restore on the chief alone
-            together.chief(lambda: self._compare(Together.alone("resume"), store.open(storage_id, manifest), digests))
+            group.on_chief(lambda: self._compare(RankGroup.alone("resume"), store.open(storage_id, manifest), digests))
 
-    def _compare(self, together: Together, checkpoint: StoredCheckpoint, digests: bool) -> None:
+    def _compare(self, group: RankGroup, checkpoint: StoredCheckpoint, digests: bool) -> None:
         if checkpoint.manifest.verified:
-            together.chief(checkpoint.metadata)
+            group.on_chief(checkpoint.metadata)
         known = set() if digests or checkpoint.path is not None else set(checkpoint.manifest.files)
-        verified = verify(together, checkpoint, None, known, self._progress)
+        verified = verify(group, checkpoint, None, known, self._progress)
         if checkpoint.path is not None:
             self._verified |= {(checkpoint.storage_id, mode): set(verified) for mode in DownloadMode}
 
@@ -138,27 +138,27 @@ class CheckpointReader:
 
     def on_any(self, mode: DownloadMode, is_so: bool) -> bool:
         """Return whether something is so on any of the ranks that restore together."""
-        together = self._readers("resume", mode, local=False)
-        answers = together.gather(lambda: is_so)
-        return together.chief(lambda: any(answers or []))
+        group = self._readers("resume", mode, local=False)
+        answers = group.gather(lambda: is_so)
+        return group.on_chief(lambda: any(answers or []))
 
     @contextmanager
     def restore_path(
         self, storage_id: str, mode: DownloadMode, selector: Selector | None, *, only_listed: bool
     ) -> Iterator[Path]:
         """A folder with the checkpoint's files, compared with the manifest."""
-        together = self._readers("restore_path", mode, local=False)
-        checkpoint = open_together(together, self._store_of(storage_id), storage_id, self._before)
+        group = self._readers("restore_path", mode, local=False)
+        checkpoint = open_together(group, self._store_of(storage_id), storage_id, self._before)
         with ExitStack() as stack:
             if checkpoint.path is None:
-                path = stack.enter_context(self._fetched(together, checkpoint, mode, selector))
+                path = stack.enter_context(self._fetched(group, checkpoint, mode, selector))
             else:
                 path = checkpoint.path
-                together.each(lambda: stack.enter_context(self._hold(storage_id)))
+                group.on_all(lambda: stack.enter_context(self._hold(storage_id)))
                 known = self._verified.setdefault((storage_id, mode), set())
-                known |= verify(together, checkpoint, selector, known, self._progress)
+                known |= verify(group, checkpoint, selector, known, self._progress)
                 if only_listed:
-                    together.chief(lambda: refuse_unlisted(self._store.disk, checkpoint))
+                    group.on_chief(lambda: refuse_unlisted(self._store.disk, checkpoint))
                 stack.enter_context(checkpoint.check_unchanged())
             header = checkpoint.manifest.header
             if header is None:
@@ -169,7 +169,7 @@ class CheckpointReader:
 
     @contextmanager
     def _fetched(
-        self, together: Together, checkpoint: StoredCheckpoint, mode: DownloadMode, selector: Selector | None
+        self, group: RankGroup, checkpoint: StoredCheckpoint, mode: DownloadMode, selector: Selector | None
     ) -> Iterator[Path]:
         """A copy in a temporary folder, which goes when the block ends; what fails on one machine fails on all.
 
@@ -182,20 +182,20 @@ class CheckpointReader:
             def fetch() -> Path | BaseException:
                 own = stack.enter_context(self._temporary(checkpoint.storage_id))
                 try:
-                    with self._hold(checkpoint.storage_id) if machine.first else nullcontext():
+                    with self._hold(checkpoint.storage_id) if machine.is_chief else nullcontext():
                         self._fetch(machine, checkpoint, own, selector)
                 except BaseException as e:
-                    if machine.first:
+                    if machine.is_chief:
                         raise
                     return e  # all ranks of the machine have it, and the first of them tells the others
                 return own
 
-            found = together.each(fetch)
+            found = group.on_all(fetch)
             if isinstance(found, BaseException):
                 raise found
             yield found
 
-    def _fetch(self, machine: Together, checkpoint: StoredCheckpoint, own: Path, selector: Selector | None) -> None:
+    def _fetch(self, machine: RankGroup, checkpoint: StoredCheckpoint, own: Path, selector: Selector | None) -> None:
         """Fetch this rank's share of what any rank of the machine selects, then link the others' shares."""
         manifest, disk = checkpoint.manifest, self._store.disk
         votes = machine.gather(lambda: (os.fspath(own), vote(manifest, selector)))
@@ -208,8 +208,8 @@ class CheckpointReader:
             folders = [path for path in every if path.endswith("/")]
             return sorted(folders), [(folder, shares[rank]) for rank, (folder, _) in enumerate(votes or [])]
 
-        directories, shares = machine.chief(plan)
-        machine.each(lambda: checkpoint.copy_to(own, shares[machine.index][1], directories, self._progress))
+        directories, shares = machine.on_chief(plan)
+        machine.on_all(lambda: checkpoint.copy_to(own, shares[machine.index][1], directories, self._progress))
 
         def link() -> None:
             for rank, (folder, names) in enumerate(shares):
@@ -226,7 +226,7 @@ class CheckpointReader:
                             e.errno, f"{e.args[-1]}: a rank of this machine has just brought it: {how}"
                         ) from e
 
-        machine.each(link)
+        machine.on_all(link)
 
     @contextmanager
     def _temporary(self, storage_id: str) -> Iterator[Path]:
@@ -265,17 +265,17 @@ class CheckpointReader:
         """Keep others from deleting a checkpoint that is being read."""
         return self._store_of(storage_id).read_lease(storage_id, self._owner())
 
-    def _readers(self, call: str, mode: DownloadMode, *, local: bool) -> Together:
+    def _readers(self, call: str, mode: DownloadMode, *, local: bool) -> RankGroup:
         if not isinstance(mode, DownloadMode):
             raise ValueError(f"checkpoint.{call}(download_mode={mode!r}): it must be a core.DownloadMode")
         ranks = self._distributed
         if mode is DownloadMode.NoSharedDownload:
-            return Together.alone(call, ranks.rank)
+            return RankGroup.alone(call, ranks.rank)
         if local:
             lane, index, size = ranks.local_channel(LANE), ranks.local_rank, ranks.local_size
         else:
             lane, index, size = ranks.channel(LANE), ranks.rank, ranks.size
-        return Together(call, lane, rank=ranks.rank, index=index, size=size)
+        return RankGroup(call, lane, rank=ranks.rank, index=index, size=size)
 
 
 def _seen(store: Store, storage_id: str, manifest: Manifest) -> StoredCheckpoint | None:
@@ -287,12 +287,12 @@ def _seen(store: Store, storage_id: str, manifest: Manifest) -> StoredCheckpoint
 
 
 def open_together(
-    together: Together, store: Store, storage_id: str, before: Callable[[], None] | None = None
+    group: RankGroup, store: Store, storage_id: str, before: Callable[[], None] | None = None
 ) -> StoredCheckpoint:
     """Look a checkpoint up on the chief of ``together``; the others take its manifest from there.
 
     Args:
-        together: the ranks.
+        group: the ranks.
         store: where it lies.
         storage_id: its name.
         before: called first; what it raises on one rank, every rank raises.
@@ -307,7 +307,7 @@ def open_together(
             before()
         return storage_id
 
-    asked = together.gather(ask)
+    asked = group.gather(ask)
     opened: list[StoredCheckpoint] = []
 
     def look_up() -> Manifest:
@@ -316,12 +316,12 @@ def open_together(
         opened.append(store.open(storage_id))
         return opened[0].manifest
 
-    manifest = together.chief(look_up)
-    return together.each(lambda: opened[0] if opened else store.open(storage_id, manifest))
+    manifest = group.on_chief(look_up)
+    return group.on_all(lambda: opened[0] if opened else store.open(storage_id, manifest))
 
 
 def verify(
-    together: Together,
+    group: RankGroup,
     checkpoint: StoredCheckpoint,
     selector: Selector | None,
     known: Collection[str],
@@ -336,15 +336,15 @@ def verify(
         CheckpointCorrupt: on every rank, if any finds a file that differs.
     """
     manifest = checkpoint.manifest
-    votes = together.gather(lambda: vote(manifest, selector))
-    wanted = together.chief(lambda: union(votes or []))
+    votes = group.gather(lambda: vote(manifest, selector))
+    wanted = group.on_chief(lambda: union(votes or []))
     files = set(manifest.files) if wanted is None else wanted.intersection(manifest.files)
 
     def check() -> None:
         for names, digests in ((files.difference(known), True), (files.intersection(known), False)):
-            checkpoint.check(names, part=together.index, parts=together.size, digests=digests, progress=progress)
+            checkpoint.check(names, part=group.index, parts=group.size, digests=digests, progress=progress)
 
-    together.each(check)
+    group.on_all(check)
     return files
 
 

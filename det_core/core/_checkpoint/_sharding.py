@@ -8,9 +8,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from det_core import _json, errors
-from det_core.core._distributed import Collectives
-from det_core.errors import CheckpointConflict, CheckpointError, DistributedError, StorageError
+from det_core import _json
+from det_core.core._rank_group import RankGroup
+from det_core.errors import CheckpointConflict, StorageError
 from det_core.storage import Disk, FileEntry, Listing, Staging, digests
 
 log = logging.getLogger("det_core.checkpoint")
@@ -19,149 +19,6 @@ HOW = 'pass metadata={"steps_completed": N, ...}, N being the batches (or what e
 MAX_DEPTH = 200
 """Dictionaries and lists in one another, in metadata: the journal's JSON ends at 254, with its own around them."""
 _SIMPLE = {str, int, float, bool, type(None)}
-_MISTAKES = {kind.__name__: kind for kind in (ValueError, TypeError, RuntimeError)}
-
-
-class Together:
-    """The ranks that take part in an operation.
-
-    Every step ends in a broadcast of how it went, also where the work raised: without it the full disk of one rank is
-    the others' hang.
-
-    Args:
-        call: what the script called; ranks that called different things are told so.
-        lane: the collectives among them; None: this rank is alone.
-        rank: the number of this one in the job, as messages name it.
-        index: the number of this one among those that take part; 0 is their chief.
-        size: how many take part.
-    """
-
-    def __init__(self, call: str, lane: Collectives | None, *, rank: int, index: int, size: int) -> None:
-        self._call, self._lane, self._rank = call, lane, rank
-        self.index, self.size = index, size
-
-    @classmethod
-    def alone(cls, call: str, rank: int = 0) -> Together:
-        """A rank that asks nobody."""
-        return cls(call, None, rank=rank, index=0, size=1)
-
-    def on(self, lane: Collectives) -> Together:
-        """The same ranks on another lane."""
-        return Together(self._call, lane if self.shared else None, rank=self._rank, index=self.index, size=self.size)
-
-    @property
-    def shared(self) -> bool:
-        """Whether there are others to be told."""
-        return self._lane is not None
-
-    @property
-    def first(self) -> bool:
-        """Whether this rank is the chief of those that take part."""
-        return self.index == 0
-
-    def gather(self, work: Callable[[], T]) -> list[T] | None:
-        """Do ``work`` on every rank; the chief returns every rank's result, the others None.
-
-        Raises:
-            Exception: what ``work`` raised here; or, if it failed elsewhere, an error of the same kind that names
-                the rank.
-        """
-        if self._lane is None:
-            return [work()]
-        try:
-            outcome: Any = (work(), None)
-        except BaseException as e:
-            lost = self.fail(e)
-            if lost is not None and isinstance(e, CheckpointError):  # e.g. what the chief removed when a rank had died
-                raise lost from e
-            raise
-        results, failures = self._exchange(self._lane, outcome)
-        _raise(failures)
-        return results
-
-    def each(self, work: Callable[[], T]) -> T:
-        """Do ``work`` on every rank, and return this one's result once all are done; raises like :meth:`gather`."""
-        mine: list[T] = []
-        self.gather(lambda: mine.append(work()))
-        return mine[0]
-
-    def chief(self, work: Callable[[], T]) -> T:
-        """Do ``work`` on the chief, and return its result on every rank; raises like :meth:`gather`."""
-        if self._lane is None:
-            return work()
-        if not self.first:
-            result, failure = self._lane.broadcast(None)
-            _raise([failure] if failure else [])
-            return result  # type: ignore[no-any-return]
-        try:
-            result = work()
-        except BaseException as e:
-            self._lane.broadcast((None, _Failure.of(self._rank, e)))
-            raise
-        self._lane.broadcast((result, None))
-        return result
-
-    def fail(self, error: BaseException) -> DistributedError | None:
-        """Take part in a :meth:`gather` of the others by failing in it; ``error`` is under way and stays.
-
-        Returns:
-            why the others could not be told.
-        """
-        if self._lane is None:
-            return None
-        try:
-            self._exchange(self._lane, (None, _Failure.of(self._rank, error)))
-        except DistributedError as e:
-            log.warning("rank %d could not tell the others that it failed: %s", self._rank, e)
-            return e
-        return None
-
-    def _exchange(self, lane: Collectives, outcome: Any) -> tuple[list[Any] | None, list[_Failure]]:
-        gathered = lane.gather((self._call, self._rank, *outcome))
-        if gathered is None:
-            return None, lane.broadcast(None)
-        failures = [failure for _, _, _, failure in gathered if failure]
-        calls = {call: rank for call, rank, _, _ in reversed(gathered)}
-        if len(calls) > 1:
-            said = ", ".join(f"{call} on rank {rank}" for call, rank in calls.items())
-            failures = [_Failure(self._rank, "CollectiveMismatch", None, f"the ranks called different things: {said}")]
-        return [result for _, _, result, _ in gathered], lane.broadcast(failures)
-
-
-class _Failure(NamedTuple):
-    rank: int
-    kind: str
-    number: int | None
-    text: str
-
-    @classmethod
-    def of(cls, rank: int, error: BaseException) -> _Failure:
-        number = error.errno if isinstance(error, StorageError) else None
-        text = error.args[-1] if number is not None else str(error)
-        return cls(rank, type(error).__name__, number, str(text))
-
-
-def _raise(failures: list[_Failure]) -> None:
-    if not failures:
-        return
-    if any(failure.kind == "InvalidHP" for failure in failures):
-        raise SystemExit(0)  # as at any other call after a rank has raised it
-    texts = {f"{'' if _kind(f.kind).__name__ == f.kind else f.kind + ': '}{f.text}": f.rank for f in reversed(failures)}
-    text = "; ".join(f"rank {rank}: {text}" for text, rank in reversed(texts.items()))
-    kind = failures[0].kind
-    if kind == "StorageError" and failures[0].number is not None:
-        raise StorageError(failures[0].number, text)
-    raise _kind(kind)(text)
-
-
-def _kind(name: str) -> type[Exception]:
-    """The type that another rank's error has here: ours and a caller's mistakes keep theirs."""
-    kind = _MISTAKES.get(name) or getattr(errors, name, None)
-    known = (CheckpointError, DistributedError, *_MISTAKES.values())
-    return kind if isinstance(kind, type) and issubclass(kind, known) else CheckpointError
-
-
-# One checkpoint of all ranks.
 
 
 class Offering(NamedTuple):
@@ -195,7 +52,7 @@ class Agreement:
     directories: list[str]
 
 
-def agree(together: Together, offer: Callable[[], Offering]) -> Agreement:
+def agree(group: RankGroup, offer: Callable[[], Offering]) -> Agreement:
     """Let the lowest rank bring each file, and see that metadata, sizes and kinds of names do not differ.
 
     Raises:
@@ -209,7 +66,7 @@ def agree(together: Together, offer: Callable[[], Offering]) -> Agreement:
         mine.append(listing)
         return {p: s.size for p, s in listing.files.items()}, listing.directories, metadata, folder, given
 
-    found = together.gather(summary) or []
+    found = group.gather(summary) or []
     agreed = Agreement(mine[0] if mine else Listing(), Part(), {}, [])
 
     def decide() -> list[Part]:
@@ -220,12 +77,12 @@ def agree(together: Together, offer: Callable[[], Offering]) -> Agreement:
         agreed.directories = sorted({d for _, directories, _, _, _ in found for d in directories})
         return _parts([(sizes, directories, folder) for sizes, directories, _, folder, _ in found])
 
-    agreed.part = together.chief(decide)[together.index]
+    agreed.part = group.on_chief(decide)[group.index]
     return agreed
 
 
 def write(
-    together: Together,
+    group: RankGroup,
     disk: Disk,
     staging: Staging,
     agreed: Agreement,
@@ -238,7 +95,7 @@ def write(
     writing, and nothing is read twice.
 
     Args:
-        together: the ranks.
+        group: the ranks.
         disk: the door to this machine's file system.
         staging: where to.
         agreed: what the ranks agreed on.
@@ -253,8 +110,8 @@ def write(
         known = digests(disk, agreed.listing, agreed.part.others)
         return bring(agreed.listing.without(agreed.part.same | agreed.part.others)), known
 
-    together.chief(staging.start)
-    brought = together.gather(work) or []
+    group.on_chief(staging.start)
+    brought = group.gather(work) or []
 
     def end() -> None:
         files = {path: entry for entries, _ in brought for path, entry in entries.items()}
@@ -268,8 +125,8 @@ def write(
         _refuse({path: _named(ranks[path]) for path in differing})
         finish(files, agreed.directories, agreed.metadata)
 
-    together.chief(end)
-    if not together.first:
+    group.on_chief(end)
+    if not group.is_chief:
         remove(staging)  # what is left of it on this machine
 
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 from det_core.core._checkpoint._reader import CheckpointReader, DownloadMode
 from det_core.core._checkpoint._start import StartCheckpoint
 from det_core.core._distributed import DistributedContext
-from det_core.core._ranks import on_chief
+from det_core.core._rank_group import on_chief
 from det_core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from det_core.storage import Store
 
