@@ -1,15 +1,15 @@
-"""The ranks' agreement on the call at which all stop, without any I/O.
+"""Agreement of the ranks on the call at which all of them stop, without any I/O.
 
-Every rank counts its calls of ``should_preempt()``. When a stop is requested, the chief asks each rank how many calls
-it has begun; from the moment a rank was asked, its next call waits for the decision. The chief then announces
-``stop_at = max(counts) + 1``: no rank has passed that call, and every rank that keeps calling in step reaches it.
+Every rank counts its calls of ``should_preempt()``. When a stop is requested, the chief asks each rank for its count;
+once a rank was asked, its next call waits for the decision. The chief then announces ``stop_at = max(counts) + 1``: no
+rank has passed that call, and every rank that keeps calling in step reaches it.
 
 The ranks' ipc threads answer, not their next calls. Let a step be ``all_reduce(); should_preempt()``: A has passed call
 5 unasked and waits in all_reduce 6 for B, who was asked before call 5 and waits there: A's call 6 never comes.
 
-One agreement is a round. A stop that a signal or the master asked for stays, so its round is the last. One that only
-the script asked for is over for a rank once a call has returned True there, and further rounds may follow; a request
-names the round that its rank is in, so that one which arrives late is not taken for another.
+One agreement is a round. A preemption holds, so its round is the last. A stop that only the script requested is over
+for a rank once a call has returned True there, and further rounds may follow; a request carries the round of its rank,
+so that a late one does not count for the next round.
 """
 
 from __future__ import annotations
@@ -18,47 +18,53 @@ from collections import deque
 from collections.abc import Iterable
 from typing import NamedTuple
 
-SIGNAL, MASTER = "signal", "master"
+SIGNAL = "signal"
+MASTER = "master"
 PREEMPTION_REASONS = (MASTER, SIGNAL)
-"""The reasons that are preemptions: they outweigh a script's own, and stay."""
+"""Reasons that are preemptions; the first of them that is pending outweighs all others."""
 
 
 class Stop(NamedTuple):
-    """A decision: every call from ``call`` on returns True; if it does not stay, the first of them alone."""
+    """A decision: every call from ``call`` on returns True; if it is not a preemption, only the first of them."""
 
     call: int
     reason: str
 
     @property
     def is_preemption(self) -> bool:
-        """Whether it is a preemption."""
+        """Whether a signal or the master requested it."""
         return self.reason in PREEMPTION_REASONS
 
 
 class RankState:
-    """What one rank knows. Its training thread writes ``calls`` and ``round``, its ipc thread most of the rest.
+    """State of the agreement on one rank.
 
-    A call first counts, then reads ``attention``; asking first sets ``attention``, then reads the count. So a call that
-    is not in the answered count sees the flag and waits.
+    The training thread writes ``calls`` and ``round``, the ipc thread most of the rest.
 
     Attributes:
-        calls: how many have begun.
-        attention: the next call must take the slow path, as the first one has to.
-        round: how many stops of the script's are over here.
-        stops: announced, and not reached yet, or staying.
-        final: a stop that stays was announced.
-        chief_left: the chief has closed: the job ends, and nobody decides any more.
+        calls: number of calls begun.
+        needs_slow_path: whether the next call must take the slow path; the first call must.
+        round: number of stops that were over here, all of them the script's.
+        stops: announced stops that no call has reached yet, or that hold.
+        final: whether a preemption was announced.
+        chief_left: whether the chief has closed, so that nobody decides any more.
     """
 
+    # Slots, as should_preempt() reads this object after every batch.
     __slots__ = ("_asked", "_decided", "_own", "calls", "chief_left", "final", "needs_slow_path", "round", "stops")
 
     def __init__(self) -> None:
-        self.calls = self.round = 0
+        self.calls = 0
+        self.round = 0
         self.needs_slow_path = True
         self.stops: deque[Stop] = deque()
-        self.final = self.chief_left = False
-        # Numbers of stops: announced here; when what the chief has asked about, and what was requested here, is decided
-        self._decided = self._asked = self._own = 0
+        self.final = False
+        self.chief_left = False
+        # Three counts of stops: those announced here, and the counts at which the chief's question and this rank's own
+        # request are decided.
+        self._decided = 0
+        self._asked = 0
+        self._own = 0
 
     @property
     def waiting(self) -> bool:
@@ -66,13 +72,15 @@ class RankState:
         return max(self._asked, self._own) > self._decided and not self.chief_left
 
     def on_ask(self) -> int:
-        """The chief asks: how many calls have begun? Returns the answer."""
+        """Return the number of calls begun; the next call waits."""
         self._asked = self._decided + 1
+        # A call counts first and reads this flag then; here the flag comes first. So a call that is missing in the
+        # answer sees the flag, and waits.
         self.needs_slow_path = True
         return self.calls
 
     def on_stop(self, stop: Stop) -> None:
-        """The chief has decided."""
+        """Take in a decision of the chief."""
         if not self.final:
             self.final = stop.is_preemption
             self.stops.append(stop)
@@ -80,12 +88,12 @@ class RankState:
         self.needs_slow_path = True
 
     def request(self) -> None:
-        """A stop is requested at this rank, in whichever thread, or in a signal handler: its next call waits."""
+        """Make the next call wait, as a stop was requested here. Safe in any thread and in a signal handler."""
         self._own = max(self._own, self.round + 1)
         self.needs_slow_path = True
 
     def pending_stop(self) -> Stop | None:
-        """The stop because of which the call just counted returns True. One that does not stay is over with that."""
+        """Return the stop that applies to the call just counted, or None. A stop of the script's ends with that."""
         if not self.stops or self.calls < self.stops[0].call:
             return None
         if self.stops[0].is_preemption:
@@ -95,29 +103,32 @@ class RankState:
 
 
 class ChiefState:
-    """What the chief collects: one answer or one final count from every rank, itself included.
+    """State of the agreement on the chief: one answer or one final count from every rank, itself included.
 
     Attributes:
-        unanswered: the ranks that were asked, and have not said how many calls they made.
-        open: a round is open.
-        round: how many stops were decided.
+        unanswered: ranks that were asked and have not answered.
+        open: whether a round is open.
+        round: number of stops decided.
     """
 
     def __init__(self, ranks: Iterable[int]) -> None:
         self._present = set(ranks)
         self._counts = dict.fromkeys(self._present, 0)
         self._reasons: deque[str] = deque()
-        self._last = self.round = 0
-        self._final = self.open = False
+        self._last_call = 0
+        self._final = False
+        self.round = 0
+        self.open = False
         self.unanswered: frozenset[int] = frozenset()
 
     def on_request(self, reason: str, round_: int) -> frozenset[int]:
-        """A stop is requested by a rank that is in ``round_``: the ranks to ask now, if they were not asked before.
+        """Record a request of a rank that is in ``round_``; return the ranks to ask.
 
-        Safe in a signal handler, and in a thread beside the one that calls :meth:`decide`: the reason is there first.
+        Safe in a signal handler, and in another thread than the one that calls :meth:`decide`.
         """
         if self._final or (round_ < self.round and reason not in PREEMPTION_REASONS):
             return frozenset()
+        # The reason comes before the round opens: decide(), in another thread, would find an open round without one.
         self._reasons.append(reason)
         if self.open:
             return frozenset()
@@ -126,26 +137,28 @@ class ChiefState:
         return self.unanswered
 
     def on_answer(self, rank: int, calls: int) -> Stop | None:
-        """``rank`` has begun ``calls`` calls. Returns the decision if this makes it."""
+        """Record that ``rank`` has begun ``calls`` calls; return the decision if that completes it."""
         self.unanswered -= {rank}
         self._counts[rank] = max(calls, self._counts[rank])
         return self.decide()
 
     def on_leave(self, rank: int, calls: int) -> Stop | None:
-        """``rank`` closed after ``calls`` calls: it is not asked any more. Returns the decision if this makes it."""
+        """Record that ``rank`` closed after ``calls`` calls; return the decision if that completes it."""
         self._present.discard(rank)
         return self.on_answer(rank, calls)
 
     def decide(self, call: int | None = None) -> Stop | None:
-        """The decision, once, as soon as a round is open and every rank has answered; at ``call`` without asking."""
+        """Decide an open round, and return its stop: once every rank has answered, or at ``call`` without asking."""
         if not self.open or (self.unanswered and call is None):
             return None
         self.open = False
         reasons = [self._reasons.popleft() for _ in range(len(self._reasons))]
-        if not reasons:  # a request that came while the last decision was made is part of it
+        if not reasons:  # the round was opened by a request whose reason the last decision has taken with it
             return None
-        self._last = max(*self._counts.values(), self._last) + 1 if call is None else call
+        if call is None:
+            call = max(*self._counts.values(), self._last_call) + 1
+        self._last_call = call
         self.round += 1
-        stop = Stop(self._last, next((reason for reason in PREEMPTION_REASONS if reason in reasons), reasons[0]))
+        stop = Stop(call, next((reason for reason in PREEMPTION_REASONS if reason in reasons), reasons[0]))
         self._final = stop.is_preemption
         return stop

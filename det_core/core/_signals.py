@@ -1,4 +1,4 @@
-"""Signal handlers of ours: requests to stop in a bare run, a safe end under a master.
+"""Signal handlers: stop requests in bare runs, a flush before SIGTERM ends a process under a master.
 
 Both put back what they found. Handlers run between two bytecodes of the main thread, which may hold any lock: they
 take none.
@@ -22,12 +22,12 @@ from det_core._standalone.stop_signals import SAME_INTERRUPT, STOP_SIGNALS, is_w
 LATE_SIGNAL_WINDOW = 30.0
 """Seconds after an agreed stop, or a rank's loss, in which further signals are attributed to it and ignored."""
 SIGTERM_FLUSH_TIMEOUT = 5.0
-"""Seconds that SIGTERM waits under a master until the reports are safe. A second one does not wait."""
+"""Maximum delay of a SIGTERM under a master until the reports are safe, in seconds. A second one is not delayed."""
 _FIRST_INTERRUPT = "\nstopping at the next should_preempt(); Ctrl-C again to interrupt now\n"
 
 
 class PreemptionSignals:
-    """Calls ``on_signal()`` from the handler of each stop signal, between install and restore.
+    """Handlers that call ``on_signal()`` for each stop signal, between install and restore.
 
     A handler written in Python that is found there is called as well; the default ones are not. A signal that the
     process was started to ignore (``nohup``) stays ignored. A second SIGINT, a second later, raises KeyboardInterrupt.
@@ -36,7 +36,7 @@ class PreemptionSignals:
     SIGCHLD handler, which would interrupt a save, or leave an update half applied.
 
     Args:
-        on_signal: must be safe inside a signal handler: no locks, no blocking.
+        on_signal: safe inside a signal handler: no locks, no blocking.
     """
 
     def __init__(self, on_signal: Callable[[], None]) -> None:
@@ -45,43 +45,44 @@ class PreemptionSignals:
         self._found_sigchld: Any = None
         self._interrupted_at: float | None = None
         self._forked = False
-        # Set when the context is closed: until then the handlers ignore signals.
         self._ignore_signals_until: float | None = None
+        """Set by :meth:`restore`: until then the handlers that still stand ignore signals."""
         self._ignored: dict[int, int] = {}
         """Number of signals of each kind that are still ignored."""
 
     def install(self) -> bool:
-        """Install the handlers. False when this is not the main thread, where Python allows none."""
+        """Install the handlers, and return whether this is the main thread; Python allows none in others."""
         if not _on_main_thread():
             return False
         for number in STOP_SIGNALS:
             found = signal.getsignal(number)
-            if (
-                isinstance(of := getattr(found, "__self__", None), PreemptionSignals)
-                and of._ignore_signals_until is not None
-            ):
-                found = of._found.get(number, signal.SIG_DFL)  # what that one would put back
-                atexit.unregister(of._ignore_at_exit)
+            previous = getattr(found, "__self__", None)
+            if isinstance(previous, PreemptionSignals) and previous._ignore_signals_until is not None:
+                # A handler of a closed context is about to give way: what it would put back is what counts.
+                found = previous._found.get(number, signal.SIG_DFL)
+                atexit.unregister(previous._ignore_at_exit)
             if found is not None and found is not signal.SIG_IGN:
                 self._found[number] = found
                 signal.signal(number, self._handle)
-        _watches.add(self)
+        _installed.add(self)
         return True
 
     def restore(self, *, ignored: int = 0) -> None:
-        """Put back what was found, where nobody has replaced our handler since.
+        """Put back what was found, except where our handler was replaced since.
 
         Args:
             ignored: number of further signals of each kind to ignore where they would end the process.
         """
-        if not _on_main_thread():  # Python restores none there: each handler gives way to the first signal it gets
+        if not _on_main_thread():
+            # Python restores none outside of the main thread: each handler gives way to the first signal it gets.
             self._ignore_signals_until = 0.0
             return
-        _watches.discard(self)
+        _installed.discard(self)
         if signal.getsignal(signal.SIGCHLD) == self._handle_sigchld:
             signal.signal(signal.SIGCHLD, self._found_sigchld)
-        installed, self._found = self._found, {}
-        for number, found in installed.items():
+        replaced = self._found
+        self._found = {}
+        for number, found in replaced.items():
             if signal.getsignal(number) != self._handle:
                 continue
             if ignored and found in (signal.SIG_DFL, signal.default_int_handler):
@@ -91,7 +92,7 @@ class PreemptionSignals:
                 signal.signal(number, found)
         if self._found:
             self._ignore_signals_until = _clock.monotonic() + LATE_SIGNAL_WINDOW
-            _watches.add(self)
+            _installed.add(self)
             atexit.register(self._ignore_at_exit)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -112,6 +113,7 @@ class PreemptionSignals:
             found(number, frame)
         elif number == signal.SIGINT:
             if self._interrupted_at is not None:
+                # A launcher passes on the SIGINT that the terminal has sent to this process, too: one Ctrl-C.
                 if _clock.monotonic() - self._interrupted_at > SAME_INTERRUPT:
                     raise KeyboardInterrupt
                 return
@@ -138,21 +140,21 @@ class PreemptionSignals:
                 signal.signal(number, signal.SIG_IGN)
 
     def after_fork(self) -> None:
-        """In a forked child, such as a DataLoader worker: leave Ctrl-C to the parent, which saves first, and die of the
-        other signals as without us."""
+        """Give up the handlers in a forked child, such as a DataLoader worker."""
         self._forked = True
+        # Ctrl-C reaches the child, too, and is left to the parent, which saves first.
         for number, found in self._found.items():
             if number != signal.SIGINT and signal.getsignal(number) == self._handle:
                 signal.signal(number, found)
 
 
 class FlushOnSigterm:
-    """On SIGTERM, calls ``flush()`` in a thread, then lets the signal end the process as without us.
+    """Handler of SIGTERM that calls ``flush()`` in a thread, and then lets the signal end the process.
 
-    Stands only where nothing else does: a handler that the script installs takes its place.
+    Installed only in place of the default; a handler that the script installs replaces it.
 
     Args:
-        flush: makes the reports safe; may take :data:`SIGTERM_FLUSH_TIMEOUT`.
+        flush: makes the reports safe, within :data:`SIGTERM_FLUSH_TIMEOUT`.
     """
 
     def __init__(self, flush: Callable[[], None]) -> None:
@@ -162,13 +164,13 @@ class FlushOnSigterm:
             signal.signal(signal.SIGTERM, self._handle)
 
     def restore(self) -> None:
-        """Put back the default, if our handler still stands."""
+        """Put back the default, unless our handler was replaced."""
         if _on_main_thread() and signal.getsignal(signal.SIGTERM) == self._handle:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
-        if self._pid != os.getpid():  # a forked child, such as a DataLoader worker
+        if self._pid != os.getpid():  # a forked child, such as a DataLoader worker, has nothing to flush
             os.kill(os.getpid(), number)
             return
         # In threads, as the main one may hold the journal's lock at this moment.
@@ -191,13 +193,15 @@ def _on_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-_watches: weakref.WeakSet[PreemptionSignals] = weakref.WeakSet()
+_installed: weakref.WeakSet[PreemptionSignals] = weakref.WeakSet()
 _masks = threading.local()
 
 
 def _before_fork() -> None:
-    # Held back until the child's handlers are right: Python drops what reaches a child before.
-    _masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS) if _watches else None
+    # Blocked until the child's handlers are right: Python drops signals that reach a child before.
+    _masks.old = None
+    if _installed:
+        _masks.old = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
 def _after_fork_in_parent() -> None:
@@ -206,8 +210,8 @@ def _after_fork_in_parent() -> None:
 
 
 def _after_fork_in_child() -> None:
-    for watch in list(_watches):
-        watch.after_fork()
+    for handlers in list(_installed):
+        handlers.after_fork()
     _after_fork_in_parent()
 
 

@@ -232,7 +232,7 @@ def test_a_preemption_asked_for_in_a_thread_beside_the_loop() -> None:
 
 def test_mistakes() -> None:
     ctx = core.init()
-    with pytest.raises(ValueError, match="stands for a preemption"):
+    with pytest.raises(ValueError, match="reserved for preemptions"):
         ctx.preempt.request("signal")
     with pytest.raises(TypeError, match="reason must be a string, not int"):
         ctx.preempt.request(3)  # type: ignore[arg-type]
