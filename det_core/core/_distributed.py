@@ -1,4 +1,4 @@
-"""DistributedContext: the ranks of a job, and what they say to each other."""
+"""DistributedContext: the ranks of a job and their collectives."""
 
 from __future__ import annotations
 
@@ -24,53 +24,53 @@ if TYPE_CHECKING:
     from det_core.ipc import Communicator, Communicators
 
 PORT = 12360
-"""The port between machines where neither ``pub_port`` nor the environment names one."""
+"""Default port between nodes, where neither ``pub_port`` nor the environment names one."""
 
 
 class Collectives(Protocol):
-    """Collectives with a sequence of their own: a lane of a star, or of a job of one rank."""
+    """Collectives of a channel: independent of other channels; one thread at a time."""
 
     def gather(self, obj: Any, *, timeout: float | None = None) -> list[Any] | None:
-        """A list of every rank's object on the chief, None elsewhere."""
+        """Return a list of every rank's object on the chief, None elsewhere."""
 
     def allgather(self, obj: Any, *, timeout: float | None = None) -> list[Any]:
-        """A list of every rank's object on every rank."""
+        """Return a list of every rank's object on every rank."""
 
     def broadcast(self, obj: Any, *, timeout: float | None = None) -> Any:
-        """The chief's object on every rank."""
+        """Return the chief's object on every rank."""
 
     def barrier(self, name: str = "", *, timeout: float | None = None) -> None:
-        """Return once every rank is there."""
+        """Return once every rank has called this."""
 
 
 class DistributedContext:
-    """The ranks that train together. Constructing it is the rendezvous: it returns once every rank is there.
+    """The ranks that train together. The constructor is the rendezvous: it returns once every rank is there.
 
     Not a replacement for the collectives of a training framework: it is for the small things around training, such as
     metrics, paths and decisions, and works before and without any framework.
 
     Args:
         rank: number of this process in the job. Rank 0 is the chief.
-        size: how many processes the job has.
-        local_rank: number of this process on its machine.
-        local_size: how many processes of the job are on this machine.
-        cross_rank: number of this machine in the job.
-        cross_size: how many machines the job has.
-        chief_ip: address of the chief; needed (here or in ``DET_CHIEF_IP``) with more than one machine.
-        pub_port: the port on which the chief listens for other machines. Left out:
-            ``INTER_TRAIN_PROCESS_COMM_PORT_1``, else 12360. On one machine no port is opened; it only keeps jobs
-            apart that have nothing else to tell them apart.
-        pull_port, port_offset: accepted for compatibility, unused: one port does.
-        force_tcp: use TCP on one machine too.
-        insecure: let machines talk without a shared secret, in clear text: anyone who can reach the chief's port can
-            run code in every rank.
-        timeout: seconds after which a collective (or this rendezvous) raises CollectiveTimeout. Left out:
-            ``DET_CORE_TIMEOUT``, else they wait as long as every rank lives.
+        size: number of processes of the job.
+        local_rank: number of this process on its node.
+        local_size: number of processes of the job on this node.
+        cross_rank: number of this node in the job.
+        cross_size: number of nodes of the job.
+        chief_ip: address of the chief; required (here or in ``DET_CHIEF_IP``) with more than one node.
+        pub_port: port on which the chief listens for other nodes. Defaults to ``INTER_TRAIN_PROCESS_COMM_PORT_1``, else
+            12360. On one node no port is opened; it only distinguishes jobs that nothing else distinguishes.
+        pull_port, port_offset: accepted for compatibility, ignored: one port is enough.
+        force_tcp: use TCP on one node too.
+        insecure: connect nodes without a shared secret, in clear text: anyone who can reach the chief's port can run
+            code in every rank.
+        timeout: maximum time of a collective, and of this rendezvous, in seconds. Defaults to ``DET_CORE_TIMEOUT``,
+            else they wait as long as every rank lives.
 
     Raises:
-        ValueError: the numbers contradict each other; the message names the argument.
-        RendezvousError: the ranks cannot detect_launcher or trust each other.
-        PeerLost: a rank died during the rendezvous.
+        ValueError: If the numbers contradict each other; the message names the argument.
+        RendezvousError: If the ranks cannot find or trust each other.
+        PeerLost: If a rank died during the rendezvous.
+        CollectiveTimeout: If the rendezvous took longer than ``timeout``.
     """
 
     def __init__(
@@ -98,23 +98,26 @@ class DistributedContext:
             raise ValueError(f"timeout={timeout!r}: expected seconds above 0, or None to wait while every rank lives")
         if pub_port is not None and not 0 < pub_port < 65536:
             raise ValueError(f"pub_port={pub_port!r}: expected a port number from 1 to 65535")
-        environment = Environment.read() if _environment is None else _environment
+        environment = _environment or Environment.read()
         self.timeout = environment.timeout if timeout is None else timeout
         chief_ip = chief_ip or environment.chief_ip
         if local_size != size and not chief_ip:
             raise ValueError(
-                f"size={size} ranks, local_size={local_size} of them on this machine: the others need the address of "
-                'the chief. Add it: DistributedContext(…, chief_ip="ADDRESS"), or export DET_CHIEF_IP=ADDRESS'
+                f"size={size} ranks, local_size={local_size} of them on this node: the others need the address of the "
+                'chief. Add it: DistributedContext(…, chief_ip="ADDRESS"), or export DET_CHIEF_IP=ADDRESS'
             )
-        self.rank, self.size = rank, size
-        self.local_rank, self.local_size = local_rank, local_size
-        self.cross_rank, self.cross_size = cross_rank, cross_size
+        self.rank = rank
+        self.size = size
+        self.local_rank = local_rank
+        self.local_size = local_size
+        self.cross_rank = cross_rank
+        self.cross_size = cross_size
         self._closed = False
         self._attached: dict[str, Callable[[], None]] = {}
         self._attachments = 0
         self._communicators: Communicators | None = None
         if size > 1:
-            # A child has the variables of its parent's rank, and would take part as that.
+            # A child has the variables of its parent's rank, and would join as that rank.
             exit_if_importing_script("DistributedContext()")
             from det_core.ipc import connect
 
@@ -135,84 +138,94 @@ class DistributedContext:
         self._user = self.channel("user")
         self._local_user = self.local_channel("user")
 
-    def _check_not_duplicate(self, place: tuple[Any, ...]) -> None:
-        """The chief would refuse it too, but name this very process as the one that is there already."""
-        self._place = place  # with the process: a forked child has copies of its parent's contexts
-        others = [each for each in tuple(_open_contexts) if each._place == place and not each._closed]
-        if self.rank and any(
-            each.communicator is not None and each.communicator.abort_reason is None for each in others
-        ):
-            raise RendezvousError(
-                f"this process has a DistributedContext for rank {self.rank} of this job already. Use that one, or "
-                "close it first; for links of another job give this one a pub_port of its own"
-            )
+    def _check_not_duplicate(self, identity: tuple[Any, ...]) -> None:
+        """Raise RendezvousError if this process has a context for this rank already.
+
+        The chief would reject it too, but name this very process as the one that is connected already.
+        """
+        # The process is part of it: a forked child has copies of its parent's contexts.
+        self._identity = identity
+        if self.rank == 0:
+            return
+        for other in tuple(_open_contexts):
+            communicator = other.communicator
+            if other._identity != identity or other._closed or communicator is None:
+                continue
+            if communicator.abort_reason is None:
+                raise RendezvousError(
+                    f"rank {self.rank} already has a DistributedContext in this process: reuse or close it; for "
+                    "another job, set pub_port"
+                )
 
     @classmethod
     def from_torch_distributed(cls, chief_ip: str | None = None) -> DistributedContext:
-        """From what torchrun, or Ray Train, sets for each process.
+        """Return a context with the ranks that torchrun, or Ray Train, has set.
 
         Args:
-            chief_ip: address of the chief, needed with more than one machine. Left out: ``DET_CHIEF_IP``, else
+            chief_ip: address of the chief, required with more than one node. Defaults to ``DET_CHIEF_IP``, else
                 ``MASTER_ADDR``.
 
         Raises:
-            ValueError: variables are missing; the message names them.
+            ValueError: If variables are missing; the message names them.
         """
         return cls._from("from_torch_distributed", chief_ip)
 
     @classmethod
     def from_deepspeed(cls, chief_ip: str | None = None) -> DistributedContext:
-        """From what deepspeed's launcher sets for each process; arguments as in ``from_torch_distributed``."""
+        """Return a context with the ranks that deepspeed's launcher has set; see :meth:`from_torch_distributed`."""
         return cls._from("from_deepspeed", chief_ip)
 
     @classmethod
     def from_slurm(cls, chief_ip: str | None = None) -> DistributedContext:
-        """From what ``srun`` sets for each task; the chief's address is the first node of the step."""
+        """Return a context with the ranks that ``srun`` has set; the chief's address is the first node of the step."""
         return cls._from("from_slurm", chief_ip)
 
     @classmethod
     def from_mpi(cls, chief_ip: str | None = None) -> DistributedContext:
-        """From what ``mpirun`` sets for each process (Open MPI, MPICH, Intel MPI).
+        """Return a context with the ranks that ``mpirun`` has set (Open MPI, MPICH, Intel MPI).
 
-        MPI does not tell a process the number of its machine; the ranks ask each other.
+        MPI does not number the nodes; the ranks exchange their host names.
 
         Args:
-            chief_ip: address of the chief (or ``DET_CHIEF_IP``): MPI does not tell it.
+            chief_ip: address of the chief (or ``DET_CHIEF_IP``), which MPI does not set.
 
         Raises:
-            ValueError: variables are missing, or the ranks cannot tell which of them share a machine.
+            ValueError: If variables are missing, or it is unclear which ranks share a node.
         """
         return cls._from("from_mpi", chief_ip)
 
     @classmethod
     def from_tf_config(cls, *, strategy: bool = False) -> tuple[DistributedContext, Any]:
-        """From TensorFlow's ``TF_CONFIG``, one rank for each of its workers; of one rank where there is none.
+        """Return a context with a rank for each worker of TensorFlow's ``TF_CONFIG``; one rank without it.
 
         Args:
-            strategy: TensorFlow is to be there: raise where it is not installed.
+            strategy: raise if TensorFlow is not installed.
 
         Returns:
             The context, and TensorFlow's strategy: a ``MultiWorkerMirroredStrategy`` with several workers, else a
-            ``MirroredStrategy``. None in its place where TensorFlow is not installed.
+            ``MirroredStrategy``, or None if TensorFlow is not installed.
 
         Raises:
-            ValueError: ``TF_CONFIG`` is not of TensorFlow's form, or this process is no worker.
-            MissingExtra: ``strategy``, and TensorFlow is not installed.
+            ValueError: If ``TF_CONFIG`` does not have TensorFlow's form, or this process is not a worker.
+            MissingExtra: If ``strategy`` is True and TensorFlow is not installed.
         """
         environment = Environment.read()
         tensorflow = launcher_for("from_tf_config", environment.launch)
-        given = bool(environment.launch.get("TF_CONFIG"))
-        several = given and tensorflow.size() > 1
-        made = _make_strategy(several=several, required=strategy)  # before the ranks meet: it may raise
-        return cls._of(tensorflow if several else None, environment, None), made
+        has_config = bool(environment.launch.get("TF_CONFIG"))
+        if has_config and tensorflow.size() > 1:
+            # The strategy comes first: if it raises, no rank waits for this one.
+            several_workers = _make_strategy(several=True, required=strategy)
+            return cls._of(tensorflow, environment, None), several_workers
+        one_worker = _make_strategy(several=False, required=strategy)
+        return cls._of(None, environment, None), one_worker
 
     @classmethod
     def from_horovod(cls, hvd: Any, chief_ip: str | None = None) -> DistributedContext:
-        """From an initialised horovod module, such as ``horovod.torch``.
+        """Return a context with the ranks of an initialized horovod module, such as ``horovod.torch``.
 
         Args:
             hvd: the module, after ``hvd.init()``.
-            chief_ip: address of the chief (or ``DET_CHIEF_IP``), needed with more than one machine.
+            chief_ip: address of the chief (or ``DET_CHIEF_IP``), required with more than one node.
         """
         launch = Environment.read().launch
         numbers = {name: getattr(hvd, name)() for name in RANK_FIELDS}
@@ -220,13 +233,13 @@ class DistributedContext:
 
     @classmethod
     def detect(cls, chief_ip: str | None = None) -> DistributedContext:
-        """From whichever launcher started this process; of one rank where none did.
+        """Return a context with the ranks of the launcher that started this process; one rank without a launcher.
 
         Args:
-            chief_ip: as for ``from_torch_distributed``.
+            chief_ip: as for :meth:`from_torch_distributed`.
 
         Raises:
-            ValueError: variables, or an initialised ``torch.distributed``, tell of several processes, but not which
+            ValueError: If variables, or an initialized ``torch.distributed``, show several processes, but not which
                 one this is; the message says what to set.
         """
         environment = Environment.read()
@@ -248,17 +261,16 @@ class DistributedContext:
         context = cls(**ranks, chief_ip=address, _job=launcher.job(), _environment=environment)
         if context.cross_size > 1 and not launcher.knows_nodes:
             try:
-                places = context.channel("init").allgather(
-                    (socket.gethostname(), context.local_rank, context.local_size)
-                )
-                machines = assign_nodes(places)
+                location = (socket.gethostname(), context.local_rank, context.local_size)
+                nodes = assign_nodes(context.channel("init").allgather(location))
             except BaseException as e:
                 context.close(failure=e)
                 raise
-            context.cross_rank, context.cross_size = machines[context.rank], max(machines) + 1
+            context.cross_rank = nodes[context.rank]
+            context.cross_size = max(nodes) + 1
         return context
 
-    # collectives
+    # Collectives
 
     def gather(self, stuff: Any) -> list[Any] | None:
         """Send ``stuff`` to the chief, which returns a list of every rank's; the others return None.
@@ -268,7 +280,7 @@ class DistributedContext:
         return self._user.gather(stuff)
 
     def gather_local(self, stuff: Any) -> list[Any] | None:
-        """``gather`` among the ranks of this machine, to the one with ``local_rank`` 0."""
+        """Return every ``stuff`` of this node's ranks on the one with ``local_rank`` 0; None on the others."""
         return self._local_user.gather(stuff)
 
     def allgather(self, stuff: Any) -> list[Any]:
@@ -276,7 +288,7 @@ class DistributedContext:
         return self._user.allgather(stuff)
 
     def allgather_local(self, stuff: Any) -> list[Any]:
-        """``allgather`` among the ranks of this machine."""
+        """Return a list of the ``stuff`` of this node's ranks on every one of them."""
         return self._local_user.allgather(stuff)
 
     def broadcast(self, stuff: Any = None) -> Any:
@@ -284,82 +296,86 @@ class DistributedContext:
         return self._user.broadcast(stuff)
 
     def broadcast_local(self, stuff: Any = None) -> Any:
-        """Return the ``stuff`` of this machine's ``local_rank`` 0 on every rank of this machine."""
+        """Return the ``stuff`` of this node's ``local_rank`` 0 on every rank of the node."""
         return self._local_user.broadcast(stuff)
 
     def barrier(self, name: str = "") -> None:
         """Return once every rank has called this.
 
         Args:
-            name: appears where messages say what is waited for, as in the warning when a rank is missing.
+            name: label in messages, such as the warning about a missing rank.
 
         Raises:
-            PeerLost, CollectiveMismatch, CollectiveTimeout: as any collective.
+            PeerLost, CollectiveMismatch, CollectiveTimeout: As any collective.
         """
         self._user.barrier(name)
 
     def barrier_local(self, name: str = "") -> None:
-        """``barrier`` among the ranks of this machine."""
+        """Return once every rank of this node has called this."""
         self._local_user.barrier(name)
 
-    # numbers
+    # Numbers
 
     def get_rank(self) -> int:
-        """The number of this process in the job."""
+        """Return the number of this process in the job."""
         return self.rank
 
     def get_local_rank(self) -> int:
-        """The number of this process on its machine."""
+        """Return the number of this process on its node."""
         return self.local_rank
 
     def get_size(self) -> int:
-        """How many processes the job has."""
+        """Return the number of processes of the job."""
         return self.size
 
     def get_num_agents(self) -> int:
-        """How many machines the job has."""
+        """Return the number of nodes of the job."""
         return self.cross_size
 
-    # for the other contexts
+    # For the other contexts
 
     @property
     def communicator(self) -> Communicator | None:
-        """The links between all ranks; None in a job of one."""
-        return None if self._communicators is None else self._communicators.all_ranks
+        """Connections to all ranks; None in a job of one."""
+        if self._communicators is None:
+            return None
+        return self._communicators.all_ranks
 
     def channel(self, name: str) -> Collectives:
-        """Collectives of all ranks, on a sequence of their own that any one thread may use."""
+        """Return collectives of all ranks, independent of other channels; one thread at a time."""
         if self._communicators is None:
             return SingleRankCollectives(self._check_open)
         return self._communicators.channel(name)
 
     def local_channel(self, name: str) -> Collectives:
-        """Collectives of the ranks of this machine, on a sequence of their own."""
+        """Return collectives of the ranks of this node, independent of other channels; one thread at a time."""
         if self._communicators is None or self.local_size == 1:
             return SingleRankCollectives(self.check)
         return self._communicators.local_channel(name)
 
     def check(self) -> None:
-        """Raise if the job is broken.
+        """Raise if the job was aborted.
 
         Raises:
-            ContextClosed: this context is closed.
-            PeerLost, CollectiveMismatch: what broke the job.
-            SystemExit: another rank has ended the job.
+            ContextClosed: If this context is closed.
+            PeerLost, CollectiveMismatch: The reason of the abort.
+            SystemExit: If another rank has ended the job.
         """
         self._check_open()
         if self._communicators is not None:
             self._communicators.all_ranks.raise_if_aborted()
 
     def departed(self) -> Mapping[int, Mapping[str, Any]]:
-        """The ranks that have said goodbye so far, each with the ``farewell`` it gave to :meth:`close`."""
-        return {} if self._closed or self._communicators is None else self._communicators.all_ranks.departed()
+        """Return the exit info of the ranks that closed in order so far, as given to :meth:`close`."""
+        if self._closed or self._communicators is None:
+            return {}
+        return self._communicators.all_ranks.departed()
 
     def raise_if_peer_failed(self, within: float = 2.0) -> None:
-        """Raise if another rank has left with an error, or died.
+        """Raise if another rank has exited with an error, or died.
 
-        A framework's own collective says only that a connection was closed; who closed it, and why, is known here a
-        moment later. Call it when such a collective has failed::
+        A framework's own collective reports only that a connection was closed. Which rank closed it, and why, is known
+        here a moment later. Call this when such a collective has failed::
 
             try:
                 loss.backward()
@@ -368,57 +384,60 @@ class DistributedContext:
                 raise
 
         Args:
-            within: seconds to wait for that news.
+            within: maximum wait for the failure to be known, in seconds.
 
         Raises:
-            PeerLost: with the rank and its error.
-            ContextClosed: this context is closed.
+            PeerLost: If a rank has failed; the message has the rank and its error.
+            ContextClosed: If this context is closed.
         """
         deadline = _clock.monotonic() + within
         while True:
             self.check()
-            failures = {} if self._communicators is None else self._communicators.all_ranks.failures()
+            if self._communicators is None:
+                return
+            failures = self._communicators.all_ranks.failures()
             if failures:
                 raise PeerLost("; ".join(f"rank {rank} has left after {failures[rank]}" for rank in sorted(failures)))
-            if self._communicators is None or (left := deadline - _clock.monotonic()) <= 0:
+            remaining = deadline - _clock.monotonic()
+            if remaining <= 0:
                 return
-            time.sleep(min(0.02, left))
+            time.sleep(min(0.02, remaining))
 
-    def attach(self, what: str, close: Callable[[], None]) -> int:
-        """Have ``close()`` called when this context is closed, before the links go.
+    def attach(self, kind: str, close: Callable[[], None]) -> int:
+        """Register a component whose ``close()`` is called when this context closes, before its connections do.
 
         Returns:
-            How many were attached so far, the same on every rank that attaches in the same order.
+            Number of registrations so far, equal on every rank that registers in the same order.
 
         Raises:
-            RuntimeError: there is one of its kind already.
+            RuntimeError: If a component of this kind is registered.
         """
-        if what in self._attached:
-            raise RuntimeError(f"this DistributedContext has a {what} already; close that first")
-        self._attached[what] = close
+        if kind in self._attached:
+            raise RuntimeError(f"this DistributedContext already has a {kind}: close that first")
+        self._attached[kind] = close
         self._attachments += 1
         return self._attachments
 
-    def detach(self, what: str) -> None:
-        """It is closed."""
-        self._attached.pop(what, None)
+    def detach(self, kind: str) -> None:
+        """Unregister a closed component."""
+        self._attached.pop(kind, None)
 
     def _check_open(self) -> None:
         if self._closed:
             raise ContextClosed("this DistributedContext is closed")
 
     def close(self, *, exit_info: Mapping[str, Any] | None = None, failure: BaseException | None = None) -> None:
-        """Say goodbye and let go of the other ranks; waits until they have what was sent to them. Idempotent.
+        """Disconnect from the other ranks in order, once they have received what was sent to them. Idempotent.
 
         Args:
-            exit_info: what the other ranks can read in :meth:`departed`.
-            failure: why this rank stops, for the message of a rank that still needs it.
+            exit_info: what :meth:`departed` returns for this rank on the others.
+            failure: error because of which this rank exits, for the message on a rank that still needs it.
         """
         if self._closed:
             return
         try:
-            for close_it in list(self._attached.values()):
-                close_it()
+            for close in list(self._attached.values()):
+                close()
         finally:
             self._closed = True
             if self._communicators is not None:
@@ -434,11 +453,11 @@ class DistributedContext:
 
 
 _open_contexts: weakref.WeakSet[DistributedContext] = weakref.WeakSet()
-"""The contexts of this process that are linked to other ranks."""
+"""Contexts of this process that are connected to other ranks."""
 
 
 class SingleRankCollectives:
-    """A lane of one rank, which loads nothing of what links ranks: everything comes back as it is."""
+    """Collectives of a single rank, which return their argument and load nothing of ipc."""
 
     def __init__(self, check: Callable[[], None]) -> None:
         self._check = check
@@ -458,7 +477,7 @@ class SingleRankCollectives:
 
 
 def _make_strategy(*, several: bool, required: bool) -> Any:
-    """TensorFlow's way of training on all devices of all workers, or of this machine; None: it is not installed."""
+    """Return TensorFlow's strategy for all devices of all workers, or of this node; None if it is not installed."""
     if not is_installed("tensorflow"):
         if required:
             raise MissingExtra(
@@ -466,11 +485,17 @@ def _make_strategy(*, several: bool, required: bool) -> Any:
             )
         return None
     distribute: Any = importlib.import_module("tensorflow").distribute
-    return distribute.MultiWorkerMirroredStrategy() if several else distribute.MirroredStrategy()
+    if several:
+        return distribute.MultiWorkerMirroredStrategy()
+    return distribute.MirroredStrategy()
 
 
 def check_numbers(**numbers: int) -> None:
-    """Raise ValueError or TypeError, naming the argument, unless the rank numbers can be those of one process."""
+    """Check that the rank numbers can be those of one process.
+
+    Raises:
+        TypeError, ValueError: If they cannot; the message names the argument.
+    """
     for name, value in numbers.items():
         if isinstance(value, bool) or not isinstance(value, int):
             raise TypeError(f"{name} must be an integer, not {value!r}")
@@ -479,16 +504,18 @@ def check_numbers(**numbers: int) -> None:
             raise ValueError(f"{limit}={numbers[limit]}: expected at least 1")
         if not 0 <= numbers[name] < numbers[limit]:
             raise ValueError(f"{name}={numbers[name]}: expected 0 to {numbers[limit] - 1} ({limit}={numbers[limit]})")
-    size, local_size, cross_size = numbers["size"], numbers["local_size"], numbers["cross_size"]
+    size = numbers["size"]
+    local_size = numbers["local_size"]
+    cross_size = numbers["cross_size"]
     if local_size > size:
-        raise ValueError(f"local_size={local_size}: more ranks on this machine than in the job (size={size})")
+        raise ValueError(f"local_size={local_size}: more ranks on this node than in the job (size={size})")
     if cross_size > size:
-        raise ValueError(f"cross_size={cross_size}: more machines than ranks (size={size})")
+        raise ValueError(f"cross_size={cross_size}: more nodes than ranks (size={size})")
     if numbers["rank"] == 0 and (numbers["local_rank"] or numbers["cross_rank"]):
         name = "local_rank" if numbers["local_rank"] else "cross_rank"
-        raise ValueError(f"{name}={numbers[name]}: rank 0 must be the first rank of the first machine")
+        raise ValueError(f"{name}={numbers[name]}: rank 0 must be the first rank of the first node")
     if local_size == size and cross_size > 1:
-        raise ValueError(f"cross_size={cross_size}: all {size} ranks are on this machine (local_size={local_size})")
+        raise ValueError(f"cross_size={cross_size}: all {size} ranks are on this node (local_size={local_size})")
 
 
 def check_process_group(size: int) -> None:

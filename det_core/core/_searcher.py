@@ -1,4 +1,4 @@
-"""What to train next: the operations of a hyperparameter search, or the one operation of a bare run."""
+"""Operations of a hyperparameter search, or the one operation of a bare run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _Record = Callable[[str, Mapping[str, Any]], None]
 
 
 class Unit(enum.Enum):
-    """What the length of an operation counts."""
+    """Unit of the length of an operation."""
 
     EPOCHS = "EPOCHS"
     RECORDS = "RECORDS"
@@ -24,12 +24,13 @@ class Unit(enum.Enum):
 
 
 class SearcherMode(enum.Enum):
-    """Who may call :meth:`SearcherContext.operations`."""
+    """Ranks that may call :meth:`SearcherContext.operations`."""
 
     WorkersAskChief = "WORKERS_ASK_CHIEF"
-    """All ranks iterate in step; the chief asks and tells the workers."""
+    """All ranks iterate in step; the chief fetches the operations for all."""
     ChiefOnly = "CHEIF_ONLY"
-    """Only the chief iterates; telling the workers is up to the script. (The value is spelled as scripts know it.)"""
+    """Only the chief iterates; the script passes the operations on to the workers."""
+    # The value is misspelled on purpose: scripts compare with it.
 
 
 class SearcherOperation:
@@ -50,23 +51,23 @@ class SearcherOperation:
 
     @property
     def length(self) -> int:
-        """How far to have trained in all, in the searcher's units: absolute, not incremental."""
+        """Target length in the searcher's units, of the training in all, not of this operation alone."""
         return self._length
 
     @property
     def completed(self) -> bool:
-        """Whether :meth:`report_completed` was called here."""
+        """Whether :meth:`report_completed` was called on this rank."""
         return self._completed
 
     def report_progress(self, length: float) -> None:
-        """Report how far training has come, on the chief.
+        """Report the progress of the training, on the chief.
 
         Args:
-            length: units trained in all; a finite number from 0 on.
+            length: units trained in all; a finite number of 0 or more.
 
         Raises:
-            RuntimeError: not the chief, or progress after completion.
-            ValueError, TypeError: ``length`` is no such number.
+            RuntimeError: If this is not the chief, or the operation is completed.
+            ValueError, TypeError: If ``length`` is not such a number.
         """
         self._require_chief("report_progress")
         value = _finite(length, "length")
@@ -80,13 +81,14 @@ class SearcherOperation:
         """Report that this operation is done, on the chief, exactly once.
 
         Args:
-            searcher_metric: the validation metric that is searched over; a number (numpy and torch scalars too).
-                Defaults to None: that of the last validation in the run's record, which a script that was resumed with
-                nothing left to train has not at hand.
+            searcher_metric: validation metric of the search; a number (also a numpy or torch scalar). Defaults to the
+                metric of the last validation in the run's record, which a script that was resumed with nothing left to
+                train does not have.
 
         Raises:
-            RuntimeError: not the chief, or called twice; or the record has no such metric, or nothing names it.
-            TypeError: the metric is no number.
+            RuntimeError: If this is not the chief, or it was called before; or the record has no such metric, or
+                nothing names it.
+            TypeError: If the metric is not a number.
         """
         self._require_chief("report_completed")
         if self._completed:
@@ -102,18 +104,18 @@ class SearcherOperation:
 
 
 class SearcherContext:
-    """Gives the operations to train.
+    """Operations to train.
 
     Args:
         distributed: the ranks that train together.
-        backend: who says what is next.
-        record: journals a fact under a kind.
-        units: what lengths count, if that was configured.
+        backend: returns the next operation.
+        record: writes a record of a kind to the journal.
+        units: unit of lengths, if configured.
 
     Attributes:
-        metric: the validation metric that is searched over, as the experiment's configuration or
-            ``core.init(searcher_metric=)`` says; None: nothing says.
-        smaller_is_better: which end of it is best.
+        metric: validation metric of the search, from the experiment's configuration or
+            ``core.init(searcher_metric=)``, or None.
+        smaller_is_better: whether a smaller metric is better.
     """
 
     def __init__(
@@ -133,20 +135,20 @@ class SearcherContext:
         self._record = record
         self._units = units
         self._closed = False
-        self._said_out_of_ops = False
+        self._acknowledged = False
 
     def operations(
         self, searcher_mode: SearcherMode = SearcherMode.WorkersAskChief, auto_ack: bool = True
     ) -> Iterator[SearcherOperation]:
-        """Iterate over the operations until there are no more.
+        """Iterate over the operations until none is left.
 
         Args:
             searcher_mode: see :class:`SearcherMode`.
             auto_ack: acknowledge the end of operations; else call :meth:`acknowledge_out_of_ops` before exiting.
 
         Raises:
-            RuntimeError: on a worker in the mode ChiefOnly; or the next operation was asked for before the chief had
-                called ``report_completed()`` on the last.
+            RuntimeError: On a worker in the mode ChiefOnly; or if the chief advances before ``report_completed()`` was
+                called on the last operation.
         """
         if not isinstance(searcher_mode, SearcherMode):
             raise TypeError(f"searcher_mode must be a SearcherMode, not {searcher_mode!r}")
@@ -158,28 +160,28 @@ class SearcherContext:
         return self._iterate(searcher_mode, auto_ack)
 
     def acknowledge_out_of_ops(self) -> None:
-        """Say that this process exits because there are no more operations for now, on the chief."""
+        """Declare that this process exits because no operation is left for now, on the chief."""
         self._require_open("acknowledge_out_of_ops")
         if self._distributed.rank != 0:
             raise RuntimeError("acknowledge_out_of_ops() may only be called on the chief (rank 0)")
-        if not self._said_out_of_ops:
-            self._said_out_of_ops = True
+        if not self._acknowledged:
+            self._acknowledged = True
             self._record("out_of_operations", {})
             self._backend.acknowledge_out_of_operations()
 
     def get_configured_units(self) -> Unit | None:
-        """What lengths count: EPOCHS, RECORDS or BATCHES; None if ``max_length`` was given as a plain number."""
+        """Return the unit of lengths, or None if ``max_length`` is a plain number."""
         return self._units
 
     def units_per_batch(self, batch_size: int | None, default: Unit | None = None) -> int | None:
-        """What one batch counts in the units of lengths; None: they are epochs.
+        """Return searcher units per batch, None for epochs.
 
         Args:
-            batch_size: records in a batch of all ranks; None: it is not known.
-            default: the units, where none are configured.
+            batch_size: records in a batch of all ranks, or None if unknown.
+            default: unit to use if none is configured.
 
         Raises:
-            ValueError: lengths are records, and ``batch_size`` is None; or nothing says what they are.
+            ValueError: If the unit is records and ``batch_size`` is None, or if no unit is known.
         """
         units = self._units or default
         if units is Unit.RECORDS and batch_size is None:
@@ -191,26 +193,24 @@ class SearcherContext:
         return {Unit.BATCHES: 1, Unit.RECORDS: batch_size, Unit.EPOCHS: None}[units]
 
     def metric_of(self, metrics: Mapping[str, Any]) -> float:
-        """The value of the searched-over metric among ``metrics``.
+        """Return the value of the searcher metric among ``metrics``.
 
         Raises:
-            RuntimeError: it is not there, or is no number.
+            RuntimeError: If it is missing or not a number.
         """
         if self.metric is None or self.metric not in metrics:
-            found = ", ".join(sorted(metrics)) or "none"
-            raise RuntimeError(
-                f"the validation metrics have no {self.metric!r}, which is the searcher's metric: there are {found}"
-            )
+            reported = ", ".join(sorted(metrics)) or "none"
+            raise RuntimeError(f"searcher metric {self.metric!r} missing; reported validation metrics: {reported}")
         value = metrics[self.metric]
         try:
             return float(_number(value, self.metric))
         except (TypeError, ValueError, RuntimeError):  # the latter two are an array's and a tensor's item()
             raise RuntimeError(
-                f"the validation metric {self.metric!r} is {value!r}: the searcher's metric must be a number"
+                f"the validation metric {self.metric!r} is {value!r}: the searcher metric must be a number"
             ) from None
 
     def close(self) -> None:
-        """End the iteration: what is asked for later raises ContextClosed."""
+        """End the iteration: the next operation raises ContextClosed."""
         self._closed = True
 
     def _iterate(self, mode: SearcherMode, auto_ack: bool) -> Iterator[SearcherOperation]:
@@ -231,15 +231,14 @@ class SearcherContext:
             yield operation
             if is_chief and not operation.completed:
                 raise RuntimeError(
-                    f"the next operation was asked for before report_completed() was called on {operation!r}; "
-                    "without an argument that takes the last validation's metric; "
-                    "to stop early, leave the loop with break or return"
+                    f"operations() advanced before report_completed() of {operation!r}; without an argument that takes "
+                    "the last validation's metric; to stop early, break"
                 )
 
     def _last_metric(self) -> float:
         if self.metric is None:
             raise RuntimeError(
-                "report_completed() without a number takes that of the last validation, and nothing names it: pass "
+                "report_completed() without a number takes the metric of the last validation, but none is named: pass "
                 "core.init(searcher_metric=), or the number"
             )
         return self.metric_of(self._backend.last_validation_metrics())
@@ -252,13 +251,17 @@ class SearcherContext:
 def configured_length(max_length: Any) -> tuple[int, Unit | None]:
     """Return the length and the unit of ``max_length``; see :func:`det_core._length.parse_length`."""
     length, unit = parse_length(max_length, "max_length")
-    return length, None if unit is None else Unit[unit.upper()]
+    if unit is None:
+        return length, None
+    return length, Unit[unit.upper()]
 
 
 def _number(value: Any, name: str) -> int | float:
-    """``value`` as a Python number; numpy and torch scalars by their ``item()``."""
-    item = getattr(value, "item", None)
-    number = item() if callable(item) else value
+    """Return ``value`` as a Python number."""
+    number = value
+    # Scalars of numpy and torch have item(); neither library may be imported for them here.
+    if callable(item := getattr(value, "item", None)):
+        number = item()
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}")
     return number

@@ -1,4 +1,4 @@
-"""What a training script reports, and what it may ask about itself."""
+"""Reports of a training script: metrics, status, progress, metadata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from det_core.journal import Journal
 
 
 class EarlyExitReason(enum.Enum):
-    """Why a trial ends before its time."""
+    """Reason why a trial exits early."""
 
     INVALID_HP = "EXITED_REASON_INVALID_HP"
     """The hyperparameters cannot be trained; reported for the script when it raises :class:`det_core.InvalidHP`."""
@@ -27,13 +27,13 @@ class EarlyExitReason(enum.Enum):
 
 
 class TrainContext:
-    """Reports metrics, status, progress and metadata. Any rank may report; none waits for a disk's sync or a network.
+    """Reports of metrics, status, progress and metadata. Any rank may report; none waits for an fsync or a network.
 
     Args:
         distributed: the ranks that train together.
-        journal: where reports go.
-        backend: who answers questions.
-        tensorboard: the event files that go with the metrics.
+        journal: the journal of this rank.
+        backend: answers requests.
+        tensorboard: the event files of this rank.
     """
 
     def __init__(
@@ -57,21 +57,21 @@ class TrainContext:
         """Report training metrics.
 
         Args:
-            steps_completed: the global step, for example batches trained in all; an integer from 0 on.
-            metrics: what can be stored as JSON; numpy and torch scalars, NaN and infinities too, and tensors and
+            steps_completed: global step, such as the batches trained in all; an integer of 0 or more.
+            metrics: values that JSON can hold; also numpy and torch scalars, NaN and infinities, and tensors and
                 arrays of up to 10,000 elements.
-            batch_metrics: one dictionary a batch since the last report, kept beside the row.
+            batch_metrics: one dictionary for each batch since the last report, stored with the row.
 
         Raises:
-            TypeError, ValueError: an argument cannot be stored (the message gives the path of the key), or this
-                group and step already have another value for a key.
+            TypeError, ValueError: If an argument cannot be stored (the message has the path of the key), or this group
+                and step already have another value for a key.
         """
         self._journal.metrics("training", steps_completed, metrics, batch_metrics)
         if self._check_after_report:
             self._after_report()
 
     def report_validation_metrics(self, steps_completed: int, metrics: Mapping[str, Any]) -> None:
-        """Report validation metrics. Arguments and errors as in :meth:`report_training_metrics`."""
+        """Report validation metrics; see :meth:`report_training_metrics`."""
         self._journal.metrics("validation", steps_completed, metrics)
         if self._check_after_report:
             self._after_report()
@@ -89,14 +89,14 @@ class TrainContext:
             self._after_report()
 
     def set_status(self, status: str) -> None:
-        """Report a short text for people: what the trial is working on."""
+        """Report a short text for people, such as the current phase of the training."""
         self._require_open("set_status")
         if not isinstance(status, str):
             raise TypeError(f"status must be a string, not {type(status).__name__}")
         self._journal.record("status", {"status": status})
 
     def report_progress(self, progress: float) -> None:
-        """Report how much of the whole training is done.
+        """Report the fraction of the whole training that is done.
 
         Args:
             progress: a fraction from 0 to 1.
@@ -109,11 +109,11 @@ class TrainContext:
         self._journal.record("progress", {"fraction": float(progress)})
 
     def set_metadata(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Replace the run's metadata, and return what is now set.
+        """Replace the run's metadata, and return them.
 
         Raises:
-            ValueError: beyond the limits: strings of 5,000 characters, keys of 50 without any of ``$.[]``, lists of
-                100, 10 levels, 1,000 values.
+            ValueError: If they exceed a limit: strings of 5,000 characters, keys of 50 without any of ``$.[]``, lists
+                of 100, 10 levels, 1,000 values.
         """
         self._require_open("set_metadata")
         checked = validate_metadata(metadata)
@@ -121,21 +121,21 @@ class TrainContext:
         return self._backend.set_metadata(checked)
 
     def get_metadata(self) -> dict[str, Any]:
-        """The run's metadata: what was set last; empty if nothing was."""
+        """Return the run's metadata; empty if none were set."""
         self._require_open("get_metadata")
         return self._backend.get_metadata()
 
     def get_experiment_best_validation(self) -> float | None:
-        """The best searcher metric reported so far; None before the first. Any rank may ask.
+        """Return the best searcher metric reported so far, or None. Any rank may call it.
 
-        In a bare run that is the metric that ``core.init(searcher_metric=, smaller_is_better=)`` names, else the one
+        In a bare run it is the metric that ``core.init(searcher_metric=, smaller_is_better=)`` names, else the one
         that operations were completed with.
         """
         self._require_open("get_experiment_best_validation")
         return self._backend.best_validation()
 
     def report_early_exit(self, reason: EarlyExitReason) -> None:
-        """Report why the trial ends early. Done by itself for :class:`det_core.InvalidHP`."""
+        """Report why the trial exits early. Automatic for :class:`det_core.InvalidHP`."""
         self._require_open("report_early_exit")
         if not isinstance(reason, EarlyExitReason):
             raise TypeError(f"reason must be an EarlyExitReason, not {reason!r}")
@@ -143,7 +143,7 @@ class TrainContext:
         self._backend.early_exit(reason.name)
 
     def get_tensorboard_path(self) -> Path:
-        """The folder for this rank's event files; it exists."""
+        """Return the directory for this rank's event files, created if necessary."""
         return self._tensorboard.folder()
 
     def upload_tensorboard_files(
@@ -151,48 +151,48 @@ class TrainContext:
         selector: Callable[[Path], bool] = lambda _: True,
         mangler: Callable[[Path, int], Path] = lambda path, _: path,
     ) -> None:
-        """Copy this rank's event files beside the checkpoints, in the mode MANUAL.
+        """Copy this rank's event files to the checkpoint storage, in the mode MANUAL.
 
         Args:
-            selector: is given each path below :meth:`get_tensorboard_path`; True for a file to copy.
-            mangler: is given that path and the rank; returns the path to copy to, so that ranks do not overwrite
-                each other.
+            selector: called with each path below :meth:`get_tensorboard_path`; returns whether to copy the file.
+            mangler: called with that path and the rank; returns the path of the copy, so that ranks do not overwrite
+                each other's files.
 
         Raises:
-            RuntimeError: in the mode AUTO, which uploads by itself.
+            RuntimeError: In the mode AUTO, which copies files itself.
         """
         self._require_open("upload_tensorboard_files")
         self._tensorboard.upload(selector, mangler)
 
     def write_scalars(self, steps_completed: int, values: Mapping[str, float]) -> None:
-        """Write numbers to this rank's event file, under their own names; nothing is reported.
+        """Write numbers to this rank's event file under their own tags, without reporting them.
 
-        For what TensorBoard is to show beside the metrics, in both modes. Takes about 2 µs: a thread writes the file,
-        once a second. At most 100,000 calls wait for it; more are left out, and the log says so. Without the extra
-        ``tensorboard`` nothing is written, and the log says so once.
+        For what TensorBoard should show in addition to the metrics, in both modes. Takes about 2 µs: a thread writes
+        the file once a second. At most 100,000 calls are queued for it; more are dropped, with a warning. Without the
+        extra ``tensorboard`` nothing is written, with one warning.
 
         Args:
-            steps_completed: the step of the points.
-            values: tag and number; what is no number is left out.
+            steps_completed: step of the points.
+            values: number by tag; other values are ignored.
         """
         self._tensorboard.add_scalars(steps_completed, values)
 
     def sync_tensorboard(self) -> None:
-        """Bring what this rank has of event files now to where they are kept, in both modes.
+        """Copy this rank's changed event files to the checkpoint storage now, in both modes.
 
-        In the mode AUTO that happens with every checkpoint and at the end as well, on the chief. Files of a writer of
-        the script's in :meth:`get_tensorboard_path`, such as ``torch.utils.tensorboard.SummaryWriter``, are among them,
-        once that has flushed them. Each file is copied again only if it has changed. A worker's are kept in a folder
-        ``rank-N`` beside the chief's; without a ``checkpoint_storage``, a run's files stay where they are.
+        In the mode AUTO the chief also copies them with every checkpoint and at the end. Files that a writer of yours
+        puts into :meth:`get_tensorboard_path`, such as ``torch.utils.tensorboard.SummaryWriter``, are included once it
+        has flushed them. The files of a worker are stored in the directory ``rank-N`` next to the chief's. Without a
+        ``checkpoint_storage``, the files of a run stay where they are.
 
         Raises:
-            TensorboardError: a file cannot be read or copied; the message names it.
+            TensorboardError: If a file cannot be read or copied; the message names it.
         """
         self._require_open("sync_tensorboard")
         self._tensorboard.upload_changed()
 
     def close(self) -> None:
-        """Finish the event files."""
+        """Write and copy what is missing in the event files, and close them."""
         self._closed = True
         self._tensorboard.close()
 

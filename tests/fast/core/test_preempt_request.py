@@ -358,7 +358,7 @@ def test_agreements_one_after_another_on_the_same_ranks() -> None:
 def test_a_distributed_context_has_one_agreement_at_a_time() -> None:
     with core.DistributedContext.detect() as distributed:
         first = PreemptContext(distributed)
-        with pytest.raises(RuntimeError, match="has a PreemptContext already"):
+        with pytest.raises(RuntimeError, match="already has a PreemptContext"):
             PreemptContext(distributed)
         first.close()
         again = PreemptContext(distributed)

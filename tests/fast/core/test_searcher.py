@@ -78,8 +78,8 @@ def test_run_killed_before_it_completed_its_operation_completes_it_by_the_record
 @pytest.mark.parametrize(
     ("metric", "said"),
     [
-        (None, "nothing names it: pass core.init\\(searcher_metric=\\)"),
-        ("loss", "no 'loss', which is the searcher's metric"),
+        (None, "none is named: pass core.init\\(searcher_metric=\\)"),
+        ("loss", "searcher metric 'loss' missing"),
     ],
 )
 def test_operation_completed_by_a_record_without_the_metric_is_an_error(metric: str | None, said: str) -> None:
@@ -196,8 +196,8 @@ def test_the_metric_that_is_searched_over() -> None:
     with core.init(searcher_metric="error") as ctx:
         metric_of = ctx.searcher.metric_of
         assert metric_of({"error": np.float32(0.5), "a": 1}) == 0.5
-        with pytest.raises(RuntimeError, match="have no 'error', which is the searcher's metric: there are a, b"):
+        with pytest.raises(RuntimeError, match="searcher metric 'error' missing; reported validation metrics: a, b"):
             metric_of({"b": 1, "a": 2})
         for wrong in (None, True, [1.0], np.zeros(2), "0.5"):
-            with pytest.raises(RuntimeError, match=r"'error' is .*: the searcher's metric must be a number"):
+            with pytest.raises(RuntimeError, match=r"'error' is .*: the searcher metric must be a number"):
                 metric_of({"error": wrong})
