@@ -1,4 +1,4 @@
-"""The end of a process: contexts that the script left open are closed, and no library keeps the interpreter."""
+"""End of a process: close contexts that the script left open, and exit although a library's call has not ended."""
 
 from __future__ import annotations
 
@@ -12,42 +12,41 @@ from collections.abc import Callable
 from det_core.storage import calls_were_left
 
 END_TIMEOUT = 1.0
-"""Seconds that the interpreter gets to end while a library's call is still out."""
+"""Maximum time for the interpreter to end while a call of a library has not, in seconds."""
 _closers: list[Callable[[], None]] = []
-_is_watched = False
+_exit_hook_set = False
 _script_status = 0
 
 
 def end_in_time(close: Callable[[], None] | None = None) -> None:
-    """Have ``close`` called when the main thread has ended, and the process end soon after.
-
-    That comes before the interpreter joins its threads, and before its executors take no more work, without which a
-    store in a cloud saves nothing: what is registered last is called first.
-    """
-    global _is_watched
+    """Call ``close`` when the main thread has ended, and end the process soon after."""
+    global _exit_hook_set
     if close is not None and close not in _closers:
         _closers.append(close)
-    if not _is_watched:
-        import concurrent.futures.thread  # noqa: F401  registers its own
+    if not _exit_hook_set:
+        # The last one registered is called first. So the import, which registers the end of all executors, comes before
+        # our own: without executors, a store in a cloud saves nothing. Threads are joined after both.
+        import concurrent.futures.thread  # noqa: F401
 
         threading._register_atexit(_end)  # type: ignore[attr-defined]
-        _is_watched = True
+        _exit_hook_set = True
 
 
 def note_status(error: BaseException | None) -> None:
-    """Note the status with which a script leaves a context, if it does so by SystemExit."""
+    """Remember the status with which a script leaves a context by SystemExit."""
     global _script_status
     if isinstance(error, SystemExit):
-        code = error.code
-        _script_status = code if isinstance(code, int) else int(code is not None)
+        _script_status = int(error.code is not None)
+        if isinstance(error.code, int):
+            _script_status = error.code
 
 
 def _end() -> None:
     for close in _closers:
         close()
     if calls_were_left():
-        # The calls are on daemon threads, so this hardly ever comes to its end: only where the library has threads of
-        # its own that Python joins, or waits in a function for the exit.
+        # The calls are on daemon threads, so the process has mostly ended before the timeout: not if the library has
+        # threads that Python joins, or waits in an exit function.
         threading.Thread(target=_end_by_force, name="det_core-end", daemon=True).start()
 
 
@@ -60,7 +59,8 @@ def _end_by_force() -> None:
 
 
 def _status() -> int:
-    """Return the status that the process would have: Python keeps an error that ended the script, but no SystemExit."""
+    """Return the exit status that the process would have."""
+    # Python keeps an error that ended the script here, but not a SystemExit.
     if getattr(sys, "last_exc", None) is not None or getattr(sys, "last_value", None) is not None:
         return 1
     return _script_status

@@ -1,8 +1,8 @@
 """``ctx.profiler``: samples of the machine, reported as metric groups.
 
-One thread reads psutil and, where there are GPUs, nvidia-ml-py. What it reports is an extra beside the script's own
-metrics, so nothing that goes wrong in it ends a training: a sensor that fails is logged once, its values are left out
-until it can be read again, and the others go on.
+One thread reads psutil and, where there are GPUs, nvidia-ml-py. Its reports are an extra to the script's own metrics,
+so no error in it ends a training: a sensor that fails is logged once, and its values are omitted until it can be read
+again.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 logger = logging.getLogger("det_core.core")
 
 MIN_INTERVAL = 0.1
-"""Seconds; sampling more often would measure itself."""
+"""Minimum sampling interval in seconds; sampling more often would measure itself."""
 STOP_TIMEOUT = 5.0
-"""Seconds that ``off()`` waits for a sensor that is being read: a driver may hang."""
+"""Maximum wait of ``off()`` for a sensor that is being read, in seconds: a driver may hang."""
 DISKS = ("/", "/determined_shared_fs")
-"""File systems whose use is reported, where they exist."""
+"""File systems whose usage is reported, if they exist."""
 CGROUP = Path("/sys/fs/cgroup")
-"""The control group of this process, in a container with a namespace of its own (version 2)."""
+"""Control group of this process, in a container with its own namespace (version 2)."""
 NVIDIA_DRIVER = "/dev/nvidiactl"
-"""The device file that a loaded NVIDIA driver makes."""
+"""Device file that a loaded NVIDIA driver creates."""
 
 Report = Callable[[str, "int | None", Mapping[str, Any]], None]
-"""Takes group, step (None here) and metrics."""
+"""Function that reports metrics: group, step (None here), metrics."""
 Reading = dict[tuple[str, ...], float]
 """Numbers by the keys that lead to them in the report: ``("/", "disk_util")``."""
 
 
 class ProfilerContext:
-    """Samples processors, memory, disks, network and GPUs, and reports their means as metric groups.
+    """Sampler of processors, memory, disks, network and GPUs, which reports means as metric groups.
 
     The groups are ``cpu``, ``memory``, ``disk``, ``network`` and ``gpu``, each a dictionary by ``agent_id``; their
-    rows have no step. One process samples for its machine: the one of local rank 0. On the others, ``on()`` and
-    ``off()`` check their arguments and do nothing else.
+    rows have no step. Local rank 0 samples for its node. On other ranks, ``on()`` and ``off()`` only check their
+    arguments.
 
-    A sensor that fails is logged once and left out until it can be read again; that never ends a training.
+    A sensor that fails is logged once and omitted until it can be read again; that never ends a training.
 
     Args:
-        distributed: tells which rank samples.
-        report: takes group, step (None) and metrics.
-        agent_id: names the machine in the metrics.
+        distributed: ranks of the job.
+        report: called with group, step (None) and metrics.
+        agent_id: name of the node in the metrics.
     """
 
     def __init__(self, distributed: DistributedContext, report: Report, agent_id: str) -> None:
@@ -64,15 +64,15 @@ class ProfilerContext:
         self._closed = False
 
     def on(self, sampling_interval: float = 1, samples_per_report: int = 10) -> None:
-        """Begin to sample; nothing happens if that has begun already.
+        """Start sampling; does nothing if it has started.
 
         Args:
-            sampling_interval: seconds between samples, from 0.1 on.
-            samples_per_report: samples whose mean makes one report, from 1 on.
+            sampling_interval: time between samples in seconds, at least 0.1.
+            samples_per_report: number of samples whose mean is one report, at least 1.
 
         Raises:
-            TypeError, ValueError: an argument is no such number.
-            MissingExtra: psutil is not installed; the message is the command to install it.
+            TypeError, ValueError: If an argument is not such a number.
+            MissingExtra: If psutil is not installed; the message is the command to install it.
         """
         _check(sampling_interval, samples_per_report)
         if self._closed:
@@ -82,16 +82,17 @@ class ProfilerContext:
             self._sampler = _Sampler(psutil, self._report, self._agent_id, sampling_interval, samples_per_report)
 
     def off(self) -> None:
-        """End the sampling: the thread has ended and the last samples are reported when this returns.
+        """Stop sampling, and return once the thread has ended and the last samples are reported.
 
-        A sensor that does not answer for 5 seconds is left behind, with a warning.
+        A sensor that does not answer for 5 seconds is abandoned, with a warning.
         """
-        sampler, self._sampler = self._sampler, None
+        sampler = self._sampler
+        self._sampler = None
         if sampler is not None:
             sampler.stop()
 
     def close(self) -> None:
-        """As :meth:`off`, for good."""
+        """Stop sampling for good; :meth:`on` raises afterwards."""
         self._closed = True
         self.off()
 
@@ -108,12 +109,12 @@ def _check(sampling_interval: Any, samples_per_report: Any) -> None:
 
 
 class _Sensor(NamedTuple):
-    """What is read together, and fails alone.
+    """Values that are read together, and fail apart from other sensors.
 
     Attributes:
-        name: as warnings say it.
-        group: the metric group it belongs to.
-        read: gives the values of now. What cannot be known here is left out; what fails raises.
+        name: name in warnings.
+        group: metric group.
+        read: returns the current values, without those that are unknown on this machine. Raises if it fails.
     """
 
     name: str
@@ -122,7 +123,7 @@ class _Sensor(NamedTuple):
 
 
 class _Sampler:
-    """The thread: reads all sensors every ``interval`` seconds, and reports the means of ``count`` readings."""
+    """Thread that reads all sensors every ``interval`` seconds, and reports the means of ``count`` readings."""
 
     def __init__(self, psutil: Any, report: Report, agent_id: str, interval: float, count: int) -> None:
         self._nvml = _nvml()
@@ -135,31 +136,34 @@ class _Sampler:
         ]
         self._report = report
         self._agent_id = agent_id
-        self._interval, self._count = interval, count
+        self._interval = interval
+        self._count = count
         self._samples: dict[str, list[Reading]] = {}
         self._failing: set[str] = set()
         self._reading = ""
-        self._left_behind = False
+        self._abandoned = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="det_core-profiler", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread, which reports the samples since the last report."""
+        """End the thread, which first reports the samples since the last report."""
         self._stop.set()
         self._thread.join(STOP_TIMEOUT)
         if self._thread.is_alive():
-            self._left_behind = True
-            logger.warning("profiler: %s does not answer for %.0f s and is left behind", self._reading, STOP_TIMEOUT)
+            self._abandoned = True
+            logger.warning("profiler: abandoning %s: no answer for %.0f s", self._reading, STOP_TIMEOUT)
 
     def _run(self) -> None:
-        taken, due = 0, monotonic()
+        taken = 0
+        due = monotonic()
         while not self._stop.is_set():
             self._sample()
             taken += 1
             if taken % self._count == 0 and not self._stop.is_set():
                 self._send()
-            due = max(due + self._interval, monotonic())  # a sample that is late is not made up for
+            # A late sample moves the later ones: several in a row would measure the same moment.
+            due = max(due + self._interval, monotonic())
             self._stop.wait(due - monotonic())
         self._send()
         if self._nvml is not None:
@@ -178,23 +182,24 @@ class _Sampler:
                 self._samples.setdefault(sensor.group, []).append(reading)
 
     def _send(self) -> None:
-        samples, self._samples = self._samples, {}
+        samples = self._samples
+        self._samples = {}
         for group, readings in samples.items():
-            if (values := _means(readings)) and not self._left_behind:
+            if (values := _means(readings)) and not self._abandoned:
                 try:
                     self._report(group, None, {self._agent_id: values})
                 except Exception as e:
                     self._warn(f"the report of {group}", e)
 
-    def _warn(self, what: str, error: Exception) -> None:
-        """Once for each trouble: a sensor that fails again and again fills no log."""
-        if what not in self._failing:
-            self._failing.add(what)
-            logger.warning("profiler: %s fails and is left out: %s: %s", what, type(error).__name__, error)
+    def _warn(self, source: str, error: Exception) -> None:
+        """Warn once until the source can be read again."""
+        if source not in self._failing:
+            self._failing.add(source)
+            logger.warning("profiler: omitting %s, which fails: %s: %s", source, type(error).__name__, error)
 
 
 def _means(readings: list[Reading]) -> dict[str, Any]:
-    """The mean of each number over the readings that have it, nested by its keys."""
+    """Return the mean of each number over the readings that have it, nested by its keys."""
     means: dict[str, Any] = {}
     for keys in dict.fromkeys(keys for reading in readings for keys in reading):
         values = [reading[keys] for reading in readings if keys in reading]
@@ -206,29 +211,32 @@ def _means(readings: list[Reading]) -> dict[str, Any]:
 
 
 def _cpu(psutil: Any) -> Callable[[], Reading]:
-    """The busy share, in percent, of the processors that this process may run on, whoever uses them."""
+    """Return a reader of the busy share, in percent, of the processors that this process may run on."""
     read_before = False
 
     def read() -> Reading:
         nonlocal read_before
-        each = psutil.cpu_percent(percpu=True)  # since the call before; what the first one gives means nothing
-        if not read_before:
+        percents = psutil.cpu_percent(percpu=True)
+        if not read_before:  # the shares are since the last call; those of the first call mean nothing
             read_before = True
             return {}
-        allowed = [each[i] for i in os.sched_getaffinity(0) if i < len(each)] or each
+        allowed = [percents[i] for i in os.sched_getaffinity(0) if i < len(percents)] or percents
         return {("cpu_util_simple",): sum(allowed) / len(allowed)}
 
     return read
 
 
 def _memory(psutil: Any) -> Reading:
-    """Bytes that can still be used: the machine's, or what the control group leaves of them."""
-    free, within = psutil.virtual_memory().available, _left_by_the_cgroup()
-    return {("memory_free",): free if within is None else min(free, within)}
+    """Return the bytes that can still be used: the machine's, or fewer by the limit of the control group."""
+    free = psutil.virtual_memory().available
+    below_limit = _free_in_cgroup()
+    if below_limit is not None:
+        free = min(free, below_limit)
+    return {("memory_free",): free}
 
 
-def _left_by_the_cgroup() -> int | None:
-    """Bytes below the group's limit; None without one. File cache that the kernel drops first counts as free.
+def _free_in_cgroup() -> int | None:
+    """Return the bytes below the limit of the control group, None without a limit.
 
     Format: the kernel's Documentation/admin-guide/cgroup-v2.rst.
     """
@@ -238,11 +246,14 @@ def _left_by_the_cgroup() -> int | None:
         details = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
     except OSError:
         return None
-    return None if limit == "max" else max(0, int(limit) - max(0, used - int(details["inactive_file"])))
+    if limit == "max":
+        return None
+    # The kernel drops inactive file cache first: it counts as free.
+    return max(0, int(limit) - max(0, used - int(details["inactive_file"])))
 
 
 def _disk(psutil: Any) -> Callable[[], Reading]:
-    """Operations and bytes a second of all disks, and how full the file systems are, in percent."""
+    """Return a reader of operations and bytes a second of all disks, and of the usage of file systems in percent."""
     rates = _Rates()
 
     def read() -> Reading:
@@ -261,7 +272,7 @@ def _disk(psutil: Any) -> Callable[[], Reading]:
 
 
 def _network(psutil: Any) -> Callable[[], Reading]:
-    """Bytes a second over all interfaces, the loopback included."""
+    """Return a reader of bytes a second over all interfaces, the loopback included."""
     rates = _Rates()
 
     def read() -> Reading:
@@ -274,14 +285,15 @@ def _network(psutil: Any) -> Callable[[], Reading]:
 
 
 class _Rates:
-    """Turns counters into changes a second."""
+    """Counters as changes a second."""
 
     def __init__(self) -> None:
         self._before: tuple[float, dict[str, float]] | None = None
 
     def of(self, **counters: float) -> Reading:
-        """The rates since the last call; empty the first time, and without a counter that went backwards."""
-        now, before = monotonic(), self._before
+        """Return the rates since the last call, without counters that went backwards; empty the first time."""
+        now = monotonic()
+        before = self._before
         self._before = (now, counters)
         if before is None or now <= before[0]:
             return {}
@@ -290,7 +302,7 @@ class _Rates:
 
 
 def _nvml() -> Any | None:
-    """The module of nvidia-ml-py, initialised; None on a machine without NVIDIA GPUs that can be asked."""
+    """Return the initialized module of nvidia-ml-py, or None on a machine without usable NVIDIA GPUs."""
     try:
         import pynvml
     except ImportError as e:
@@ -308,7 +320,7 @@ def _nvml() -> Any | None:
 
 
 def _gpus(nvml: Any) -> list[_Sensor]:
-    """A sensor for each GPU that ``CUDA_VISIBLE_DEVICES`` leaves visible, so that one that is lost hides no other."""
+    """Return a sensor for each GPU that ``CUDA_VISIBLE_DEVICES`` leaves visible; a lost GPU hides no other."""
     from det_core._env import Environment
 
     try:
@@ -322,7 +334,7 @@ def _gpus(nvml: Any) -> list[_Sensor]:
 
 
 def _gpu(nvml: Any, uuid: str, handle: Any) -> Callable[[], Reading]:
-    """Utilisation (%), free memory (bytes), power (W) and temperature (°C) of one GPU, as far as it offers them."""
+    """Return a reader of one GPU: utilization (%), free memory (bytes), power (W), temperature (°C), if supported."""
     values: dict[str, Callable[[], float]] = {
         "gpu_util": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,
         "gpu_free_memory": lambda: nvml.nvmlDeviceGetMemoryInfo(handle).free,
@@ -343,19 +355,19 @@ def _gpu(nvml: Any, uuid: str, handle: Any) -> Callable[[], Reading]:
 
 
 def _visible(uuids: list[str], setting: str | None) -> list[str]:
-    """The GPUs that ``CUDA_VISIBLE_DEVICES`` names, by CUDA's rules: the first entry that names none ends the list.
+    """Return the GPUs that ``CUDA_VISIBLE_DEVICES`` names, by CUDA's rules: the first invalid entry ends the list.
 
     Indices are NVML's, in the order of the PCI bus, which CUDA follows with ``CUDA_DEVICE_ORDER=PCI_BUS_ID`` or where
-    all GPUs are alike. An entry that begins with ``GPU-`` is the beginning of one UUID; MIG instances are none of
+    all GPUs are alike. An entry that begins with ``GPU-`` is the beginning of one UUID; MIG instances are not among
     NVML's GPUs.
 
     Args:
-        uuids: of all GPUs, by index.
-        setting: the variable's value; None: not set.
+        uuids: UUIDs of all GPUs, by index.
+        setting: value of the variable, None if unset.
     """
     if setting is None:
         return uuids
-    found: list[str] = []
+    visible: list[str] = []
     for entry in map(str.strip, setting.split(",")):
         if entry.isdigit():
             named = uuids[int(entry) : int(entry) + 1]
@@ -363,10 +375,11 @@ def _visible(uuids: list[str], setting: str | None) -> list[str]:
             named = [uuid for uuid in uuids if entry.startswith("GPU-") and uuid.startswith(entry)]
         if len(named) != 1:
             break
-        found += named
-    return found
+        visible += named
+    return visible
 
 
 def _text(value: str | bytes) -> str:
-    """Older versions of nvidia-ml-py return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
+    if isinstance(value, bytes):  # from older versions of nvidia-ml-py
+        return value.decode()
+    return value

@@ -1,4 +1,4 @@
-"""The state of the random number generators, as plain lists, numbers and tensors."""
+"""State of the random number generators, as plain lists, numbers and tensors."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from collections.abc import Mapping
 from typing import Any
 
 DEVICES = ("cuda", "xpu", "mps")
-"""The modules of torch whose devices have generators of their own."""
+"""Modules of torch whose devices have their own generators."""
 
 
 def random_state() -> dict[str, Any]:
-    """The state of the global generators of python, numpy and torch with its devices, of what is imported.
+    """Return the state of the global generators of python, numpy and torch in this process.
 
-    Only this process's; a job of several ranks keeps one state for each. A device counts once torch has used it.
+    Libraries that are not imported are left out, and so are devices that torch has not used. In a job of several ranks,
+    each rank stores its own.
 
     Returns:
-        By generator: ``python``, ``numpy``, ``torch`` (a uint8 tensor), and ``cuda``, ``xpu`` or ``mps`` (a list of
-        them, one for each device). All of it is what ``torch.load(weights_only=True)`` reads.
+        State by generator: ``python``, ``numpy``, ``torch`` (a uint8 tensor), and ``cuda``, ``xpu`` or ``mps`` (a list
+        of tensors, one for each device). ``torch.load(weights_only=True)`` reads all of it.
     """
     state: dict[str, Any] = {"python": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None:
@@ -34,14 +35,14 @@ def random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any]) -> None:
-    """Put the generators back to where they were. Lists in place of tuples will do, as JSON makes them.
+    """Restore the global generators. Accepts lists instead of tuples, as JSON makes them.
 
     Args:
-        state: what :func:`random_state` has returned, here or in another process. A library that is in it, and not
-            imported yet, is imported. Of more devices than there are here, the first ones count.
+        state: result of :func:`random_state`, here or in another process. Its libraries are imported if necessary. If
+            it has more devices than this machine, the first ones are used.
 
     Raises:
-        ValueError: it has no state of python, so it is something else.
+        ValueError: If the state of python is missing, so that it is something else.
     """
     if "python" not in state:
         raise ValueError(f"expected what core.random_state() returns, found the keys {', '.join(map(repr, state))}")
@@ -59,13 +60,16 @@ def set_random_state(state: Mapping[str, Any]) -> None:
 
 
 def _device_states(torch: Any, name: str) -> list[Any] | None:
-    """A state for each device; None: torch has not used such a device."""
+    """Return a state for each device, or None if torch has not used such a device."""
     module = getattr(torch, name, None)
     if module is None or not module.is_available():
         return None
-    if not hasattr(module, "is_initialized"):  # mps, which is there from the start
+    if not hasattr(module, "is_initialized"):  # mps, which has its one device from the start
         return [module.get_rng_state()]
-    return list(module.get_rng_state_all()) if module.is_initialized() else None
+    # The states of a device that is not initialized would initialize it, and take its memory.
+    if not module.is_initialized():
+        return None
+    return list(module.get_rng_state_all())
 
 
 def _set_device_states(module: Any, states: list[Any]) -> None:

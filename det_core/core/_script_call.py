@@ -1,4 +1,4 @@
-"""The call of the core API that a script is in, for messages that name it to other ranks."""
+"""Name of the core API call in which a script is, for messages to other ranks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import sys
 from types import FrameType
 
 _THREADS = ("threading", "concurrent.futures")
-"""Modules below the first function of a thread."""
+"""Modules that call the first function of a thread."""
 
 
 def script_call() -> str:
-    """Return the call of the core API that this thread's script is in, as in "checkpoint.resume()".
+    """Return the core API call in which the script of this thread is, such as "checkpoint.resume()", or "".
 
-    Empty: in none, as in a thread of our own, which works for calls that have returned.
+    In internal threads it is "": they work for calls that have returned.
     """
     frame: FrameType | None = sys._getframe(1)
     outermost = caller = None
@@ -30,10 +30,12 @@ def script_call() -> str:
 
 
 def _public_name(frame: FrameType) -> str:
-    """Return the name of a function as users know it: a context's method or core's own; empty: it is internal."""
+    """Return the public name of a function: a method of a context or a function of core; "" for internal ones."""
     name = frame.f_code.co_name
     if "self" not in frame.f_locals:
-        return "" if name.startswith(("_", "<")) else f"core.{name}"
+        if name.startswith(("_", "<")):
+            return ""
+        return f"core.{name}"
     owner = type(frame.f_locals["self"]).__name__
     if owner == "Context" and name in ("__exit__", "close"):
         return "core.Context.close"

@@ -97,7 +97,7 @@ class TensorboardFiles:
         """Write a point for each tag, in either mode; ignore values other than numbers. Never raises."""
         self._writer.add(steps, values)
 
-    def folder(self) -> Path:
+    def directory(self) -> Path:
         """Return this rank's directory, created on first use."""
         self._local.mkdir(parents=True, exist_ok=True)
         if self._needs_session_start:
@@ -138,7 +138,7 @@ class TensorboardFiles:
                 "in the mode AUTO files are copied without it"
             )
         plan: dict[str, Path] = {}
-        for path in filter(selector, _files(self.folder())):
+        for path in filter(selector, _files(self.directory())):
             target = _inside(mangler(path, self._rank), path)
             if target in plan:
                 raise ValueError(f"mangler returned {target!r} for both {str(plan[target])!r} and {str(path)!r}")
@@ -209,11 +209,11 @@ def _inside(mangled: Path | str, path: Path) -> str:
     return str(target)
 
 
-def _putter(folder: Path) -> Put:
+def _putter(directory: Path) -> Put:
     """Return a function that copies into a directory of this machine."""
 
     def put(source: Path, name: str) -> None:
-        target = folder / name
+        target = directory / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with replacing(target, durable=False) as staging:
             shutil.copyfile(source, staging)

@@ -144,7 +144,7 @@ class TrainContext:
 
     def get_tensorboard_path(self) -> Path:
         """Return the directory for this rank's event files, created if necessary."""
-        return self._tensorboard.folder()
+        return self._tensorboard.directory()
 
     def upload_tensorboard_files(
         self,

@@ -190,7 +190,7 @@ def test_a_folder_that_cannot_be_made_for_a_while_costs_no_point(caplog: pytest.
             ctx.train.report_training_metrics(step, {"x": 1.0})
             ctx.train.sync_tensorboard()
         ctx.train.write_scalars(1, {"y": 1.0})
-        assert caplog.text.count("no event file can be written in") == 1
+        assert caplog.text.count("cannot write event file in") == 1
         in_the_way.unlink()
         until(lambda: folder_of(ctx).exists() and len(points(folder_of(ctx)).get("training/x", ())) == 3)
         ctx.train.report_training_metrics(4, {"x": 1.0})
@@ -221,7 +221,7 @@ def test_a_file_that_is_deleted_is_written_again_from_the_journal(what: str, cap
         ctx.train.report_training_metrics(4, {"x": 1.0})
     assert list(folder_of(ctx).iterdir()) == [file]
     assert points(folder_of(ctx)) == {"training/x": [(step, 1.0) for step in range(1, 5)]}
-    assert caplog.text.count("was deleted; it is written again") == 1
+    assert caplog.text.count("was deleted; writing it again") == 1
 
 
 def test_a_disk_that_hangs_holds_close_up_for_seconds_only(
@@ -252,8 +252,8 @@ def test_a_script_that_writes_faster_than_the_thread_is_told(
         for step in range(30):
             ctx.train.write_scalars(step, {"x": 1.0})
     assert [step for step, _ in points(folder_of(ctx))["x"]] == [*range(10)]
-    assert caplog.text.count("write_scalars() is too fast") == 1
-    assert "write_scalars() was too fast for it 20 times" in caplog.text
+    assert caplog.text.count("dropping write_scalars() calls") == 1
+    assert "dropped 20 write_scalars() calls" in caplog.text
 
 
 def test_a_forked_process_leaves_the_file_alone() -> None:
