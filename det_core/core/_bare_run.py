@@ -1,4 +1,4 @@
-"""A run without a master: its folder opened by the chief and known to every rank, its first and last line."""
+"""Bare runs: the chief opens the run directory, every rank uses it."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from det_core.journal import Journal, Record, RunFolder, RunRecord, read_run
 from det_core.storage import Store, event_files_of_run, open_store, storage_without_secrets
 
 MAX_UNLISTED = 5
-"""Checkpoints that are looked for although the store does not list them: of a store that was moved it lists none."""
+"""Maximum number of unlisted checkpoints to try. After its store was moved, a run has none but unlisted ones."""
 NO_SCRIPT = "python -c, a notebook or stdin"
-NO_HANDLER_YET = "it had not called should_preempt() yet, and before that a signal ends a process at once"
+NO_HANDLER_YET = "before its first should_preempt() call, until which a signal ends the process at once"
 ASKED_TOO_SELDOM = (
-    "it had got a signal to stop, and was killed before its next should_preempt() call: call that after every batch, "
-    "or set a longer grace period (DET_CORE_GRACE, --grace)"
+    "after a signal to stop, before its next should_preempt() call: call it after every batch, or "
+    "set a longer grace period (DET_CORE_GRACE, --grace)"
 )
 
 
 class _Opened(NamedTuple):
-    """What the chief has opened, for all ranks."""
+    """The run directory that the chief has opened, for all ranks."""
 
     run_id: str
     restart: int
@@ -55,25 +55,28 @@ class _Opened(NamedTuple):
 def open_bare_run(
     distributed: DistributedContext, info: ClusterInfo | None, wanted: InitArguments, undo: ExitStack
 ) -> Run:
-    """Start a run, or take up the one that was asked for, on all ranks together.
+    """Start or resume a run, on all ranks.
 
     Args:
         distributed: the ranks of the run.
-        info: what a cluster says of this task, which is no trial.
-        wanted: which run.
-        undo: closes what was opened, if the context cannot be made after all.
+        info: the task in a cluster that is not a trial, or None.
+        wanted: arguments of ``core.init()``.
+        undo: closes opened components if a later step fails.
 
     Raises:
-        RunNotFound: there is no run of that id. ``latest`` without any run of that name starts a new one.
-        RunLocked: another process writes that run.
-        StorageError: checkpoints cannot be kept where they are to go.
+        RunNotFound: If no run has this ID. ``latest`` without a run of the name starts a new one.
+        RunLocked: If another process writes the run.
+        StorageError: If the checkpoint store cannot be used.
     """
     chiefs: list[RunFolder] = []
     earlier_config: dict[str, Any] = {}
-    storage = None if wanted.store is None else storage_without_secrets(wanted.checkpoint_storage, wanted.store)
+    storage = None
+    prefix = None
+    if wanted.store is not None:
+        storage = storage_without_secrets(wanted.checkpoint_storage, wanted.store)
 
     def open_on_chief() -> _Opened:
-        if wanted.store is not None:  # before anything is made: its address may be misspelt
+        if wanted.store is not None:  # before anything is created: its address may be misspelt
             wanted.check_store(wanted.store)
         folder, earlier = _open_folder(wanted)
         chiefs.append(folder)
@@ -90,20 +93,34 @@ def open_bare_run(
         store = wanted.store or _own_store(folder.path)
         if wanted.store is None:
             wanted.check_store(store)
-        kept = store.list(folder.run_id) if folder.restart else []
-        latest, steps = (kept[-1].storage_id, kept[-1].steps_completed) if kept else (None, 0)
-        unlisted = _unlisted(recorded, latest)
+        latest = None
+        steps = 0
+        if folder.restart and (listed := store.list(folder.run_id)):
+            latest = listed[-1].storage_id
+            steps = listed[-1].steps_completed
         return _Opened(
-            folder.run_id, folder.restart, str(folder.path), latest, steps, unlisted, suspects, tuple(remarks)
+            run_id=folder.run_id,
+            restart=folder.restart,
+            path=str(folder.path),
+            latest_checkpoint=latest,
+            steps_completed=steps,
+            unlisted=_unlisted(recorded, latest),
+            suspects=suspects,
+            remarks=tuple(remarks),
         )
 
     opened = on_chief(distributed, "init", open_on_chief)
     path = Path(opened.path)
-    if not chiefs and not path.is_dir():  # on another machine, without its file system
+    if not chiefs and not path.is_dir():  # this rank is on another node, without the chief's file system
         path = wanted.environment.home / "runs" / opened.run_id
         path.mkdir(parents=True, exist_ok=True)
     store = wanted.store or _own_store(path)
-    length, units = wanted.length if wanted.max_length is not None else (None, None)
+    length = None
+    units = None
+    if wanted.max_length is not None:
+        length, units = wanted.length
+    if wanted.store is not None:
+        prefix = event_files_of_run(opened.run_id)
     return Run(
         run_id=opened.run_id,
         restart=opened.restart,
@@ -126,7 +143,7 @@ def open_bare_run(
         start_notice=lambda start: _start_notice(opened, start),
         end_notice=lambda outcome, detail: _end_notice(opened.run_id, wanted, outcome, detail, distributed.size),
         release=chiefs[0].release if chiefs else lambda: None,
-        tensorboard_prefix=None if wanted.store is None else event_files_of_run(opened.run_id),
+        tensorboard_prefix=prefix,
         unlisted_checkpoints=opened.unlisted,
         suspect_checkpoints=opened.suspects,
         info=info,
@@ -135,7 +152,7 @@ def open_bare_run(
 
 
 def cause_of_death(run: RunRecord) -> str:
-    """Return why the last start of a run ended without a word, as far as its record tells; empty: it does not."""
+    """Return the moment at which the last start of a run died, if its record explains the death; else ""."""
 
     def of_last(kind: str) -> list[Record]:
         return [record for record in run.records(kind) if record.restart == run.starts - 1]
@@ -149,7 +166,9 @@ def cause_of_death(run: RunRecord) -> str:
         return NO_HANDLER_YET
     answered = {record.rank for record in calls if record.get("stopped")}
     requested = {record.rank for record in of_last("preempt_request")}
-    return ASKED_TOO_SELDOM if requested - answered - ended else ""
+    if requested - answered - ended:
+        return ASKED_TOO_SELDOM
+    return ""
 
 
 def _own_store(path: Path) -> Store:
@@ -157,17 +176,17 @@ def _own_store(path: Path) -> Store:
 
 
 def _open_folder(wanted: InitArguments) -> tuple[RunFolder, RunRecord | None]:
-    """Find or make the folder of the run, and return it with what earlier starts have recorded there."""
+    """Find or create the directory of the run; return it with the record of earlier starts."""
     home = wanted.environment.home
     resume = wanted.resume or wanted.environment.resume
-    if resume == "latest" and wanted.environment.resume:  # an ID from outside says which of the script's runs
+    if resume == "latest" and wanted.environment.resume:  # an ID from outside selects one of the script's runs
         resume = wanted.environment.resume
     folder: RunFolder | None = None
     if resume == "latest":
         if wanted.name is None and not is_script():
             raise ValueError(
                 f"resume='latest' needs name=: this process is {NO_SCRIPT}, whose runs have no name of their own. Pass "
-                "core.init(name=), or the id of a run as resume="
+                "core.init(name=), or the ID of a run as resume="
             )
         folder = RunFolder.latest(home, _name(wanted))
     elif resume:
@@ -181,20 +200,20 @@ def _open_folder(wanted: InitArguments) -> tuple[RunFolder, RunRecord | None]:
 
 
 def _recorded(run: RunRecord) -> list[str]:
-    """Return the checkpoints that a run has committed and nobody has deleted, oldest first."""
-    gone = {r.get("storage_id") for r in run.records("checkpoint_deleted") if not r.get("resources")}
+    """Return the checkpoints that a run has committed and that were not deleted, oldest first."""
+    deleted = {r.get("storage_id") for r in run.records("checkpoint_deleted") if not r.get("resources")}
     saved = [str(r["storage_id"]) for r in run.records("checkpoint") if "storage_id" in r]
-    return [storage_id for storage_id in saved if storage_id not in gone]
+    return [storage_id for storage_id in saved if storage_id not in deleted]
 
 
 def _unlisted(recorded: Sequence[str], latest: str | None) -> tuple[str, ...]:
-    """Return the checkpoints recorded after ``latest``, newest first; all, if there is none that is listed."""
+    """Return the checkpoints recorded after ``latest``, newest first; all of them if ``latest`` is None."""
     if latest is None:
         after = recorded
     elif latest in recorded:
         after = recorded[recorded.index(latest) + 1 :]
-    else:  # its writer died before it was recorded, so nothing was recorded after it
-        after = []
+    else:
+        after = []  # its writer died between the commit and the record, so nothing was recorded after it
     return tuple(after[-MAX_UNLISTED:][::-1])
 
 
@@ -206,45 +225,47 @@ def _name(wanted: InitArguments) -> str:
 
 
 def _remarks(run: RunRecord | None, wanted: InitArguments, argv: Sequence[str], size: int, storage: Any) -> list[str]:
-    """Return how this start of a run differs from the ones before, as lines for a person.
+    """Return the differences of this start from earlier ones, as lines to print.
 
     Args:
-        run: what earlier starts have recorded; None: this is the first.
-        wanted: the arguments of this start.
-        argv: its command.
-        size: its ranks.
-        storage: where its checkpoints go, without secrets; None: into its own folder.
+        run: record of earlier starts, or None in a new run.
+        wanted: arguments of this start.
+        argv: command of this start.
+        size: number of ranks of this start.
+        storage: settings of its checkpoint store, without secrets; None for the run directory.
     """
     name = _name(wanted)
     if run is None:
-        resume = wanted.resume or wanted.environment.resume
-        return [f"there is no earlier run named {name} in {wanted.environment.home}: starting a new one"] * bool(resume)
+        if not (wanted.resume or wanted.environment.resume):
+            return []
+        return [f"no earlier run named {name} in {wanted.environment.home}: starting a new one"]
     if not run.starts:
         return []
     head = f"run {run.run_id}"
     lines = []
     if run.name != name:
-        lines.append(f"{head} was started under the name {run.name}, and goes on under {name}")
+        lines.append(f"{head} was named {run.name} before, and is named {name} now")
     starts = run.records("run_start")
     if starts and starts[-1].get("size") != size:
         lines.append(f"{head} had {starts[-1].get('size')} rank(s) before, and has {size} now")
     if starts and not equal_json(starts[-1].get("storage"), storage):
-        before = starts[-1].get("storage") or "its own folder"
+        before = starts[-1].get("storage") or "its own directory"
         lines.append(
-            f"{head} kept its checkpoints in {before} before, and keeps them in {storage or 'its own folder'} now"
+            f"{head} stored checkpoints in {before} before, and stores them in {storage or 'its own directory'} now"
         )
     if cause := cause_of_death(run):
-        lines.append(f"{head} ended without a word before: {cause}")
-    # A run that is over may find nothing left to do, whatever is different now.
-    how = "had completed" if run.state == "completed" else "was started"
+        lines.append(f"{head} died {cause}")
+    # A completed run may have nothing left to do, even with other arguments.
+    how = "was started"
+    if run.state == "completed":
+        how = "had completed"
     command = shlex.join(argv) or NO_SCRIPT
     changes = []
     if (before := shlex.join(run.argv) or NO_SCRIPT) != command:
-        changes.append(f"{head} {how}, as: {before}; it goes on as: {command}")
-    if (
-        changed := changed_settings(run.last_settings("hparams"), to_recordable("hparams", wanted.hparams))
-    ) is not None:
-        changes.append(f"{head} {how}, with the hparams {changed[0]}; it goes on with {changed[1]}")
+        changes.append(f"{head} {how}, as: {before}; resuming as: {command}")
+    changed = changed_settings(run.last_settings("hparams"), to_recordable("hparams", wanted.hparams))
+    if changed is not None:
+        changes.append(f"{head} {how}, with the hparams {changed[0]}; resuming with {changed[1]}")
     if not changes and run.state == "completed":
         changes.append(f"{head} {how}, with the same command")
     return lines + changes
@@ -253,8 +274,10 @@ def _remarks(run: RunRecord | None, wanted: InitArguments, argv: Sequence[str], 
 def _start_notice(run: _Opened, start: str | None) -> str:
     if run.restart == 0:
         return f"run {run.run_id} in {run.path}"
-    begin = f"its newest checkpoint is {start}" if start else "it has no checkpoint to start from"
-    return f"run {run.run_id} started again (restart {run.restart}) in {run.path}; {begin}"
+    checkpoint = "it has no checkpoint to start from"
+    if start:
+        checkpoint = f"newest checkpoint: {start}"
+    return f"run {run.run_id} started again (restart {run.restart}) in {run.path}; {checkpoint}"
 
 
 def _end_notice(run_id: str, wanted: InitArguments, outcome: str, detail: str, size: int) -> str:
@@ -263,9 +286,9 @@ def _end_notice(run_id: str, wanted: InitArguments, outcome: str, detail: str, s
         return f"run {run_id} {ending}; to look at it: det-core runs show {run_id}"
     how = how_to_resume(run_id, wanted.command)
     aim = "to resume it"
-    if size > 1 and wanted.environment.command is None:  # our own launchers alone say what was typed to start the job
+    if size > 1 and wanted.environment.command is None:  # only our own launchers pass on the command of the job
         aim += f" by the launcher of its {size} ranks"
-    if "CheckpointCorrupt: " in detail:  # the same command alone would fail again
+    if "CheckpointCorrupt: " in detail:  # the same command alone would restore the same checkpoint, and fail
         remove = f"det-core checkpoint rm ID --run {run_id}"
         return f"run {run_id} {ending}; {aim} from an older checkpoint, remove the damaged: {remove}; then {how}"
     return f"run {run_id} {ending}; {aim}: {how}"

@@ -153,7 +153,7 @@ class Context:
         changed = changed_settings(self._earlier_config, recorded) if self._earlier_config else None
         if changed is not None:
             self._earlier_config = {}
-            print_notice(f"run {self.run_id} was started with the config {changed[0]}; it goes on with {changed[1]}")
+            print_notice(f"run {self.run_id} was started with the config {changed[0]}; resuming with {changed[1]}")
 
     def alert(self, title: str | None = None, description: str | None = None, level: str = "info") -> None:
         """Bring something to a person's attention: by the master, or in a bare run by a line in the log.

@@ -1,4 +1,4 @@
-"""A run as one rank takes part in it: where it records, who answers its questions, where checkpoints lie."""
+"""A run on one rank: its arguments, journal, backend and checkpoint store."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _T = TypeVar("_T")
 
 _UNPRINTABLE = frozenset(["Cc", "Cs", "Zl", "Zp"])
 GIT_TIMEOUT = 2.0
-"""Seconds that git may take to say which commit is trained, and whether files differ from it."""
+"""Maximum time for git to describe the commit that is trained, in seconds."""
 
 
 @dataclass(frozen=True)
 class InitArguments:
-    """What ``core.init()`` was asked for, checked, and the environment that it was asked in.
+    """Validated arguments of ``core.init()``, with the environment.
 
     Attributes:
-        store: where checkpoints go, opened; None: the script does not say.
-        checkpoint_storage: what the script said of it.
-        max_length: the length of a bare run's one operation, as the script said it.
-        length: the same as a number with its unit; 1 where the script does not say.
+        store: opened checkpoint store, or None if the script names none.
+        checkpoint_storage: argument of the script.
+        max_length: argument of the script: the length of a bare run's one operation.
+        length: the same as a number with its unit; defaults to 1.
         name, resume, searcher_metric, smaller_is_better, hparams, check_storage: as ``core.init()`` takes them.
     """
 
@@ -59,13 +59,15 @@ class InitArguments:
 
     @property
     def command(self) -> str | None:
-        """What to type to start this job again; None where no command starts it: a notebook, stdin, ``python -c``."""
+        """Command that starts this job again, or None without one: a notebook, stdin, ``python -c``."""
         if self.environment.command is not None:
             return self.environment.command
-        return shlex.join(_command_line()) if is_script() else None
+        if not is_script():
+            return None
+        return shlex.join(_command_line())
 
     def check_store(self, store: Store) -> None:
-        """See whether a store is there, and, if that is wanted, whether it can be written."""
+        """Check that a store is reachable, and, with ``check_storage``, that it is writable."""
         if self.check_storage:
             store.check_writable()
         else:
@@ -74,37 +76,37 @@ class InitArguments:
 
 @dataclass(frozen=True)
 class Run:
-    """A bare run, or one run of a trial under a master. The Context closes what it is made of.
+    """A bare run, or one run of a trial under a master. The Context closes its parts.
 
     Attributes:
-        run_id: whose checkpoints these are.
-        restart: how often it was started before: later ones have larger numbers.
-        path: the folder of its journal, as this rank sees it.
-        journal: this rank's.
-        journal_restart: the number in the journal's name.
-        backend: who answers questions.
-        store: where checkpoints lie.
-        storage: what opens that store again, without secrets, for the record.
-        latest_checkpoint: the newest checkpoint of this run, or what the master hands over; None: from scratch.
-        steps_completed: those of that checkpoint; 0 without one.
-        metric: the validation metric that is searched over; None: nothing says.
-        smaller_is_better: which end of it is best.
-        units: what the searcher's lengths count.
-        hparams: the hyperparameters.
-        agent_id: names the machine in the profiler's metrics.
-        remarks: lines for a person, before the first line.
-        start_notice: the line for a person when it starts, by the checkpoint that it starts from.
-        end_notice: what a person is told when it ends, by outcome and detail.
+        run_id: ID under which checkpoints are stored.
+        restart: number of earlier starts; increases with each start.
+        path: directory of its journal, as this rank sees it.
+        journal: journal of this rank.
+        journal_restart: number in the name of the journal.
+        backend: answers requests.
+        store: checkpoint store.
+        storage: settings that open the store again, without secrets, for the record.
+        latest_checkpoint: newest checkpoint of this run, or the one that the master passes on, or None.
+        steps_completed: steps of that checkpoint; 0 without one.
+        metric: validation metric of the search, or None.
+        smaller_is_better: whether a smaller metric is better.
+        units: unit of the searcher's lengths.
+        hparams: hyperparameters.
+        agent_id: name of the node in the profiler's metrics.
+        remarks: lines to print before the start notice.
+        start_notice: returns the line to print at the start, for the checkpoint to start from.
+        end_notice: returns the line to print at the end, for outcome and detail.
         release: lets another process write the run.
-        tensorboard_prefix: the folder below the store's root that event files are copied to; None: they stay in
-            the run's folder.
-        unlisted_checkpoints: those that this run has recorded after ``latest_checkpoint`` and its store does not list,
-            newest first.
-        suspect_checkpoints: those that an earlier start has found damaged when it restored them.
-        other_stores: by storage_id, the stores of checkpoints that lie in another one.
-        info: what the cluster says of this task.
-        managed: whether a master says when to stop; else signals do.
-        earlier_config: what ``set_config()`` was given last in its earlier starts; the chief of a bare run knows.
+        tensorboard_prefix: directory below the store's root for copies of event files, or None if they stay in the
+            directory of the run.
+        unlisted_checkpoints: checkpoints that this run has recorded after ``latest_checkpoint`` and its store does not
+            list, newest first.
+        suspect_checkpoints: checkpoints that an earlier start has found damaged when it restored them.
+        other_stores: store by storage_id, for checkpoints in another store.
+        info: the task in the cluster, or None.
+        managed: whether a master preempts this run; otherwise signals do.
+        earlier_config: last argument of ``set_config()`` in earlier starts, on the chief of a bare run.
     """
 
     run_id: str
@@ -136,10 +138,7 @@ class Run:
 
 
 def hide_internal_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    """The function, whose errors for its user show the user's line and what they say, not how we came to it.
-
-    Python adds the one frame that raises. How we came to it is in the log, at level DEBUG.
-    """
+    """Hide internal frames in user errors of a function. The log has them at level DEBUG."""
 
     @wraps(function)
     def called(*args: _P.args, **kwargs: _P.kwargs) -> _T:
@@ -147,40 +146,42 @@ def hide_internal_frames(function: Callable[_P, _T]) -> Callable[_P, _T]:
             return function(*args, **kwargs)
         except (DetCoreError, ValueError, TypeError) as error:
             logger.debug("%s() fails", function.__name__, exc_info=True)
+            # Python adds the frame of this line, and those of the user.
             raise error.with_traceback(None) from None
 
     return called
 
 
-def close_quietly(what: Store | Backend) -> None:
-    """Close it because of an error that is under way, and must not be hidden by one more."""
+def close_quietly(component: Store | Backend) -> None:
+    """Close a store or backend because of an error, which an error of this call must not hide."""
     try:
-        what.close()
+        component.close()
     except DetCoreError as e:
         logger.warning("%s", e)
 
 
 def describe_outcome(outcome: str, detail: str) -> str:
-    """An outcome of a run in words."""
+    """Return the outcome of a run in words."""
     if outcome == "stopped":
         return f"stopped by the script: {detail}" if detail else "stopped by the script"
-    return outcome.replace("_", " ") + (f" ({detail})" if detail else "")
+    text = outcome.replace("_", " ")
+    return f"{text} ({detail})" if detail else text
 
 
 def to_recordable(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as the journal takes them, with texts for what JSON cannot hold: they are recorded for people."""
+    """Return settings as plain JSON for the record, with ``str()`` of values that JSON cannot hold."""
     if not isinstance(settings, Mapping):
         raise TypeError(f"{name} must be a mapping, not {type(settings).__name__}")
-    # A path that is not UTF-8 is a text with surrogates, which a journal cannot hold.
+    # A path that is not UTF-8 is a string with surrogates, which the journal cannot encode.
     text = json.dumps(dict(settings), default=str, ensure_ascii=False)
     return json.loads(text.encode(errors="replace"))  # type: ignore[no-any-return]
 
 
 def changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return the settings that differ, as two texts such as ``lr=0.1`` and ``lr=0.01``; None: none does.
+    """Return the settings that differ, as two texts such as ``lr=0.1`` and ``lr=0.01``, or None.
 
     Args:
-        before, now: as :func:`to_recordable` gives them.
+        before, now: results of :func:`to_recordable`.
     """
     names = [name for name in {**before, **now} if name not in before or name not in now]
     names += [name for name in before if name in now and not equal_json(before[name], now[name])]
@@ -197,69 +198,66 @@ def _values(names: Sequence[str], settings: Mapping[str, Any]) -> str:
 
 
 def describe_start(command: str | None) -> dict[str, Any]:
-    """What run.json says of a start: the command, the working directory, and the commit of the script's repository."""
+    """Return a start for run.json: the command, the working directory and the commit of the script's repository."""
     return {"argv": shlex.split(command or ""), "cwd": os.getcwd(), "git": _commit(Path(script()))}
 
 
 def how_to_resume(run_id: str, command: str | None) -> str:
-    """Return what to type to resume a run that was started by ``command``."""
+    """Return the instruction to resume a run that was started by ``command``."""
     if command:
         return f"DET_CORE_RESUME={run_id} {command}"
     return f'DET_CORE_RESUME={run_id} in its environment, or core.init(resume="{run_id}")'
 
 
 def is_printable(name: str) -> bool:
-    """Return whether a name is one line of text that a terminal shows: without control characters or lone surrogates.
-
-    ``str.isprintable()`` also refuses what is merely newer than Python's table of characters.
-    """
+    """Return whether a name is one line that a terminal shows: without control characters and lone surrogates."""
+    # str.isprintable() also rejects characters that are newer than Python's tables.
     return not any(unicodedata.category(character) in _UNPRINTABLE for character in name)
 
 
 def is_script() -> bool:
-    """Return whether this process was started by a script or module, not by ``python -c``, stdin or a notebook.
-
-    A notebook's ``sys.argv[0]`` is ``ipykernel_launcher.py``, the same for all.
-    """
-    started = sys.argv[0] if sys.argv else ""
-    return started not in ("", "-", "-c") and getattr(sys.modules.get("__main__"), "__file__", None) is not None
+    """Return whether a script or module started this process, not ``python -c``, stdin or a notebook."""
+    if not sys.argv or sys.argv[0] in ("", "-", "-c"):
+        return False
+    # The sys.argv[0] of a notebook is ipykernel_launcher.py; its __main__ has no file.
+    return getattr(sys.modules.get("__main__"), "__file__", None) is not None
 
 
 def script() -> str:
-    """The script's absolute path; where there is none, the folder this process runs in."""
-    return os.path.abspath(sys.argv[0]) if is_script() else os.getcwd()
+    """Return the script's absolute path, or the working directory without a script."""
+    if not is_script():
+        return os.getcwd()
+    return os.path.abspath(sys.argv[0])
 
 
 def _command_line() -> list[str]:
-    """Return what was typed to start this process, without the path of the interpreter.
-
-    That is what Python itself was given where it names the script that runs, or where ``sys.argv`` does not: a wrapper,
-    or the script itself, may have put words there that start something else. A debugger runs the script with
-    ``sys.argv`` as it would be without; so does multiprocessing, whose processes have words that nobody has typed.
-    """
+    """Return the command line that started this process, without the path of the interpreter."""
     main = sys.modules["__main__"]
     file = str(main.__file__)
     named = next((word for word in sys.orig_argv[1:] if os.path.isfile(word)), "")
     is_wrapped = not os.path.isfile(sys.argv[0]) and "-c" not in sys.orig_argv
+    # Python's own arguments count if they name the script, or sys.argv does not: a wrapper, or the script itself, may
+    # have replaced sys.argv by words that start something else.
     if is_wrapped or (named and os.path.realpath(named) == os.path.realpath(file)):
         return ["python", *sys.orig_argv[1:]]
+    # A debugger, or multiprocessing, runs the script by arguments that nobody has typed, with sys.argv as without it.
     spec = getattr(main, "__spec__", None)
     if spec is not None and spec.origin == sys.argv[0]:
         return ["python", "-m", spec.name.removesuffix(".__main__"), *sys.argv[1:]]
     return ["python", *sys.argv]
 
 
-@cache  # what was imported does not change with the repository
-def _commit(place: Path) -> dict[str, Any] | None:
-    """The commit that is checked out around a file or folder, and whether tracked files differ from it."""
-    folder = place if place.is_dir() else place.parent
-    if not any((above / ".git").exists() for above in (folder, *folder.parents)):
+@cache  # once: the imported code stays as it was, whatever becomes of the repository
+def _commit(path: Path) -> dict[str, Any] | None:
+    """Return the commit checked out around a file or directory, and whether tracked files differ from it."""
+    directory = path if path.is_dir() else path.parent
+    if not any((parent / ".git").exists() for parent in (directory, *directory.parents)):
         return None
-    command = ["git", "--no-optional-locks", "-C", str(folder), "status", "--porcelain=v2", "--branch", "-uno"]
+    command = ["git", "--no-optional-locks", "-C", str(directory), "status", "--porcelain=v2", "--branch", "-uno"]
     try:
-        said = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=GIT_TIMEOUT, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    lines = said.splitlines()
+    lines = output.splitlines()
     commit = next((line.split()[-1] for line in lines if line.startswith("# branch.oid ")), None)
     return {"commit": commit, "dirty": any(not line.startswith("#") for line in lines)}

@@ -214,7 +214,7 @@ class Job:
         from det_core.core._bare_run import cause_of_death  # its imports would delay the script's start
 
         if cause := cause_of_death(RunRecord(self._chain.run_path)):
-            print_notice(f"the script died of the request to stop: {cause}. It goes on from its last checkpoint")
+            print_notice(f"the script died {cause}; it resumes from its last checkpoint")
 
     def _supervise(self, command: list[str]) -> tuple[int, str]:
         """Run the script, ask it to stop in time, and return its status and why it was asked."""

@@ -74,7 +74,7 @@ def test_start_damaged_or_gone_every_answer_is_the_one_before(
         with pytest.raises((CheckpointCorrupt, CheckpointNotFound)), ctx.checkpoint.restore_path(ids[2], mode):
             pass
     said = capfd.readouterr().err
-    assert f"; its newest checkpoint is {ids[0]}\n" in said
+    assert f"; newest checkpoint: {ids[0]}\n" in said
     passed = f"checkpoint {ids[0]} is taken, and newer ones are passed over: "
     (line,) = [line for line in said.splitlines() if passed in line]
     assert all(line.count(storage_id) == 1 for storage_id in ids)

@@ -287,13 +287,13 @@ def test_a_run_of_which_one_rank_died_at_its_end_is_not_completed(home: Path, tm
 def test_what_a_person_may_not_expect_of_a_resume_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     with core.init(name="a", resume="latest"):
         pass
-    assert "there is no earlier run named a in" in capsys.readouterr().err
+    assert "no earlier run named a in" in capsys.readouterr().err
     with core.init(name="a", resume="latest") as ctx:
         run_id = ctx.run_id
     assert "named" not in capsys.readouterr().err
     with core.init(name="b", resume=run_id):
         pass
-    assert "was started under the name a, and goes on under b" in capsys.readouterr().err
+    assert "was named a before, and is named b now" in capsys.readouterr().err
 
     def rank(distributed: core.DistributedContext) -> None:
         core.init(distributed=distributed, name="a", resume=run_id).close()
@@ -308,10 +308,10 @@ def test_a_run_that_had_completed_is_told_with_its_command(tmp_path: Path) -> No
     again = warm.run(["train.py", "--epochs", "1"], cwd=tmp_path).stdout
     assert "had completed, with the same command" in again
     other = warm.run(["train.py", "--epochs", "2"], cwd=tmp_path).stdout
-    assert "had completed, as: python train.py --epochs 1; it goes on as: python train.py --epochs 2" in other
+    assert "had completed, as: python train.py --epochs 1; resuming as: python train.py --epochs 2" in other
     (tmp_path / "train.py").write_text("from det_core import core\nwith core.init(name='a', resume='latest'): 1 / 0\n")
     warm.run(["train.py"], cwd=tmp_path)
-    assert "was started, as: python train.py; it goes on as" in warm.run(["train.py", "x"], cwd=tmp_path).stdout
+    assert "was started, as: python train.py; resuming as" in warm.run(["train.py", "x"], cwd=tmp_path).stdout
 
 
 def test_a_run_records_how_it_was_started(home: Path, tmp_path: Path) -> None:

@@ -530,7 +530,7 @@ DIES = """
 
 
 def test_a_run_that_died_before_its_first_call_says_so(tmp_path: Path) -> None:
-    said = "had not called should_preempt() yet"
+    said = "before its first should_preempt() call"
     with running(DIES, 1, tmp_path, args=("dies",)) as ranks:
         assert ranks.wait() == [-signal.SIGTERM]
         assert said not in ranks.output(0)
@@ -563,7 +563,7 @@ SELDOM = """
 
 
 def test_run_that_asks_too_seldom_is_told(tmp_path: Path) -> None:
-    said = "killed before its next should_preempt() call: call that after every batch"
+    said = "before its next should_preempt() call: call it after every batch"
 
     def start(how: str, grace: str = "60") -> str:
         with running(SELDOM, 1, tmp_path, args=(how,), env={"DET_CORE_GRACE": grace}) as ranks:

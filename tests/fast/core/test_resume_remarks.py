@@ -26,7 +26,7 @@ def test_other_hparams_are_told_and_each_restart_keeps_its_own(said: Any) -> Non
         with core.init(name="sw", hparams={"lr": rate, "depth": 3}, resume="latest") as ctx:
             ctx.train.report_training_metrics(1 if rate == 0.1 else 2, {"loss": 1.0})
     text = said()
-    assert "had completed, with the hparams lr=0.1; it goes on with lr=0.01\n" in text
+    assert "had completed, with the hparams lr=0.1; resuming with lr=0.01\n" in text
     assert "same command" not in text
     assert [start["hparams"]["lr"] for start in client.run("latest").settings] == [0.1, 0.01]
     shown = det_core("runs", "show", "latest").stdout
@@ -39,7 +39,7 @@ def test_hparams_that_are_left_out_are_told(said: Any) -> None:
     for hparams in ({"lr": 0.1}, None):
         with core.init(name="sw", hparams=hparams, resume="latest"):
             pass
-    assert "with the hparams lr=0.1; it goes on with no lr\n" in said()
+    assert "with the hparams lr=0.1; resuming with no lr\n" in said()
     assert client.run("latest").hparams == {}
     assert re.search(r"hparams \(restart 1\): +none\n", det_core("runs", "show", "latest").stdout)
 
@@ -48,7 +48,7 @@ def test_same_settings_are_shown_once(said: Any) -> None:
     for _ in range(2):
         with core.init(name="sw", hparams={"lr": float("nan")}, resume="latest") as ctx:
             ctx.set_config({"seed": 7})
-    assert "goes on with" not in said()
+    assert "resuming with" not in said()
     shown = det_core("runs", "show", "latest").stdout
     assert "(restart" not in shown and "config.seed:" in shown
 
@@ -60,8 +60,8 @@ def test_another_config_or_storage_is_told(said: Any, tmp_path: Path) -> None:
         ctx.set_config({"seed": 8})
         ctx.set_config({"seed": 9})
     text = said()
-    assert text.count("it goes on with seed=8") == 1 and "seed=9" not in text
-    assert f"kept its checkpoints in its own folder before, and keeps them in {tmp_path / 'store'} now" in text
+    assert text.count("resuming with seed=8") == 1 and "seed=9" not in text
+    assert f"stored checkpoints in its own directory before, and stores them in {tmp_path / 'store'} now" in text
 
 
 def test_settings_with_a_path_that_is_not_utf8_are_recorded() -> None:
