@@ -1,6 +1,6 @@
-"""The Core API: all that a training script touches. Start with :func:`init`.
+"""Core API: everything that a training script uses. Start with :func:`init`.
 
-Importing this package loads none of its parts; each is loaded when its name is first used.
+Importing this package loads none of its modules; each is loaded when one of its names is first used.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ __all__ = [
     "set_random_state",
 ]
 
-_HOMES = {
+_LAZY_EXPORTS = {
     "AnyOf": "_checkpoint._retention",
     "CheckpointContext": "_checkpoint",
     "Context": "_context",
@@ -86,13 +86,13 @@ _HOMES = {
     "resumable": "_resumable",
     "set_random_state": "_random_state",
 }
-"""The module that each name stands in."""
+"""Module of each name."""
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _LAZY_EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    value = getattr(importlib.import_module(f"{__name__}.{_LAZY_EXPORTS[name]}"), name)
     globals()[name] = value
     return value
 

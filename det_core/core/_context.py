@@ -1,4 +1,4 @@
-"""The Context: all parts of the SDK for one script, opened and closed together."""
+"""Context: all parts of the SDK for one script, opened and closed together."""
 
 from __future__ import annotations
 
@@ -25,33 +25,31 @@ from det_core.errors import CloseError, ContextClosed, InvalidHP, ReportsLost, R
 from det_core.journal import SUCCESS_OUTCOMES
 
 logger = logging.getLogger("det_core.core")
-UNCLOSED_DETAIL = (
-    "it was not closed, so whether it completed is not known: use `with core.init() as ctx:`, or ctx.close()"
-)
+UNCLOSED_DETAIL = "not closed, so the outcome is unknown: use `with core.init() as ctx:` or ctx.close()"
 WORKER_LOST = (
     "nothing was saved after the signal to stop: it also reached a DataLoader worker that was still starting, and the "
-    "loader failed; what was trained since the last checkpoint is lost, and trained again by a resume. Next time, "
-    "signal the script alone: kill PID"
+    "loader failed; a resume repeats the training since the last checkpoint. To avoid this, signal the script alone: "
+    "kill PID"
 )
 _ALERT_LEVELS = ("debug", "info", "warning", "error")
 
 
 class Context:
-    """What ``core.init()`` gives: one part for each thing a training script needs. Not made by hand.
+    """Entry point of the Core API; see :func:`init`.
 
     Attributes:
-        distributed: talks to the other ranks.
-        checkpoint: stores and restores.
-        preempt: says when to save and exit.
+        distributed: the ranks and their collectives.
+        checkpoint: stores and restores checkpoints.
+        preempt: decides when to save and exit.
         train: reports metrics, status and metadata.
-        searcher: says what to train.
-        profiler: samples the machine.
-        info: what the cluster says of this task; None in a bare run.
+        searcher: returns the operations to train.
+        profiler: samples the node.
+        info: the task in the cluster; None in a bare run.
         managed: whether this is a trial of an experiment, under a master; False in a bare run.
-        trial: the trial of an experiment, with its id and its seed; None in a bare run.
-        hparams: the hyperparameters of this trial; in a bare run those that ``core.init(hparams=)`` was given.
-        config: the experiment's configuration; in a bare run what :meth:`set_config` was given, None before.
-        run_id: what ``det-core runs`` knows this run by.
+        trial: the trial of an experiment, with its ID and its seed; None in a bare run.
+        hparams: hyperparameters of this trial; in a bare run those of ``core.init(hparams=)``.
+        config: the experiment's configuration; in a bare run the argument of :meth:`set_config`, None before.
+        run_id: ID of this run for ``det-core runs``.
     """
 
     def __init__(
@@ -74,10 +72,14 @@ class Context:
         self.searcher = searcher
         self.profiler = profiler
         self.info: ClusterInfo | None = run.info
-        self.trial = trial = run.info.trial if run.managed and run.info is not None else None
+        self.trial = None
+        if run.managed and run.info is not None:
+            self.trial = run.info.trial
         self.managed = run.managed
         self.hparams = run.hparams
-        self.config: dict[str, Any] | None = None if trial is None else trial.config
+        self.config: dict[str, Any] | None = None
+        if self.trial is not None:
+            self.config = self.trial.config
         self.run_id = run.run_id
         self._run = run
         self._start = start
@@ -90,7 +92,7 @@ class Context:
 
     def __enter__(self) -> Context:
         if self._closed:
-            raise ContextClosed("this context is closed; each run needs a core.init() of its own")
+            raise ContextClosed("this context is closed: call core.init() again for another run")
         self._outer = _CURRENT.get()
         _CURRENT.set(self)
         return self
@@ -116,32 +118,32 @@ class Context:
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """The storage_id to start from; None: from scratch."""
+        """storage_id of the checkpoint to start from, or None."""
         return self._start.storage_id
 
     @property
     def steps_completed(self) -> int:
-        """The steps of the checkpoint to start from; 0 without one."""
+        """Steps of the checkpoint to start from; 0 without one."""
         return self._start.steps_completed
 
     @property
     def last_validation(self) -> int | None:
-        """The last step at which a validation was reported, by any restart; None: none was. Any rank may ask.
+        """Last step of a reported validation, in any restart, or None. Any rank may read it.
 
-        In a bare run that is of the rows that stand: once an earlier checkpoint is restored, later ones do not.
+        In a bare run superseded rows do not count: those after the checkpoint that was restored.
         """
         if self._closed:
-            raise ContextClosed("last_validation was asked of a context that is closed")
+            raise ContextClosed("last_validation was read from a context that is closed")
         return self._run.backend.last_validation()
 
     def set_config(self, config: Mapping[str, Any]) -> None:
-        """Put the settings that the script goes by into the run's record (``det-core runs show``). Any rank may.
+        """Record the settings of the script for ``det-core runs show``. Any rank may call it.
 
-        In a bare run they are ``ctx.config`` from then on; in a trial that stays the experiment's.
+        In a bare run they become ``ctx.config``; in a trial that remains the experiment's configuration.
 
         Args:
-            config: such as ``vars(args)``; a later call takes the place of an earlier one. What JSON cannot hold is
-                recorded as its ``str()``.
+            config: settings, such as ``vars(args)``; replaces those of earlier calls. Values that JSON cannot hold are
+                recorded as their ``str()``.
         """
         if self._closed:
             raise ContextClosed("set_config() was called on a context that is closed")
@@ -150,17 +152,19 @@ class Context:
         if self.managed:
             return
         self.config = dict(config)
-        changed = changed_settings(self._earlier_config, recorded) if self._earlier_config else None
+        if not self._earlier_config:
+            return
+        changed = changed_settings(self._earlier_config, recorded)
         if changed is not None:
-            self._earlier_config = {}
+            self._earlier_config = {}  # one notice a start, however often the script sets its configuration
             print_notice(f"run {self.run_id} was started with the config {changed[0]}; resuming with {changed[1]}")
 
     def alert(self, title: str | None = None, description: str | None = None, level: str = "info") -> None:
-        """Bring something to a person's attention: by the master, or in a bare run by a line in the log.
+        """Send an alert: through the master, or in a bare run as a line in the log.
 
         Args:
             title: one line.
-            description: more, if there is more.
+            description: further text.
             level: ``debug``, ``info``, ``warning`` (or ``warn``) or ``error``.
         """
         if self._closed:
@@ -174,25 +178,27 @@ class Context:
         self._run.backend.alert(title or "", description or "", chosen)
 
     def close(self) -> None:
-        """Close every part, also if another fails to.
+        """Close every part, even if another one fails.
 
         Raises:
-            ReportsLost: reports that reached no disk, when nothing else went wrong.
-            ReportsNotShipped: reports that the master did not get, likewise.
-            CloseError: names each part that could not finish.
+            ReportsLost: If reports reached no disk, and nothing else failed.
+            ReportsNotShipped: If reports did not reach the master, and nothing else failed.
+            CloseError: If several parts, or another part, failed; the message names each.
         """
         self._close(None)
 
     def _close_unclosed(self) -> None:
-        """Close what the script has left open: its saves are committed and its reports kept, but how it ended is not
-        known here, neither by a status nor by an exception."""
+        """Close a context that the script left open: commit its saves and keep its reports.
+
+        The outcome is unknown here: there is neither an exit status nor an exception.
+        """
         try:
             self._close(None, unclosed=True)
         except BaseException as e:
             print_notice(f"run {self.run_id}: {type(e).__name__}: {e}")
 
     def _end_job(self, error: InvalidHP) -> None:
-        """Report the early exit, and tell every other rank to exit with status 0 as well."""
+        """Report the early exit, and make every other rank exit with status 0 as well."""
         self.train.report_early_exit(EarlyExitReason.INVALID_HP)
         if self.distributed.communicator is not None:
             reason = f"rank {self.distributed.rank} raised InvalidHP: {error}"
@@ -203,31 +209,44 @@ class Context:
             return
         self._closed = True
         _OPEN.discard(self)
-        outcome, detail = ("unclosed", UNCLOSED_DETAIL) if unclosed else self._outcome(error)
+        outcome = "unclosed"
+        detail = UNCLOSED_DETAIL
+        if not unclosed:
+            outcome, detail = self._outcome(error)
         reported = self._run.journal.newest_step
         failures: dict[str, BaseException] = {}
+        # Parts that may still report or save close first; the journal and the master last, as all others end in them.
         interrupt = _finish(self._sources(), failures)
         if outcome in ("preempted", "stopped") and (unsaved := self._unsaved(reported)):
             detail = f"{detail}; {unsaved}" if detail else unsaved
         interrupt = _finish(self._sinks(outcome, detail, error), failures) or interrupt
         if self.distributed.rank == 0:
-            if isinstance(lost := failures.get("journal"), ReportsLost) and outcome in SUCCESS_OUTCOMES:
-                outcome, detail = "incomplete", str(lost)  # as the journal itself records it
-            elif (damage := self._run.journal.damage) and outcome in SUCCESS_OUTCOMES:
-                outcome, detail = "incomplete", f"not all reports were kept: {damage}"
-            print_notice(self._run.end_notice(outcome, detail))
+            self._print_end(outcome, detail, failures)
             if is_worker_loss(error) and self._is_unsaved_since(self.preempt.requested_at):
                 print_notice(WORKER_LOST)
         drop_unwritable()
         if interrupt is not None:
             raise interrupt
-        if len(failures) == 1 and isinstance(only := next(iter(failures.values())), (ReportsLost, ReportsNotShipped)):
-            raise only
+        if len(failures) == 1:
+            (failure,) = failures.values()
+            if isinstance(failure, (ReportsLost, ReportsNotShipped)):
+                raise failure
         if failures:
             raise CloseError(failures)
 
+    def _print_end(self, outcome: str, detail: str, failures: Mapping[str, BaseException]) -> None:
+        if outcome in SUCCESS_OUTCOMES:
+            # The journal records the same outcome itself.
+            if isinstance(lost := failures.get("journal"), ReportsLost):
+                outcome = "incomplete"
+                detail = str(lost)
+            elif damage := self._run.journal.damage:
+                outcome = "incomplete"
+                detail = f"not all reports were kept: {damage}"
+        print_notice(self._run.end_notice(outcome, detail))
+
     def _sources(self) -> list[_Closer]:
-        """Return each part that may still report or save, with what closes it, in order."""
+        """Return the parts that may still report or save, with their close functions, in order."""
         return [
             ("profiler", self.profiler.close),
             ("searcher", self.searcher.close),
@@ -238,12 +257,19 @@ class Context:
         ]
 
     def _sinks(self, outcome: str, detail: str, error: BaseException | None) -> list[_Closer]:
-        """Return each part that takes reports, with what closes it, in order: the ranks' links, then the journal."""
-        failure = error if outcome in ("failed", "interrupted") else None
-        says_nothing = self.managed and outcome == "unclosed"  # the master goes by the status of the process
-        end = {"outcome": outcome, **({"detail": detail} if detail else {})}
+        """Return the parts that take in reports, with their close functions, in order: the ranks, then the journal."""
+        failure = None
+        if outcome in ("failed", "interrupted"):
+            failure = error
+        end = {"outcome": outcome}
+        if detail:
+            end["detail"] = detail
+        records: list[_Closer] = []
+        # A master takes the outcome of an unclosed run from the status of the process.
+        if not self.managed or outcome != "unclosed":
+            records.append(("run", lambda: self._run.journal.record("run_end", end)))
         return [
-            *([] if says_nothing else [("run", lambda: self._run.journal.record("run_end", end))]),
+            *records,
             ("distributed", lambda: self.distributed.close(exit_info=end, failure=failure)),
             ("journal", self._run.journal.close),
             ("master", self._run.backend.close),
@@ -251,22 +277,25 @@ class Context:
         ]
 
     def _unsaved(self, reported: int) -> str:
-        """Return what a stop leaves unsaved, in words; empty where the script has saved, or reported nothing since.
+        """Return what a stop leaves unsaved, in words; "" if the script has saved, or reported nothing since.
 
         Args:
             reported: the largest step that was reported.
         """
         if self.distributed.rank != 0:  # the chief commits checkpoints
             return ""
-        # Steps alone do not tell: a script may count batches in its reports, and epochs in its checkpoints.
+        # Steps alone do not decide: a script may count batches in its reports, and epochs in its checkpoints.
         if not self._is_unsaved_since(self.preempt._stop_seen_at or 0.0):
             return ""
-        steps = None if self.latest_checkpoint is None else self.steps_completed
         if (commit := self._last_commit()) is not None:
             steps = commit[0]
-        if steps is None:
-            return "nothing was saved, so that a resume starts from the beginning"
-        return f"nothing was saved since step {steps}, from which a resume goes on" if reported > steps else ""
+        elif self.latest_checkpoint is not None:
+            steps = self.steps_completed
+        else:
+            return "nothing was saved, so a resume starts from the beginning"
+        if reported <= steps:
+            return ""
+        return f"nothing was saved since step {steps}, from which a resume continues"
 
     def _is_unsaved_since(self, moment: float | None) -> bool:
         """Return whether the chief has committed nothing since a moment on the monotonic clock; False without one."""
@@ -274,27 +303,29 @@ class Context:
         return moment is not None and (commit is None or commit[1] < moment)
 
     def _outcome(self, error: BaseException | None) -> tuple[str, str]:
-        """``completed``, ``stopped``, ``preempted``, ``invalid_hp`` or ``failed``, and what there is to say of it."""
+        """Return the run's outcome and its detail."""
         if isinstance(error, InvalidHP):
             return "invalid_hp", str(error)
         if isinstance(error, KeyboardInterrupt):
             return "interrupted", ""
-        left = error is None or isinstance(error, GeneratorExit)
-        if not left and not (isinstance(error, SystemExit) and error.code in (0, None)):
+        is_success = error is None or isinstance(error, GeneratorExit)
+        if isinstance(error, SystemExit) and error.code in (0, None):
+            is_success = True
+        if not is_success:
             return "failed", f"{type(error).__name__}: {error}".splitlines()[0]
         try:
             exit_if_job_ended(self.distributed)
         except SystemExit:
             return "invalid_hp", "reported by another rank"
-        for rank, farewell in sorted(self.distributed.departed().items()):
-            if farewell.get("outcome") == "failed":
-                return "failed", f"rank {rank}: {farewell.get('detail')}"
+        for rank, exit_info in sorted(self.distributed.departed().items()):
+            if exit_info.get("outcome") == "failed":
+                return "failed", f"rank {rank}: {exit_info.get('detail')}"
         if self.preempt.acknowledged:
             return "preempted", ""
         if self.preempt.stopped_by_script:
             return "stopped", self.preempt.reason or ""
         if isinstance(error, GeneratorExit):
-            return "stopped", "its generator was left before the end"
+            return "stopped", "its generator was closed before the end"
         return "completed", ""
 
 
@@ -302,12 +333,12 @@ _Closer = tuple[str, Callable[[], None]]
 
 
 def _finish(parts: list[_Closer], failures: dict[str, BaseException]) -> KeyboardInterrupt | None:
-    """Close each part, also if another fails to; note the failures by part, and return the interrupt of a wait."""
+    """Close each part, even if another one fails; collect the failures by part, and return a KeyboardInterrupt."""
     interrupt: KeyboardInterrupt | None = None
     for part, finish in parts:
         try:
             finish()
-        except KeyboardInterrupt as e:  # a part that waits gives up; the others are closed all the same
+        except KeyboardInterrupt as e:  # it ends the wait of one part, not the closing of the others
             interrupt = e
         except Exception as e:
             failures[part] = e
@@ -316,11 +347,11 @@ def _finish(parts: list[_Closer], failures: dict[str, BaseException]) -> Keyboar
 
 _CURRENT: ContextVar[Context | None] = ContextVar("det_core_context", default=None)
 _OPEN: set[Context] = set()
-"""Those of this process that are not closed, be they forgotten by the script."""
+"""Contexts of this process that are not closed. Strong references: the script may have lost its own."""
 
 
 def _register_open(context: Context) -> None:
-    """Note a context, and have those that are never closed closed when the main thread has ended."""
+    """Register a context, to be closed when the main thread has ended if the script does not close it."""
     _OPEN.add(context)
     end_in_time(_close_unclosed)
 
@@ -332,22 +363,21 @@ def _close_unclosed() -> None:
 
 
 def current_context() -> Context | None:
-    """The context that is open here: of the innermost ``with core.init()`` around the caller, else the only open one.
+    """Return the context of the innermost ``with core.init()`` around the caller, else the only open one, or None.
 
-    For a library that is called inside a training script, and was not handed the context.
+    For libraries that are called inside a training script without the context as an argument.
 
     Raises:
-        RuntimeError: several are open in this process, and none of them around the caller.
+        RuntimeError: If several are open in this process, and none encloses the call.
     """
     context = _CURRENT.get()
     while context is not None:
         if not context._closed:
             return context
         context = context._outer
-    found = [context for context in list(_OPEN) if not context._closed]
-    if len(found) > 1:
-        raise RuntimeError(
-            f"{len(found)} contexts of core.init() are open in this process, and none around this call: "
-            "say which one is meant (core_context=)"
-        )
-    return found[0] if found else None
+    contexts = [context for context in list(_OPEN) if not context._closed]
+    if not contexts:
+        return None
+    if len(contexts) > 1:
+        raise RuntimeError(f"{len(contexts)} contexts are open and none encloses this call: pass core_context=")
+    return contexts[0]

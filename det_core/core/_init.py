@@ -1,4 +1,4 @@
-"""``core.init()``: checks what was asked for, then puts the parts together."""
+"""``core.init()``: validate the arguments, then compose the context."""
 
 from __future__ import annotations
 
@@ -48,54 +48,53 @@ def init(
     hparams: Mapping[str, Any] | None = None,
     check_storage: bool = False,
 ) -> Context:
-    """Build the :class:`Context` of a training script. Use it as ``with core.init() as ctx:``.
+    """Create the :class:`Context` of a training script. Use it as ``with core.init() as ctx:``.
 
     Args:
-        distributed: the ranks that train together; needed as soon as there is more than one.
-        checkpoint_storage: a folder, a URL such as ``s3://bucket/prefix``, or a dictionary like the
-            ``checkpoint_storage`` field of an experiment's configuration. Left out: ``checkpoints`` in the
-            run's own folder.
-        preempt_mode: who may call ``ctx.preempt.should_preempt()``.
-        tensorboard_mode: whether metrics are also written as TensorBoard events. Left out: yes, where the extra
+        distributed: the ranks that train together; required with more than one.
+        checkpoint_storage: a directory, a URL such as ``s3://bucket/prefix``, or a dictionary like the
+            ``checkpoint_storage`` field of an experiment's configuration. Defaults to ``checkpoints`` in the run's
+            directory.
+        preempt_mode: ranks that may call ``ctx.preempt.should_preempt()``.
+        tensorboard_mode: whether metrics are also written as TensorBoard events. Defaults to yes if the extra
             ``tensorboard`` is installed.
-        max_length: the length of a bare run's one searcher operation: a number, or a number with its unit, as in
-            ``{"epochs": 10}``. Left out: 1.
-        name: what ``resume="latest"`` goes by, one line of text. Left out: the script's absolute path; in a notebook,
-            stdin or ``python -c`` the working directory, by which ``latest`` does not go.
-        resume: ``"latest"`` or the id of a run to continue. Left out: ``DET_CORE_RESUME``, else a new run. An id in
-            ``DET_CORE_RESUME`` comes before ``"latest"`` here.
-        searcher_metric: the validation metric of ``ctx.searcher.metric`` and
-            ``ctx.train.get_experiment_best_validation()`` in a bare run. Left out, the latter goes by the metric that
-            operations are completed with.
-        smaller_is_better: which end of that metric is best.
-        retention: which of this run's checkpoints stay, such as ``core.KeepLatest(3) | core.KeepBest(1, "loss")``.
-            Applied whenever a new one is complete. Left out: all stay.
-        hparams: the hyperparameters of a bare run: they are ``ctx.hparams``, and stand in its record
-            (``det-core runs show``), where what JSON cannot hold is its ``str()``. A resumed run whose earlier start
-            had others is told so, and each start's stand in the record.
-        check_storage: try out whether checkpoints can be written, before training starts. Left out: it shows at the
-            first write, so that a script that only restores needs no permission to write.
+        max_length: length of a bare run's one searcher operation: a number, or a number with its unit, as in
+            ``{"epochs": 10}``. Defaults to 1.
+        name: name of the run for ``resume="latest"``, one line of text. Defaults to the script's absolute path; in a
+            notebook, stdin or ``python -c`` to the working directory, which ``latest`` does not accept.
+        resume: ``"latest"`` or the ID of a run to continue. Defaults to ``DET_CORE_RESUME``, else to a new run. An ID
+            in ``DET_CORE_RESUME`` overrides ``"latest"`` here.
+        searcher_metric: validation metric of ``ctx.searcher.metric`` and
+            ``ctx.train.get_experiment_best_validation()`` in a bare run. The latter defaults to the metric with which
+            operations are completed.
+        smaller_is_better: whether a smaller value of that metric is better.
+        retention: policy that selects the checkpoints of this run to keep, such as
+            ``core.KeepLatest(3) | core.KeepBest(1, "loss")``. Applied after each checkpoint. Defaults to keeping all.
+        hparams: hyperparameters of a bare run: ``ctx.hparams``, also recorded for ``det-core runs show``, with the
+            ``str()`` of values that JSON cannot hold. A resume with other hyperparameters prints a notice; the record
+            has those of each start.
+        check_storage: check that checkpoints can be written before training starts. Otherwise the first write does, so
+            that a script that only restores needs no permission to write.
 
     Raises:
-        ValueError, TypeError: an argument cannot be used, or the environment says that there are more ranks.
-        StorageError: the bucket for checkpoints does not exist or cannot be reached, or ``check_storage`` has found
-            that checkpoints cannot be written; on every rank, in one line that says why, and what to do.
-        RunNotFound, RunLocked: the run to resume is not there, or is being written.
-        MasterError: this is a trial of an experiment, and its master does not answer, or refuses.
-        SystemExit: This process is a child of spawn or forkserver that is importing the script: the lines that train
-            have to stand under ``if __name__ == "__main__":``.
+        ValueError, TypeError: If an argument is invalid, or the environment shows several ranks that are not passed.
+        StorageError: If the bucket for checkpoints does not exist or is unreachable, or ``check_storage`` found that
+            checkpoints cannot be written. Raised on every rank.
+        RunNotFound, RunLocked: If the run to resume does not exist, or another process writes it.
+        MasterError: If this is a trial of an experiment, and its master does not answer, or rejects it.
+        SystemExit: If this process is a child of spawn or forkserver that is importing the script: protect the lines
+            that train with ``if __name__ == "__main__":``.
 
-    In a trial of an experiment the master says what ``name``, ``resume``, ``searcher_metric``, ``smaller_is_better``
-    and ``hparams`` say elsewhere, and they are not looked at (a ``smaller_is_better=False`` that the configuration
-    contradicts is warned of); nor is ``max_length``, if the experiment's configuration has one.
-    ``checkpoint_storage``, left out, is that of the configuration.
+    In a trial of an experiment, the experiment's settings replace ``name``, ``resume``, ``searcher_metric``,
+    ``smaller_is_better`` and ``hparams``; a contradicting ``smaller_is_better=False`` is warned of. ``max_length`` is
+    ignored if the experiment's configuration has one, and ``checkpoint_storage`` defaults to the configuration's.
     """
     exit_if_importing_script("core.init()")
     open_standard_streams()
     end_in_time()
     environment = Environment.read()
     texts = {"name": name, "resume": resume, "searcher_metric": searcher_metric}
-    _check(distributed, preempt_mode, tensorboard_mode, hparams, texts, environment)
+    _validate(distributed, preempt_mode, tensorboard_mode, hparams, texts, environment)
     if retention is not None:
         check_policy(retention)
     length = configured_length(1 if max_length is None else max_length)
@@ -105,7 +104,9 @@ def init(
     with ExitStack() as undo:
         store = None
         if environment.probe is not None:
-            checkpoint_storage = None  # a check writes nothing outside of its home
+            checkpoint_storage = (
+                None  # check-resume trains copies of a run, which may write nothing outside of its home
+            )
         if checkpoint_storage is not None:
             store = open_store(checkpoint_storage, default=environment.home, scratch=environment.home / "scratch")
             undo.callback(close_quietly, store)
@@ -135,8 +136,8 @@ def _compose(
     tensorboard_mode: TensorboardMode | None,
     retention: RetentionPolicy | None,
 ) -> Context:
-    """Put the parts together."""
-    chief = distributed.rank == 0
+    """Compose the context of its parts."""
+    is_chief = distributed.rank == 0
     start = StartCheckpoint(
         run.latest_checkpoint,
         run.steps_completed,
@@ -167,7 +168,7 @@ def _compose(
     deadline = StopDeadline(lambda: preempt.requested_at, environment.grace, is_limited=not run.managed)
     for store in (run.store, *run.other_stores.values()):
         store.limit(deadline)
-    say = print_notice if chief else logger.debug
+    say = print_notice if is_chief else logger.debug
     checks = ScriptChecks(distributed, run, start, say)
     events = RunEvents(run, tensorboard, retention, checks)
     checkpoint = CheckpointContext(
@@ -176,7 +177,7 @@ def _compose(
         deadline=deadline, say=say,
     )  # fmt: skip
     checkpoint.choose_start()
-    if chief:
+    if is_chief:
         for line in (*run.remarks, run.start_notice(start.peek())):
             print_notice(line)
     _record_start(distributed, run)
@@ -199,16 +200,17 @@ def _compose(
 
 
 def _record_start(distributed: DistributedContext, run: Run) -> None:
-    """The journal's first words: who records, and with which settings."""
+    """Write the first records of this rank's journal: the process and its settings."""
     start = {"size": distributed.size, "host": os.uname().nodename, "pid": os.getpid(), "storage": run.storage}
     if not run.managed:
-        start["notes_should_preempt"] = True  # its absence says something, but not in a record of an older version
+        # Says that a record without should_preempt() calls means that there were none: older versions recorded none.
+        start["notes_should_preempt"] = True
     run.journal.record("run_start", start)
     if distributed.rank == 0 and (run.hparams or run.restart) and not run.managed:
         run.journal.record("settings", {"hparams": to_recordable("hparams", run.hparams)})
 
 
-def _check(
+def _validate(
     distributed: Any,
     preempt_mode: Any,
     tensorboard_mode: Any,
@@ -216,7 +218,7 @@ def _check(
     texts: Mapping[str, Any],
     environment: Environment,
 ) -> None:
-    """Refuse what cannot work, before anything is made."""
+    """Check arguments before anything is created."""
     if distributed is not None and not isinstance(distributed, DistributedContext):
         raise TypeError(f"distributed must be a core.DistributedContext, not {type(distributed).__name__}")
     if not isinstance(preempt_mode, PreemptMode):
@@ -227,9 +229,9 @@ def _check(
         raise TypeError(f"hparams must be a mapping, not {type(hparams).__name__}")
     for argument, value in texts.items():
         if value is not None and (not isinstance(value, str) or not value.strip()):
-            raise ValueError(f"{argument}={value!r}: expected a text that is not empty, or None")
+            raise ValueError(f"{argument}={value!r}: expected a non-empty string or None")
     if isinstance(name := texts["name"], str) and not is_printable(name):
-        raise ValueError(f"{name=}: expected one line of text that can be printed")
+        raise ValueError(f"{name=}: expected one line of printable text")
     if distributed is None and (launcher := detect_ranks(environment.launch)) is not None:
         raise ValueError(
             f"{launcher.command} started {launcher.size()} processes, so core.init() needs to know the ranks: "

@@ -1,4 +1,4 @@
-"""A run under a master: what this process is told of it, its folder, and how the master hears of it."""
+"""Runs under a master: registration, run directory, shipping."""
 
 from __future__ import annotations
 
@@ -40,36 +40,37 @@ from det_core.storage import event_files_of_experiment, storage_without_secrets
 logger = logging.getLogger("det_core.core")
 
 SIGTERM_SHIP_TIMEOUT = 3.0
-"""Seconds that a SIGTERM may take to bring reports to the master."""
+"""Maximum time for a SIGTERM to ship reports to the master, in seconds."""
 
 
 class _ChiefInfo(NamedTuple):
-    """What the chief finds out, for all ranks."""
+    """The chief's knowledge of the run, for all ranks."""
 
     master: Master
     storage_id: int | None
     start: dict[str, Any] | None
-    """The configuration of the storage in which the checkpoint to start from lies, where that is another one."""
+    """Settings of the storage of the checkpoint to start from, or None if it is this run's own."""
     path: str
     restart: int
-    """How often this allocation's script was started before."""
+    """Number of earlier starts of the script in this allocation."""
 
 
 def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted: InitArguments, undo: ExitStack) -> Run:
-    """Get ready to record one run of a trial, on all ranks together.
+    """Register one run of a trial, and open its journal and store, on all ranks.
 
     Args:
         distributed: the ranks of the run.
         info: the task.
-        wanted: what the script asks for; of its lengths and storages those count that the experiment leaves open.
-        undo: closes what was opened, if the context cannot be made after all.
+        wanted: arguments of the script; its length and storage count if the experiment leaves them open.
+        undo: closes opened components if a later step fails.
 
     Raises:
-        MasterError: the master does not answer, or refuses this task.
-        ValueError: the configuration's ``checkpoint_storage`` cannot be used.
-        StorageError: checkpoints cannot be kept where they are to go.
+        MasterError: If the master does not answer, or rejects this task.
+        ValueError: If the configuration's ``checkpoint_storage`` is invalid.
+        StorageError: If the checkpoint store cannot be used.
     """
-    environment, trial = wanted.environment, info.trial
+    environment = wanted.environment
+    trial = info.trial
     configured = trial.config.get("checkpoint_storage")
     task = _task(info, wanted.max_length)
     session = _session(environment, info)
@@ -79,11 +80,11 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
     known = on_chief(distributed, "init", lambda: _prepare(info, session, wanted, task, hold))
     if distributed.rank == 0:
         _warn_of_opposite_goal(wanted, task.searcher)
-    store = wanted.store or open_configured_store(configured, environment, foreign=not known.master.ours)
+    store = wanted.store or open_configured_store(configured, environment, is_determined=not known.master.ours)
     undo.callback(close_quietly, store)
     other_stores = open_start_store(info.latest_checkpoint, known.start, store, environment)
     path = Path(known.path)
-    if not path.is_dir():  # on another machine, without the chief's file system
+    if not path.is_dir():  # this rank is on another node, without the chief's file system
         path = environment.run_dir or environment.home / "runs" / path.name
         path.mkdir(parents=True, exist_ok=True)
     rank = distributed.rank
@@ -123,15 +124,14 @@ def open_managed_run(distributed: DistributedContext, info: ClusterInfo, wanted:
 
 
 def _warn_of_opposite_goal(wanted: InitArguments, searcher: Mapping[str, Any]) -> None:
-    """Say that the search keeps the smallest where the script wants the largest: it would keep the worst trials.
-
-    The other way round the script may just have left ``smaller_is_better`` out.
-    """
-    metric, smaller = searcher.get("metric"), searcher.get("smaller_is_better", True) is not False
+    """Warn if the search minimizes what the script maximizes: it would keep the worst trials."""
+    metric = searcher.get("metric")
+    smaller = searcher.get("smaller_is_better", True) is not False
+    # Not the other way round: there the script may just have left smaller_is_better out.
     if smaller and not wanted.smaller_is_better and wanted.searcher_metric in (None, metric):
         logger.warning(
-            "the script says core.init(smaller_is_better=False), but the search goes by the configuration: "
-            "the smallest %s is the best there. If that is wrong, set searcher.smaller_is_better: false in it",
+            "core.init(smaller_is_better=False) contradicts the experiment, which minimizes %s and decides; to "
+            "maximize it, set searcher.smaller_is_better: false in its configuration",
             metric or "metric",
         )
 
@@ -139,10 +139,10 @@ def _warn_of_opposite_goal(wanted: InitArguments, searcher: Mapping[str, Any]) -
 def _prepare(
     info: ClusterInfo, session: MasterSession, wanted: InitArguments, task: Task, hold: ExitStack
 ) -> _ChiefInfo:
-    """The chief's part: tell the master, take the run's folder for writing, see that checkpoints can be kept.
+    """Register the run with the master, lock its directory and check the store, on the chief.
 
     Args:
-        hold: lets go of the folder.
+        hold: releases the directory.
     """
     if wanted.store is not None:
         wanted.check_store(wanted.store)
@@ -153,7 +153,7 @@ def _prepare(
     write_task(folder.path, info.master_url, master.cluster_id, task)
     if wanted.store is None:
         configured = info.trial.config.get("checkpoint_storage")
-        wanted.check_store(open_configured_store(configured, wanted.environment, foreign=not master.ours))
+        wanted.check_store(open_configured_store(configured, wanted.environment, is_determined=not master.ours))
     return _ChiefInfo(master, storage_id, start, str(folder.path), folder.restart)
 
 
@@ -184,15 +184,16 @@ def _task(info: ClusterInfo, max_length: int | Mapping[str, int] | None) -> Task
 def _register(
     info: ClusterInfo, session: MasterSession, master: Master, wanted: InitArguments
 ) -> tuple[int | None, dict[str, Any] | None]:
-    """Tell the master that this run starts and where its checkpoints go.
+    """Register the start of this run and its storage with the master.
 
     Returns:
-        The master's number of that storage, and the configuration of the one in which the checkpoint to start from
-        lies, where that is another.
+        The master's number of that storage, and the settings of the storage of the checkpoint to start from, or None if
+        it is the same.
     """
-    section = info.trial.config.get("checkpoint_storage")
-    chosen = section if wanted.store is None else wanted.checkpoint_storage
-    storage = master_storage(chosen, wanted.store, foreign=not master.ours)
+    chosen = wanted.checkpoint_storage
+    if wanted.store is None:
+        chosen = info.trial.config.get("checkpoint_storage")
+    storage = master_storage(chosen, wanted.store, is_determined=not master.ours)
     body = {"runId": info.trial.trial_id, "checkpointStorage": storage}
     storage_id = session.call("POST", "/api/v1/runs/start", body).get("storageId")
     start = start_checkpoint_storage(session, info.latest_checkpoint, storage) if master.ours else None
@@ -200,7 +201,7 @@ def _register(
 
 
 def _open_folder(environment: Environment, info: ClusterInfo, command: str | None) -> RunFolder:
-    """The folder of this run's journals, taken for writing."""
+    """Return the directory of this run's journals, locked for writing."""
     trial = info.trial
     path = environment.run_dir or environment.home / "runs" / f"managed-{trial.trial_id}-{trial.trial_run_id}"
     path.mkdir(parents=True, exist_ok=True)
@@ -212,19 +213,18 @@ def _open_folder(environment: Environment, info: ClusterInfo, command: str | Non
 def _shipper(
     info: ClusterInfo, session: MasterSession, known: _ChiefInfo, path: Path, journal: Journal, rank: int
 ) -> Shipper:
-    """Carries this rank's journal, after what earlier starts of the script in this allocation have left."""
-    trial, to = info.trial, f"{info.master_url} {info.allocation_id}"
-    carrier = (
-        JournalCarrier(session, trial.trial_id, trial.trial_run_id)
-        if known.master.ours
-        else ReportCarrier(session, trial.trial_id, trial.trial_run_id, known.master)
-    )
+    """Return the shipper of this rank's journal, after those of earlier starts of the script in this allocation."""
+    trial = info.trial
+    to = f"{info.master_url} {info.allocation_id}"
+    carrier: JournalCarrier | ReportCarrier = ReportCarrier(session, trial.trial_id, trial.trial_run_id, known.master)
+    if known.master.ours:
+        carrier = JournalCarrier(session, trial.trial_id, trial.trial_run_id)
     journals = rank_cursors(path, known.restart, rank, to=to, run_id=info.allocation_id)
     return Shipper(journals, carrier, session, settle=journal.flush, folder=path)
 
 
 def _units(task: Task) -> Unit | None:
-    """What lengths count: ``searcher.unit``, or the key of its ``max_length``, or of the script's."""
+    """Return the unit of lengths: the key of ``max_length``, or ``searcher.unit``."""
     length = task.searcher.get("max_length")
     if length is None:
         length = task.max_length
@@ -233,8 +233,12 @@ def _units(task: Task) -> Unit | None:
 
 
 def _start_notice(info: ClusterInfo, start: str | None, path: Path | None) -> str:
-    """Return which run this is; ``path`` if the person who reads it does not know where its journal lies."""
+    """Return the line that names this run; with its journal, if ``path`` is given."""
     trial = info.trial
-    begin = f"with checkpoint {start} to start from" if start else "from scratch"
-    run = f"trial {trial.trial_id} of experiment {trial.experiment_id}, run {trial.trial_run_id}, {begin}"
-    return run if path is None else f"{run}; master {info.master_url}; journal in {path}"
+    checkpoint = "from scratch"
+    if start:
+        checkpoint = f"with checkpoint {start} to start from"
+    notice = f"trial {trial.trial_id} of experiment {trial.experiment_id}, run {trial.trial_run_id}, {checkpoint}"
+    if path is None:
+        return notice
+    return f"{notice}; master {info.master_url}; journal in {path}"

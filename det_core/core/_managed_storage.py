@@ -1,4 +1,4 @@
-"""The checkpoint storage of a run under a master: as this process reaches it, and as the master knows it."""
+"""Checkpoint storage of a run under a master: as this process opens it, and as the master records it."""
 
 from __future__ import annotations
 
@@ -14,70 +14,79 @@ from det_core.errors import CheckpointError, MissingExtra, UnknownToMaster
 from det_core.storage import DirectoryStore, Store, open_store
 
 SHARED_FS_MOUNT = Path("/determined_shared_fs")
-"""Where a foreign cluster's containers find a storage of type ``shared_fs`` (wire contract, §3.2)."""
+"""Mount point of a storage of type ``shared_fs`` in the containers of a Determined cluster (wire contract, §3.2)."""
 
 
-def open_configured_store(configured: Mapping[str, Any] | None, environment: Environment, *, foreign: bool) -> Store:
-    """The store of the experiment's configuration; without one, a folder in the home folder.
+def open_configured_store(
+    configured: Mapping[str, Any] | None, environment: Environment, *, is_determined: bool
+) -> Store:
+    """Open the store of the experiment's configuration, by default a directory below the home directory.
 
     Args:
-        configured: the section ``checkpoint_storage`` (§11.3).
-        environment: says where the home folder is.
-        foreign: whether another master than ours started this process.
+        configured: section ``checkpoint_storage`` (§11.3).
+        environment: has the home directory.
+        is_determined: whether a Determined master started this process.
 
     Raises:
-        ValueError: the section names no store that det_core can open.
+        ValueError: If det_core cannot open a store of this section.
     """
     default = environment.home / "checkpoints"
-    if foreign and configured and configured.get("type") == "shared_fs" and SHARED_FS_MOUNT.is_dir():
+    if is_determined and configured and configured.get("type") == "shared_fs" and SHARED_FS_MOUNT.is_dir():
         return DirectoryStore(_inside(configured))
-    chosen = configured if configured and configured.get("type") else None
+    chosen = None
+    if configured and configured.get("type"):
+        chosen = configured
     return open_store(chosen, default=default, scratch=environment.home / "scratch")
 
 
 def _inside(configured: Mapping[str, Any]) -> Path:
-    """The folder of a ``shared_fs`` in a container; ``storage_path`` is relative, or lies in ``host_path``."""
+    """Return the directory of a ``shared_fs`` in a container; ``storage_path`` is relative, or below ``host_path``."""
     path = str(configured.get("storage_path") or "")
     if os.path.isabs(path):
         path = os.path.relpath(path, str(configured["host_path"]))
     return SHARED_FS_MOUNT / path
 
 
-def master_storage(chosen: Any, given: Store | None, *, foreign: bool) -> dict[str, Any] | None:
-    """What a master is told of where checkpoints go (wire contract, §5.1); None: nothing that it could use.
+def master_storage(chosen: Any, script_store: Store | None, *, is_determined: bool) -> dict[str, Any] | None:
+    """Return the storage settings for the master (wire contract, §5.1), or None if it could not use any.
 
     Args:
-        chosen: what the script gave, or the section of the configuration.
-        given: the store that the script named, if it did.
-        foreign: whether it is another master than ours.
+        chosen: argument of the script, or section of the configuration.
+        script_store: store that the script names, or None.
+        is_determined: whether it is a Determined master.
     """
     if isinstance(chosen, Mapping):
         return dict(chosen) if chosen.get("type") else None
-    if isinstance(given, DirectoryStore):
-        return storage_settings(given.root, foreign=foreign)
-    return storage_settings(str(chosen), foreign=foreign) if chosen else None
+    if isinstance(script_store, DirectoryStore):
+        return storage_settings(script_store.root, foreign=is_determined)
+    if not chosen:
+        return None
+    return storage_settings(str(chosen), foreign=is_determined)
 
 
 def start_checkpoint_storage(session: MasterSession, storage_id: str | None, own: Any) -> dict[str, Any] | None:
-    """Where the checkpoint to start from lies, if that is another storage than this run's own.
+    """Return the storage settings of the checkpoint to start from, or None if they are this run's own.
 
-    It was made by another experiment, or before this one's configuration was changed.
+    They differ for a checkpoint of another experiment, or from before this one's configuration was changed.
 
     Args:
-        session: talks to a master of ours.
-        storage_id: the checkpoint; None: there is none.
-        own: this run's storage, as the master was told of it.
+        session: session with a det_core master.
+        storage_id: the checkpoint, or None.
+        own: storage settings of this run, as registered with the master.
     """
     if storage_id is None:
         return None
     from urllib.parse import quote
 
     try:
-        found = session.call("GET", f"/api/v1/checkpoints/{quote(storage_id, safe='')}").get("checkpoint")
+        checkpoint = session.call("GET", f"/api/v1/checkpoints/{quote(storage_id, safe='')}").get("checkpoint")
     except UnknownToMaster:
         return None
-    storage = found.get("storage") if isinstance(found, Mapping) else None
-    if not storage or location(storage) == location(own if isinstance(own, Mapping) else {}):
+    if not isinstance(checkpoint, Mapping):
+        return None
+    storage = checkpoint.get("storage")
+    own_location = location(own if isinstance(own, Mapping) else {})
+    if not storage or location(storage) == own_location:
         return None
     return dict(storage)
 
@@ -85,18 +94,18 @@ def start_checkpoint_storage(session: MasterSession, storage_id: str | None, own
 def open_start_store(
     storage_id: str | None, start: Mapping[str, Any] | None, own: Store, environment: Environment
 ) -> dict[str, Store]:
-    """The store of the checkpoint to start from, by its storage_id; empty if it lies in this run's own.
+    """Open the store of the checkpoint to start from; return it by storage_id, or nothing if it is this run's own.
 
     Raises:
-        CheckpointError: that store cannot be opened here.
+        CheckpointError: If that store cannot be opened here.
     """
     if storage_id is None or start is None:
         return {}
     try:
-        store = open_configured_store(start, environment, foreign=False)
+        store = open_configured_store(start, environment, is_determined=False)
     except (ValueError, MissingExtra) as e:
         raise CheckpointError(
-            f"checkpoint {storage_id}, to start from, lies in a storage that cannot be opened: {e}"
+            f"cannot open the storage of checkpoint {storage_id}, from which this run starts: {e}"
         ) from e
     if isinstance(store, DirectoryStore) and store.root == own.root:
         return {}

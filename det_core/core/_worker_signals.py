@@ -1,19 +1,17 @@
-"""Workers of a DataLoader that leave stop signals to their parent, whatever started them: fork, spawn or forkserver.
+"""Workers of a DataLoader that leave stop signals to their parent, with fork, spawn and forkserver.
 
 A scheduler, systemd or a terminal signals every process of a job. A worker of torch dies of that: of SIGTERM by a C
-handler that heeds the parent alone, of the others by default. The parent's next batch is then an error, and nothing is
-saved. Workers below a process that has called :func:`protect_workers` ignore stop signals until their loader gives them
-up, and end with that process.
+handler that ignores only signals of the parent, of the others by default. The parent's next batch is then an error, and
+nothing is saved. Workers below a process that has called :func:`protect_workers` ignore stop signals until their loader
+terminates them, and end with that process.
 
-How the code gets into a worker:
+The code gets into a worker
 
-fork: by multiprocessing's own hook after a fork.
-spawn, forkserver: with its parent's ``authkey``. A child unpickles it twice: before it imports the script, where it
-begins to note signals, and within the process object, where it becomes a worker or has everything as without us.
-The forkserver itself must live, as its children end with it. It is started with stop signals blocked; its children,
-which inherit that, unblock them.
-
-Handlers in Python, and neither a mask nor SIG_IGN: what a worker starts by exec would inherit those.
+- with fork, by multiprocessing's own hook after a fork;
+- with spawn and forkserver, in its parent's ``authkey``, which a child unpickles twice: before it imports the script,
+  where it starts to collect signals, and within the process object, where it becomes a worker or restores everything.
+  The forkserver itself must live, as its children end with it: it is started with stop signals blocked; its children,
+  which inherit that, unblock them.
 """
 
 from __future__ import annotations
@@ -42,16 +40,16 @@ from typing import Any
 from det_core._standalone.stop_signals import STOP_SIGNALS
 
 _LOADERS = ("torch.utils.data.", "torchdata.")
-"""Modules whose daemonic processes are workers of a loader."""
+"""Packages whose daemonic processes are workers of a loader."""
 _POINTER_BYTES = ctypes.sizeof(ctypes.c_void_p)
-"""Bytes of the handler, which a ``struct sigaction`` begins with."""
+"""Size of the handler at the start of a ``struct sigaction``."""
 _TORCH_CALL = "_set_worker_signal_handlers"
 _START_INTERVAL = 0.005
 _START_TIMEOUT = 10.0
-"""Seconds in which torch is expected to install its SIGTERM handler in a worker that has begun to run."""
+"""Time in which torch is expected to install its SIGTERM handler in a started worker, in seconds."""
 _CHECK_INTERVAL = 1.0
 _EXIT_TIMEOUT = 1.0
-"""Seconds that workers get to end after their parent; one that holds the GIL for ever is killed."""
+"""Maximum time for workers to end after their parent, in seconds; one that holds the GIL for ever is killed."""
 _ARRIVE = """
 import signal, sys
 sys.path[:] = path  # as multiprocessing does a moment later
@@ -70,7 +68,7 @@ if module := sys.modules.get("det_core.core._worker_signals"):
 
 
 def protect_workers() -> None:
-    """From now on, have the workers of this process's loaders leave stop signals to it. Any thread may call it."""
+    """Protect the future workers of this process's loaders from stop signals. Any thread may call it."""
     global _parent
     if _parent is not None and _parent.pid == os.getpid():
         return
@@ -85,18 +83,18 @@ def protect_workers() -> None:
 class _Parent:
     """A process that protects its workers.
 
-    Each worker holds the reading end of one pipe, and this process alone the writing end: its end of file says that the
-    process has ended, or is about to.
+    Each worker holds the read end of one pipe, and only this process the write end: end of file means that the process
+    has ended, or is about to.
     """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.lifeline, self._held = multiprocessing.Pipe(duplex=False)
         self.starts: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        """Children that are being started, and whether each is a worker."""
+        """Whether a child that is being started is a worker."""
 
     def after_fork(self) -> None:
-        """In a child that multiprocessing has forked."""
+        """Protect this process if it is a worker that multiprocessing has forked."""
         if self.pid == os.getppid():
             if _is_worker(multiprocessing.current_process()):
                 _become_worker(self.lifeline)
@@ -104,18 +102,19 @@ class _Parent:
                 self.lifeline.close()
 
     def release(self) -> None:
-        """In any forked child: give up the writing end."""
+        """Close the write end in a forked child."""
         self._held.close()
 
     def end_workers(self) -> None:
-        """At exit, before multiprocessing joins its daemonic children without a limit."""
+        """End the workers at exit, as multiprocessing would join its daemonic children without a timeout."""
         if self.pid != os.getpid():
             return
         self._held.close()
         workers = [child for child in multiprocessing.active_children() if child.daemon and self._has_worker(child)]
         if not workers:
             return
-        handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's raises when a worker was killed
+        # The handler of torch raises when a worker was killed.
+        handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         deadline = time.monotonic() + _EXIT_TIMEOUT
         for worker in workers:
             worker.join(max(0.0, deadline - time.monotonic()))
@@ -125,7 +124,7 @@ class _Parent:
         signal.signal(signal.SIGCHLD, handler)
 
     def _has_worker(self, child: Any) -> bool:
-        """Return whether a child is a protected worker: it holds the lifeline, which all others have closed."""
+        """Return whether a child is a protected worker: it has the lifeline open, which all others have closed."""
         pipe = os.fstat(self.lifeline.fileno()).st_ino
         try:
             return any(entry.stat().st_ino == pipe for entry in os.scandir(f"/proc/{child.pid}/fd"))
@@ -134,8 +133,8 @@ class _Parent:
 
 
 def _reduce_authkey(key: Any) -> tuple[Any, ...]:
-    """Pickle the key that every child of spawn and forkserver gets, and code that is to run there with it."""
-    plain: tuple[Any, ...] = key.__reduce__()  # TypeError, unless a child is being started
+    """Pickle the key that every child of spawn and forkserver receives, with code that runs there."""
+    plain: tuple[Any, ...] = key.__reduce__()  # raises TypeError unless a child is being started
     start: Any = get_spawning_popen()
     if _parent is None or _parent.pid != os.getpid() or start.method not in ("spawn", "forkserver"):
         return plain
@@ -152,14 +151,14 @@ def _reduce_authkey(key: Any) -> tuple[Any, ...]:
 
 
 def _reduce_process(process: Any) -> Any:
-    """Pickle a process as always, and remember whether it is a worker; its key follows."""
+    """Pickle a process as usual, and remember for its key, which follows, whether it is a worker."""
     if _parent is not None:
         _parent.starts[get_spawning_popen()] = _is_worker(process)
     return process.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
 class _Executed:
-    """Code that is run where this is unpickled. It needs no import of ours, which might fail there."""
+    """Code that runs where it is unpickled. Without an import of det_core, which might fail there."""
 
     def __init__(self, code: str, namespace: dict[str, Any]) -> None:
         self._arguments = (code, namespace)
@@ -181,16 +180,17 @@ def _stop_signals_blocked() -> Iterator[None]:
 
 
 def arrive(lifeline: Connection, blocked: tuple[int, ...]) -> None:
-    """In a child of spawn or forkserver that is about to import the script: note signals until it has."""
+    """Collect signals in a child of spawn or forkserver until it has imported the script."""
     global _arrival
     _arrival = _Arrival(lifeline)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
 
 
 def settle(is_worker: bool) -> None:
-    """In that child, once it has imported the script: become a worker, or have everything as it would have been."""
+    """Make a child that has imported the script a worker, or restore what :func:`arrive` has changed."""
     global _arrival
-    arrival, _arrival = _arrival, None
+    arrival = _arrival
+    _arrival = None
     if arrival is None:
         return
     if is_worker:
@@ -201,7 +201,7 @@ def settle(is_worker: bool) -> None:
 
 
 class _Arrival:
-    """A child of spawn or forkserver of which it is not known yet whether it is a worker of a loader."""
+    """Signal handlers of a child of spawn or forkserver until it is known whether it is a worker of a loader."""
 
     def __init__(self, lifeline: Connection) -> None:
         self.lifeline = lifeline
@@ -214,7 +214,7 @@ class _Arrival:
         self._received.append(number)
 
     def restore(self) -> None:
-        """Put back what was found, and send this process again what it has received."""
+        """Put back the handlers that were found, and send this process the received signals again."""
         for number, handler in self._replaced.items():
             if signal.getsignal(number) == self._note:
                 signal.signal(number, handler)
@@ -224,7 +224,9 @@ class _Arrival:
 
 def _become_worker(lifeline: Connection) -> None:
     for number in STOP_SIGNALS:
-        if number == signal.SIGTERM or _is_default(number):  # that one torch replaces, whatever it finds
+        # torch replaces the handler of SIGTERM, whatever it finds.
+        if number == signal.SIGTERM or _is_default(number):
+            # Neither a mask nor SIG_IGN: a program that the worker starts would inherit those.
             signal.signal(number, _leave_to_parent)
     guard = _Guard(lifeline)
     threading.Thread(target=guard.run, name="det-core-worker", daemon=True).start()
@@ -239,9 +241,9 @@ def _is_worker(process: Any) -> bool:
 
 def _is_default(number: int) -> bool:
     handler = signal.getsignal(number)
-    return handler in (signal.SIG_DFL, signal.default_int_handler) or isinstance(
-        getattr(handler, "__self__", None), _Arrival
-    )
+    if isinstance(getattr(handler, "__self__", None), _Arrival):
+        return True
+    return handler in (signal.SIG_DFL, signal.default_int_handler)
 
 
 def _leave_to_parent(_number: int, _frame: FrameType | None) -> None:
@@ -249,62 +251,63 @@ def _leave_to_parent(_number: int, _frame: FrameType | None) -> None:
 
 
 class _Guard:
-    """A thread of a worker: it keeps SIGTERM from torch, and ends the worker with its parent.
+    """Thread of a worker that keeps torch from handling SIGTERM, and ends the worker with its parent.
 
-    torch installs its handler in C, behind Python's back, once the worker runs; so Python's own is put back in C. A
-    profile function does it the moment that torch's call returns, as on a busy machine the thread may come after the
-    first batches. The thread is there for a torch that names this call otherwise.
+    torch installs its handler in C, unknown to Python, once the worker runs; so Python's own is put back in C. A
+    profile function does it the moment that torch's call returns, as on a busy machine the thread may run after the
+    first batches. The thread does it for a torch that names this call otherwise.
 
-    Once the loader has given the worker up torch's handler returns: it obeys ``terminate()``.
+    Once the loader terminates the worker, torch's handler is put back, which obeys ``terminate()``.
     """
 
     def __init__(self, lifeline: Connection) -> None:
         self._lifeline = lifeline
         self._ours = _sigaction(signal.SIGTERM)
         self._theirs: bytes | None = None
-        self._quick_until = time.monotonic() + _START_TIMEOUT
+        self._start_deadline = time.monotonic() + _START_TIMEOUT
 
     def run(self) -> None:
         """Guard until the parent has ended."""
         while not self._lifeline.poll(self._interval):
             if self._theirs is None:
-                self._take_over()
-            elif _is_given_up():
+                self._replace_torch_handler()
+            elif _is_terminated():
                 _sigaction(signal.SIGTERM, self._theirs)
                 self._lifeline.poll(None)
                 break
         os._exit(0)
 
     def on_call(self, _frame: FrameType | None, event: str, called: Any) -> None:
-        """As a profile function of the main thread: take over when torch has installed its handler, and go."""
+        """Replace torch's handler once it is installed, as a profile function of the main thread, and uninstall it."""
         if event == "c_return" and getattr(called, "__name__", "") == _TORCH_CALL:
-            self._take_over()
+            self._replace_torch_handler()
         if self._theirs is not None:
             sys.setprofile(None)
 
     @property
     def _interval(self) -> float:
-        is_starting = self._theirs is None and time.monotonic() < self._quick_until
-        return _START_INTERVAL if is_starting else _CHECK_INTERVAL
+        if self._theirs is None and time.monotonic() < self._start_deadline:
+            return _START_INTERVAL
+        return _CHECK_INTERVAL
 
-    def _take_over(self) -> None:
+    def _replace_torch_handler(self) -> None:
         action = _sigaction(signal.SIGTERM)
-        # Only the pointers: behind the 64 signals of a kernel's mask, glibc returns what was on its stack.
+        # Only the pointers: after the 64 signals of the kernel's mask, glibc returns what was on its stack.
         is_replaced = action[:_POINTER_BYTES] != self._ours[:_POINTER_BYTES]
         if is_replaced and signal.getsignal(signal.SIGTERM) is _leave_to_parent:
             self._theirs = action
             _sigaction(signal.SIGTERM, self._ours)
 
 
-def _is_given_up() -> bool:
-    """Return whether the loader has asked its workers to end, by the one event that it gives them."""
+def _is_terminated() -> bool:
+    """Return whether the loader has set the one event that it passes to its workers, which tells them to end."""
     process: Any = multiprocessing.current_process()
     events = [value for value in getattr(process, "_args", ()) if isinstance(value, Event)]
     return any(event.is_set() for event in events)
 
 
 def _sigaction(number: int, action: bytes | None = None) -> bytes:
-    """Set what the kernel does on a signal, beside Python; return the setting before, a ``struct sigaction``."""
+    """Set the kernel's action for a signal, unknown to Python; return the previous one, a ``struct sigaction``."""
     before = ctypes.create_string_buffer(256)  # 152 bytes with glibc on x86-64
     if _LIBC.sigaction(number, action, before) != 0:
         raise OSError(ctypes.get_errno(), "sigaction")

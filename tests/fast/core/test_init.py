@@ -19,7 +19,7 @@ from det_core import core
         ({"preempt_mode": "ChiefOnly"}, "preempt_mode must be a core.PreemptMode"),
         ({"tensorboard_mode": "AUTO"}, "tensorboard_mode must be a core.TensorboardMode"),
         ({"name": " "}, "name="),
-        ({"name": "caf\udce9"}, "name='caf\\udce9': expected one line of text that can be printed"),
+        ({"name": "caf\udce9"}, "name='caf\\udce9': expected one line of printable text"),
         ({"name": "a\nb"}, "name='a\\nb'"),
         ({"resume": ""}, "resume="),
         ({"searcher_metric": 3}, "searcher_metric="),

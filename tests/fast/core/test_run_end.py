@@ -39,14 +39,14 @@ def test_preemption_without_a_save_names_the_step_to_resume_from(last_line: Any)
     with core.init(name="a") as ctx:
         train(ctx, range(1, 3))
     line = last_line()
-    assert "preempted (nothing was saved, so that a resume starts from the beginning); to resume it: " in line
+    assert "preempted (nothing was saved, so a resume starts from the beginning); to resume it: " in line
     assert client.run("latest").detail in line
     with core.init(name="a", resume="latest") as ctx:
         train(ctx, range(1, 6), saves=3)
-    assert "preempted (nothing was saved since step 3, from which a resume goes on)" in last_line()
+    assert "preempted (nothing was saved since step 3, from which a resume continues)" in last_line()
     with core.init(name="a", resume="latest") as ctx:
         train(ctx, range(4, 8))
-    assert "preempted (nothing was saved since step 3, from which a resume goes on)" in last_line()
+    assert "preempted (nothing was saved since step 3, from which a resume continues)" in last_line()
 
 
 def test_preemption_after_which_the_script_saved_says_no_more(last_line: Any) -> None:
@@ -65,7 +65,7 @@ def test_stop_of_the_script_without_a_save_is_told(last_line: Any) -> None:
         ctx.train.report_training_metrics(1, {"loss": 1.0})
         ctx.preempt.request("converged")
         assert ctx.preempt.should_preempt()
-    assert "stopped by the script: converged; nothing was saved, so that a resume starts" in last_line()
+    assert "stopped by the script: converged; nothing was saved, so a resume starts" in last_line()
 
 
 @pytest.mark.parametrize("call", ["store_path", "store_path in the background", "save", "upload"])
@@ -105,7 +105,7 @@ def test_generator_that_is_left_has_not_failed(last_line: Any) -> None:
         if step == 3:
             break
     running.close()
-    assert "stopped by the script: its generator was left before the end; to resume it: " in last_line()
+    assert "stopped by the script: its generator was closed before the end; to resume it: " in last_line()
     assert client.run("latest").state == "stopped"
 
 
