@@ -91,7 +91,7 @@ class _Parent:
         self.pid = os.getpid()
         self.lifeline, self._held = multiprocessing.Pipe(duplex=False)
         self.starts: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
-        """Whether a child that is being started is a worker."""
+        """Children that are being started: True for a worker."""
 
     def after_fork(self) -> None:
         """Protect this process if it is a worker that multiprocessing has forked."""
