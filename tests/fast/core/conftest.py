@@ -1,4 +1,4 @@
-"""What many tests of the core begin with."""
+"""Fixtures of the core tests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.checkpoints import Recorder, alone
 
 @pytest.fixture
 def context(tmp_path: Path) -> Iterator[CheckpointContext]:
-    """That of one rank, on ``tmp_path/store``."""
+    """Return the checkpoint context of one rank, on ``tmp_path/store``."""
     with alone() as distributed:
         yield Recorder().context(distributed, tmp_path / "store")
 

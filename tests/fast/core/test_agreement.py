@@ -18,7 +18,7 @@ class World:
     size: int
     total: int
     goes_on: bool = False
-    """Whether a rank goes on after a stop that only the script asked for."""
+    """True if ranks continue after a stop that only the script requested."""
     sides: list[RankState] = field(init=False)
     chief: ChiefState = field(init=False)
     to_rank: list[list[tuple[str, object]]] = field(init=False)
@@ -42,7 +42,7 @@ class World:
         self.requests = []
 
     def step(self, rank: int) -> None:
-        """The training thread of ``rank`` goes on: begins a call, ends a waiting one, or leaves."""
+        """Advance the training thread of ``rank``: begin a call, end a waiting one, or leave."""
         side, results = self.sides[rank], self.results[rank]
         if self.left[rank]:
             return

@@ -321,7 +321,7 @@ def test_call_of_one_rank_alone_is_named_with_that_of_the_others(
                 checkpoint.store_path(shard=True).__enter__()
             else:
                 checkpoint.restore_path("11111111-1111-4111-8111-111111111111").__enter__()
-        all_have_raised.wait()  # one that closes earlier is what the others would be told of
+        all_have_raised.wait()  # if one closed earlier, the others would name that one
         return str(e.value)
 
     all_have_raised = threading.Barrier(3)

@@ -79,13 +79,13 @@ class Script:
         return self.process.returncode, [int(step) for step in out.split(":")[1].split()]
 
     def said(self) -> str:
-        """What it wrote to stderr."""
+        """Return the text that it wrote to stderr."""
         return self._said.read_text()
 
 
 @contextlib.contextmanager
 def script_on(disk: Path, *arguments: str) -> Iterator[Script]:
-    """The script; killed when the block ends, if it still runs."""
+    """Run the script; kill it when the block ends, if it still runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DET_CORE_HOME", str(disk / "home"))
         script = Script(disk.parent, *arguments)
@@ -97,25 +97,25 @@ def script_on(disk: Path, *arguments: str) -> Iterator[Script]:
 
 
 def det_core(*words: str) -> str:
-    """What a command prints."""
+    """Return the output of a command."""
     command = [sys.executable, "-m", "det_core.cli", *words]
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def shown() -> dict[str, Any]:
-    """What ``det-core runs show`` knows of the script's run."""
+    """Return the script's run from ``det-core runs show``."""
     found: dict[str, Any] = json.loads(det_core("runs", "show", "latest", "--json"))
     return found
 
 
 def rows() -> list[int]:
-    """The steps in the record, in its order."""
+    """Return the steps in the record, in its order."""
     lines = det_core("runs", "export", "latest", "--format", "jsonl").splitlines()
     return [json.loads(line)["steps_completed"] for line in lines]
 
 
 def drawn(folder: Path) -> list[int]:
-    """The steps of the loss in TensorBoard."""
+    """Return the steps of the loss in TensorBoard."""
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     accumulator = accumulators.EventAccumulator(str(folder), size_guidance={"scalars": 0})
     accumulator.Reload()

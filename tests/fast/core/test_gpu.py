@@ -1,4 +1,4 @@
-"""What a GPU holds when it is saved, drawn or sampled; skipped on a machine without one."""
+"""Values on a GPU that are saved, written to event files or sampled; skipped on a machine without one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if not torch.cuda.is_available():
 
 
 def queue_work() -> None:
-    """What comes next on this stream waits for it, a third of a second or so."""
+    """Occupy this stream for a third of a second or so."""
     torch.cuda._sleep(500_000_000)
 
 
 def test_a_background_save_holds_what_the_gpu_held(tmp_path: Path) -> None:
-    """What was queued before it has been done, and what is written over it afterwards does not reach it."""
+    """Kernels queued before the save are in it, later writes are not."""
     weight = torch.zeros(1 << 20, device="cuda")
     state = {
         "weight": weight,

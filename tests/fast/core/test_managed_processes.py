@@ -130,7 +130,7 @@ def test_all_ranks_stop_when_the_master_says_so(mode: str, tmp_path: Path) -> No
             ended(ranks, size)
         assert master.acks == [trial.allocation_id] * (size if mode == "WorkersAskMaster" else 1)
         kinds = [a.path.rsplit("/", 1)[1] for a in master.seen if a.method == "POST"]
-        assert kinds[-1] == "checkpoints", "the master heard of the stop after the checkpoint"
+        assert kinds[-1] == "checkpoints", "the stop reached the master after the checkpoint"
 
 
 def test_sigterm_ends_the_process_once_its_reports_are_safe(tmp_path: Path) -> None:

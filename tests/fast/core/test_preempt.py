@@ -165,7 +165,7 @@ def test_after_a_loss_one_sigterm_passes_and_the_next_one_ends_the_process(tmp_p
         from det_core import core
 
         distributed = core.DistributedContext.from_torch_distributed()
-        distributed.communicator.on_abort(lambda: time.sleep(1))  # the gather raises before all have heard
+        distributed.communicator.on_abort(lambda: time.sleep(1))  # the gather raises before all callbacks have run
         try:
             with core.init(distributed=distributed) as ctx:
                 ctx.preempt.should_preempt()
@@ -597,7 +597,7 @@ def test_a_failure_of_the_thread_that_asks_the_master_reaches_the_next_call() ->
         until(lambda: "det-core-preempt" not in [thread.name for thread in threading.enumerate()])
         with pytest.raises(DetCoreError, match=r"preemption polling failed.*KeyError: 'preempt'"):
             preempt.should_preempt()
-        assert not preempt.should_preempt(), "it is said once"
+        assert not preempt.should_preempt(), "raised once"
 
 
 def test_a_failure_of_the_thread_that_asks_the_master_reaches_close() -> None:

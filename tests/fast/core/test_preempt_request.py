@@ -73,7 +73,7 @@ def seen(ranks: Ranks, rank: int) -> list[list[tuple[int, int, str]]]:
 
 
 def requests(folder: Path, rounds: int, seed: int) -> None:
-    """A request on any rank stops all at one call, again and again."""
+    """Stop all ranks at one call by a request on any rank, repeatedly."""
     with running(ROUNDS, 4, folder, args=(str(rounds), "0", str(seed))) as ranks:
         assert ranks.wait() == [0] * 4, ranks.output(0)
     told = [seen(ranks, rank) for rank in range(4)]
@@ -137,7 +137,7 @@ WITH_MASTER = """
 
 
 def requests_and_pauses(folder: Path, rounds: int, seed: int) -> None:
-    """The script asks for a stop, and the master for another one, at one moment."""
+    """Let the script and the master request a stop at one moment."""
     (folder / "home").mkdir()
     master = Running(folder / "home", 100 << 20)
     try:

@@ -91,7 +91,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def sampled() -> dict[str, Any]:
-    """The GPUs in the first report of a profiler."""
+    """Return the GPUs in the first report of a profiler."""
     rows: list[tuple[str, Any, Any]] = []
     ranks: Any = SimpleNamespace(local_rank=0)
     profiler = core.ProfilerContext(ranks, lambda *row: rows.append(row), "agent")

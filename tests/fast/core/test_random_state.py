@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 
 
 def drawn() -> list[Any]:
-    """What each generator gives next; the odd number of normals leaves one in store."""
+    """Return the next numbers of each generator; an odd number of normals leaves one cached."""
     return [
         [random.random() for _ in range(3)], random.gauss(0, 1),
         numpy.random.rand(3).tolist(), numpy.random.standard_normal(),

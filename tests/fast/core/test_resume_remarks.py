@@ -1,4 +1,4 @@
-"""What a resumed run says of settings and commands that are not those of its earlier starts."""
+"""Notices of a resumed run about settings and commands that differ from its earlier starts."""
 
 from __future__ import annotations
 

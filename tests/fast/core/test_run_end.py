@@ -1,4 +1,4 @@
-"""What the last line and the record of a run say of its end."""
+"""Outcome of a run in its last line and its record."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from support.ranks import running
 
 
 class Restarts:
-    """Starts one run again and again, and collects what is said of it."""
+    """Starts one run again and again, and collects its notices."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str], root: Path) -> None:
         self._caplog = caplog

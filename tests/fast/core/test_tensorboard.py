@@ -35,12 +35,12 @@ def points(folder: Path) -> dict[str, list[tuple[int, float]]]:
 
 
 def folder_of(ctx: core.Context) -> Path:
-    """The chief's folder of event files, which this does not make."""
+    """Return the chief's directory of event files, without creating it."""
     return Path(client.run(ctx.run_id).path, "tensorboard", "rank-0")
 
 
 def drawn(work: Callable[[core.Context], None]) -> dict[str, list[tuple[int, float]]]:
-    """What TensorBoard shows of a run."""
+    """Return the points of a run that TensorBoard shows."""
     with core.init(tensorboard_mode=AUTO) as ctx:
         work(ctx)
     return points(folder_of(ctx))
@@ -343,7 +343,7 @@ def session(last: int, store: Path, *, save_at: int = 0, epochs: bool = False) -
 
 
 def exported(run_id: str) -> dict[str, list[tuple[int, float]]]:
-    """The points that the record holds."""
+    """Return the points of the record."""
     run = client.run(run_id)
     return {
         f"{group}/{key}": [(row.steps_completed, pytest.approx(row.metrics[key])) for row in run.rows(group)]

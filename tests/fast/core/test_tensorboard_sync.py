@@ -15,7 +15,7 @@ MANUAL = core.TensorboardMode.MANUAL
 
 @pytest.fixture
 def ctx() -> Iterator[core.Context]:
-    """A run whose checkpoints lie in its own folder, with files beside its event files."""
+    """Open a run with checkpoints in its own directory, and files beside its event files."""
     with core.init(tensorboard_mode=MANUAL) as made:
         for name in ("events.1", "sub/events.2", "sub/notes.txt"):
             path = made.train.get_tensorboard_path() / name

@@ -1,4 +1,4 @@
-"""Workers of a DataLoader, and other children, when their job is told to stop."""
+"""Workers of a DataLoader, and other children, when their job receives a stop signal."""
 
 from __future__ import annotations
 
